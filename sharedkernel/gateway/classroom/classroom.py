@@ -203,7 +203,7 @@ class Classroom:
             ended = await self._sessions.end(record)
             left = self._sessions.num_left(record)
             if left == 0 or datetime.datetime.now(datetime.UTC) - record.ending > _PATIENCE:
-                self._forget(record, ended)
+                await self._forget(record, ended)
             self._changed.set()
             return ClassEnd(ended, left)
 
@@ -369,11 +369,11 @@ class Classroom:
             },
         }
 
-    def _forget(self, record: ClassRecord, ended: int) -> None:
+    async def _forget(self, record: ClassRecord, ended: int) -> None:
         self._keep(None)
         self._audit_log.record("class ended", users=len(record.members), sessions=ended)
         log.info("the class of %d is over; %d sessions were ended", len(record.members), ended)
-        self._manager.rules.replace_quotas(self._manager.rules.quotas, former=record.members)
+        await self._manager.rules.send_all_limits(record.members)
 
     def _show_quotas(self) -> None:
         self.users.clear()

@@ -70,18 +70,10 @@ class FleetRules:
 
     # --- quotas -------------------------------------------------------------------------------------------------------
 
-    def replace_quotas(self, quotas: Quotas, former: Collection[str] = ()) -> None:
-        """Apply *quotas* from now on, to running sessions too.
-
-        Parameters
-        ----------
-        quotas
-            What users may use.
-        former
-            As :meth:`send_all_limits` takes them.
-        """
+    def replace_quotas(self, quotas: Quotas) -> None:
+        """Apply *quotas* from now on, to running sessions too."""
         self.quotas = quotas
-        self._tasks.spawn(self.send_all_limits(former))
+        self._tasks.spawn(self.send_all_limits())
 
     async def send_all_limits(self, former: Collection[str] = ()) -> None:
         """Send everybody's limits to all connected executors.

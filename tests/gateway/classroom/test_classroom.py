@@ -13,6 +13,8 @@ from tests.gateway.client import Client
 from tests.gateway.conftest import Stack, run
 from tests.gateway.page.browser import Browser
 
+SINGLE_TOKEN = "one-token-for-the-only-user"
+
 
 def class_file(stack: Stack) -> Path:
     return stack.directory / "sharedkernel_class.json"
@@ -245,3 +247,38 @@ def test_a_fresh_token_made_on_the_page_ends_with_the_class(stack: Stack) -> Non
         assert (await browser.request("GET", "/sharedkernel/page/me")).status == 401
 
     run(scenario())
+
+
+def test_the_executor_enforces_what_held_before(stack: Stack) -> None:
+    """As soon as the class is over, for those too who never came."""
+
+    async def scenario() -> None:
+        await begin(stack, "niels", memory="64MiB")
+        assert await quota_bytes(stack, "niels") == 64 << 20
+        assert (await stack.client("ada").request("DELETE", CLASS)).status == 200
+        assert await quota_bytes(stack, "niels") == 1 << 30
+
+    run(scenario())
+
+
+class SingleStack(Stack):
+    """A gateway of one user."""
+
+    def __init__(self) -> None:
+        config = f"c.SharedKernelGateway.identity = 'single'\nc.SingleUser.token = {SINGLE_TOKEN!r}\n"
+        super().__init__(users=["only"], capacity="1GiB", config=config)
+
+    def token(self, user: str) -> str:
+        return SINGLE_TOKEN
+
+
+def test_a_gateway_of_one_user_has_no_class() -> None:
+    """It says what to do."""
+
+    async def scenario(stack: Stack) -> None:
+        refused = await stack.client("only").request("PUT", CLASS, {"users": ["maria"], "until": after(hours=1)})
+        assert (refused.status, refused.body["reason"]) == (403, "not_allowed")
+        assert "start it with `--identity tokens`" in refused.body["message"]
+
+    with SingleStack() as single:
+        run(scenario(single))
