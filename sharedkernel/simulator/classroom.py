@@ -38,7 +38,7 @@ SHORT = 5.0
 _GOOD, _TIGHT = (5.0, 3.0), (15.0, 6.0)
 
 
-class Verdict(StrEnum):
+class ClassVerdict(StrEnum):
     """Whether the card will do."""
 
     YES = "yes"
@@ -136,12 +136,12 @@ class ClassForecast:
         return max(0, room) // max(1, self.plan.persistent)
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ClassVerdict:
         """Whether the card will do: nothing is refused, short cells end soon, long ones are not stretched much."""
         found = (self.p95, self.stretch)
         if self.refused or self.num_resident == 0 or not _within(found, _TIGHT):
-            return Verdict.NO
-        return Verdict.YES if _within(found, _GOOD) else Verdict.TIGHT
+            return ClassVerdict.NO
+        return ClassVerdict.YES if _within(found, _GOOD) else ClassVerdict.TIGHT
 
 
 def forecast_class(

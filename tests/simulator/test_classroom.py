@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from sharedkernel.simulator.classroom import ClassForecast, ClassPlan, Verdict, forecast_class
+from sharedkernel.simulator.classroom import ClassForecast, ClassPlan, ClassVerdict, forecast_class
 
 _GIB = 1 << 30
 #: an easy class on a large card
@@ -31,7 +31,7 @@ def test_a_plan_repeats_and_its_contexts_are_as_large_as_seen() -> None:
 def test_a_large_card_does_for_a_small_class() -> None:
     """Nothing is refused or moved away."""
     forecast, outcome = forecast_class(PLAN)
-    assert forecast.verdict is Verdict.YES
+    assert forecast.verdict is ClassVerdict.YES
     assert (forecast.refused, forecast.offloads) == (0, 0)
     assert outcome.figures()["finished"] == outcome.jobs == forecast.num_cells
     assert outcome.added["verdict"] == "yes"
@@ -42,9 +42,9 @@ def test_contexts_alone_can_be_too_many() -> None:
     forecast, _ = forecast_class(replace(PLAN, students=8, capacity=3 * _GIB))
     assert forecast.contexts > 3 * _GIB
     assert forecast.num_resident == 0
-    assert (forecast.verdict, forecast.refused > 0) == (Verdict.NO, True)
+    assert (forecast.verdict, forecast.refused > 0) == (ClassVerdict.NO, True)
     without, _ = forecast_class(replace(PLAN, students=8, capacity=3 * _GIB, context=0))
-    assert (without.verdict, without.refused) == (Verdict.YES, 0)
+    assert (without.verdict, without.refused) == (ClassVerdict.YES, 0)
 
 
 def test_notebooks_that_do_not_fit_at_a_time_take_turns() -> None:
@@ -59,23 +59,23 @@ def test_notebooks_that_do_not_fit_at_a_time_take_turns() -> None:
 def test_much_work_is_too_much_for_any_memory() -> None:
     """The same class with longer cells waits for longer."""
     forecast, _ = forecast_class(replace(PLAN, students=20, cell=10.0))
-    assert forecast.verdict is Verdict.NO
+    assert forecast.verdict is ClassVerdict.NO
     assert forecast.refused == 0
 
 
 @pytest.mark.parametrize(
     ("p95", "stretch", "refused", "verdict"),
     [
-        (0.0, 0.0, 0, Verdict.YES),
-        (5.0, 3.0, 0, Verdict.YES),
-        (5.1, 1.0, 0, Verdict.TIGHT),
-        (1.0, 3.1, 0, Verdict.TIGHT),
-        (15.1, 1.0, 0, Verdict.NO),
-        (1.0, math.inf, 0, Verdict.NO),
-        (0.0, 0.0, 1, Verdict.NO),
+        (0.0, 0.0, 0, ClassVerdict.YES),
+        (5.0, 3.0, 0, ClassVerdict.YES),
+        (5.1, 1.0, 0, ClassVerdict.TIGHT),
+        (1.0, 3.1, 0, ClassVerdict.TIGHT),
+        (15.1, 1.0, 0, ClassVerdict.NO),
+        (1.0, math.inf, 0, ClassVerdict.NO),
+        (0.0, 0.0, 1, ClassVerdict.NO),
     ],
 )
-def test_the_verdict_follows_from_the_figures(p95: float, stretch: float, refused: int, verdict: Verdict) -> None:
+def test_the_verdict_follows_from_the_figures(p95: float, stretch: float, refused: int, verdict: ClassVerdict) -> None:
     """People wait for short cells; long ones share the card."""
     forecast = ClassForecast(
         plan=PLAN, contexts=_GIB, num_cells=9, delays=(9,), median=0.0, p95=p95, stretch=stretch, refused=refused,

@@ -12,7 +12,7 @@ from traitlets import Int, Unicode
 from sharedkernel.cli.simulate.scenario import OnProgress, ScenarioApp
 from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling.policies.builtin import POLICIES
-from sharedkernel.simulator.classroom import DELAYS, SHORT, ClassForecast, ClassPlan, Verdict, forecast_class
+from sharedkernel.simulator.classroom import DELAYS, SHORT, ClassForecast, ClassPlan, ClassVerdict, forecast_class
 from sharedkernel.simulator.report import SimulationResult
 from sharedkernel.units import format_bytes, format_seconds, parse_bytes, parse_duration
 
@@ -21,9 +21,9 @@ _MOST_STUDENTS, _MOST_SECONDS = 500, 8 * 3600.0
 #: characters of the pictures' bars
 _WIDTH = 50
 _OPENINGS = {
-    Verdict.YES: "Yes: {device} will do for {students}.",
-    Verdict.TIGHT: "It is tight: {device} will do for {students}, with waits.",
-    Verdict.NO: "No: {device} will not do for {students}.",
+    ClassVerdict.YES: "Yes: {device} will do for {students}.",
+    ClassVerdict.TIGHT: "It is tight: {device} will do for {students}, with waits.",
+    ClassVerdict.NO: "No: {device} will not do for {students}.",
 }
 
 
@@ -134,7 +134,7 @@ def answer(forecast: ClassForecast) -> str:
     if forecast.stretch:
         many = f"{forecast.stretch:.1f} times" if math.isfinite(forecast.stretch) else "many times"
         sentences.append(f"Of the cells that train for {SHORT:g} s or longer, 95 in 100 take up to {many} that long.")
-    if forecast.verdict is not Verdict.YES:
+    if forecast.verdict is not ClassVerdict.YES:
         sentences.append("A smaller class or notebooks, shorter cells or a second card help.")
     return " ".join(sentences)
 

@@ -94,6 +94,10 @@ class Classroom:
         """The class; None if there is none. Not to be changed."""
         return self._record
 
+    def describe(self) -> dict[str, Any] | None:
+        """Return the class for JSON; None if there is none."""
+        return None if self._record is None else self._record.describe(self._sessions.count(self._record))
+
     # --- what an admin does -------------------------------------------------------------------------------------------
 
     def begin(
@@ -183,7 +187,7 @@ class Classroom:
             self._check_open(record)
             record.until, record.told = until, []
             if (tokens := self._tokens) is not None:
-                tokens.expire(_tokens_of(record), until)
+                tokens.expire(record.token_names(), until)
 
     async def end(self) -> ClassEnd:
         """End the class and its sessions now.
@@ -199,7 +203,7 @@ class Classroom:
                 for member in record.members.values():
                     member.invitation = None
             if (tokens := self._tokens) is not None:
-                tokens.remove(*_tokens_of(record))
+                tokens.remove(*record.token_names())
             ended = await self._sessions.end(record)
             left = self._sessions.num_left(record)
             if left == 0 or datetime.datetime.now(datetime.UTC) - record.ending > _PATIENCE:
@@ -238,6 +242,7 @@ class Classroom:
 
     async def keep(self) -> None:
         """Tell the class of its end, and end it when its time is over; runs for good."""
+        await self._manager.recovery.gathered()  # else sessions of an earlier gateway would be missed
         while True:
             self._changed.clear()
             try:
@@ -349,26 +354,6 @@ class Classroom:
         self._show_quotas()
         self._changed.set()
 
-    def describe(self) -> dict[str, Any] | None:
-        """Return the class for JSON; None if there is none."""
-        if (record := self._record) is None:
-            return None
-        sessions = self._sessions.count(record)
-        return {
-            "began": _iso(record.began),
-            "until": _iso(record.until),
-            "ending": record.ending is not None,
-            "limits": record.limits,
-            "users": {
-                user: {
-                    "joined": None if member.joined is None else _iso(member.joined),
-                    "invited": member.invitation is not None and member.invitation.used is None,
-                    "sessions": sessions[user],
-                }
-                for user, member in sorted(record.members.items())
-            },
-        }
-
     async def _forget(self, record: ClassRecord, ended: int) -> None:
         self._keep(None)
         self._audit_log.record("class ended", users=len(record.members), sessions=ended)
@@ -382,18 +367,6 @@ class Classroom:
             for fault in faults:  # somebody has written to the file
                 log.error("of the class in %s: %s", self._path, fault)
             self.users.update(dict.fromkeys(self._record.members, limits.default))
-
-
-def _tokens_of(record: ClassRecord) -> list[str]:
-    """Return the users all of whose tokens are the class's, and the ids of the other users' tokens that are."""
-    found: list[str] = []
-    for user, member in record.members.items():
-        found += member.tokens if member.was_user else [user]
-    return found
-
-
-def _iso(moment: datetime.datetime) -> str:
-    return moment.astimezone(datetime.UTC).isoformat(timespec="seconds")
 
 
 def _clock(moment: datetime.datetime) -> str:

@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import logging
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,30 @@ class ClassRecord(msgspec.Struct, kw_only=True):
                 return user, invitation
         return None
 
+    def token_names(self) -> list[str]:
+        """Return the users all of whose tokens are the class's, and the ids of the other users' tokens that are."""
+        found: list[str] = []
+        for user, member in self.members.items():
+            found += member.tokens if member.was_user else [user]
+        return found
+
+    def describe(self, sessions: Mapping[str, int]) -> dict[str, Any]:
+        """Return what an admin sees of it, for JSON; *sessions* says how many each user has."""
+        return {
+            "began": _iso(self.began),
+            "until": _iso(self.until),
+            "ending": self.ending is not None,
+            "limits": self.limits,
+            "users": {
+                user: {
+                    "joined": None if member.joined is None else _iso(member.joined),
+                    "invited": member.invitation is not None and member.invitation.used is None,
+                    "sessions": sessions.get(user, 0),
+                }
+                for user, member in sorted(self.members.items())
+            },
+        }
+
 
 def read_class(path: Path) -> ClassRecord | None:
     """Return the class that *path* keeps; None if there is none. A file that cannot be used is logged, and left."""
@@ -120,3 +145,7 @@ def store_class(path: Path, record: ClassRecord | None) -> None:
 
 def _hash(salt: str, secret: str) -> str:
     return hashlib.sha256(f"{salt}{secret}".encode()).hexdigest()
+
+
+def _iso(moment: datetime.datetime) -> str:
+    return moment.astimezone(datetime.UTC).isoformat(timespec="seconds")

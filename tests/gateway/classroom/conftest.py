@@ -22,7 +22,7 @@ def whole_class_stack() -> Iterator[Stack]:
         users=["ada", "grace", "linus"],
         capacity="2GiB",
         quotas={"default": {"memory": "50%"}, "users": {"maria": {"memory": "1GiB", "share": 3}}},
-        config="c.SharedKernelGateway.max_failed_logins = 8",
+        config="c.SharedKernelGateway.max_failed_logins = 8\nc.ServerApp.trust_xheaders = True",
     ) as stack:
         yield stack
 
@@ -50,7 +50,7 @@ async def begin(stack: Stack, *users: str, hours: float = 1, **limits: Any) -> d
     return dict(answer.body["codes"])
 
 
-async def accept(browser: Browser, code: str, **options: bool) -> Answer:
+async def accept(browser: Browser, code: str, **options: Any) -> Answer:
     """Open the link of an invitation and agree, as the page does."""
     page = await browser.request("GET", PAGE)
     assert page.status == 200
