@@ -98,6 +98,19 @@ def test_a_limit_on_sessions_counts_over_all_hosts(cluster: Cluster) -> None:
     run(test())
 
 
+def test_a_front_has_no_class(cluster: Cluster) -> None:
+    """It says so, instead of having one that no host knows."""
+
+    async def test() -> None:
+        for method in ("GET", "PUT", "DELETE"):
+            body = {"users": ["maria"]} if method == "PUT" else None
+            refused = await cluster.client("ada").request(method, "/sharedkernel/api/class", body)
+            assert (refused.status, refused.body["reason"]) == (403, "not_allowed")
+            assert refused.body["message"] == "a front of a cluster has no classes; each host has its own."
+
+    run(test())
+
+
 def test_a_client_that_asks_again_gets_its_session(cluster: Cluster) -> None:
     """At the front that started it, and at another one, which asks the hosts."""
 
