@@ -52,6 +52,17 @@ def test_no_unit_has_more_rights_or_shows_more_than_it_must() -> None:
     assert settings(GATEWAY)["LogsDirectoryMode"] == ["0700"]
 
 
+def test_a_gateway_can_write_beside_its_tokens() -> None:
+    """Users make tokens on its page and by invitations, and a class is kept there."""
+    for unit in (GATEWAY, HOST):
+        (directory,) = [
+            value.partition("=")[2]
+            for value in settings(unit)["Environment"]
+            if value.startswith("JUPYTER_CONFIG_DIR=")
+        ]
+        assert settings(unit)["ReadWritePaths"] == [f"-{directory}"]
+
+
 def test_all_meet_in_one_directory_with_options_that_there_are() -> None:
     """The gateway finds the executor, and each option in a unit is one of its command."""
     assert "/run/sharedkernel" in settings(EXECUTOR)["ExecStart"][0]
