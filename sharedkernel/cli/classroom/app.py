@@ -135,7 +135,7 @@ class ClassApp(LimitCommandApp):
             print(json.dumps({"class": answer["class"], "invitations": documents}))  # noqa: T201
             return
         for person in people:
-            print(" ".join(filter(None, (person.user, person.email, links[person.user]))))  # noqa: T201
+            print(" ".join(filter(None, (person.user, safe_text(person.email), links[person.user]))))  # noqa: T201
         what = "Each link works once" if answer["codes"] else "Each signs in at the hub"
         _say(f"{what}; the class ends at {_local(answer['class']['until'])}. `sharedkernel class status` shows it.")
 

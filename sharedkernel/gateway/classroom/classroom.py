@@ -276,7 +276,8 @@ class Classroom:
         if not told:
             return
         with self._changing() as changed:  # before they are told, so that none is told twice
-            changed.told += told
+            alive = {str(kernel.kernel_id) for kernel in self._sessions.kernels(record)}
+            changed.told = [name for name in changed.told if name in alive] + told
         await self._sessions.tell(
             told,
             f"This class ends at {_clock(record.until)}, in {format_seconds(seconds)}: save your notebook, its session "

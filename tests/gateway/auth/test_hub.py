@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from tornado.httpclient import AsyncHTTPClient
 
+from tests.cli.support import COMMAND
 from tests.gateway.client import Channels, Client
 from tests.gateway.conftest import Stack, clean_gateway, run
 from tests.gateway.hub import SERVICE, Hub
@@ -124,6 +125,21 @@ def test_a_class_of_hub_users_is_invited_to_the_hub(stack: HubStack) -> None:
         assert len((await lise.request("GET", "/api/kernels")).body) == 1
 
     run(scenario())
+
+
+def test_the_links_of_a_hub_s_class_lead_to_the_hub(stack: HubStack, tmp_path: Path) -> None:
+    """Where JupyterLab starts once its user has signed in; the gateway does not know where, so the line says it."""
+    roster = tmp_path / "roster.txt"
+    roster.write_text("emil\nlise\n")
+    command = [*COMMAND, "class", str(roster), "--until", "1h", "--hub-url", "https://hub.example.org/hub/"]
+    environment = os.environ | stack.client_environment("rosa")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+        link = "https://hub.example.org/hub/user-redirect/lab"
+        assert done.stdout == f"emil {link}\nlise {link}\n"
+        assert done.stderr.startswith("Each signs in at the hub; the class ends at ")
+    finally:
+        subprocess.run([*COMMAND, "class", "end"], capture_output=True, env=environment, check=True)
 
 
 def test_an_admin_is_one_by_scope(stack: HubStack) -> None:
