@@ -157,7 +157,8 @@ def test_an_absent_executor_is_told_of_in_the_log(
 
 def test_every_route_needs_a_token(tmp_path: Path) -> None:
     """No handler that the application has answers a stranger, but for what says nothing of anybody."""
-    public = ("/api", "/robots.txt", "/favicon.ico", "/healthz", "/readyz", "/sharedkernel/page/sign-in")
+    pages = ("/sharedkernel/page/sign-in", "/sharedkernel/page/invitation")
+    public = ("/api", "/robots.txt", "/favicon.ico", "/healthz", "/readyz", *pages)
 
     async def scenario(gateway: SharedKernelGateway) -> None:
         await asyncio.sleep(0)  # it binds its port in the loop's first round

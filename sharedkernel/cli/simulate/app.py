@@ -275,10 +275,10 @@ class SimulateApp(CommandApp):
         sharedkernel simulate cluster --help   # the options of one scenario
     """
     subcommands: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        "class": (ClassScenarioApp, "A class's notebooks on one card: will it do?"),
         "device": (DeviceApp, "Iterations of many sessions on one device."),
         "cluster": (ClusterApp, "Whole jobs on many devices."),
         "notebooks": (NotebooksApp, "Cells of notebooks on reserved, bound and shared devices."),
+        "class": (ClassScenarioApp, "A class's notebooks on one card: will it do?"),
     }
     subcommand_description = "Run `sharedkernel simulate SCENARIO --help` for a scenario's options and an example."
     accepts_arguments = True

@@ -25,7 +25,7 @@ _PAUSE = 60.0
 
 
 def _path(tokens_file: Path) -> Path:
-    return tokens_file.with_name(f"{tokens_file.stem}_used.json")
+    return tokens_file.parent / f"{tokens_file.stem}_used.json"
 
 
 def read_token_use(tokens_file: Path) -> dict[str, str]:

@@ -137,7 +137,7 @@ class GatewayOptions(HasTraits):
 
     @default("class_file")
     def _default_class_file(self) -> str:
-        return str(Path(self.tokens_file).with_name("sharedkernel_class.json"))
+        return str(Path(self.tokens_file).parent / "sharedkernel_class.json")
 
     @default("runtime_dir")
     def _default_runtime_dir(self) -> str:
