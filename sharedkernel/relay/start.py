@@ -29,13 +29,15 @@ def listen(path: str) -> list[int]:
         with open(path, encoding="utf-8") as file:
             text = file.read()
         # On Windows zmq could not be handed a socket: its option may be too short for a handle.
-        if sys.platform == "win32" or _find(text, "transport") != "tcp":
+        ip = _find(text, "ip")
+        # Not by name, which would have to be looked up.
+        if sys.platform == "win32" or _find(text, "transport") != "tcp" or not ip.replace(".", "").isdigit():
             return []
         for name in SOCKETS:
             sockets.append(socket())
             # as zmq does: a kernel that is restarted has the ports of the one before it
             sockets[-1].setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
-            sockets[-1].bind((_find(text, "ip"), int(_find(text, f"{name}_port"))))
+            sockets[-1].bind((ip, int(_find(text, f"{name}_port"))))
             sockets[-1].listen(_BACKLOG)
             sockets[-1].setblocking(False)
     except (OSError, ValueError, OverflowError):
