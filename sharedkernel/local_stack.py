@@ -24,8 +24,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from sharedkernel.errors import Refused, SharedKernelError
-from sharedkernel.gateway_client.connection import GatewayUnreachable
 from sharedkernel.gateway_client.credentials import Credentials
+from sharedkernel.gateway_client.refusals import GatewayUnreachable
 from sharedkernel.gateway_client.status import fetch_status
 from sharedkernel.paths import EXECUTOR_SOCKET, LONGEST_RUNTIME_DIRECTORY, device_directory
 from sharedkernel.status.document import StatusDocument

@@ -26,7 +26,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     # what several processes share: messages, sockets, Jupyter's wire, the gateway's client, the status document
     frozenset({"protocol", "gateway_client", "ipc", "jupyter", "status"}),
     # the system, and words that all use
-    frozenset({"system", "errors", "quota_check", "units", "paths", "distribution", "_version"}),
+    frozenset({"system", "errors", "quota_check", "shortage", "units", "paths", "distribution", "_version"}),
 )
 
 #: imports of a room in a higher layer

@@ -169,7 +169,10 @@ class ExecutorApp(CommandApp):
     session_files = Int(
         8192, help="Files that each process of a session may have open, under an account of its own."
     ).tag(config=True, option=None)
-    spares = Int(1, help="Sessions kept ready for the next users; 0 saves their memory.").tag(config=True)
+    spares = Int(
+        1,
+        help="Sessions kept ready for the next users, and up to four while they come quickly; 0 saves their memory.",
+    ).tag(config=True)
     end_sessions_on_exit = Bool(
         False, help="End all sessions when this ends; else they run on and the next executor adopts them."
     ).tag(config=True)

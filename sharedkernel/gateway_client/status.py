@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from sharedkernel.gateway_client.connection import STATUS_PATH, fetch, no_gateway
+from sharedkernel.gateway_client.connection import STATUS_PATH, fetch
 from sharedkernel.gateway_client.credentials import Credentials
+from sharedkernel.gateway_client.refusals import no_gateway
 from sharedkernel.status.document import StatusDocument, read_status
 
 

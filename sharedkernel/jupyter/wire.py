@@ -24,8 +24,8 @@ from sharedkernel.errors import ConfigError, ProtocolError
 #: version of Jupyter's messaging protocol that messages of our own follow
 MESSAGING_VERSION = "5.4"
 CHANNELS = ("shell", "control", "stdin", "iopub")
-#: longest message that a session may send to its client, in bytes; the buffer of tornado's websocket clients, such as
-#: the relay's, has room for 100 MiB
+#: longest message that a session may send to its client, in bytes; the buffer of tornado's websocket clients has room
+#: for 100 MiB
 MAX_OUTPUT_BYTES = 96 * 1024**2
 
 _DELIMITER = b"<IDS|MSG>"

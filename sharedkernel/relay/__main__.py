@@ -2,7 +2,7 @@
 
 import sys
 
-from sharedkernel.relay.app import main
+from sharedkernel.relay.command import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

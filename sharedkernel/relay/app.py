@@ -1,26 +1,28 @@
-"""The relay's process: its command line, its signals, and the client whose life it shares."""
+"""The relay's process: the order of its start, its signals, and the client whose life it shares."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.jupyter.names import KERNEL_NAME, client_key
-from sharedkernel.relay.relay import Relay
-from sharedkernel.relay.sockets import ConnectionInfo
+from sharedkernel.relay.connection import SessionRequest
+from sharedkernel.relay.connection_file import ConnectionInfo, Options
 
 log = logging.getLogger(__name__)
 
 #: seconds between looks at whether the client lives
 PARENT_INTERVAL = 1.0
+#: seconds that the request for a session may take to leave before the rest is imported; a near gateway needs one or two
+#: milliseconds
+_SENDING = 0.02
 
 
 def session_environment(connection_file: Path, key: bytes, environment: Mapping[str, str]) -> dict[str, str]:
@@ -43,30 +45,35 @@ def session_environment(connection_file: Path, key: bytes, environment: Mapping[
     return told
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a relay until its client ends it, and return the exit code."""
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="python -m sharedkernel.relay",
-        description="The kernel that passes a notebook on to a shared device.",
-    )
-    parser.add_argument("-f", dest="connection_file", type=Path, required=True, help="what the Jupyter client wrote")
-    parser.add_argument("--name", default=KERNEL_NAME, help="kernelspec whose gateway and token are used")
-    parser.add_argument("--environment", default="", help="the gateway's Python environment; empty: its usual one")
-    # as ipykernel does: `jupyter run FILE` names the file to the kernel, too
-    options, _ = parser.parse_known_args(argv)
+def run(options: Options, connection: ConnectionInfo) -> int:
+    """Run a relay until its client ends it, and return the exit code.
+
+    Parameters
+    ----------
+    options, connection
+        What it was started with.
+    """
     logging.basicConfig(level=logging.WARNING, format="[%(name)s] %(message)s")
+    environment = session_environment(Path(options.connection_file), connection.key, os.environ)
     try:
-        connection = ConnectionInfo.from_file(options.connection_file)
-        environment = session_environment(options.connection_file, connection.key, os.environ)
-        return asyncio.run(_run(connection, options, environment))
+        # On Windows, the other kind of event loop could not watch zmq's sockets.
+        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+            return runner.run(_run(options, connection, environment))
     except ConfigError as error:
         print(f"sharedkernel relay: {error}", file=sys.stderr)  # noqa: T201
         return 2
 
 
-async def _run(connection: ConnectionInfo, options: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    relay = Relay(connection, name=options.name, python=options.environment, environment=environment)
+async def _run(options: Options, connection: ConnectionInfo, environment: Mapping[str, str]) -> int:
+    def ask() -> SessionRequest:
+        return SessionRequest(options.name or KERNEL_NAME, environment, python=options.environment)
+
+    request = ask()
+    await request.sent(_SENDING)
+    # Not at the top: zmq and what needs it are imported while the gateway starts the session.
+    from sharedkernel.relay.relay import Relay
+
+    relay = Relay(connection, options.listeners, ask, request)
     loop = asyncio.get_running_loop()
     # Windows has no such handlers; its clients interrupt by message, which the kernelspec asks all of them to do.
     with contextlib.suppress(NotImplementedError):

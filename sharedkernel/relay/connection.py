@@ -7,17 +7,18 @@ decides whether to connect again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from tornado.websocket import WebSocketClientConnection, WebSocketClosedError
-
 from sharedkernel.errors import ProtocolError
-from sharedkernel.gateway_client.connection import Gateway, GatewayRefused, GatewayUnreachable
-from sharedkernel.gateway_client.credentials import Credentials
+from sharedkernel.gateway_client.credentials import find_credentials
+from sharedkernel.gateway_client.refusals import GatewayRefused, GatewayUnreachable
+from sharedkernel.gateway_client.session_gateway import SessionGateway
+from sharedkernel.gateway_client.websocket import WebSocket
 from sharedkernel.jupyter import wire
 from sharedkernel.jupyter.names import PROCESS_HEADER
 
@@ -27,6 +28,49 @@ log = logging.getLogger(__name__)
 RETRY_PAUSE = (0.2, 5.0)
 #: seconds that a connection has to last before its loss is met by an attempt at once
 STABLE_CONNECTION = 5.0
+
+
+class SessionRequest:
+    """A request for a session, on its way; needs a running event loop.
+
+    Parameters
+    ----------
+    name
+        Of the kernelspec, which names the gateway and the token.
+    environment, python
+        See :meth:`.SessionGateway.start`.
+    """
+
+    def __init__(self, name: str, environment: Mapping[str, str], *, python: str) -> None:
+        self._sent = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._ask(name, dict(environment), python))
+
+    async def sent(self, seconds: float) -> None:
+        """Return when the request is on its way, has failed, or after *seconds*."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._sent.wait()
+
+    async def result(self) -> tuple[SessionGateway, str]:
+        """Return the gateway and the kernel id of the session.
+
+        Raises
+        ------
+        ConfigError
+            When it is not known which gateway.
+        GatewayRefused
+            When it refuses.
+        GatewayUnreachable
+            When it does not answer.
+        """
+        return await self._task
+
+    async def _ask(self, name: str, environment: dict[str, str], python: str) -> tuple[SessionGateway, str]:
+        try:
+            gateway = SessionGateway(find_credentials(name))
+            return gateway, await gateway.start(environment, python=python, on_sent=self._sent.set)
+        finally:
+            self._sent.set()
 
 
 class SessionConnection:
@@ -57,9 +101,9 @@ class SessionConnection:
         self._on_message = on_message
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
-        self._gateway: Gateway | None = None
+        self._gateway: SessionGateway | None = None
         self._kernel_id: str | None = None
-        self._websocket: WebSocketClientConnection | None = None
+        self._websocket: WebSocket | None = None
         #: counts websockets: what an older one still reports is not about this one
         self._incarnations = itertools.count(1)
         self._incarnation = 0
@@ -74,23 +118,16 @@ class SessionConnection:
     @property
     def process(self) -> str | None:
         """What the gateway calls the session's process at the other end of the websocket; None: it does not say."""
-        headers = None if self._websocket is None else self._websocket.headers
-        return None if headers is None else headers.get(PROCESS_HEADER)
+        return None if self._websocket is None else self._websocket.headers.get(PROCESS_HEADER.lower())
 
-    async def start(self, credentials: Credentials, environment: Mapping[str, str], *, python: str) -> None:
-        """Request a session and connect to it; errors are those of :meth:`.Gateway.start`.
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits for the network that :meth:`write` takes no more."""
+        return self._websocket is not None and self._websocket.is_full
 
-        Parameters
-        ----------
-        credentials
-            The gateway and the token.
-        environment, python
-            See :meth:`.Gateway.start`.
-        """
-        if self._gateway is not None:
-            self._gateway.close()
-        self._gateway = Gateway(credentials)
-        self._kernel_id = await self._gateway.start(dict(environment), python=python)
+    async def start(self, request: SessionRequest) -> None:
+        """Wait for a session that was requested, and connect to it; errors are those of :class:`.SessionGateway`."""
+        self._gateway, self._kernel_id = await request.result()
         await self._open(self._seen() or None)
 
     async def reconnect(self) -> None:
@@ -116,15 +153,7 @@ class SessionConnection:
 
     def write(self, data: bytes) -> bool:
         """Hand *data* to the websocket; return whether that was possible."""
-        if self._websocket is None:
-            return False
-        try:
-            written = self._websocket.write_message(data, binary=True)
-        except WebSocketClosedError:
-            return False
-        # A connection that breaks here is met where its loss is reported.
-        written.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return True
+        return self._websocket is not None and self._websocket.send(data)
 
     def drop(self) -> None:
         """Close the websocket, as if it were lost; the next attempt to connect again is made at once."""
@@ -136,8 +165,6 @@ class SessionConnection:
         """Close everything; the session lives on."""
         if self._websocket is not None:
             self._websocket.close()
-        if self._gateway is not None:
-            self._gateway.close()
 
     async def end(self, *, at_once: bool) -> None:
         """End the session, if there is one: *at_once*, or after it has lingered."""

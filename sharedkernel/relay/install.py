@@ -19,7 +19,7 @@ from traitlets import Bool, Unicode
 
 from sharedkernel.cli.base import CommandApp, fail
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway_client.connection import Gateway, GatewayRefused, GatewayUnreachable
+from sharedkernel.gateway_client.connection import Gateway
 from sharedkernel.gateway_client.credentials import (
     CA_VARIABLE,
     TOKEN_VARIABLE,
@@ -31,8 +31,12 @@ from sharedkernel.gateway_client.credentials import (
     store_credentials,
     store_hub_gateway,
 )
+from sharedkernel.gateway_client.refusals import GatewayRefused, GatewayUnreachable
 from sharedkernel.jupyter.names import DISPLAY_NAME, KERNEL_NAME, LOGOS
+from sharedkernel.relay import start
 
+#: runs a module, but listens first; "{resource_dir}" is the kernelspec's folder, where a copy of the file is
+_START = ("-P", "-S", "{resource_dir}/start.py")
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -65,7 +69,7 @@ def write_kernelspec(
     named = [] if name == KERNEL_NAME else ["--name", name]
     named += ["--environment", environment] if environment else []
     spec = {
-        "argv": [python, "-m", "sharedkernel.relay", "-f", "{connection_file}", *named],
+        "argv": [python, *_START, "sharedkernel.relay", "-f", "{connection_file}", *named],
         "display_name": display_name,
         "language": "python",
         # By message, not by signal: it reaches the session in order with what the client sent before it, from any
@@ -73,6 +77,7 @@ def write_kernelspec(
         "interrupt_mode": "message",
         "metadata": {"debugger": False},
     }
+    (directory / "start.py").write_bytes(Path(start.__file__).read_bytes())
     (directory / "kernel.json").write_text(json.dumps(spec, indent=2) + "\n")
     for logo in LOGOS.iterdir():
         (directory / logo.name).write_bytes(logo.read_bytes())

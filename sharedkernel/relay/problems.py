@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sharedkernel.errors import ConfigError, SharedKernelError
-from sharedkernel.gateway_client.connection import GatewayUnreachable
+from sharedkernel.gateway_client.refusals import GatewayUnreachable
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,21 +22,21 @@ import contextlib
 import logging
 import os
 from collections import deque
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
 from sharedkernel.errors import ConfigError, ProtocolError, SharedKernelError
-from sharedkernel.gateway_client.connection import GatewayRefused, GatewayUnreachable
-from sharedkernel.gateway_client.credentials import find_credentials
+from sharedkernel.gateway_client.refusals import GatewayRefused, GatewayUnreachable
 from sharedkernel.jupyter import wire
 from sharedkernel.jupyter.names import ATTACHED
 from sharedkernel.relay import problems
-from sharedkernel.relay.connection import SessionConnection
+from sharedkernel.relay.connection import SessionConnection, SessionRequest
+from sharedkernel.relay.connection_file import ConnectionInfo
 from sharedkernel.relay.held import Held, HeldMessage
 from sharedkernel.relay.local_responder import LocalResponder, Request
 from sharedkernel.relay.outage import Outage
-from sharedkernel.relay.sockets import ClientSockets, ConnectionInfo
+from sharedkernel.relay.sockets import ClientSockets
 
 log = logging.getLogger(__name__)
 
@@ -66,24 +66,24 @@ class Relay:
 
     Parameters
     ----------
-    connection
-        Where the client expects its kernel.
-    name
-        The kernelspec's name, which names the credentials.
-    environment
-        Sent along when a session is asked for.
-    python
-        The gateway's Python environment that the session gets; empty: its usual one.
+    connection, listeners
+        Where the client expects its kernel; see :class:`.ClientSockets`.
+    ask
+        Requests a session.
+    request
+        The first such request, which is on its way.
     """
 
     def __init__(
-        self, connection: ConnectionInfo, *, name: str, environment: Mapping[str, str], python: str = ""
+        self,
+        connection: ConnectionInfo,
+        listeners: Mapping[str, int],
+        ask: Callable[[], SessionRequest],
+        request: SessionRequest,
     ) -> None:
-        self._name = name
-        self._environment = dict(environment)
-        self._python = python
+        self._ask = ask
         self._session = os.urandom(16).hex()
-        self._sockets = ClientSockets(connection, self._on_client_message)
+        self._sockets = ClientSockets(connection, listeners, self._on_client_message)
         self._responder = LocalResponder(self._sockets, self._session)
         self._loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[int] = self._loop.create_future()
@@ -109,12 +109,12 @@ class Relay:
         #: message id of the question that tells which outcomes were lost, and whom it is about
         self._probe: tuple[str, list[_Key]] | None = None
         #: joins or rejoins
-        self._connecting: asyncio.Task[None] | None = None
+        self._connecting: asyncio.Task[None]
         self._tasks: set[asyncio.Task[None]] = set()
+        self._connecting = self._begin(self._join(request))
 
     async def run(self) -> int:
         """Pass on until told to end; return this process's exit code."""
-        self._connecting = self._begin(self._join())
         try:
             return await self._exit
         finally:
@@ -122,7 +122,6 @@ class Relay:
             for task in self._tasks:
                 task.cancel()
             self._upstream.close()
-            self._sockets.flush()
             self._sockets.close()
 
     def stop(self, code: int = 0) -> None:
@@ -176,14 +175,15 @@ class Relay:
             return
         if request.is_cell:
             self._state = State.JOINING
-            self._connecting = self._begin(self._join())
+            self._connecting = self._begin(self._join(self._ask()))
         else:
             self._settle([request], self._problem)
 
     def _pass_on(self, message: HeldMessage) -> None:
-        if self._state is State.JOINED and self._write(message):
+        is_crowded = self._state is State.JOINED and self._upstream.is_full
+        if not is_crowded and self._state is State.JOINED and self._write(message):
             return
-        if self._state is State.ENDED or self._held.add(message):
+        if self._state is State.ENDED or (not is_crowded and self._held.add(message)):
             return
         log.warning("dropped a message on %s: too much waits for the gateway", message.channel)
         if message.request is not None:
@@ -270,10 +270,10 @@ class Relay:
 
     # --- the connection -----------------------------------
 
-    async def _join(self) -> None:
-        """Get a session and connect to it."""
+    async def _join(self, request: SessionRequest) -> None:
+        """Get the session that is requested, and connect to it."""
         try:
-            await self._upstream.start(find_credentials(self._name), self._environment, python=self._python)
+            await self._upstream.start(request)
         except (ConfigError, GatewayRefused, GatewayUnreachable) as error:
             self._refuse(error)
         else:

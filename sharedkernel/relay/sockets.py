@@ -5,66 +5,80 @@ Covers binding, signatures, the heartbeat and the welcome on iopub; who gets whi
 
 from __future__ import annotations
 
-import json
+import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 
 import zmq
-from zmq.eventloop.zmqstream import ZMQStream
 
 from sharedkernel.errors import ConfigError, ProtocolError
 from sharedkernel.jupyter import wire
+from sharedkernel.relay.connection_file import ConnectionInfo
 
 log = logging.getLogger(__name__)
 
 #: outputs kept for a subscriber that does not read, before zmq drops them; a gateway replays them in bursts
 OUTPUT_QUEUE_MESSAGES = 10_000
+#: messages of one socket that are read before others get their turn
+_MESSAGES_A_TURN = 20
 #: milliseconds that the last messages get to leave when the relay ends
 _LINGER = 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionInfo:
-    """What a connection file says."""
+class _ClientSocket:
+    """A bound zmq socket whose messages are read in the event loop.
 
-    #: "tcp" or "ipc"
-    transport: str
-    ip: str
-    #: by channel, with the heartbeat's ("hb")
-    ports: dict[str, int]
-    key: bytes = field(repr=False)
-    signature_scheme: str
+    zmq's descriptor tells of a change once, not of what there is: so everything is read whenever it does, and after
+    what is sent, since sending may notice a change, too.
 
-    @classmethod
-    def from_file(cls, path: Path) -> ConnectionInfo:
-        """Read a connection file.
+    Parameters
+    ----------
+    socket
+        Bound.
+    on_frames
+        Called with each message.
+    """
 
-        Raises
-        ------
-        ConfigError
-            When it cannot be used.
-        """
+    def __init__(self, socket: zmq.Socket[bytes], on_frames: Callable[[list[bytes]], object]) -> None:
+        self._socket = socket
+        self._on_frames = on_frames
+        self._loop = asyncio.get_running_loop()
+        self._descriptor = int(socket.getsockopt(zmq.FD))
+        self._is_due = False
+        self._loop.add_reader(self._descriptor, self._read_soon)
+        self._read_soon()
+
+    def send(self, frames: Sequence[bytes]) -> None:
+        """Send a message; zmq drops one for a client that is gone, or has too many that it does not read."""
         try:
-            info = json.loads(path.read_text())
-            connection = cls(
-                transport=info.get("transport", "tcp"),
-                ip=info["ip"],
-                ports={name: int(info[f"{name}_port"]) for name in (*wire.CHANNELS, "hb")},
-                key=info.get("key", "").encode(),
-                signature_scheme=info.get("signature_scheme", "hmac-sha256"),
-            )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path} is not a connection file ({type(error).__name__}: {error}).") from None
-        if connection.transport not in ("tcp", "ipc"):
-            raise ConfigError(f"{path} asks for the transport {connection.transport!r}; tcp and ipc are known.")
-        return connection
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.Again:
+            log.warning("dropped a message for a client that does not read")
+        self._read_soon()
 
-    def address(self, name: str) -> str:
-        """Return where the socket *name* is bound."""
-        separator = ":" if self.transport == "tcp" else "-"
-        return f"{self.transport}://{self.ip}{separator}{self.ports[name]}"
+    def close(self) -> None:
+        """Close the socket; what was sent gets a moment to leave."""
+        self._loop.remove_reader(self._descriptor)
+        self._socket.close(linger=_LINGER)
+
+    def _read_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._read)
+
+    def _read(self) -> None:
+        self._is_due = False
+        try:
+            for _ in range(_MESSAGES_A_TURN):
+                if self._socket.closed:
+                    return
+                self._on_frames(self._socket.recv_multipart(zmq.NOBLOCK))
+        except zmq.Again:
+            return
+        except BaseException:
+            self._read_soon()
+            raise
+        self._read_soon()
 
 
 class ClientSockets:
@@ -74,6 +88,8 @@ class ClientSockets:
     ----------
     connection
         Where to bind, and the key.
+    listeners
+        Descriptors of the sockets that listen there already, by name; see `start.py`.
     on_message
         Called with the channel, the identities that it came from and the parts of each message whose signature is
         valid; others are logged and dropped.
@@ -84,26 +100,30 @@ class ClientSockets:
         When an address cannot be bound.
     """
 
-    def __init__(self, connection: ConnectionInfo, on_message: Callable[[str, list[bytes], list[bytes]], None]) -> None:
+    def __init__(
+        self,
+        connection: ConnectionInfo,
+        listeners: Mapping[str, int],
+        on_message: Callable[[str, list[bytes], list[bytes]], None],
+    ) -> None:
         self._signer = wire.Signer(connection.key, connection.signature_scheme)
         self._on_message = on_message
         self._context = zmq.Context()
-        self._streams: dict[str, ZMQStream] = {}
+        self._sockets: dict[str, _ClientSocket] = {}
         #: content of the status message published last
         self._last_status: bytes | None = None
         try:
             for channel in ("shell", "control", "stdin"):
-                self._bind(connection, channel, zmq.ROUTER).on_recv(self._receiver(channel))
-            self._bind(connection, "iopub", zmq.XPUB).on_recv(self._welcome)
-            heart = self._bind(connection, "hb", zmq.ROUTER)
-            heart.on_recv(heart.send_multipart)
+                self._bind(connection, listeners, channel, self._receiver(channel))
+            self._bind(connection, listeners, "iopub", self._welcome)
+            self._bind(connection, listeners, "hb", lambda frames: self._sockets["hb"].send(frames))
         except ConfigError:
             self.close()
             raise
 
     def send(self, channel: str, identities: Sequence[bytes], parts: Sequence[bytes]) -> None:
         """Send a message to one client."""
-        self._streams[channel].send_multipart(wire.to_frames(identities, parts, self._signer))
+        self._sockets[channel].send(wire.to_frames(identities, parts, self._signer))
 
     def publish(self, parts: Sequence[bytes]) -> None:
         """Send a message to every subscriber of iopub."""
@@ -112,19 +132,20 @@ class ClientSockets:
         # Clients subscribe to everything: they tell messages apart by their headers, not by this topic.
         self.send("iopub", [b"sharedkernel"], parts)
 
-    def flush(self) -> None:
-        """Hand what was sent to zmq, which delivers it even while this process ends."""
-        for stream in self._streams.values():
-            stream.flush(zmq.POLLOUT)
-
     def close(self) -> None:
         """Close the sockets; what was sent gets a moment to leave."""
-        for stream in self._streams.values():
-            stream.close(linger=_LINGER)
+        for socket in self._sockets.values():
+            socket.close()
         self._context.term()
 
-    def _bind(self, connection: ConnectionInfo, name: str, kind: int) -> ZMQStream:
-        socket = self._context.socket(kind)
+    def _bind(
+        self,
+        connection: ConnectionInfo,
+        listeners: Mapping[str, int],
+        name: str,
+        on_frames: Callable[[list[bytes]], object],
+    ) -> None:
+        socket = self._context.socket(zmq.XPUB if name == "iopub" else zmq.ROUTER)
         if name == "iopub":
             socket.set(zmq.SNDHWM, OUTPUT_QUEUE_MESSAGES)
             # Otherwise only the first of several subscribers would be welcomed.
@@ -132,14 +153,15 @@ class ClientSockets:
         else:
             # A client that connects again under its identity takes it over from its dead connection.
             socket.set(zmq.ROUTER_HANDOVER, 1)
+        if name in listeners:
+            socket.set(zmq.USE_FD, listeners[name])
         address = connection.address(name)
         try:
             socket.bind(address)
         except zmq.ZMQError as error:
             socket.close(linger=0)
             raise ConfigError(f"cannot listen for the client at {address}: {error}.") from None
-        self._streams[name] = ZMQStream(socket)
-        return self._streams[name]
+        self._sockets[name] = _ClientSocket(socket, on_frames)
 
     def _receiver(self, channel: str) -> Callable[[list[bytes]], None]:
         def receive(frames: list[bytes]) -> None:

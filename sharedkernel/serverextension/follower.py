@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import msgspec
 
 from sharedkernel.errors import ConfigError, ProtocolError, SharedKernelError
-from sharedkernel.gateway_client.connection import GatewayRefused
+from sharedkernel.gateway_client.refusals import GatewayRefused
 from sharedkernel.jupyter import wire
 from sharedkernel.serverextension.local_kernels import LocalKernels
 from sharedkernel.serverextension.upstream import FindUpstream, Upstream

@@ -18,7 +18,7 @@ from tornado import web
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
 from sharedkernel.errors import ConfigError, ProtocolError, SharedKernelError
-from sharedkernel.gateway_client.connection import GatewayRefused, GatewayUnreachable
+from sharedkernel.gateway_client.refusals import GatewayRefused, GatewayUnreachable
 from sharedkernel.serverextension.follower import Follower
 from sharedkernel.serverextension.local_kernels import LocalKernels
 from sharedkernel.serverextension.recorder import Recorder

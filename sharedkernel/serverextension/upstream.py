@@ -15,8 +15,10 @@ from jupyter_server.gateway.gateway_client import GatewayClient
 from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.websocket import WebSocketClientConnection, WebSocketError, websocket_connect
 
-from sharedkernel.gateway_client.connection import CONNECT_TIMEOUT, PING_INTERVAL, STATUS_PATH, Gateway, no_gateway
+from sharedkernel.gateway_client.connection import STATUS_PATH, Gateway
 from sharedkernel.gateway_client.credentials import Credentials, check_url, find_credentials
+from sharedkernel.gateway_client.refusals import no_gateway
+from sharedkernel.gateway_client.session_gateway import CONNECT_TIMEOUT, PING_INTERVAL
 from sharedkernel.status.document import StatusDocument, read_status
 
 _EVENTS_PATH = "/sharedkernel/api/events"

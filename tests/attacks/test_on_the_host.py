@@ -202,7 +202,7 @@ def test_peers_that_say_nothing_keep_nobody_waiting(scene: Scene) -> None:
                 peer = peers.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
                 peer.connect(str(scene.stack.runtime_directory / name))
             await scene.grace_still_works()
-            for _ in range(2):  # more than there are spares
+            for _ in range(6):  # more than there are spares
                 await scene.mallory.end(await scene.mallory.start())
 
     asyncio.run(asyncio.wait_for(scenario(), PATIENCE))

@@ -19,7 +19,7 @@ from sharedkernel.cli.trace.live import LiveRecorder, record_live
 from sharedkernel.cli.trace.log import record_from_log
 from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.gateway.fleet.merged_status import away_entry, merge
-from sharedkernel.gateway_client.connection import GatewayUnreachable
+from sharedkernel.gateway_client.refusals import GatewayUnreachable
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.scheduling.model.events import to_dict

@@ -17,8 +17,9 @@ import trustme
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.tls import Certificate, check_exposure
-from sharedkernel.gateway_client.connection import Gateway, GatewayRefused, GatewayUnreachable
+from sharedkernel.gateway_client.connection import Gateway
 from sharedkernel.gateway_client.credentials import Credentials
+from sharedkernel.gateway_client.refusals import GatewayRefused, GatewayUnreachable
 from sharedkernel.gateway_client.status import fetch_status
 from sharedkernel.local_stack import Service, free_port
 from tests.gateway.conftest import run

@@ -10,8 +10,9 @@ from threading import Thread
 import pytest
 
 from sharedkernel.errors import ProtocolError
-from sharedkernel.gateway_client.connection import Gateway, GatewayRefused, GatewayUnreachable
+from sharedkernel.gateway_client.connection import Gateway
 from sharedkernel.gateway_client.credentials import Credentials
+from sharedkernel.gateway_client.refusals import GatewayRefused, GatewayUnreachable
 from sharedkernel.gateway_client.status import fetch_status
 from sharedkernel.local_stack import free_port
 

@@ -24,7 +24,7 @@ CORE = Path(sharedkernel.scheduling.__file__).parent
 #: what placement needs to match jobs to devices, and nobody else here
 ALLOWED_IN = {"matching.py": {"numpy", "scipy"}}
 #: pure helpers of the package itself
-ALLOWED_OWN = ("sharedkernel.scheduling", "sharedkernel.errors", "sharedkernel.quota_check")
+ALLOWED_OWN = ("sharedkernel.scheduling", "sharedkernel.errors", "sharedkernel.quota_check", "sharedkernel.shortage")
 
 
 def imports_of(path: Path) -> set[str]:

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from sharedkernel.errors import Shortage
 from sharedkernel.protocol import Allowance
+from sharedkernel.shortage import Shortage
 from sharedkernel.status.refusal_text import explain_lease, explain_shortage
 
 MIB = 1 << 20

@@ -1,10 +1,16 @@
-"""Initialised sessions that wait for the next users, so that nobody waits for a fork."""
+"""Initialised sessions that wait for the next users, so that nobody waits for a fork.
+
+Their number follows demand: who comes after another within a minute is probably not the last, as when a class begins.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
+from collections import deque
+
+import psutil
 
 from sharedkernel.errors import ExecutorUnavailable, Refused
 from sharedkernel.executor.history.retrying import FIRST_RETRY, LONGEST_RETRY, Retrying
@@ -17,6 +23,12 @@ log = logging.getLogger(__name__)
 
 #: seconds after the last start before the spares are made up again, so as not to compete with starts
 _DELAY = 0.3
+#: spares in an environment in demand: two starts within so many seconds
+_IN_DEMAND, _DEMAND_WITHIN = 4, 60.0
+#: seconds without a start after which there are no more spares than usual again
+QUIET = 600.0
+#: free memory of the machine, in bytes, below which demand makes no more of them: it is for the sessions that there are
+_FREE_MEMORY = 1024**3
 #: seconds without a failure after which the next one counts as the first
 _LONG_AGO = 2 * LONGEST_RETRY
 
@@ -29,25 +41,36 @@ class SessionPool:
     supervisor
         Who forks them.
     number
-        In each environment.
+        In each environment, while there is no demand; 0: none, whatever the demand.
     first_retry
         Seconds until a spare is forked again after the first one has failed.
+    quiet
+        Seconds without a start after which demand is over.
     """
 
-    def __init__(self, supervisor: Supervisor, number: int, *, first_retry: float = FIRST_RETRY) -> None:
+    def __init__(
+        self, supervisor: Supervisor, number: int, *, first_retry: float = FIRST_RETRY, quiet: float = QUIET
+    ) -> None:
         self._supervisor = supervisor
         self._number = number
         #: what makes forks fail (a full disk, too many processes) is made no better by more of them
         self._retrying = Retrying(first_retry)
         #: when the last spare failed, in the event loop's seconds
         self._failed_at = -math.inf
+        self._quiet = quiet
+        #: when the last two sessions were started in each environment, in the event loop's seconds
+        self._starts: dict[str, deque[float]] = {}
+        #: until when each environment is in demand
+        self._demand_until: dict[str, float] = {}
         self._due: asyncio.TimerHandle | None = None
+        self._demand_ends: asyncio.TimerHandle | None = None
         self._tasks = BackgroundTasks()
 
     def close(self) -> None:
         """Make up no more."""
-        if self._due is not None:
-            self._due.cancel()
+        for timer in (self._due, self._demand_ends):
+            if timer is not None:
+                timer.cancel()
         self._tasks.cancel()
 
     async def take(self, environment: str) -> SessionHandle:
@@ -60,6 +83,7 @@ class SessionPool:
         """
         ready = (spare for spare in self._there(environment) if spare.ready.done() and spare.transport)
         spare = next(ready, None)
+        self._note_start(environment)
         self.want()
         if spare is None:
             return await self._supervisor.fork(environment, taken=True)
@@ -82,13 +106,37 @@ class SessionPool:
 
     async def _make_up(self) -> None:
         for environment in self._supervisor.warm_environments:
-            for _ in range(len(self._there(environment)), self._number):
+            surplus = self._there(environment)[self._wanted(environment) :]
+            await asyncio.gather(*(self._supervisor.end(spare) for spare in surplus))
+            for _ in range(len(self._there(environment)), self._wanted(environment)):
                 try:
                     await self._supervisor.fork(environment)
                 except (Refused, ExecutorUnavailable) as error:
                     self._record_failure(str(error))
                     self.want()
                     return
+
+    def _note_start(self, environment: str) -> None:
+        """Record a start; a second one soon after it begins demand, or extends it."""
+        loop = asyncio.get_running_loop()
+        starts = self._starts.setdefault(environment, deque(maxlen=2))
+        starts.append(loop.time())
+        is_second = len(starts) == 2 and starts[1] - starts[0] <= _DEMAND_WITHIN
+        if is_second or self._is_in_demand(environment):
+            self._demand_until[environment] = loop.time() + self._quiet
+        if self._demand_ends is not None:
+            self._demand_ends.cancel()
+        self._demand_ends = loop.call_later(self._quiet, self.want)
+
+    def _is_in_demand(self, environment: str) -> bool:
+        return asyncio.get_running_loop().time() < self._demand_until.get(environment, -math.inf)
+
+    def _wanted(self, environment: str) -> int:
+        """Return how many spares an environment is to have now."""
+        if not 0 < self._number < _IN_DEMAND or not self._is_in_demand(environment):
+            return self._number
+        has_room = psutil.virtual_memory().available > _FREE_MEMORY
+        return _IN_DEMAND if has_room else max(self._number, min(len(self._there(environment)), _IN_DEMAND))
 
     def _record_failure(self, why: str) -> None:
         now = asyncio.get_running_loop().time()
@@ -100,4 +148,8 @@ class SessionPool:
 
     def _there(self, environment: str) -> list[SessionHandle]:
         processes = self._supervisor.processes.values()
-        return [process for process in processes if process.session is None and process.environment == environment]
+        return [
+            process
+            for process in processes
+            if process.session is None and process.environment == environment and not process.end_asked
+        ]

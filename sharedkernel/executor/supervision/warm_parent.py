@@ -32,11 +32,12 @@ from sharedkernel.ipc.seqpacket import PEER_PATIENCE, PacketSocket, accept_own, 
 from sharedkernel.paths import RETIRED_SOCKETS
 from sharedkernel.system import processes
 
-#: what sessions share: first cells and first training steps then import nothing
+#: what sessions share: their start, first cells and first training steps then import nothing
 PRELOAD = (
-    "IPython.core.completer", "IPython.core.history", "IPython.core.debugger", "ipykernel.debugger",
-    "ipykernel.ipkernel", "ipykernel.zmqshell", "ipywidgets", "jedi", "numpy", "torch", "torch._dynamo",
-    "torch.utils.data", "sharedkernel.session.kernel.app", "sharedkernel.widgets",
+    "IPython.core.completer", "IPython.core.completerlib", "IPython.core.debugger", "IPython.core.history",
+    "IPython.core.logger", "IPython.core.oinspect", "IPython.extensions.storemagic", "ipykernel.debugger",
+    "ipykernel.ipkernel", "ipykernel.zmqshell", "ipywidgets", "jedi", "numpy", "sqlite3", "torch", "torch._dynamo",
+    "torch.utils.data", "tornado.platform.asyncio", "sharedkernel.session.kernel.app", "sharedkernel.widgets",
 )  # fmt: skip
 #: seconds for which it waits for an executor while there is nothing to keep for one
 PATIENCE = 600.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from sharedkernel.errors import Shortage
 from sharedkernel.scheduling.memory.ledger import Ledger
 from sharedkernel.scheduling.model.actions import Refuse
 from sharedkernel.scheduling.model.session import Session, User
 from sharedkernel.scheduling.model.types import SessionState
+from sharedkernel.shortage import Shortage
 
 
 def refuse_want(session: Session, ledger: Ledger) -> Refuse | None:

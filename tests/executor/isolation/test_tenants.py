@@ -86,7 +86,7 @@ def test_a_cell_cannot_stop_the_starts_of_others(apart: ApartExecutor) -> None:
             pipes = sorted(name for name in open_files(parent).values() if name.startswith("pipe:"))
             assert pipes
             assert (await ada.run(_FILL_PIPES.format(pipes=pipes))).text.strip() == "0"
-            for _ in range(3):  # more than there are spares, and each end of a process wakes the parent
+            for _ in range(6):  # more than there are spares, and each end of a process wakes the parent
                 grace = await executor.notebook(GRACE)
                 assert (await grace.run("6 * 7")).text == "42"
                 await executor.client.end_session(grace.session)

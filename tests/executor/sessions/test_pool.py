@@ -8,10 +8,12 @@ import logging
 
 import pytest
 
+from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import Refused
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.sessions.pool import SessionPool
 from sharedkernel.executor.supervision.environments import OWN
+from sharedkernel.ipc.shared_page import Page
 
 #: seconds until the second fork
 _FIRST = 0.1
@@ -53,3 +55,78 @@ def test_spares_that_fail_are_tried_ever_less_often(caplog: pytest.LogCaptureFix
     assert [pause >= least for pause, least in zip(pauses[2:], (0.4, 0.8), strict=False)] == [True, True]
     assert "no space left on device" in caplog.records[-1].getMessage()
     assert "next try in" in caplog.records[-1].getMessage()
+
+
+class _Machine(_FullMachine):
+    """A supervisor whose spares are ready at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changed = asyncio.Event()
+
+    async def fork(self, environment: str = OWN, *, taken: bool = False) -> SessionHandle:
+        ready = asyncio.get_running_loop().create_future()
+        ready.set_result(None)
+        name = f"spare-{len(self.tried_at)}"
+        self.tried_at.append(asyncio.get_running_loop().time())
+        spare = SessionHandle(
+            process=name, pid=0, started=0, used=False, page=Page.create(name), ready=ready,
+            environment=environment, isolation="none", memory_mode=DeviceMemoryMode.PLAIN, stamp="",
+        )  # fmt: skip
+        if taken:
+            spare.take()
+        self.processes[name] = spare
+        self.changed.set()
+        return spare
+
+    async def end(self, spare: SessionHandle) -> None:
+        spare.end_asked = True
+        del self.processes[spare.process]
+        spare.page.close()
+        self.changed.set()
+
+    async def until_spares(self, number: int) -> None:
+        """Return once there are so many."""
+        async with asyncio.timeout(60):
+            while sum(process.session is None for process in self.processes.values()) != number:
+                await self.changed.wait()
+                self.changed.clear()
+
+
+def test_spares_follow_demand() -> None:
+    """One is there for the first user; a second start soon after brings four, and a quiet time one again."""
+
+    async def main() -> None:
+        machine = _Machine()
+        pool = SessionPool(machine, 1, quiet=3.0)
+        pool.want()
+        await machine.until_spares(1)
+        await pool.take(OWN)
+        await machine.until_spares(1)
+        assert len(machine.tried_at) == 2, "one start is no demand"
+        await pool.take(OWN)
+        await machine.until_spares(4)
+        await machine.until_spares(1)
+        pool.close()
+        assert sum(process.session is not None for process in machine.processes.values()) == 2, "nobody's session ends"
+        for process in machine.processes.values():
+            process.page.close()
+
+    asyncio.run(main())
+
+
+def test_no_spares_are_kept_where_none_are_wanted() -> None:
+    """Whatever the demand: their memory is to be saved."""
+
+    async def main() -> None:
+        machine = _Machine()
+        pool = SessionPool(machine, 0)
+        for _ in range(3):
+            assert (await pool.take(OWN)).session is not None
+        await asyncio.sleep(1.0)  # longer than spares would be waited for
+        pool.close()
+        assert len(machine.tried_at) == 3
+        for process in machine.processes.values():
+            process.page.close()
+
+    asyncio.run(main())

@@ -1,0 +1,34 @@
+"""Figures of a refusal for want of memory, from the core to the sentence that a user reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """Figures of memory that was refused, in bytes; `status/refusal_text.py` puts them into words."""
+
+    #: over the user's quota; more than the device has for it; waited for in vain. A metric label
+    reason: Literal["quota", "no_lane_fits", "memory"]
+    #: what the memory was wanted for
+    purpose: Literal["iteration", "growth", "restore", "context"]
+    #: None: not known
+    wanted: int | None
+    #: the user's quota (None: they have none), and what their sessions and their shelf have of it
+    quota: int | None
+    sessions: int
+    shelf: int
+    #: what the session keeps, and what the device has beside that
+    kept: int
+    room: int
+    capacity: int
+    reserve: int
+    #: what is free at this moment, and what is set aside for iterations
+    free: int
+    lanes: int
+    #: seconds of waiting; 0: there was none worth mentioning
+    waited: float = 0.0
+    #: users and what each of them keeps, the largest first
+    holders: tuple[tuple[str, int], ...] = ()
