@@ -57,7 +57,3 @@ class PolledEvent:
             if not self._is_set and any(descriptor == other for descriptor, _ in ready):
                 self._on_other()
         return self._is_set
-
-    def close(self) -> None:
-        """Free its descriptor; nobody waits any more."""
-        os.close(self._descriptor)

@@ -116,3 +116,8 @@ def set_trap(log: Path, name: str, window: str, target: int, how: int, left: int
     waiting = log.with_name(f"{log.name}-waiting")
     waiting.write_text(json.dumps([*WINDOWS[window], target, how, left]))
     waiting.rename(log.with_name(f"{log.name}-{name}"))
+
+
+def end(log: Path) -> None:
+    """Have all trainings come to their ends."""
+    log.with_name(f"{log.name}-end").touch()

@@ -32,6 +32,7 @@ from tests.executor.hand_overs import (
     TRAINED,
     WINDOWS,
     assert_one_at_a_time,
+    end,
     hand_overs,
     intervals,
     prepare,
@@ -95,7 +96,7 @@ class HandOverKills:
             await self._kill(victim, name, window)
             self.kills[f"{victim}: {window}"] += 1
         await self._survive(set(self._trainings))
-        self._log.with_name(f"{self._log.name}-end").touch()
+        end(self._log)
         outcomes = await asyncio.gather(*(task for _, task in self._trainings.values()))
         assert [outcome.text for outcome in outcomes] == [TRAINED] * _TRAININGS, outcomes
         assert_one_at_a_time(self._log)

@@ -17,6 +17,7 @@ from tests.executor.hand_overs import (
     TRAINED,
     WINDOWS,
     assert_one_at_a_time,
+    end,
     hand_overs,
     intervals,
     prepare,
@@ -26,6 +27,7 @@ from tests.executor.hand_overs import (
 from tests.executor.harness import Executor, until
 
 
+@pytest.mark.heavy
 def test_two_trainings_hand_the_device_to_each_other(start_executor: StartExecutor, tmp_path: Path) -> None:
     """Without a decision in between, and never do both hold it."""
     process, log = start_executor(*OPTIONS), tmp_path / "device"
@@ -33,18 +35,22 @@ def test_two_trainings_hand_the_device_to_each_other(start_executor: StartExecut
     async def main() -> None:
         async with Executor(process) as executor:
             notebooks = await prepare(executor, log, "ada", "grace")
-            code = TRAIN.format(seconds=2)
-            outcomes = await asyncio.gather(*(notebook.run(code) for notebook in notebooks))
-            assert [outcome.text for outcome in outcomes] == [TRAINED] * 2
+            running = [asyncio.create_task(notebook.run(TRAIN.format(seconds=600))) for notebook in notebooks]
+
+            async def take_turns() -> bool:
+                return log.exists() and len(turns(log)) > 20
+
+            await until(take_turns, "the two take turns")
+            end(log)
+            assert [outcome.text for outcome in await asyncio.gather(*running)] == [TRAINED] * 2
             await executor.client.stop_executor(end_sessions=False)
             await asyncio.to_thread(process.process.wait, 60)
-            assert hand_overs(process) >= 3
+            assert hand_overs(process) > 0
             process.start()
             await executor.connect()
 
     asyncio.run(main())
     assert_one_at_a_time(log)
-    assert len(turns(log)) > 3
 
 
 @pytest.mark.heavy
@@ -93,7 +99,7 @@ def test_a_giver_that_stands_still_in_a_window_keeps_nobody_waiting(
     start_executor: StartExecutor, tmp_path: Path, window: str
 ) -> None:
     """Its heir is called, or told as soon as anybody's time is over; and it takes its turns again when it goes on."""
-    process, log = start_executor("--quantum", "20ms", "--preempt-patience", "3s"), tmp_path / "device"
+    process, log = start_executor("--quantum", "20ms", "--preempt-patience", "10s"), tmp_path / "device"
 
     async def main() -> None:
         async with Executor(process) as executor:
