@@ -49,6 +49,7 @@ from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.manager import Deployment, SessionKernels
 from sharedkernel.gateway.lock import GatewayLock
 from sharedkernel.gateway.page.history import UsageHistory
+from sharedkernel.gateway.page.timeline import TimelineRequests
 from sharedkernel.gateway.tls import Certificate, check_exposure, is_loopback
 from sharedkernel.ipc.seqpacket import allow_many_descriptors
 from sharedkernel.paths import gateway_directory, make_private_directory
@@ -217,6 +218,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         settings["audit_log"] = self.deployment.audit_log
         if isinstance(manager, FrontKernels):
             settings["front"] = manager.front
+        settings["timeline_requests"] = TimelineRequests()
         settings["usage_history"] = self._usage_history = UsageHistory(manager.status)
         settings["xsrf_cookie_kwargs"] = {"path": self.base_url, "samesite": "Lax", "secure": bool(self.certfile)}
         # Only a guard: smaller messages beyond the limit are refused with a sentence.

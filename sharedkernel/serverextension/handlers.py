@@ -10,6 +10,7 @@ import contextlib
 import json
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlencode
 
 from jupyter_server.auth.decorator import authorized, ws_authenticated
 from jupyter_server.base.handlers import APIHandler, JupyterHandler
@@ -98,6 +99,18 @@ class SettingsHandler(_PassingOn):
         if not isinstance(changes, dict):
             raise web.HTTPError(HTTPStatus.BAD_REQUEST, "the request's body is no JSON object.")
         self.finish(json.dumps(await self.upstream().settings(name, changes)))
+
+
+class TimelineHandler(_PassingOn):
+    """``/sharedkernel/api/timeline``, as the gateway answers it."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Answer what sessions did in a window of the last hour."""
+        known = [(name, self.get_query_argument(name, None)) for name in ("seconds", "columns", "end")]
+        query = urlencode([(name, value) for name, value in known if value is not None])
+        self.finish(json.dumps(await self.upstream().timeline(query)))
 
 
 class SessionHandler(_PassingOn):

@@ -51,6 +51,10 @@ class Upstream(Gateway):
             return await self.fetch("GET", path)
         return await self.fetch("PUT", path, body=json.dumps(changes))
 
+    async def timeline(self, query: str) -> dict[str, Any]:
+        """Return what the gateway answers of its timeline to *query*, a URL's."""
+        return await self.fetch("GET", f"/sharedkernel/api/timeline?{query}")
+
     async def act(self, session: str, action: str) -> None:
         """Do something to a session.
 
