@@ -6,6 +6,7 @@ import { ServerConnection } from '@jupyterlab/services';
 
 import type { IChannel } from './connection';
 import { IAdminApi, ILimits, readLimits, readPolicies, RefusedError } from './limits';
+import { ITimelineApi, IWindow, timelineQuery } from './timeline';
 
 const ROOT = 'sharedkernel/api';
 
@@ -21,7 +22,7 @@ export interface IKeptCell {
   missed: boolean;
 }
 
-export class Api implements IAdminApi {
+export class Api implements IAdminApi, ITimelineApi {
   constructor(private readonly _settings: ServerConnection.ISettings) {}
 
   /** Open the websocket that tells what changes. */
@@ -65,6 +66,10 @@ export class Api implements IAdminApi {
   /** Let another policy rank, and return those that there are. */
   async setPolicy(policy: string): Promise<string[]> {
     return readPolicies(await this._request('PUT', 'policy', { policy }));
+  }
+
+  async timeline(window: IWindow, columns: number): Promise<unknown> {
+    return this._request('GET', `timeline?${timelineQuery(window, columns)}`);
   }
 
   /** Return what a kernel's cells have shown since a version, and the version now. */

@@ -16,6 +16,7 @@ import { notice } from './notice';
 import { userColours } from './palette';
 import { QuotasSection } from './quotas';
 import { OthersSection, SessionsSection } from './sessions';
+import { TimelineSection } from './timelinesection';
 import { TurnsSection } from './turns';
 
 export class DevicePanel extends VDomRenderer<ModelAdapter> {
@@ -65,6 +66,7 @@ export class DevicePanel extends VDomRenderer<ModelAdapter> {
             />
             <TurnsSection status={status} colours={colours} {...names} />
             <DeviceSection status={status} api={user?.admin === true ? this._actions.api : null} {...names} />
+            <TimelineSection api={this._actions.api} colours={colours} isFolded {...names} />
             {user?.admin === true && (
               <>
                 <OthersSection

@@ -88,6 +88,34 @@ def of_users(count: int) -> str:
     return document(*sessions)
 
 
+def timeline_of(said: str) -> dict[str, Any]:
+    """Return what the sessions of a document did in two minutes: turns, waits for memory, pauses, offloads."""
+    rows = []
+    for place, entry in enumerate(json.loads(said)["sessions"][:24]):
+        segments: list[list[Any]] = []
+        at = float(3 * (place % 7))
+        while at < 112:
+            if entry["state"] == "offloaded":
+                segments += [
+                    [at, at + 1.5, {"offloading": 1.5}, None],
+                    [at + 1.5, 120, {"offloaded": 118.5 - at}, None],
+                ]
+                break
+            if place % 3 == 2:
+                segments.append([at, at + 4, {"running": 1.9, "queued": 2.1}, None])
+            else:
+                segments += [[at, at + 2, {"queued": 2.0}, None], [at + 2, at + 5, {"running": 3.0}, None]]
+            at += 8 + 5 * (place % 4)
+        if entry["state"] == "waiting":
+            segments = [*segments[:4], [70, 120, {"waiting": 50.0}, 6 << 30]]
+        rows.append(
+            {**{name: entry[name] for name in ("user", "notebook")}, "session": entry["id"], "segments": segments}
+        )
+    begin = 1_790_000_000.0
+    device = {"device": None, "begin": begin, "end": begin + 120, "oldest": begin, "rows": rows, "more_rows": 0}
+    return {"devices": [device]}
+
+
 @pytest.fixture
 def server(browser: object) -> Iterator[PageServer]:
     if not (STATIC / "page.js").exists():
@@ -100,6 +128,7 @@ def server(browser: object) -> Iterator[PageServer]:
         device = {"name": "NVIDIA L4", "capacity_bytes": 24 * _GIB, "used_bytes": curve, "utilisation": busy}
         server.history = {"step_seconds": 10, "devices": [device]}
         server.say(of_users(3))
+        server.timeline = timeline_of(of_users(3))
         yield server
 
 
@@ -138,6 +167,7 @@ def section(page: Page, title: str) -> Any:
 def test_nothing_keeps_anybody_out(open_page: OpenPage, server: PageServer, users: int, scheme: str) -> None:
     """On any screen axe finds nothing, and nothing is wider than the screen."""
     server.say(of_users(users))
+    server.timeline = timeline_of(of_users(users))
     server.quotas = {"users": {name: limits_of("8GiB") for name in NAMES[:users]}}
     page = open_page(color_scheme=scheme)
     for width in _WIDTHS:

@@ -2,6 +2,7 @@
 
 import type { IChannel } from '../connection';
 import { IAdminApi, ILimits, readLimits, readPolicies, RefusedError } from '../limits';
+import { ITimelineApi, IWindow, timelineQuery } from '../timeline';
 import type { ISession } from '../view';
 
 /** Who looks at the page. */
@@ -20,7 +21,7 @@ export class SignInNeededError extends RefusedError {}
 
 export const SIGN_IN = 'sharedkernel/page/sign-in';
 
-export class PageApi implements IAdminApi {
+export class PageApi implements IAdminApi, ITimelineApi {
   /** Return who is signed in. */
   async me(): Promise<IMe> {
     const answer = (await request('GET', 'sharedkernel/page/me')) as Record<string, unknown> | null;
@@ -52,6 +53,10 @@ export class PageApi implements IAdminApi {
       }
       return null;
     }
+  }
+
+  async timeline(window: IWindow, columns: number): Promise<unknown> {
+    return request('GET', `sharedkernel/api/timeline?${timelineQuery(window, columns)}`);
   }
 
   /** Return a fresh token for another machine. */

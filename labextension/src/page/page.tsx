@@ -8,6 +8,7 @@ import type { DeviceModel } from '../model';
 import { notice } from '../notice';
 import { userColours } from '../palette';
 import { OthersSection, SessionsSection } from '../sessions';
+import { TimelineSection } from '../timelinesection';
 import { TurnsSection } from '../turns';
 import { pendingDemand } from '../words';
 import { PageActions } from './actions';
@@ -107,6 +108,7 @@ export function Page(props: IProps): React.ReactElement {
                 />
               )}
             </div>
+            <TimelineSection api={api} colours={colours} {...names} />
             <HistorySection api={api} units={model.units} onSignIn={onSignIn} />
             <ConnectSection me={me} api={api} attempt={attempt} />
             {me.admin && !alone && <PeopleSection api={api} status={status} units={model.units} colours={colours} />}
