@@ -190,7 +190,7 @@ interface IDeviceProps extends IProps {
 function Device(props: IDeviceProps): React.ReactElement {
   const { timeline, asTable, trans } = props;
   const { begin, end, rows, moreRows, device } = timeline;
-  const span = trans.__('%1 to %2', clock(begin, 0), clock(end, 0));
+  const span = trans.__('%1 to %2', clock(begin, 60), clock(end, 60));
   return (
     <div className="sk-Timeline-device">
       {device !== null && <p className="sk-Strong">{safeText(device)}</p>}
@@ -349,7 +349,7 @@ function Table(props: IDeviceProps): React.ReactElement {
   return (
     <div className="sk-Timeline-scroll" tabIndex={0} role="group" aria-label={trans.__('Timeline as a table')}>
       <table className="sk-Timeline-table">
-        <caption>{trans.__('From %1 to %2', clock(begin, 0), clock(end, 0))}</caption>
+        <caption>{trans.__('From %1 to %2', clock(begin, 60), clock(end, 60))}</caption>
         <thead>
           <tr>
             <th scope="col">{trans.__('Who')}</th>
@@ -378,7 +378,7 @@ function Table(props: IDeviceProps): React.ReactElement {
                   {longest !== null &&
                     trans.__(
                       '%1: %2',
-                      clock(longest.begin, 0),
+                      clock(longest.begin, 60),
                       rowWords(row, [longest], rows, own, units, trans).join('. ')
                     )}
                 </td>
