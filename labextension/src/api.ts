@@ -5,7 +5,7 @@ import type { IOutput } from '@jupyterlab/nbformat';
 import { ServerConnection } from '@jupyterlab/services';
 
 import type { IChannel } from './connection';
-import { IAdminApi, ILimits, readLimits, readPolicies, RefusedError } from './limits';
+import { IAdminApi, ILimits, readLimits, readLinger, readPolicies, RefusedError } from './limits';
 import { ITimelineApi, IWindow, timelineQuery } from './timeline';
 
 const ROOT = 'sharedkernel/api';
@@ -42,7 +42,17 @@ export class Api implements IAdminApi, ITimelineApi {
     await this._request('POST', `sessions/${session}/interrupt`, {});
   }
 
-  /** End a session. */
+  /** Bring back the earlier session of a session's notebook, in its place. */
+  async bringBack(session: string): Promise<void> {
+    await this._request('POST', `sessions/${session}/attach`, {});
+  }
+
+  /** Return for how many seconds a user's session that was shut down can be brought back; null where nobody knows. */
+  async linger(user: string): Promise<number | null> {
+    return readLinger(await this._request('GET', 'quotas').catch(() => null), user);
+  }
+
+  /** Shut a session down, or end one that was shut down. */
   async shutDown(session: string): Promise<void> {
     await this._request('DELETE', `sessions/${session}`);
   }

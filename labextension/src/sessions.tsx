@@ -102,6 +102,7 @@ function SessionList(props: IProps): React.ReactElement {
           session={session}
           actions={props.actions}
           canGoTo={props.actions?.canGoTo(session) === true}
+          canBringBack={session.lingering && props.actions?.canBringBack(session) === true}
           isCurrent={session.id === props.currentId}
           showUser={props.showUser === true}
           colour={props.showUser === true ? (props.colours.get(session.user) ?? null) : null}
@@ -118,6 +119,7 @@ interface ICardProps extends INames {
   session: ISession;
   actions: ISessionActions | null;
   canGoTo: boolean;
+  canBringBack: boolean;
   isCurrent: boolean;
   showUser: boolean;
   colour: string | null;
@@ -180,8 +182,8 @@ const SessionCard = React.memo(function SessionCard(props: ICardProps): React.Re
             <button
               type="button"
               className="sk-IconButton"
-              title={trans.__('Shut down: its variables will be gone')}
-              aria-label={trans.__('Shut down %1', name)}
+              title={session.lingering ? trans.__('End it for good') : trans.__('Shut down')}
+              aria-label={session.lingering ? trans.__('End %1 for good', name) : trans.__('Shut down %1', name)}
               onClick={() => void actions.shutDown(session)}
             >
               <CloseGlyph />
@@ -193,13 +195,22 @@ const SessionCard = React.memo(function SessionCard(props: ICardProps): React.Re
         <span>{details.join(' · ')}</span>
         <span title={memoryByKind(session, units, trans)}>{formatBytes(memoryInUse(session), units)}</span>
       </p>
-      {lingering !== null && <p className="sk-Card-note">{lingering}</p>}
+      {lingering !== null && !props.canBringBack && <p className="sk-Card-note">{lingering}</p>}
+      {lingering !== null && props.canBringBack && (
+        <p className="sk-Card-offer">
+          <button type="button" className="sk-Button" onClick={() => void actions?.bringBack(session)}>
+            {session.lingeringMinutes === null
+              ? trans.__('Bring back variables')
+              : trans.__('Bring back variables (%1 min)', session.lingeringMinutes)}
+          </button>
+        </p>
+      )}
       {session.offloadedBytes > 0 && lingering === null && (
         <p className="sk-Card-note">
           {trans.__('%1 offloaded; its next cell brings it back', formatBytes(session.offloadedBytes, units))}
         </p>
       )}
-      {session.offloadNote !== null && <p className="sk-Card-note">{safeText(session.offloadNote)}</p>}
+      {session.offloadNote !== null && lingering === null && <p className="sk-Card-note">{safeText(session.offloadNote)}</p>}
     </li>
   );
 });

@@ -63,15 +63,16 @@ class Upstream(Gateway):
         session
             Its kernel id; its own id, if it lingers.
         action
-            ``"offload"``, ``"interrupt"`` or ``"delete"``.
+            ``"offload"``, ``"attach"`` (bring back the earlier session of its notebook), ``"interrupt"``,
+            ``"shut down"`` (it can be brought back for a while) or ``"end"`` (it cannot).
         """
         name = quote(session, safe="")
-        if action == "offload":
-            await self.fetch("POST", f"/sharedkernel/api/sessions/{name}/offload", body="{}")
+        if action in ("offload", "attach"):
+            await self.fetch("POST", f"/sharedkernel/api/sessions/{name}/{action}", body="{}")
         elif action == "interrupt":
             await self.fetch("POST", f"/api/kernels/{name}/interrupt", body="{}")
         else:
-            await self.end(session, at_once=True)
+            await self.end(session, at_once=action == "end")
 
     async def events(self) -> WebSocketClientConnection:
         """Open the websocket on which the gateway sends the status document whenever it has changed."""

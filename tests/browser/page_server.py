@@ -108,7 +108,7 @@ class PageServer:
 
             def change(self, *_: str) -> None:
                 body = json.loads(self.request.body) if self.request.body else None
-                server.requests.append((self.request.method or "", self.request.path, body))
+                server.requests.append((self.request.method or "", self.request.uri or "", body))
                 if server.refusal is not None:
                     self.set_status(409)
                     self.finish({"message": server.refusal})
@@ -187,7 +187,7 @@ class PageServer:
                 (r"/sharedkernel/api/quotas", Quotas),
                 (r"/sharedkernel/api/policy", Policy),
                 (r"/sharedkernel/page/sign-out", Change),
-                (r"/sharedkernel/api/sessions/[^/]+/offload", Change),
+                (r"/sharedkernel/api/sessions/[^/]+/(?:offload|attach)", Change),
                 (r"/api/kernels/[^/]+(?:/interrupt)?", Change),
             ],
             xsrf_cookies=True,

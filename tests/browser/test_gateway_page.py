@@ -230,6 +230,29 @@ def test_sessions_are_offloaded_interrupted_and_shut_down(open_page: OpenPage, s
     ]
 
 
+def test_what_was_shut_down_is_brought_back_or_ended(open_page: OpenPage, server: PageServer) -> None:
+    """Brought back where its notebook has a new session, else the notebook is named; ended after a question."""
+    shut_down = {"lingering": True, "lingering_seconds": 594.0, "notebook": "train.ipynb", "kernel_id": "kernel-old"}
+    old, new = session(0, "ada", "idle", **shut_down), session(1, "ada", "idle", notebook="train.ipynb")
+    server.say(document(old))
+    server.quotas = {"users": {"ada": {"linger": {"value": 600.0}}}}
+    page = open_page()
+    mine = section(page, "My sessions")
+    expect(mine).to_contain_text("stays for 10 min, %shared attach in its notebook brings it back")
+    server.say(document(old, new))
+    mine.get_by_role("button", name="Bring back variables (10 min)").click()
+    mine.get_by_role("button", name="Shut down train.ipynb").click()
+    expect(page.get_by_role("dialog")).to_contain_text("For 10 min its variables can be brought back.")
+    page.get_by_role("button", name="Cancel").click()
+    mine.get_by_role("button", name="End train.ipynb for good").click()
+    with page.expect_response(lambda response: response.request.method == "DELETE"):
+        page.get_by_role("dialog").get_by_role("button", name="End it").click()
+    assert [request[:2] for request in server.requests] == [
+        ("POST", "/sharedkernel/api/sessions/kernel-1/attach"),
+        ("DELETE", "/api/kernels/012345678900?linger=0"),
+    ]
+
+
 def test_a_refusal_is_shown(open_page: OpenPage, server: PageServer) -> None:
     """In the gateway's own words, until it is dismissed."""
     server.refusal = "The session is not idle; interrupt it first."

@@ -133,7 +133,7 @@ def test_a_session_is_shut_down_from_the_panel(open_lab: OpenLab, stack: LocalSt
     expect(mine.get_by_role("listitem")).to_have_count(1)
     shut_down.click()
     keep_picture(ada.page, "shut-down")
-    ada.dialog_button("Shut Down").click()
+    ada.dialog_button("Shut down").click()
     expect(mine).to_contain_text("You have none")
     expect(ada.page.locator("#jp-bottom-panel")).to_contain_text("No Kernel")
     expect(ada.status_item).to_be_hidden()

@@ -1,7 +1,7 @@
 /** The gateway's routes, as its own page asks for them: by a cookie, with Jupyter's protection against forged requests. */
 
 import type { IChannel } from '../connection';
-import { IAdminApi, ILimits, readLimits, readPolicies, RefusedError } from '../limits';
+import { IAdminApi, ILimits, readLimits, readLinger, readPolicies, RefusedError } from '../limits';
 import { ITimelineApi, IWindow, timelineQuery } from '../timeline';
 import type { ISession } from '../view';
 
@@ -80,9 +80,21 @@ export class PageApi implements IAdminApi, ITimelineApi {
     await request('POST', `api/kernels/${kernelOf(session)}/interrupt`, {});
   }
 
-  /** End a session. */
+  /** Bring back the earlier session of a session's notebook, in its place. */
+  async bringBack(session: ISession): Promise<void> {
+    await request('POST', `sharedkernel/api/sessions/${kernelOf(session)}/attach`, {});
+  }
+
+  /** Return for how many seconds a user's session that was shut down can be brought back; null where nobody knows. */
+  async linger(user: string): Promise<number | null> {
+    return readLinger(await request('GET', 'sharedkernel/api/quotas').catch(() => null), user);
+  }
+
+  /** Shut a session down, or end one that was shut down. */
   async shutDown(session: ISession): Promise<void> {
-    await request('DELETE', `api/kernels/${kernelOf(session)}`);
+    // A session that was shut down has no kernel any more.
+    const path = session.lingering ? `${encodeURIComponent(session.id)}?linger=0` : kernelOf(session);
+    await request('DELETE', `api/kernels/${path}`);
   }
 
   async limits(): Promise<Map<string, ILimits>> {

@@ -41,8 +41,8 @@ export function Page(props: IProps): React.ReactElement {
         };
         setQuestion({ title, text, agree, answer });
       });
-    return new PageActions(api, { ask, tell: setFailure, signIn: onSignIn });
-  }, [api, onSignIn]);
+    return new PageActions(api, model, me.user, { ask, tell: setFailure, signIn: onSignIn });
+  }, [api, model, me.user, onSignIn]);
   const attempt = React.useCallback(
     (work: () => Promise<void>, told: string) => actions.attempt(work, told),
     [actions]
