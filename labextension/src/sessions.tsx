@@ -210,7 +210,9 @@ const SessionCard = React.memo(function SessionCard(props: ICardProps): React.Re
           {trans.__('%1 offloaded; its next cell brings it back', formatBytes(session.offloadedBytes, units))}
         </p>
       )}
-      {session.offloadNote !== null && lingering === null && <p className="sk-Card-note">{safeText(session.offloadNote)}</p>}
+      {session.offloadNote !== null && lingering === null && (
+        <p className="sk-Card-note">{safeText(session.offloadNote)}</p>
+      )}
     </li>
   );
 });

@@ -23,7 +23,7 @@ from sharedkernel.paths import (
 )
 from sharedkernel.protocol import Limits, SessionRecord
 from sharedkernel.status.document import StatusDocument, read_status
-from sharedkernel.status.timeline import DeviceTimeline, Window, read_timeline
+from sharedkernel.status.timeline import DeviceTimeline, TimelineWindow, read_timeline
 
 log = logging.getLogger(__name__)
 
@@ -360,7 +360,7 @@ class ExecutorClient:
         counts: protocol.Counts = (await self._ask(protocol.GetCounts())).counts
         return counts
 
-    async def timeline(self, window: Window, user: str | None) -> DeviceTimeline:
+    async def timeline(self, window: TimelineWindow, user: str | None) -> DeviceTimeline:
         """Return what sessions did in *window*, as *user* may see it; None: an admin."""
         answer = await self._ask(protocol.GetTimeline(**msgspec.structs.asdict(window), user=user))
         return read_timeline(answer.timeline, f"the executor at {self.path}")

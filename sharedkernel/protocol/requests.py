@@ -148,7 +148,7 @@ class TakeOffShelf(ControlRequest, frozen=True, kw_only=True):
 class GetTimeline(ControlRequest, frozen=True, kw_only=True):
     """Ask what sessions did in a window of the last hour; answered by :class:`TimelineAnswer`.
 
-    The bounds are those of :class:`~sharedkernel.status.timeline.Window`.
+    The bounds are those of :class:`~sharedkernel.status.timeline.TimelineWindow`.
     """
 
     #: length of the window, and how many parts of it are told apart

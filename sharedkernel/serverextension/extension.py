@@ -15,7 +15,7 @@ from sharedkernel.serverextension.handlers import (
     EventsHandler,
     SessionHandler,
     SettingsHandler,
-    TimelineHandler,
+    TimelineQueryHandler,
 )
 from sharedkernel.serverextension.local_kernels import LocalKernels
 from sharedkernel.serverextension.recorder import Recorder
@@ -51,7 +51,7 @@ class SharedKernelExtension(ExtensionApp):
             [
                 (r"/sharedkernel/api/events", EventsHandler, {"follower": self._follower}),
                 (r"/sharedkernel/api/(?P<name>quotas|policy)", SettingsHandler, passing_on),
-                (r"/sharedkernel/api/timeline", TimelineHandler, passing_on),
+                (r"/sharedkernel/api/timeline", TimelineQueryHandler, passing_on),
                 (_SESSION, SessionHandler, passing_on),
                 (r"/sharedkernel/api/kernels/(?P<kernel_id>[\w-]+)/cells", CellsHandler, {"recorder": self._recorder}),
                 (rf"{_SESSION}/(?P<action>offload|attach|interrupt)", SessionHandler, passing_on),

@@ -100,7 +100,7 @@ class SettingsHandler(_PassingOn):
         self.finish(json.dumps(await self.upstream().settings(name, changes)))
 
 
-class TimelineHandler(_PassingOn):
+class TimelineQueryHandler(_PassingOn):
     """``/sharedkernel/api/timeline``, as the gateway answers it."""
 
     @web.authenticated

@@ -32,7 +32,7 @@ from sharedkernel.scheduling.model.types import HOLDING_STATES, SessionId, Sessi
 from sharedkernel.scheduling.scheduler import Scheduler
 from sharedkernel.scheduling.snapshot import QueueView, Snapshot
 from sharedkernel.status.document import RecentTimeline
-from sharedkernel.status.timeline import DeviceTimeline, Window
+from sharedkernel.status.timeline import DeviceTimeline, TimelineWindow
 from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
@@ -370,7 +370,7 @@ class SessionController:
         """Return the last minutes as *user* may see them."""
         return self._driver.timeline.recent(self._driver.now(), user)
 
-    def timeline_of(self, window: Window, user: str | None) -> DeviceTimeline:
+    def timeline_of(self, window: TimelineWindow, user: str | None) -> DeviceTimeline:
         """Return what sessions did in *window*, as *user* may see it; None: an admin."""
         for session, process in self.sessions.items():  # a session may have been given to another notebook
             self._driver.timeline.spans.name(session, process.notebook)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from sharedkernel.scheduling.spans import Span
-from sharedkernel.status.timeline import MAX_ROWS, DeviceTimeline, TimelineRow, TimelineSegment, Window
+from sharedkernel.status.timeline import MAX_ROWS, DeviceTimeline, TimelineRow, TimelineSegment, TimelineWindow
 
 #: seconds within which spans are merged, and the most segments of all sessions: of the last minutes, of the last hour
 _FINE, _COARSE = (0.1, 8_000), (2.0, 12_000)
@@ -129,7 +129,7 @@ class SpanHistory:
             del self._names[next(iter(self._names))]
 
     def recent(
-        self, now: float, window: Window, under_way: Iterable[Span], *, user: str | None, clock: float
+        self, now: float, window: TimelineWindow, under_way: Iterable[Span], *, user: str | None, clock: float
     ) -> DeviceTimeline:
         """Return what sessions did in a window.
 
@@ -172,7 +172,7 @@ class SpanHistory:
         name = self._names.get(session) if is_told else None
         return TimelineRow(session=session, user=owner, notebook=name, segments=segments)
 
-    def _merge(self, now: float, window: Window, under_way: Iterable[Span], clock: float) -> _Merged:
+    def _merge(self, now: float, window: TimelineWindow, under_way: Iterable[Span], clock: float) -> _Merged:
         key = (window.seconds, window.columns)
         merged = self._merged.get(key)
         if window.end is None and merged is not None and merged.at <= now < merged.at + _FRESH_SECONDS:

@@ -21,7 +21,7 @@ from sharedkernel.scheduling.model.types import SessionId
 from sharedkernel.scheduling.scheduler import Scheduler
 from sharedkernel.scheduling.spans import WAITS, Activity, Span, SpanTracker
 from sharedkernel.status.document import OwnActivity, RecentTimeline, TimelineTrack, TrackEntry
-from sharedkernel.status.timeline import DeviceTimeline, Window
+from sharedkernel.status.timeline import DeviceTimeline, TimelineWindow
 
 #: seconds that one value stands for, and how many are kept
 BIN_SECONDS = 1.0
@@ -251,7 +251,7 @@ class Timeline:
             num_waiting=[round(number, 1) for number in waiting],
         )
 
-    def window(self, now: float, window: Window, user: str | None) -> DeviceTimeline:
+    def window(self, now: float, window: TimelineWindow, user: str | None) -> DeviceTimeline:
         """Return what sessions did in *window*, as *user* may see it (None: an admin); *now* in seconds."""
         return self.spans.recent(now, window, self._tracker.under_way(now), user=user, clock=time.time())
 

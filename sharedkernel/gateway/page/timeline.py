@@ -16,7 +16,7 @@ from sharedkernel.gateway.cluster.front import Front
 from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.gateway.http.handlers import GatewayHandler
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
-from sharedkernel.status.timeline import DeviceTimeline, Window
+from sharedkernel.status.timeline import DeviceTimeline, TimelineWindow
 
 #: seconds that an executor may take to answer
 _TIMEOUT = 5.0
@@ -31,7 +31,7 @@ class TimelineRequests:
         self._lock = asyncio.Lock()
         self._num_waiting = 0
 
-    async def ask(self, executors: Executors, window: Window, user: str | None) -> dict[str, DeviceTimeline]:
+    async def ask(self, executors: Executors, window: TimelineWindow, user: str | None) -> dict[str, DeviceTimeline]:
         """Return the timeline of each device whose executor answers.
 
         Parameters
@@ -69,7 +69,7 @@ class TimelineRequests:
             raise executors.unavailable()
         return found
 
-    async def _ask(self, executors: Executors, device: str, window: Window, user: str | None) -> DeviceTimeline:
+    async def _ask(self, executors: Executors, device: str, window: TimelineWindow, user: str | None) -> DeviceTimeline:
         async with asyncio.timeout(_TIMEOUT):
             return await executors[device].timeline(window, user)
 
@@ -81,7 +81,7 @@ class TimelineHandler(GatewayHandler):
     @authorized
     async def get(self) -> None:
         """Return the timeline of each device, in which only admins see the names of others' notebooks."""
-        window = Window(
+        window = TimelineWindow(
             seconds=self._number("seconds", 150.0),
             columns=int(self._number("columns", 300.0)),
             end=self._number("end", None),

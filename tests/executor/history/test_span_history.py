@@ -10,7 +10,7 @@ import pytest
 from sharedkernel.errors import ConfigError
 from sharedkernel.executor.history.span_history import SpanHistory
 from sharedkernel.scheduling.spans import Activity, Span
-from sharedkernel.status.timeline import MAX_ROWS, DeviceTimeline, Window
+from sharedkernel.status.timeline import MAX_ROWS, DeviceTimeline, TimelineWindow
 
 #: seconds since 1970 at second 0 of the spans
 _CLOCK = 1_000_000.0
@@ -24,7 +24,7 @@ def ask(
     history: SpanHistory, now: float, seconds: float = 100.0, *, user: str | None = "ada", **fields: Any
 ) -> DeviceTimeline:
     under_way = fields.pop("under_way", ())
-    window = Window(seconds=seconds, columns=fields.pop("columns", 100), **fields)
+    window = TimelineWindow(seconds=seconds, columns=fields.pop("columns", 100), **fields)
     return history.recent(now, window, under_way, user=user, clock=_CLOCK + now)
 
 
@@ -116,4 +116,4 @@ def test_an_hour_of_many_turns_takes_bounded_memory() -> None:
 def test_a_window_has_bounds(fields: dict[str, Any]) -> None:
     """Beyond them one sentence says what is allowed."""
     with pytest.raises(ConfigError, match="a timeline"):
-        Window(**{"seconds": 150.0, "columns": 100, **fields})
+        TimelineWindow(**{"seconds": 150.0, "columns": 100, **fields})
