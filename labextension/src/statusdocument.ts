@@ -130,6 +130,7 @@ export interface ISessionStatus {
   memory_wait_seconds: number | null;
   needed_bytes: number | null;
   free_bytes: number | null;
+  room_from: string | null;
   remaining_seconds: number | null;
   remaining_from: string | null;
   utilisation: number | null;

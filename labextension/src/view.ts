@@ -94,6 +94,9 @@ export interface ISession extends IMemory {
   /** Memory that it waits for, and what of it is free; null where nobody knows. */
   neededBytes: number | null;
   freeBytes: number | null;
+  /** Id of the session whose memory is expected to leave the device for it, in about so many seconds; null: not known. */
+  roomFrom: string | null;
+  roomSeconds: number | null;
   /** Its device; null where there is only one. */
   device: string | null;
   /** Device time that its cell still needs, in seconds; null where nobody knows. */
@@ -256,6 +259,8 @@ function parseStatus(fields: Fields<IStatusDocument>): IStatus {
       waitingFor: textOrNull(session.waiting_for),
       neededBytes: numberOrNull(session.needed_bytes),
       freeBytes: numberOrNull(session.free_bytes),
+      roomFrom: textOrNull(session.room_from),
+      roomSeconds: wholeSeconds(numberOrNull(session.memory_wait_seconds)),
       device: textOrNull(session.device),
       remainingSeconds: KNOWN_FROM.includes(session.remaining_from) ? numberOrNull(session.remaining_seconds) : null,
       ...memory(session)
@@ -304,6 +309,10 @@ function textOrNull(value: unknown): string | null {
 
 function numberOrNull(value: unknown): number | null {
   return typeof value === 'number' && Number.isFinite(value) ? value : null;
+}
+
+function wholeSeconds(seconds: number | null): number | null {
+  return seconds === null ? null : Math.max(1, Math.round(seconds));
 }
 
 function minutes(seconds: number | null): number | null {

@@ -182,6 +182,8 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     #: memory that it waits for, and how much of that is free; None: it waits for none, or only for its turn to get it
     needed_bytes: int | None = None
     free_bytes: int | None = None
+    #: id of the session whose memory is expected to leave the device next for it, within `memory_wait_seconds`
+    room_from: str | None = None
     #: device time that its open cell still needs, and where that is known from
     remaining_seconds: float | None = None
     remaining_from: str | None = None

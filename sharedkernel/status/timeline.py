@@ -56,7 +56,7 @@ class DeviceTimeline(msgspec.Struct, frozen=True, kw_only=True):
     more_rows: int = 0
 
 
-class Window(msgspec.Struct, frozen=True, kw_only=True):
+class TimelineWindow(msgspec.Struct, frozen=True, kw_only=True):
     """The window of a timeline.
 
     Parameters

@@ -84,7 +84,8 @@ def of_users(count: int) -> str:
     ]
     device = json.loads(document(*sessions))["device"]
     free_bytes = device["capacity_bytes"] - device["used_bytes"]
-    large.update(free_bytes=free_bytes, needed_bytes=free_bytes + _GIB // 2)
+    large.update(free_bytes=free_bytes, needed_bytes=free_bytes + _GIB // 2, memory_wait_seconds=26.0)
+    large.update(room_from=sessions[0]["id"])
     return document(*sessions)
 
 
@@ -188,12 +189,17 @@ def test_it_says_who_runs_and_who_waits_for_what(open_page: OpenPage) -> None:
     waiting = turns.get_by_role("list", name="Next").get_by_role("listitem")
     expect(waiting).to_have_text(["grace (plots.ipynb)1st", "you (fine-tuning.ipynb)You are 2nd"])
     expect(turns.get_by_role("list", name="Waiting for memory")).to_contain_text(
-        re.compile(r"Needs 6\.\d GiB, 5\.\d GiB free")
+        re.compile(r"Needs 6\.\d GiB, 5\.\d GiB freeYour idle notebook explore.ipynb makes room in about 26 s")
     )
     expect(page.get_by_text("Lane 1")).to_be_hidden()
     expect(section(page, "Device")).to_contain_text("83 % busy · 61 °C · 58 of 72 W")
     expect(
-        page.get_by_text(re.compile(r"1 cell waits for 6\.\d GiB of memory, and 2 cells wait for their turn\."))
+        page.get_by_text(
+            re.compile(
+                r"1 cell waits for 6\.\d GiB of memory; the next frees in about 26 s, and 2 cells "
+                r"wait for their turn\."
+            )
+        )
     ).to_be_visible()
 
 

@@ -353,6 +353,10 @@ class SessionController:
         """How the device is scheduled now."""
         return self._driver.scheduler.config
 
+    def is_idle(self, process: SessionHandle) -> bool:
+        """Whether nothing runs in a session, and its memory is on the device."""
+        return self._state(id_of(process)) is SessionState.IDLE
+
     def snapshot(self) -> Snapshot:
         """Return the views of all sessions, users and lanes as the core has them now."""
         return self._driver.scheduler.snapshot(self._driver.now())
