@@ -78,6 +78,11 @@ export class Actions implements ISessionActions {
     await this._attempt(() => this.api.interrupt(session.id), this._trans.__('%1 could not be interrupted', name));
   }
 
+  /** Ask whoever holds idle memory that a session waits for. */
+  async askForRoom(session: ISession): Promise<void> {
+    await this._attempt(() => this.api.askForRoom(session.id), this._trans.__('Nobody was asked'));
+  }
+
   /** Whether a session that was shut down is this user's, and of a notebook. */
   canBringBack(session: ISession): boolean {
     return session.lingering && session.notebook !== null && session.user === this._model.view.user?.name;

@@ -42,6 +42,11 @@ export class Api implements IAdminApi, ITimelineApi {
     await this._request('POST', `sessions/${session}/interrupt`, {});
   }
 
+  /** Ask whoever holds idle memory that a session waits for. */
+  async askForRoom(session: string): Promise<void> {
+    await this._request('POST', `sessions/${session}/ask-for-room`, {});
+  }
+
   /** Bring back the earlier session of a session's notebook, in its place. */
   async bringBack(session: string): Promise<void> {
     await this._request('POST', `sessions/${session}/attach`, {});

@@ -15,6 +15,7 @@ import { ModelAdapter } from './modeladapter';
 import { notice } from './notice';
 import { userColours } from './palette';
 import { QuotasSection } from './quotas';
+import { RoomRequests } from './room';
 import { OthersSection, SessionsSection } from './sessions';
 import { TimelineSection } from './timelinesection';
 import { TurnsSection } from './turns';
@@ -55,6 +56,7 @@ export class DevicePanel extends VDomRenderer<ModelAdapter> {
         </div>
         {status !== null && (
           <>
+            <RoomRequests status={status} actions={this._actions} {...names} />
             <SessionsSection
               title={trans.__('My sessions')}
               empty={trans.__('You have none. Pick the kernel “Shared GPU” in the launcher.')}
@@ -62,6 +64,7 @@ export class DevicePanel extends VDomRenderer<ModelAdapter> {
               actions={this._actions}
               currentId={device.currentSession?.id ?? null}
               colours={colours}
+              requests={status.roomRequests}
               {...names}
             />
             <TurnsSection status={status} colours={colours} {...names} />

@@ -69,6 +69,8 @@ export interface ISessionActions {
   offload(session: ISession): Promise<void>;
   /** Interrupt what a session runs. */
   interrupt(session: ISession): Promise<void>;
+  /** Ask whoever holds idle memory that a session waits for. */
+  askForRoom(session: ISession): Promise<void>;
   /** Whether the variables of a session that was shut down can be brought back from here. */
   canBringBack(session: ISession): boolean;
   /** Bring them back into its notebook. */

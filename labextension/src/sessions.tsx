@@ -17,8 +17,9 @@ import { formatBytes } from './format';
 import { CloseGlyph, InterruptGlyph, OffloadGlyph } from './glyphs';
 import type { INames } from './names';
 import type { ISessionActions } from './sessionactions';
-import type { ISession } from './view';
-import { waitWords } from './words';
+import { askedWords } from './room';
+import type { IRoomRequest, ISession } from './view';
+import { lacksMemory, waitWords } from './words';
 
 interface IProps extends INames {
   title: string;
@@ -32,6 +33,8 @@ interface IProps extends INames {
   showUser?: boolean;
   /** The colour of each user. */
   colours: ReadonlyMap<string, string>;
+  /** Requests for room, of which those of these sessions are told. */
+  requests?: readonly IRoomRequest[];
 }
 
 /** More sessions of others than so many are shown on request only. */
@@ -103,6 +106,7 @@ function SessionList(props: IProps): React.ReactElement {
           actions={props.actions}
           canGoTo={props.actions?.canGoTo(session) === true}
           canBringBack={session.lingering && props.actions?.canBringBack(session) === true}
+          asked={askedWords(session, props.requests ?? [], props.trans)}
           isCurrent={session.id === props.currentId}
           showUser={props.showUser === true}
           colour={props.showUser === true ? (props.colours.get(session.user) ?? null) : null}
@@ -120,6 +124,8 @@ interface ICardProps extends INames {
   actions: ISessionActions | null;
   canGoTo: boolean;
   canBringBack: boolean;
+  /** Whom it has asked for room, in words; null: nobody. */
+  asked: string | null;
   isCurrent: boolean;
   showUser: boolean;
   colour: string | null;
@@ -203,6 +209,17 @@ const SessionCard = React.memo(function SessionCard(props: ICardProps): React.Re
               ? trans.__('Bring back variables')
               : trans.__('Bring back variables (%1 min)', session.lingeringMinutes)}
           </button>
+        </p>
+      )}
+      {session.user === props.own && actions !== null && lacksMemory(session) && (
+        <p className="sk-Card-offer">
+          {props.asked === null ? (
+            <button type="button" className="sk-Button" onClick={() => void actions.askForRoom(session)}>
+              {trans.__('Ask for room')}
+            </button>
+          ) : (
+            props.asked
+          )}
         </p>
       )}
       {session.offloadedBytes > 0 && lingering === null && (

@@ -10,6 +10,7 @@ import type {
   IDeviceEntry,
   IDeviceStatus,
   ILaneStatus,
+  IRoomRequest as IRoomRequestFields,
   ISessionStatus,
   IStatusDocument,
   IUserOnDevice,
@@ -103,6 +104,15 @@ export interface ISession extends IMemory {
   remainingSeconds: number | null;
 }
 
+/** A user whose cell waits for memory asks for that of an idle session. */
+export interface IRoomRequest {
+  /** Ids of the idle session and of the one that waits, and their users. */
+  session: string;
+  owner: string;
+  askingSession: string;
+  askedBy: string;
+}
+
 export interface IStatus {
   /** All of them together. */
   device: IDevice;
@@ -111,6 +121,8 @@ export interface IStatus {
   lanes: ILane[];
   users: IUser[];
   sessions: ISession[];
+  /** Those that concern this user. */
+  roomRequests: IRoomRequest[];
 }
 
 export interface IView {
@@ -264,7 +276,15 @@ function parseStatus(fields: Fields<IStatusDocument>): IStatus {
       device: textOrNull(session.device),
       remainingSeconds: KNOWN_FROM.includes(session.remaining_from) ? numberOrNull(session.remaining_seconds) : null,
       ...memory(session)
-    }))
+    })),
+    roomRequests: isNothing(fields.room_requests)
+      ? []
+      : list<IRoomRequestFields>(fields.room_requests, 'room_requests').map(request => ({
+          session: text(request.session, 'room_requests.session'),
+          owner: text(request.owner, 'room_requests.owner'),
+          askingSession: text(request.asking_session, 'room_requests.asking_session'),
+          askedBy: text(request.asked_by, 'room_requests.asked_by')
+        }))
   };
 }
 

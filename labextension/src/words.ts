@@ -44,6 +44,11 @@ export function waitsForMemory(session: ISession): boolean {
   );
 }
 
+/** Whether others could make room for a session's cell. */
+export function lacksMemory(session: ISession): boolean {
+  return session.neededBytes !== null && (session.waitingFor === 'memory' || session.waitingFor === 'restore');
+}
+
 /** Return a number as a place in line: `1st`, `2nd`, `13th`. */
 export function ordinal(position: number, trans: TranslationBundle): string {
   const last = position % 10;

@@ -49,6 +49,7 @@ from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.manager import Deployment, SessionKernels
 from sharedkernel.gateway.lock import GatewayLock
 from sharedkernel.gateway.page.history import UsageHistory
+from sharedkernel.gateway.page.room_requests import RoomRequests
 from sharedkernel.gateway.page.timeline import TimelineRequests
 from sharedkernel.gateway.tls import Certificate, check_exposure, is_loopback
 from sharedkernel.ipc.seqpacket import allow_many_descriptors
@@ -212,7 +213,8 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
     def _init_tornado_settings(self) -> None:
         """Set what handlers use."""
         manager, settings = self.kernel_manager, self.tornado_settings
-        settings["status_feed"] = StatusFeed(manager.status, manager.executors.wait_for_change)
+        settings["room_requests"] = room = RoomRequests(manager.status)
+        settings["status_feed"] = StatusFeed(room.status, manager.executors.wait_for_change)
         settings["open_websockets"] = WebsocketRegistry(self.max_websockets)
         settings["user_budgets"] = self._user_budgets = UserBudgets(self.max_user_bytes)
         settings["audit_log"] = self.deployment.audit_log

@@ -54,7 +54,7 @@ class SharedKernelExtension(ExtensionApp):
                 (r"/sharedkernel/api/timeline", TimelineQueryHandler, passing_on),
                 (_SESSION, SessionHandler, passing_on),
                 (r"/sharedkernel/api/kernels/(?P<kernel_id>[\w-]+)/cells", CellsHandler, {"recorder": self._recorder}),
-                (rf"{_SESSION}/(?P<action>offload|attach|interrupt)", SessionHandler, passing_on),
+                (rf"{_SESSION}/(?P<action>offload|attach|ask-for-room|interrupt)", SessionHandler, passing_on),
             ]
         )
 

@@ -141,7 +141,7 @@ class SessionHandler(_PassingOn):
         local = {other: kernel_id for kernel_id, other in self._local_kernels.sessions(known).items()}
         if any(other.id == session and other.lingering for other in known):
             await upstream.act(session, "end" if action == "shut down" else action)
-        elif action in ("offload", "attach") or session not in local:
+        elif action in ("offload", "attach", "ask-for-room") or session not in local:
             await upstream.act(name, action)
         elif action == "interrupt":
             await self._local_kernels.interrupt(local[session])

@@ -63,11 +63,12 @@ class Upstream(Gateway):
         session
             Its kernel id; its own id, if it lingers.
         action
-            ``"offload"``, ``"attach"`` (bring back the earlier session of its notebook), ``"interrupt"``,
-            ``"shut down"`` (it can be brought back for a while) or ``"end"`` (it cannot).
+            ``"offload"``, ``"attach"`` (bring back the earlier session of its notebook), ``"ask-for-room"`` (of those
+            with idle memory), ``"interrupt"``, ``"shut down"`` (it can be brought back for a while) or ``"end"`` (it
+            cannot).
         """
         name = quote(session, safe="")
-        if action in ("offload", "attach"):
+        if action in ("offload", "attach", "ask-for-room"):
             await self.fetch("POST", f"/sharedkernel/api/sessions/{name}/{action}", body="{}")
         elif action == "interrupt":
             await self.fetch("POST", f"/api/kernels/{name}/interrupt", body="{}")

@@ -243,6 +243,18 @@ class RecentTimeline(msgspec.Struct, frozen=True, kw_only=True):
     num_waiting: list[float]
 
 
+class RoomRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A user whose cell waits for memory asks for that of an idle session."""
+
+    #: the idle session, its user, and its bytes
+    session: str
+    owner: str
+    bytes: int
+    #: the session that waits, and its user
+    asking_session: str
+    asked_by: str
+
+
 class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     """A status document.
 
@@ -257,6 +269,7 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     devices: list[DeviceEntry] | UnsetType = UNSET
     placement: str | UnsetType = UNSET
     timeline: RecentTimeline | UnsetType | None = UNSET
+    room_requests: list[RoomRequest] | UnsetType = UNSET
 
     def session(self, session: str) -> SessionStatus | None:
         """Return the entry of the session with an id; None if there is none."""
@@ -280,7 +293,10 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
             else msgspec.structs.replace(entry, notebook=None, kernel_id=None, client_key=None)
             for entry in self.sessions
         ]
-        return msgspec.structs.replace(self, sessions=sessions)
+        if not self.room_requests:
+            return msgspec.structs.replace(self, sessions=sessions)
+        requests = [request for request in self.room_requests if user in (request.owner, request.asked_by)]
+        return msgspec.structs.replace(self, sessions=sessions, room_requests=requests)
 
     def by_device(self) -> dict[str, StatusDocument | DeviceEntry]:
         """Return a document for each device, by the device's name, in the configured order.

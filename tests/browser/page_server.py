@@ -187,7 +187,7 @@ class PageServer:
                 (r"/sharedkernel/api/quotas", Quotas),
                 (r"/sharedkernel/api/policy", Policy),
                 (r"/sharedkernel/page/sign-out", Change),
-                (r"/sharedkernel/api/sessions/[^/]+/(?:offload|attach)", Change),
+                (r"/sharedkernel/api/sessions/[^/]+/(?:offload|attach|ask-for-room)", Change),
                 (r"/api/kernels/[^/]+(?:/interrupt)?", Change),
             ],
             xsrf_cookies=True,

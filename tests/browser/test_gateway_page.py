@@ -259,6 +259,31 @@ def test_what_was_shut_down_is_brought_back_or_ended(open_page: OpenPage, server
     ]
 
 
+def test_room_is_asked_for_and_made(open_page: OpenPage, server: PageServer) -> None:
+    """By a click of who waits, and one of who is asked, or not now."""
+    mine = {"needed_bytes": 6 * _GIB, "free_bytes": _GIB, "waiting_for": "memory", "notebook": "large.ipynb"}
+    sessions = session(0, "ada", "waiting", **mine), session(1, "ada", "idle", 3.8), session(2, "linus", "idle")
+    waits, idle, other = sessions
+    server.say(document(*sessions))
+    page = open_page()
+    section(page, "My sessions").get_by_role("button", name="Ask for room").click()
+    asks = {"session": other["id"], "owner": "linus", "asking_session": waits["id"], "asked_by": "ada", "bytes": 1}
+    asked = {"session": idle["id"], "owner": "ada", "asking_session": other["id"], "asked_by": "linus", "bytes": 1}
+    server.say(json.dumps({**json.loads(document(*sessions)), "room_requests": [asks, asked]}))
+    expect(section(page, "My sessions")).to_contain_text("Asked linus to make room")
+    expect(
+        page.get_by_text("linus waits for memory. Your idle notebook notebook1.ipynb holds 3.8 GiB.")
+    ).to_be_visible()
+    keep_picture(page, "ask-for-room")
+    page.get_by_role("status").get_by_role("button", name="Offload notebook1.ipynb").click()
+    page.get_by_role("button", name="Not now").click()
+    expect(page.get_by_text("linus waits for memory.")).to_have_count(0)
+    assert [request[:2] for request in server.requests] == [
+        ("POST", "/sharedkernel/api/sessions/kernel-0/ask-for-room"),
+        ("POST", "/sharedkernel/api/sessions/kernel-1/offload"),
+    ]
+
+
 def test_a_refusal_is_shown(open_page: OpenPage, server: PageServer) -> None:
     """In the gateway's own words, until it is dismissed."""
     server.refusal = "The session is not idle; interrupt it first."

@@ -44,6 +44,10 @@ export class PageActions implements ISessionActions {
     );
   }
 
+  async askForRoom(session: ISession): Promise<void> {
+    await this.attempt(() => this._api.askForRoom(session), trans.__('Nobody was asked'));
+  }
+
   /** Whether its notebook has a new session that it can take the place of; notebooks are on their users' machines. */
   canBringBack(session: ISession): boolean {
     return this._successor(session) !== undefined;

@@ -80,6 +80,11 @@ export class PageApi implements IAdminApi, ITimelineApi {
     await request('POST', `api/kernels/${kernelOf(session)}/interrupt`, {});
   }
 
+  /** Ask whoever holds idle memory that a session waits for. */
+  async askForRoom(session: ISession): Promise<void> {
+    await request('POST', `sharedkernel/api/sessions/${kernelOf(session)}/ask-for-room`, {});
+  }
+
   /** Bring back the earlier session of a session's notebook, in its place. */
   async bringBack(session: ISession): Promise<void> {
     await request('POST', `sharedkernel/api/sessions/${kernelOf(session)}/attach`, {});

@@ -7,6 +7,7 @@ import { DeviceSection } from '../device';
 import type { DeviceModel } from '../model';
 import { notice } from '../notice';
 import { userColours } from '../palette';
+import { RoomRequests } from '../room';
 import { OthersSection, SessionsSection } from '../sessions';
 import { TimelineSection } from '../timelinesection';
 import { TurnsSection } from '../turns';
@@ -67,6 +68,7 @@ export function Page(props: IProps): React.ReactElement {
       <main className={model.isLive ? 'sk-Page' : 'sk-Page sk-mod-stale'}>
         <div className="sk-Page-notices" role="status">
           {trouble !== null && <p className="sk-Notice">{trouble}</p>}
+          {status !== null && <RoomRequests status={status} actions={actions} {...names} />}
           {demand !== null && <p className="sk-Notice sk-mod-demand">{demand}</p>}
         </div>
         <div className="sk-Page-notices" role="alert">
@@ -90,6 +92,7 @@ export function Page(props: IProps): React.ReactElement {
                 actions={actions}
                 currentId={null}
                 colours={colours}
+                requests={status.roomRequests}
                 {...names}
               />
             </div>

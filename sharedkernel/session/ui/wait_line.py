@@ -131,7 +131,8 @@ class Wait:
 
     def _memory_sentence(self, told: protocol.Waiting, now: float) -> str:
         """Return how much memory is needed and free, and who makes room, or for how long it was waited."""
-        sentence = f"Waiting: {_NEEDS[told.reason]} {format_bytes(told.needed_bytes or 0)}, {format_bytes(told.free_bytes or 0)} free."
+        needed, free = format_bytes(told.needed_bytes or 0), format_bytes(told.free_bytes or 0)
+        sentence = f"Waiting: {_NEEDS[told.reason]} {needed}, {free} free."
         left = None if told.expected_seconds is None else told.expected_seconds - (now - self._told_at)
         when = f"in about {_about(left)}" if left is not None and left > 0 else "soon"
         if told.room_from is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from tests.gateway.client import Client
 from tests.gateway.conftest import Stack, run
 from tests.gateway.devices import execute
@@ -23,6 +25,7 @@ async def rows_of(client: Client, query: str = "") -> dict[str, Any]:
     return {row["session"]: row for row in device["rows"]}
 
 
+@pytest.mark.heavy
 def test_everybody_sees_who_ran_and_only_owners_and_admins_which_notebook(stack: Stack) -> None:
     """Also after the session has ended."""
 
