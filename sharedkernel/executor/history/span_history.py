@@ -10,7 +10,7 @@ are. Both are bounded by a number of segments, so the last hour of many sessions
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -18,7 +18,7 @@ from sharedkernel.scheduling.spans import Span
 from sharedkernel.status.timeline import MAX_ROWS, DeviceTimeline, TimelineRow, TimelineSegment, TimelineWindow
 
 #: seconds within which spans are merged, and the most segments of all sessions: of the last minutes, of the last hour
-_FINE, _COARSE = (0.1, 8_000), (2.0, 12_000)
+_FINE, _COARSE = (0.1, 6_000), (2.0, 12_000)
 #: seconds after which nothing is kept
 _LONGEST_SECONDS = 3600.0
 #: seconds for which what was merged for one who asks serves the others, and for how many windows
@@ -180,7 +180,7 @@ class SpanHistory:
         end = now if window.end is None else min(now, window.end - clock + now)
         begin = end - window.seconds
         tier, column = self._tier(begin), window.seconds / window.columns
-        found = {session: list(_cut(segments, begin, end)) for session, segments in tier.rows.items()}
+        found = {session: _cut(segments, begin, end) for session, segments in tier.rows.items()}
         for span in under_way:
             if begin < span.end and span.begin < end:
                 found.setdefault(span.session, []).append(_segment(span).within(begin, end))
@@ -201,21 +201,31 @@ def _segment(span: Span) -> _Segment:
     return _Segment(span.begin, span.end, span.user, {str(span.activity): span.end - span.begin}, span.needed)
 
 
-def _cut(segments: deque[_Segment], begin: float, end: float) -> Iterator[_Segment]:
-    """Yield what of *segments* is between two times."""
-    for segment in segments:
-        if begin < segment.end and segment.begin < end:
-            yield segment.within(begin, end)
+def _cut(segments: deque[_Segment], begin: float, end: float) -> list[_Segment]:
+    """Return what of *segments* is between two times."""
+    found: list[_Segment] = []
+    for segment in reversed(segments):  # mostly the last minutes are asked for
+        if segment.end <= begin:
+            break
+        if segment.begin < end:
+            is_within = begin <= segment.begin and segment.end <= end
+            found.append(segment if is_within else segment.within(begin, end))
+    found.reverse()
+    return found
 
 
 def _join(segments: list[_Segment], column: float) -> list[_Segment]:
     """Return *segments* with those merged that lie within one column, seconds."""
     joined: list[_Segment] = []
+    is_copy = False
     for segment in segments:
         if joined and segment.end - joined[-1].begin <= column + _ROUNDING:
+            if not is_copy:
+                joined[-1], is_copy = joined[-1].copy(), True
             joined[-1].add(segment)
         else:
             joined.append(segment)
+            is_copy = False
     return joined
 
 
