@@ -2,6 +2,7 @@
 
 import { JupyterFrontEnd } from '@jupyterlab/application';
 import { Dialog, Notification, showDialog } from '@jupyterlab/apputils';
+import { PageConfig } from '@jupyterlab/coreutils';
 import { Session } from '@jupyterlab/services';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { Widget } from '@lumino/widgets';
@@ -9,7 +10,7 @@ import { Widget } from '@lumino/widgets';
 import { Api } from './api';
 import { sessionName } from './describe';
 import type { DeviceModel } from './model';
-import type { ISessionActions } from './sessionactions';
+import { ISessionActions, shutDownQuestion, successorOf } from './sessionactions';
 import type { ISession } from './view';
 
 /** Return the id of the kernel that a widget's code runs in; null where it has none. */
@@ -19,6 +20,19 @@ export function kernelOfWidget(widget: Widget | null): string | null {
 
 interface IContext {
   session?: Session.ISessionConnection | null;
+  ready?: Promise<void>;
+  prevKernelName?: string;
+  changeKernel?: (options: { name: string }) => Promise<unknown>;
+}
+
+const KERNEL_NAME = 'shared-gpu';
+/** Milliseconds until a new kernel is known to the gateway. */
+const KERNEL_PATIENCE = 60_000;
+
+/** Whether a path of the server's machine is that of a path below the server's root, which may have a drive's name. */
+function isPathOf(path: string, local: string): boolean {
+  const plain = local.replace(/^[^/]*:/, '');
+  return path === plain || path.endsWith(`/${plain}`);
 }
 
 /** Notebooks, consoles and whatever else runs code have a session context. */
@@ -64,22 +78,104 @@ export class Actions implements ISessionActions {
     await this._attempt(() => this.api.interrupt(session.id), this._trans.__('%1 could not be interrupted', name));
   }
 
-  /** End a session, if the user means it. */
+  /** Ask whoever holds idle memory that a session waits for. */
+  async askForRoom(session: ISession): Promise<void> {
+    await this._attempt(() => this.api.askForRoom(session.id), this._trans.__('Nobody was asked'));
+  }
+
+  /** Whether a session that was shut down is this user's, and of a notebook. */
+  canBringBack(session: ISession): boolean {
+    return session.lingering && session.notebook !== null && session.user === this._model.view.user?.name;
+  }
+
+  /** Bring back a session that was shut down: into its notebook, which is opened and gets a kernel if it has none. */
+  async bringBack(session: ISession): Promise<void> {
+    const failure = this._trans.__('%1 could not be brought back', sessionName(session));
+    await this._attempt(async () => {
+      if (this._successor(session) === undefined) {
+        await this._startKernel(session);
+      }
+      await this.api.bringBack((await this._awaitSuccessor(session)).id);
+    }, failure);
+  }
+
+  /** Shut a session down, or end one that was shut down, if the user means it. */
   async shutDown(session: ISession): Promise<void> {
     const name = sessionName(session);
+    const question = shutDownQuestion(session, await this.api.linger(session.user), this._trans);
     const answer = await showDialog({
-      title: this._trans.__('Shut down %1?', name),
-      body: this._trans.__('Its variables and tensors will be gone. To free device memory only, offload it instead.'),
-      buttons: [
-        Dialog.cancelButton({ label: this._trans.__('Cancel') }),
-        Dialog.warnButton({ label: this._trans.__('Shut Down') })
-      ]
+      title: question.title,
+      body: question.text,
+      buttons: [Dialog.cancelButton({ label: this._trans.__('Cancel') }), Dialog.warnButton({ label: question.agree })]
     });
     if (!answer.button.accept) {
       return;
     }
     await this._attempt(() => this.api.shutDown(session.id), this._trans.__('%1 could not be shut down', name));
     await this._app.serviceManager.sessions.refreshRunning();
+  }
+
+  private _successor(session: ISession): ISession | undefined {
+    return successorOf(session, this._model.view.status?.sessions ?? []);
+  }
+
+  /** Give a session's notebook a kernel. */
+  private async _startKernel(session: ISession): Promise<void> {
+    const path = session.notebook ?? '';
+    const isOpen = (widget: Widget) => {
+      const own = contextOf(widget)?.session?.path ?? (widget as { context?: { path?: string } }).context?.path;
+      return own !== undefined && own !== '' && isPathOf(path, own);
+    };
+    let widget = [...this._app.shell.widgets('main')].find(isOpen);
+    if (widget === undefined) {
+      const local = await this._localPath(path);
+      widget = (await this._app.commands.execute('docmanager:open', { path: local })) as Widget;
+      await contextOf(widget)?.ready; // a notebook that is opened mostly starts a kernel by itself
+    }
+    this._app.shell.activateById(widget.id);
+    await this._app.serviceManager.sessions.refreshRunning(); // or it may take a kernel that has just ended for its own
+    const context = contextOf(widget);
+    if (!context?.session?.kernel) {
+      await context?.changeKernel?.({ name: context.prevKernelName || KERNEL_NAME });
+    }
+  }
+
+  /** Return where this Jupyter server has the notebook with a path of its machine. */
+  private async _localPath(path: string): Promise<string> {
+    const root = PageConfig.getOption('serverRoot').replace(/^~/, '');
+    const at = path.indexOf(`${root}/`);
+    const local = at < 0 ? '' : path.slice(at + root.length + 1);
+    const isThere = this._app.serviceManager.contents.get(local, { content: false }).then(
+      () => local !== '',
+      () => false
+    );
+    if (!(await isThere)) {
+      throw new Error(this._trans.__('open its notebook first.'));
+    }
+    return local;
+  }
+
+  /** Return the session that takes a session's place, once the status has it. */
+  private _awaitSuccessor(session: ISession): Promise<ISession> {
+    return new Promise((resolve, reject) => {
+      const look = () => {
+        const successor = this._successor(session);
+        if (successor !== undefined) {
+          end();
+          resolve(successor);
+        }
+      };
+      const end = () => {
+        clearTimeout(timer);
+        this._model.changed.disconnect(look);
+      };
+      const timer = setTimeout(() => {
+        end();
+        reject(new Error(this._trans.__('its notebook got no kernel; start one there, then try again.')));
+      }, KERNEL_PATIENCE);
+      this._model.changed.connect(look);
+      look();
+    });
   }
 
   /** Try it; tell the user why it did not work. */

@@ -5,7 +5,8 @@ import type { IOutput } from '@jupyterlab/nbformat';
 import { ServerConnection } from '@jupyterlab/services';
 
 import type { IChannel } from './connection';
-import { IAdminApi, ILimits, readLimits, readPolicies, RefusedError } from './limits';
+import { IAdminApi, ILimits, readLimits, readLinger, readPolicies, RefusedError } from './limits';
+import { ITimelineApi, IWindow, timelineQuery } from './timeline';
 
 const ROOT = 'sharedkernel/api';
 
@@ -21,7 +22,7 @@ export interface IKeptCell {
   missed: boolean;
 }
 
-export class Api implements IAdminApi {
+export class Api implements IAdminApi, ITimelineApi {
   constructor(private readonly _settings: ServerConnection.ISettings) {}
 
   /** Open the websocket that tells what changes. */
@@ -41,7 +42,22 @@ export class Api implements IAdminApi {
     await this._request('POST', `sessions/${session}/interrupt`, {});
   }
 
-  /** End a session. */
+  /** Ask whoever holds idle memory that a session waits for. */
+  async askForRoom(session: string): Promise<void> {
+    await this._request('POST', `sessions/${session}/ask-for-room`, {});
+  }
+
+  /** Bring back the earlier session of a session's notebook, in its place. */
+  async bringBack(session: string): Promise<void> {
+    await this._request('POST', `sessions/${session}/attach`, {});
+  }
+
+  /** Return for how many seconds a user's session that was shut down can be brought back; null where nobody knows. */
+  async linger(user: string): Promise<number | null> {
+    return readLinger(await this._request('GET', 'quotas').catch(() => null), user);
+  }
+
+  /** Shut a session down, or end one that was shut down. */
   async shutDown(session: string): Promise<void> {
     await this._request('DELETE', `sessions/${session}`);
   }
@@ -65,6 +81,10 @@ export class Api implements IAdminApi {
   /** Let another policy rank, and return those that there are. */
   async setPolicy(policy: string): Promise<string[]> {
     return readPolicies(await this._request('PUT', 'policy', { policy }));
+  }
+
+  async timeline(window: IWindow, columns: number): Promise<unknown> {
+    return this._request('GET', `timeline?${timelineQuery(window, columns)}`);
   }
 
   /** Return what a kernel's cells have shown since a version, and the version now. */

@@ -21,6 +21,7 @@ import { DeviceModel } from './model';
 import { ModelAdapter } from './modeladapter';
 import { OutputsKeeper } from './outputs';
 import { DevicePanel } from './panel';
+import { notifyOfRequests } from './roomnotifications';
 import { StatusItem } from './statusitem';
 
 /** The name under which translations are found. */
@@ -66,7 +67,9 @@ const device: JupyterFrontEndPlugin<ISharedDevice> = {
         apply();
       });
     }
-    return { model, actions: new Actions(app, api, model, trans) };
+    const actions = new Actions(app, api, model, trans);
+    notifyOfRequests(model, actions, trans);
+    return { model, actions };
   }
 };
 

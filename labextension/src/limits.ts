@@ -28,6 +28,13 @@ export function readPolicies(answer: unknown): string[] {
   return Array.isArray(policies) ? policies.map(String) : [];
 }
 
+/** Return for how many seconds a user's session that was shut down can be brought back; null where nobody knows. */
+export function readLinger(answer: unknown, user: string): number | null {
+  const users = (answer as { users?: Record<string, { linger?: { value?: unknown } } | undefined> } | null)?.users;
+  const seconds = users?.[user]?.linger?.value;
+  return typeof seconds === 'number' ? seconds : null;
+}
+
 /** Return the limits in an answer of the gateway. */
 export function readLimits(answer: unknown): Map<string, ILimits> {
   const users = (answer as { users?: unknown } | null)?.users;

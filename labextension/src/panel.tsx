@@ -15,7 +15,9 @@ import { ModelAdapter } from './modeladapter';
 import { notice } from './notice';
 import { userColours } from './palette';
 import { QuotasSection } from './quotas';
+import { RoomRequests } from './room';
 import { OthersSection, SessionsSection } from './sessions';
+import { TimelineSection } from './timelinesection';
 import { TurnsSection } from './turns';
 
 export class DevicePanel extends VDomRenderer<ModelAdapter> {
@@ -54,6 +56,7 @@ export class DevicePanel extends VDomRenderer<ModelAdapter> {
         </div>
         {status !== null && (
           <>
+            <RoomRequests status={status} actions={this._actions} {...names} />
             <SessionsSection
               title={trans.__('My sessions')}
               empty={trans.__('You have none. Pick the kernel “Shared GPU” in the launcher.')}
@@ -61,10 +64,12 @@ export class DevicePanel extends VDomRenderer<ModelAdapter> {
               actions={this._actions}
               currentId={device.currentSession?.id ?? null}
               colours={colours}
+              requests={status.roomRequests}
               {...names}
             />
             <TurnsSection status={status} colours={colours} {...names} />
             <DeviceSection status={status} api={user?.admin === true ? this._actions.api : null} {...names} />
+            <TimelineSection api={this._actions.api} colours={colours} isFolded {...names} />
             {user?.admin === true && (
               <>
                 <OthersSection

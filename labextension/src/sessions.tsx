@@ -17,8 +17,9 @@ import { formatBytes } from './format';
 import { CloseGlyph, InterruptGlyph, OffloadGlyph } from './glyphs';
 import type { INames } from './names';
 import type { ISessionActions } from './sessionactions';
-import type { ISession } from './view';
-import { waitWords } from './words';
+import { askedWords } from './room';
+import type { IRoomRequest, ISession } from './view';
+import { lacksMemory, waitWords } from './words';
 
 interface IProps extends INames {
   title: string;
@@ -32,6 +33,8 @@ interface IProps extends INames {
   showUser?: boolean;
   /** The colour of each user. */
   colours: ReadonlyMap<string, string>;
+  /** Requests for room, of which those of these sessions are told. */
+  requests?: readonly IRoomRequest[];
 }
 
 /** More sessions of others than so many are shown on request only. */
@@ -102,6 +105,8 @@ function SessionList(props: IProps): React.ReactElement {
           session={session}
           actions={props.actions}
           canGoTo={props.actions?.canGoTo(session) === true}
+          canBringBack={session.lingering && props.actions?.canBringBack(session) === true}
+          asked={askedWords(session, props.requests ?? [], props.trans)}
           isCurrent={session.id === props.currentId}
           showUser={props.showUser === true}
           colour={props.showUser === true ? (props.colours.get(session.user) ?? null) : null}
@@ -118,6 +123,9 @@ interface ICardProps extends INames {
   session: ISession;
   actions: ISessionActions | null;
   canGoTo: boolean;
+  canBringBack: boolean;
+  /** Whom it has asked for room, in words; null: nobody. */
+  asked: string | null;
   isCurrent: boolean;
   showUser: boolean;
   colour: string | null;
@@ -180,8 +188,8 @@ const SessionCard = React.memo(function SessionCard(props: ICardProps): React.Re
             <button
               type="button"
               className="sk-IconButton"
-              title={trans.__('Shut down: its variables will be gone')}
-              aria-label={trans.__('Shut down %1', name)}
+              title={session.lingering ? trans.__('End it for good') : trans.__('Shut down')}
+              aria-label={session.lingering ? trans.__('End %1 for good', name) : trans.__('Shut down %1', name)}
               onClick={() => void actions.shutDown(session)}
             >
               <CloseGlyph />
@@ -193,13 +201,35 @@ const SessionCard = React.memo(function SessionCard(props: ICardProps): React.Re
         <span>{details.join(' · ')}</span>
         <span title={memoryByKind(session, units, trans)}>{formatBytes(memoryInUse(session), units)}</span>
       </p>
-      {lingering !== null && <p className="sk-Card-note">{lingering}</p>}
+      {lingering !== null && !props.canBringBack && <p className="sk-Card-note">{lingering}</p>}
+      {lingering !== null && props.canBringBack && (
+        <p className="sk-Card-offer">
+          <button type="button" className="sk-Button" onClick={() => void actions?.bringBack(session)}>
+            {session.lingeringMinutes === null
+              ? trans.__('Bring back variables')
+              : trans.__('Bring back variables (%1 min)', session.lingeringMinutes)}
+          </button>
+        </p>
+      )}
+      {session.user === props.own && actions !== null && lacksMemory(session) && (
+        <p className="sk-Card-offer">
+          {props.asked === null ? (
+            <button type="button" className="sk-Button" onClick={() => void actions.askForRoom(session)}>
+              {trans.__('Ask for room')}
+            </button>
+          ) : (
+            props.asked
+          )}
+        </p>
+      )}
       {session.offloadedBytes > 0 && lingering === null && (
         <p className="sk-Card-note">
           {trans.__('%1 offloaded; its next cell brings it back', formatBytes(session.offloadedBytes, units))}
         </p>
       )}
-      {session.offloadNote !== null && <p className="sk-Card-note">{safeText(session.offloadNote)}</p>}
+      {session.offloadNote !== null && lingering === null && (
+        <p className="sk-Card-note">{safeText(session.offloadNote)}</p>
+      )}
     </li>
   );
 });

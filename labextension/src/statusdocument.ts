@@ -98,6 +98,15 @@ export interface IRecentTimeline {
   num_waiting: number[];
 }
 
+/** A user whose cell waits for memory asks for that of an idle session. */
+export interface IRoomRequest {
+  session: string;
+  owner: string;
+  bytes: number;
+  asking_session: string;
+  asked_by: string;
+}
+
 /** A session. */
 export interface ISessionStatus {
   id: string;
@@ -130,6 +139,7 @@ export interface ISessionStatus {
   memory_wait_seconds: number | null;
   needed_bytes: number | null;
   free_bytes: number | null;
+  room_from: string | null;
   remaining_seconds: number | null;
   remaining_from: string | null;
   utilisation: number | null;
@@ -151,6 +161,7 @@ export interface IStatusDocument {
   devices?: IDeviceEntry[];
   placement?: string;
   timeline?: IRecentTimeline | null;
+  room_requests?: IRoomRequest[];
 }
 
 /** What ran in one row of the timeline. */

@@ -7,7 +7,7 @@ import { colourStyle } from './device';
 import { Lanes } from './lanes';
 import type { INames } from './names';
 import type { ISession, IStatus } from './view';
-import { turnsOf, waitWords } from './words';
+import { roomWords, turnsOf, waitWords } from './words';
 
 /** More sessions than so many are shown on request only. */
 const FEW = 8;
@@ -82,6 +82,7 @@ function Turns(props: ITurnsProps): React.ReactElement {
 function Turn(props: ITurnsProps & { session: ISession }): React.ReactElement {
   const { session, title, own, units, trans, colours } = props;
   const runs = session.queuePosition === null && (session.state === 'running' || session.state === 'preempting');
+  const room = runs ? null : roomWords(session, props.status.sessions, own, trans);
   const words = runs ? timeLeft(session, trans) : waitWords(session, own, units, trans);
   return (
     <li className={session.user === own ? 'sk-Turn sk-mod-own' : 'sk-Turn'}>
@@ -90,6 +91,7 @@ function Turn(props: ITurnsProps & { session: ISession }): React.ReactElement {
         {holderName(session, own, trans)}
       </span>
       {words !== null && words !== title && <span className="sk-Turn-words">{words}</span>}
+      {room !== null && <span className="sk-Turn-words sk-mod-below">{room}</span>}
     </li>
   );
 }

@@ -10,6 +10,7 @@ import type {
   IDeviceEntry,
   IDeviceStatus,
   ILaneStatus,
+  IRoomRequest as IRoomRequestFields,
   ISessionStatus,
   IStatusDocument,
   IUserOnDevice,
@@ -94,10 +95,22 @@ export interface ISession extends IMemory {
   /** Memory that it waits for, and what of it is free; null where nobody knows. */
   neededBytes: number | null;
   freeBytes: number | null;
+  /** Id of the session whose memory is expected to leave the device for it, in about so many seconds; null: not known. */
+  roomFrom: string | null;
+  roomSeconds: number | null;
   /** Its device; null where there is only one. */
   device: string | null;
   /** Device time that its cell still needs, in seconds; null where nobody knows. */
   remainingSeconds: number | null;
+}
+
+/** A user whose cell waits for memory asks for that of an idle session. */
+export interface IRoomRequest {
+  /** Ids of the idle session and of the one that waits, and their users. */
+  session: string;
+  owner: string;
+  askingSession: string;
+  askedBy: string;
 }
 
 export interface IStatus {
@@ -108,6 +121,8 @@ export interface IStatus {
   lanes: ILane[];
   users: IUser[];
   sessions: ISession[];
+  /** Those that concern this user. */
+  roomRequests: IRoomRequest[];
 }
 
 export interface IView {
@@ -256,10 +271,20 @@ function parseStatus(fields: Fields<IStatusDocument>): IStatus {
       waitingFor: textOrNull(session.waiting_for),
       neededBytes: numberOrNull(session.needed_bytes),
       freeBytes: numberOrNull(session.free_bytes),
+      roomFrom: textOrNull(session.room_from),
+      roomSeconds: wholeSeconds(numberOrNull(session.memory_wait_seconds)),
       device: textOrNull(session.device),
       remainingSeconds: KNOWN_FROM.includes(session.remaining_from) ? numberOrNull(session.remaining_seconds) : null,
       ...memory(session)
-    }))
+    })),
+    roomRequests: isNothing(fields.room_requests)
+      ? []
+      : list<IRoomRequestFields>(fields.room_requests, 'room_requests').map(request => ({
+          session: text(request.session, 'room_requests.session'),
+          owner: text(request.owner, 'room_requests.owner'),
+          askingSession: text(request.asking_session, 'room_requests.asking_session'),
+          askedBy: text(request.asked_by, 'room_requests.asked_by')
+        }))
   };
 }
 
@@ -304,6 +329,10 @@ function textOrNull(value: unknown): string | null {
 
 function numberOrNull(value: unknown): number | null {
   return typeof value === 'number' && Number.isFinite(value) ? value : null;
+}
+
+function wholeSeconds(seconds: number | null): number | null {
+  return seconds === null ? null : Math.max(1, Math.round(seconds));
 }
 
 function minutes(seconds: number | null): number | null {

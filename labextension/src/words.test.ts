@@ -2,7 +2,7 @@ import { describe, expect, it } from 'vitest';
 
 import { english, session, status, view } from './testdocuments';
 import { parseView } from './view';
-import { deviceTitle, level, ordinal, pendingDemand, sensorWords, turnsOf, waitWords } from './words';
+import { deviceTitle, level, ordinal, pendingDemand, roomWords, sensorWords, turnsOf, waitWords } from './words';
 
 const MIB = 1024 ** 2;
 
@@ -68,12 +68,31 @@ describe('ordinal', () => {
   });
 });
 
+describe('roomWords', () => {
+  const waiting = { id: 'w', state: 'waiting', waiting_for: 'memory', room_from: 'm', memory_wait_seconds: 26.4 };
+  const words = (maker: Record<string, unknown>, wait: Record<string, unknown> = {}) => {
+    const { sessions } = read(session({ ...waiting, ...wait }), session({ id: 'm', ...maker }));
+    return roomWords(sessions[0]!, sessions, 'ada', english);
+  };
+
+  it('name whose notebook makes room, and when', () => {
+    expect(words({ user: 'grace' })).toBe('grace’s idle notebook makes room in about 26 s');
+    expect(words({ user: 'grace', state: 'queued' })).toBe('grace’s notebook makes room in about 26 s');
+    expect(words({ notebook: '/x/b.ipynb' })).toBe('Your idle notebook b.ipynb makes room in about 26 s');
+    expect(words({ user: 'grace' }, { memory_wait_seconds: null })).toBe('grace’s idle notebook makes room soon');
+    expect(words({}, { room_from: null })).toBe(null);
+  });
+});
+
 describe('pendingDemand', () => {
   it('is one sentence', () => {
     const large = { state: 'waiting', waiting_for: 'memory', needed_bytes: 2048 * MIB, free_bytes: 0 };
     const queued = { state: 'queued', queue_position: 1, waiting_for: 'lane' };
     const told = (...sessions: unknown[]) => pendingDemand(read(...sessions), 'binary', english);
     expect(told(session())).toBe(null);
+    expect(told(session({ ...large, memory_wait_seconds: 40.2 }))).toBe(
+      '1 cell waits for 2.0 GiB of memory; the next frees in about 40 s.'
+    );
     expect(told(session(large), session({ ...large, id: 'b' }))).toBe('2 cells wait for 4.0 GiB of memory.');
     expect(told(session({ ...large, needed_bytes: null }), session({ ...queued, id: 'b' }))).toBe(
       '1 cell waits for memory, and 1 cell waits for its turn.'

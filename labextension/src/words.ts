@@ -2,7 +2,7 @@
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import { isShutDown, sessionState } from './describe';
+import { isShutDown, safeText, sessionName, sessionState } from './describe';
 import { formatBytes, Units } from './format';
 import type { IDevice, ISession, IStatus } from './view';
 
@@ -44,6 +44,11 @@ export function waitsForMemory(session: ISession): boolean {
   );
 }
 
+/** Whether others could make room for a session's cell. */
+export function lacksMemory(session: ISession): boolean {
+  return session.neededBytes !== null && (session.waitingFor === 'memory' || session.waitingFor === 'restore');
+}
+
 /** Return a number as a place in line: `1st`, `2nd`, `13th`. */
 export function ordinal(position: number, trans: TranslationBundle): string {
   const last = position % 10;
@@ -80,6 +85,31 @@ export function waitWords(session: ISession, own: string | null, units: Units, t
   return session.user === own ? trans.__('You are %1', place) : place;
 }
 
+/** Return whose notebook makes room for a session that waits for memory, and when; null where nobody knows. */
+export function roomWords(
+  session: ISession,
+  sessions: readonly ISession[],
+  own: string | null,
+  trans: TranslationBundle
+): string | null {
+  const maker = sessions.find(other => other.id === session.roomFrom);
+  if (maker === undefined) {
+    return null;
+  }
+  const isIdle = maker.state === 'idle';
+  const when = session.roomSeconds === null ? trans.__('soon') : trans.__('in about %1 s', session.roomSeconds);
+  if (maker.user === own) {
+    const name = sessionName(maker);
+    return isIdle
+      ? trans.__('Your idle notebook %1 makes room %2', name, when)
+      : trans.__('Your notebook %1 makes room %2', name, when);
+  }
+  const user = safeText(maker.user);
+  return isIdle
+    ? trans.__('%1’s idle notebook makes room %2', user, when)
+    : trans.__('%1’s notebook makes room %2', user, when);
+}
+
 /** Return what waits for memory, in one sentence; null when nothing does. */
 export function pendingDemand(status: IStatus, units: Units, trans: TranslationBundle): string | null {
   const { waiting, next } = turnsOf(status);
@@ -87,9 +117,10 @@ export function pendingDemand(status: IStatus, units: Units, trans: TranslationB
   if (waiting.length > 0) {
     const needed = waiting.reduce((sum, session) => sum + (session.neededBytes ?? 0), 0);
     const who = waiting.length === 1 ? trans.__('1 cell waits') : trans.__('%1 cells wait', waiting.length);
-    parts.push(
-      needed > 0 ? trans.__('%1 for %2 of memory', who, formatBytes(needed, units)) : trans.__('%1 for memory', who)
-    );
+    const what =
+      needed > 0 ? trans.__('%1 for %2 of memory', who, formatBytes(needed, units)) : trans.__('%1 for memory', who);
+    const soonest = Math.min(...waiting.map(session => session.roomSeconds ?? Infinity));
+    parts.push(soonest < Infinity ? trans.__('%1; the next frees in about %2 s', what, soonest) : what);
   }
   if (next.length > 0) {
     parts.push(

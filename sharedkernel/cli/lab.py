@@ -16,6 +16,8 @@ from sharedkernel.local_stack import LocalStack
 from sharedkernel.system import lifetime
 from sharedkernel.system.signals import ended_by_signals, left_to_child
 
+#: how long a notebook's session that was shut down can be brought back
+_LINGER = "10m"
 #: seconds that JupyterLab may take to end after SIGTERM
 _STOP_TIMEOUT = 20.0
 
@@ -53,7 +55,8 @@ class LabApp(StackCommandApp):
     def start(self) -> None:
         """Run until JupyterLab ends; the exit code is its own."""
         user = getpass.getuser()
-        with ended_by_signals(), LocalStack(users=[user], **self.stack_options()) as stack:
+        options = {"quotas": {"default": {"linger": _LINGER}}, **self.stack_options()}
+        with ended_by_signals(), LocalStack(users=[user], **options) as stack:
             environment = os.environ | stack.client_environment(user) | {"PATH": _path_with_commands()}
             arguments = [f"--MultiKernelManager.default_kernel_name={KERNEL_NAME}", *self.extra_args]
             with left_to_child(signal.SIGINT):  # JupyterLab asks whether it is meant

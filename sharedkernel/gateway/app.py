@@ -50,6 +50,8 @@ from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.manager import Deployment, SessionKernels
 from sharedkernel.gateway.lock import GatewayLock
 from sharedkernel.gateway.page.history import UsageHistory
+from sharedkernel.gateway.page.room_requests import RoomRequests
+from sharedkernel.gateway.page.timeline import TimelineRequests
 from sharedkernel.gateway.tls import Certificate, check_exposure, is_loopback
 from sharedkernel.ipc.seqpacket import allow_many_descriptors
 from sharedkernel.paths import gateway_directory, make_private_directory
@@ -210,7 +212,8 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
     def _init_tornado_settings(self) -> None:
         """Set what handlers use."""
         manager, settings = self.kernel_manager, self.tornado_settings
-        settings["status_feed"] = StatusFeed(manager.status, manager.executors.wait_for_change)
+        settings["room_requests"] = room = RoomRequests(manager.status)
+        settings["status_feed"] = StatusFeed(room.status, manager.executors.wait_for_change)
         settings["open_websockets"] = WebsocketRegistry(self.max_websockets)
         settings["user_budgets"] = self._user_budgets = UserBudgets(self.max_user_bytes)
         settings["audit_log"] = self.deployment.audit_log
@@ -218,6 +221,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         self._classroom.attach(manager, cast("TokenOnlyIdentity", self.identity_provider))
         if isinstance(manager, FrontKernels):
             settings["front"] = manager.front
+        settings["timeline_requests"] = TimelineRequests()
         settings["usage_history"] = self._usage_history = UsageHistory(manager.status)
         settings["xsrf_cookie_kwargs"] = {"path": self.base_url, "samesite": "Lax", "secure": bool(self.certfile)}
         # Only a guard: smaller messages beyond the limit are refused with a sentence.

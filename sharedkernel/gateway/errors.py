@@ -30,6 +30,7 @@ _STATUSES = {
     "quota": HTTPStatus.TOO_MANY_REQUESTS,
     "too_many_bytes": HTTPStatus.TOO_MANY_REQUESTS,
     "too_many_failures": HTTPStatus.TOO_MANY_REQUESTS,
+    "too_many_requests": HTTPStatus.TOO_MANY_REQUESTS,
     "too_many_websockets": HTTPStatus.TOO_MANY_REQUESTS,
     "draining": HTTPStatus.SERVICE_UNAVAILABLE,
     "host_away": HTTPStatus.SERVICE_UNAVAILABLE,

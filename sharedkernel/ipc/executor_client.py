@@ -23,6 +23,7 @@ from sharedkernel.paths import (
 )
 from sharedkernel.protocol import Limits, SessionRecord
 from sharedkernel.status.document import StatusDocument, read_status
+from sharedkernel.status.timeline import DeviceTimeline, TimelineWindow, read_timeline
 
 log = logging.getLogger(__name__)
 
@@ -358,6 +359,11 @@ class ExecutorClient:
         """Return how often what happened."""
         counts: protocol.Counts = (await self._ask(protocol.GetCounts())).counts
         return counts
+
+    async def timeline(self, window: TimelineWindow, user: str | None) -> DeviceTimeline:
+        """Return what sessions did in *window*, as *user* may see it; None: an admin."""
+        answer = await self._ask(protocol.GetTimeline(**msgspec.structs.asdict(window), user=user))
+        return read_timeline(answer.timeline, f"the executor at {self.path}")
 
     async def shelves(self, user: str | None = None) -> list[protocol.UserShelf]:
         """Return what is on the shelf of *user*, or on everybody's; only shelves that anything is charged for.

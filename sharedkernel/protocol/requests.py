@@ -145,6 +145,21 @@ class TakeOffShelf(ControlRequest, frozen=True, kw_only=True):
     name: str | None = None
 
 
+class GetTimeline(ControlRequest, frozen=True, kw_only=True):
+    """Ask what sessions did in a window of the last hour; answered by :class:`TimelineAnswer`.
+
+    The bounds are those of :class:`~sharedkernel.status.timeline.TimelineWindow`.
+    """
+
+    #: length of the window, and how many parts of it are told apart
+    seconds: float
+    columns: int
+    #: seconds since 1970; None: now
+    end: float | None = None
+    #: whose notebooks are named, and whose sessions come first; None: everybody's are named
+    user: str | None = None
+
+
 class StopExecutor(ControlRequest, frozen=True, kw_only=True):
     """Stop the executor; with `end_sessions` its sessions, warm parent and keeper too. Answered by :class:`Done`."""
 
@@ -259,6 +274,14 @@ class TakenOffShelf(Message, frozen=True, kw_only=True):
     used_bytes: int
 
 
+class TimelineAnswer(Message, frozen=True, kw_only=True):
+    """Answer to :class:`GetTimeline`."""
+
+    request: int
+    #: a :class:`~sharedkernel.status.timeline.DeviceTimeline`, packed
+    timeline: msgspec.Raw
+
+
 class SessionDied(Message, frozen=True, kw_only=True):
     """A session's process ended (unasked for; pushed to every gateway)."""
 
@@ -286,12 +309,12 @@ class EarlierWanted(Message, frozen=True, kw_only=True):
 FromGateway = (
     Hello | StartSession | EndSession | LingerSession | ReclaimSession | NotifySession | OffloadSession | SignalSession
     | ListSessions | ConfigureUsers | SetPolicy | GetStatus | AwaitChange | GetCounts | StopExecutor | ListShelves
-    | TakeOffShelf
+    | TakeOffShelf | GetTimeline
 )  # fmt: skip
 ToGateway = (
     Welcome | SessionReady | Sessions | Status | CountsAnswer | Shelves | TakenOffShelf | Done | Failed | SessionDied
-    | EarlierWanted
+    | EarlierWanted | TimelineAnswer
 )  # fmt: skip
 #: requests that this version of the protocol did not have from the start: an executor that does not name one of them in
 #: its :class:`Welcome` would hang up on it
-ADDED = (ListShelves, TakeOffShelf)
+ADDED = (ListShelves, TakeOffShelf, GetTimeline)

@@ -206,8 +206,11 @@ class Waiting(Message, frozen=True, kw_only=True):
     holder: str | None = None
     #: how much longer the wait is expected to last; None: nobody can tell
     expected_seconds: float | None = None
-    #: what half of the session's or else its user's earlier waits did not exceed; None: there were none
-    usual_seconds: float | None = None
+    #: bytes that it waits for, and those of them that are free; None: it waits for none
+    needed_bytes: int | None = None
+    free_bytes: int | None = None
+    #: whose memory makes room for it, in words such as "grace's idle notebook"; None: nobody can tell
+    room_from: str | None = None
 
 
 class RefusedGrant(Message, frozen=True, kw_only=True):

@@ -174,6 +174,12 @@ class Scheduler:
         """Return the views of all sessions, users and lanes at *now*, seconds; changes nothing."""
         return take_snapshot(self._records, now)
 
+    def needed(self, session: SessionId) -> int | None:
+        """Return the bytes that *session* waits for; None if it waits for no memory, or only for its turn."""
+        waiting = self._records.admission.waiting.get(session)
+        lack = None if waiting is None else self._records.admission.demand.lack(waiting)
+        return None if lack is None else lack[0]
+
     def attained(self, now: float) -> dict[str, float]:
         """Return each session's attained service at *now*, seconds; device-seconds."""
         elapsed = max(0.0, now - self.clock.now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from sharedkernel.scheduling.model.session import Session
 from sharedkernel.scheduling.model.types import (
@@ -71,6 +71,11 @@ class QueueView:
     remaining_from: PredictionOrigin | None = None
     #: seconds that it may still wait for memory, by quanta and transfers; None: it does not, or there is no estimate
     memory_wait_seconds: float | None = None
+    #: bytes that it waits for, and those of them that are free; None: it does not wait for memory, or lacks none
+    needed: int | None = None
+    free: int | None = None
+    #: the session whose memory is expected to leave the device next for it; None: not known
+    room_from: SessionId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +100,6 @@ class SessionView(QueueView):
     #: how busy it keeps the device alone (0 to 1): as measured, and as predicted; None: it was not
     utilisation: float | None = None
     utilisation_predicted: float | None = None
-    #: bytes that it waits for, and those of them that are free; None: it does not wait for memory, or lacks none
-    needed: int | None = None
-    free: int | None = None
     #: how many times longer its iterations take beside others than alone: as seen, and as foreseen beside those that
     #: run now; None: not known, or it does not run
     slowdown: float | None = None
@@ -162,8 +164,6 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
     ]
     holders = records.clock.holders.values()
     memory_waits = records.offloading.expected_waits(records.admission.queue(), now)
-    demand = records.admission.demand
-    lacks = {session.id: demand.lack(session) or (None, None) for session in records.admission.waiting.values()}
     sessions = [
         SessionView(
             id=session.id,
@@ -186,8 +186,7 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
             utilisation=session.stats.measured_utilisation,
             utilisation_predicted=session.stats.predicted_utilisation,
             memory_wait_seconds=memory_waits.get(session.id),
-            needed=lacks.get(session.id, (None, None))[0],
-            free=lacks.get(session.id, (None, None))[1],
+            **_lack(records, session),
             slowdown=interference.seen_slowdown(session),
             slowdown_predicted=interference.foreseen_slowdown(session, holders),
         )
@@ -231,9 +230,19 @@ def take_queue(records: Records, now: float) -> list[QueueView]:
                 remaining_seconds=None if estimate is None else estimate.seconds,
                 remaining_from=None if estimate is None else estimate.origin,
                 memory_wait_seconds=memory_waits.get(session.id),
+                **_lack(records, session),
             )
         )
     return views
+
+
+def _lack(records: Records, session: Session) -> dict[str, Any]:
+    """Return what *session* lacks, and whose memory makes room for it, as far as it waits for memory."""
+    if session.id not in records.admission.waiting:
+        return {}
+    needed, free = records.admission.demand.lack(session) or (None, None)
+    maker = None if needed is None else records.offloading.room_from(session)
+    return {"needed": needed, "free": free, "room_from": None if maker is None or maker is session else maker.id}
 
 
 def _in_order(records: Records) -> list[Session]:

@@ -46,6 +46,8 @@ class Activity(StrEnum):
 #: activities of a session whose cell waits for others
 WAITS = frozenset({Activity.QUEUED, Activity.WAITING, Activity.AWAITING_RESTORE})
 
+_MEMORY_WAITS = frozenset({Activity.WAITING, Activity.AWAITING_RESTORE})
+
 _ACTIVITIES: dict[SessionState, Activity | None] = {
     SessionState.IDLE: None,
     SessionState.READY: None,
@@ -75,6 +77,8 @@ class Span:
     iterations: int = 0
     #: when its grant was revoked; None: it was not
     revoked_at: float | None = None
+    #: bytes that it waited for; None: it waited for none, or that is not known
+    needed: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,6 +95,7 @@ class _Doing:
     revoked_at: float | None = None
     #: whether its present grant was revoked when it was last looked at
     is_revoked: bool = False
+    needed: int | None = None
 
 
 class SpanTracker:
@@ -132,6 +137,8 @@ class SpanTracker:
                 lane = None if session.lane is None else session.lane.id
                 self.change(now, name, session.user.id, activity, lane=lane, iterations=session.stats.iterations)
                 doing = self._doing[name]
+                if activity in _MEMORY_WAITS:
+                    doing.needed = scheduler.needed(name)
             elif session.state is SessionState.PREEMPTING and not doing.is_revoked:
                 doing.revoked_at = now
             doing.is_revoked = session.state is SessionState.PREEMPTING
@@ -229,6 +236,7 @@ class SpanTracker:
             track=doing.track,
             iterations=max(0, iterations - doing.iterations),
             revoked_at=doing.revoked_at,
+            needed=doing.needed,
         )
 
 

@@ -10,7 +10,13 @@ from traitlets import Unicode
 
 from sharedkernel.jupyter.names import KERNEL_NAME
 from sharedkernel.serverextension.follower import Follower
-from sharedkernel.serverextension.handlers import CellsHandler, EventsHandler, SessionHandler, SettingsHandler
+from sharedkernel.serverextension.handlers import (
+    CellsHandler,
+    EventsHandler,
+    SessionHandler,
+    SettingsHandler,
+    TimelineQueryHandler,
+)
 from sharedkernel.serverextension.local_kernels import LocalKernels
 from sharedkernel.serverextension.recorder import Recorder
 from sharedkernel.serverextension.upstream import find_upstream
@@ -45,9 +51,10 @@ class SharedKernelExtension(ExtensionApp):
             [
                 (r"/sharedkernel/api/events", EventsHandler, {"follower": self._follower}),
                 (r"/sharedkernel/api/(?P<name>quotas|policy)", SettingsHandler, passing_on),
+                (r"/sharedkernel/api/timeline", TimelineQueryHandler, passing_on),
                 (_SESSION, SessionHandler, passing_on),
                 (r"/sharedkernel/api/kernels/(?P<kernel_id>[\w-]+)/cells", CellsHandler, {"recorder": self._recorder}),
-                (rf"{_SESSION}/(?P<action>offload|interrupt)", SessionHandler, passing_on),
+                (rf"{_SESSION}/(?P<action>offload|attach|ask-for-room|interrupt)", SessionHandler, passing_on),
             ]
         )
 

@@ -6,10 +6,10 @@ sites' forms. A gateway's refusal arrives as ``{"message", "reason"}`` with its 
 
 from __future__ import annotations
 
-import contextlib
 import json
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlencode
 
 from jupyter_server.auth.decorator import authorized, ws_authenticated
 from jupyter_server.base.handlers import APIHandler, JupyterHandler
@@ -100,24 +100,38 @@ class SettingsHandler(_PassingOn):
         self.finish(json.dumps(await self.upstream().settings(name, changes)))
 
 
-class SessionHandler(_PassingOn):
-    """``/sharedkernel/api/sessions/ID`` (DELETE) and ``…/offload``, ``…/interrupt`` (POST).
+class TimelineQueryHandler(_PassingOn):
+    """``/sharedkernel/api/timeline``, as the gateway answers it."""
 
-    A session behind a kernel of this server is interrupted and ended through that kernel: otherwise a notebook that is
-    open would only start another session, and wait for what was held back here.
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Answer what sessions did in a window of the last hour."""
+        known = [(name, self.get_query_argument(name, None)) for name in ("seconds", "columns", "end")]
+        query = urlencode([(name, value) for name, value in known if value is not None])
+        self.finish(json.dumps(await self.upstream().timeline(query)))
+
+
+class SessionHandler(_PassingOn):
+    """``/sharedkernel/api/sessions/ID`` (DELETE) and ``…/offload``, ``…/attach``, ``…/interrupt`` (POST).
+
+    To delete a session is what JupyterLab's own menu does: it can be brought back for as long as its user's quota lets
+    it linger. To delete one that lingers is to end it. A session behind a kernel of this server is interrupted and shut
+    down through that kernel: otherwise a notebook that is open would only start another session, and wait for what was
+    held back here.
     """
 
     @web.authenticated
     @authorized
     async def post(self, session: str, action: str) -> None:
-        """Offload or interrupt."""
+        """Offload, bring back the earlier session of the same notebook, or interrupt."""
         await self._act(session, action)
 
     @web.authenticated
     @authorized
     async def delete(self, session: str) -> None:
-        """End the session; its variables are gone."""
-        await self._act(session, "delete")
+        """Shut the session down, or end one that was shut down."""
+        await self._act(session, "shut down")
 
     async def _act(self, session: str, action: str) -> None:
         upstream = self.upstream()
@@ -125,14 +139,14 @@ class SessionHandler(_PassingOn):
         kernel_ids = {other.id: other.kernel_id for other in known if not other.lingering}
         name = str(kernel_ids.get(session) or session)
         local = {other: kernel_id for kernel_id, other in self._local_kernels.sessions(known).items()}
-        if action == "offload" or session not in local:
+        if any(other.id == session and other.lingering for other in known):
+            await upstream.act(session, "end" if action == "shut down" else action)
+        elif action in ("offload", "attach", "ask-for-room") or session not in local:
             await upstream.act(name, action)
         elif action == "interrupt":
             await self._local_kernels.interrupt(local[session])
         else:
             await self._local_kernels.shut_down(local[session])
-            with contextlib.suppress(GatewayRefused):  # it may be gone by now; if it lingers, that is not meant here
-                await upstream.act(session, action)
         self.set_status(HTTPStatus.NO_CONTENT)
         self.finish()
 

@@ -53,6 +53,10 @@ class Upstream(Gateway):
             return await self.fetch("GET", path)
         return await self.fetch("PUT", path, body=json.dumps(changes))
 
+    async def timeline(self, query: str) -> dict[str, Any]:
+        """Return what the gateway answers of its timeline to *query*, a URL's."""
+        return await self.fetch("GET", f"/sharedkernel/api/timeline?{query}")
+
     async def act(self, session: str, action: str) -> None:
         """Do something to a session.
 
@@ -61,15 +65,17 @@ class Upstream(Gateway):
         session
             Its kernel id; its own id, if it lingers.
         action
-            ``"offload"``, ``"interrupt"`` or ``"delete"``.
+            ``"offload"``, ``"attach"`` (bring back the earlier session of its notebook), ``"ask-for-room"`` (of those
+            with idle memory), ``"interrupt"``, ``"shut down"`` (it can be brought back for a while) or ``"end"`` (it
+            cannot).
         """
         name = quote(session, safe="")
-        if action == "offload":
-            await self.fetch("POST", f"/sharedkernel/api/sessions/{name}/offload", body="{}")
+        if action in ("offload", "attach", "ask-for-room"):
+            await self.fetch("POST", f"/sharedkernel/api/sessions/{name}/{action}", body="{}")
         elif action == "interrupt":
             await self.fetch("POST", f"/api/kernels/{name}/interrupt", body="{}")
         else:
-            await self.end(session, at_once=True)
+            await self.end(session, at_once=action == "end")
 
     async def events(self) -> WebSocketClientConnection:
         """Open the websocket on which the gateway sends the status document whenever it has changed."""

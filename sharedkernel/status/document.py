@@ -182,6 +182,8 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     #: memory that it waits for, and how much of that is free; None: it waits for none, or only for its turn to get it
     needed_bytes: int | None = None
     free_bytes: int | None = None
+    #: id of the session whose memory is expected to leave the device next for it, within `memory_wait_seconds`
+    room_from: str | None = None
     #: device time that its open cell still needs, and where that is known from
     remaining_seconds: float | None = None
     remaining_from: str | None = None
@@ -241,6 +243,18 @@ class RecentTimeline(msgspec.Struct, frozen=True, kw_only=True):
     num_waiting: list[float]
 
 
+class RoomRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A user whose cell waits for memory asks for that of an idle session."""
+
+    #: the idle session, its user, and its bytes
+    session: str
+    owner: str
+    bytes: int
+    #: the session that waits, and its user
+    asking_session: str
+    asked_by: str
+
+
 class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     """A status document.
 
@@ -255,6 +269,7 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     devices: list[DeviceEntry] | UnsetType = UNSET
     placement: str | UnsetType = UNSET
     timeline: RecentTimeline | UnsetType | None = UNSET
+    room_requests: list[RoomRequest] | UnsetType = UNSET
 
     def session(self, session: str) -> SessionStatus | None:
         """Return the entry of the session with an id; None if there is none."""
@@ -278,7 +293,10 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
             else msgspec.structs.replace(entry, notebook=None, kernel_id=None, client_key=None)
             for entry in self.sessions
         ]
-        return msgspec.structs.replace(self, sessions=sessions)
+        if not self.room_requests:
+            return msgspec.structs.replace(self, sessions=sessions)
+        requests = [request for request in self.room_requests if user in (request.owner, request.asked_by)]
+        return msgspec.structs.replace(self, sessions=sessions, room_requests=requests)
 
     def by_device(self) -> dict[str, StatusDocument | DeviceEntry]:
         """Return a document for each device, by the device's name, in the configured order.

@@ -29,8 +29,6 @@ _KINDS = ("persistent", "ephemeral", "framework")
 _AT_REST = ("idle", "offloaded")
 #: policies under which everybody gets a turn of about a quantum, and those under which cells run to their end
 _TURNS, _TO_THE_END = ("fair",), ("fifo", "pack", "srtf")
-#: shortest usual wait that is worth telling, seconds
-_NOTICEABLE = 0.1
 #: where the need of a cell may be known from, by the document's ``remaining_from``, for people to rely on it
 _KNOWN_FROM = ("declared", "earlier")
 
@@ -228,21 +226,23 @@ def expected_wait(session: SessionStatus, status: StatusDocument) -> float | Non
     return waits.get(session.id)
 
 
-def usual_wait(session: float | None, user: float | None) -> float | None:
-    """Return what is told of the waits until now.
+def notebook_in_words(user: str, notebook: str | None, *, is_own: bool, is_idle: bool) -> str:
+    """Return a notebook as another one's user may see it, such as ``grace's idle notebook``.
 
     Parameters
     ----------
-    session, user
-        Median of a session's waits and of its user's, who may have had others; seconds, None: there were none.
-
-    Returns
-    -------
-    float or None
-        Seconds; None where that is too little to say anything about a wait that somebody notices.
+    user, notebook
+        Whose it is, and its path, if it is known.
+    is_own
+        Whether the reader is its user.
+    is_idle
+        Whether nothing runs in it.
     """
-    usual = session or user
-    return None if usual is None or usual < _NOTICEABLE else usual
+    kind = "idle notebook" if is_idle else "notebook"
+    if not is_own:
+        return f"{safe_text(user)}'s {kind}"
+    name = safe_text((notebook or "").replace("\\", "/").rpartition("/")[2])
+    return f"your {kind} {name}".rstrip()
 
 
 def wait_outlook(session: SessionStatus, status: StatusDocument) -> str | None:
@@ -262,11 +262,14 @@ def wait_outlook(session: SessionStatus, status: StatusDocument) -> str | None:
     """
     if session.waiting_for is None and session.queue_position is None:
         return None
-    if (expected := expected_wait(session, status)) is not None:
-        return f"Expected wait: about {format_seconds(expected)}."
-    user = status.user(session.user)
-    usual = usual_wait(session.wait_p50_seconds, None if user is None else user.wait_p50_seconds)
-    return None if usual is None else f"Half of the waits until now took less than {format_seconds(usual)}."
+    expected = expected_wait(session, status)
+    maker = None if session.room_from is None else status.session(session.room_from)
+    if maker is not None:
+        own = maker.user == session.user
+        who = notebook_in_words(maker.user, maker.notebook, is_own=own, is_idle=maker.state == "idle")
+        when = "soon" if expected is None else f"in about {format_seconds(expected)}"
+        return f"{who[:1].upper()}{who[1:]} makes room {when}."
+    return None if expected is None else f"Expected wait: about {format_seconds(expected)}."
 
 
 def time_left(session: Waiter) -> float | None:

@@ -46,6 +46,9 @@ class PageServer:
         self.me: dict[str, Any] | None = None
         self.quotas: dict[str, Any] = {"users": {}}
         self.history: dict[str, Any] | None = None
+        self.timeline: dict[str, Any] = {"devices": []}
+        #: seconds and end of each timeline that the page asked for
+        self.windows: list[tuple[float, float | None]] = []
         #: method, path and body of each request that changes something
         self.requests: list[tuple[str, str, Any]] = []
         #: the sentence that refuses such requests; None: they are served
@@ -105,7 +108,7 @@ class PageServer:
 
             def change(self, *_: str) -> None:
                 body = json.loads(self.request.body) if self.request.body else None
-                server.requests.append((self.request.method or "", self.request.path, body))
+                server.requests.append((self.request.method or "", self.request.uri or "", body))
                 if server.refusal is not None:
                     self.set_status(409)
                     self.finish({"message": server.refusal})
@@ -143,6 +146,13 @@ class PageServer:
                 else:
                     self.finish(server.history)
 
+        class Timeline(Handler):
+            def get(self) -> None:
+                end = self.get_query_argument("end", None)
+                seconds = float(self.get_query_argument("seconds"))
+                server.windows.append((seconds, None if end is None else float(end)))
+                self.finish(server.timeline)
+
         class Quotas(Handler):
             def get(self) -> None:
                 self.finish(server.quotas)
@@ -173,10 +183,11 @@ class PageServer:
                 (r"/sharedkernel/page/figures", Figures),
                 (r"/sharedkernel/page/token", Token),
                 (r"/sharedkernel/api/history", History),
+                (r"/sharedkernel/api/timeline", Timeline),
                 (r"/sharedkernel/api/quotas", Quotas),
                 (r"/sharedkernel/api/policy", Policy),
                 (r"/sharedkernel/page/sign-out", Change),
-                (r"/sharedkernel/api/sessions/[^/]+/offload", Change),
+                (r"/sharedkernel/api/sessions/[^/]+/(?:offload|attach|ask-for-room)", Change),
                 (r"/api/kernels/[^/]+(?:/interrupt)?", Change),
             ],
             xsrf_cookies=True,

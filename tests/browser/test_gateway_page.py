@@ -84,8 +84,37 @@ def of_users(count: int) -> str:
     ]
     device = json.loads(document(*sessions))["device"]
     free_bytes = device["capacity_bytes"] - device["used_bytes"]
-    large.update(free_bytes=free_bytes, needed_bytes=free_bytes + _GIB // 2)
+    large.update(free_bytes=free_bytes, needed_bytes=free_bytes + _GIB // 2, memory_wait_seconds=26.0)
+    large.update(room_from=sessions[0]["id"])
     return document(*sessions)
+
+
+def timeline_of(said: str) -> dict[str, Any]:
+    """Return what the sessions of a document did in two minutes: turns, waits for memory, pauses, offloads."""
+    rows = []
+    for place, entry in enumerate(json.loads(said)["sessions"][:24]):
+        segments: list[list[Any]] = []
+        at = float(3 * (place % 7))
+        while at < 112:
+            if entry["state"] == "offloaded":
+                segments += [
+                    [at, at + 1.5, {"offloading": 1.5}, None],
+                    [at + 1.5, 120, {"offloaded": 118.5 - at}, None],
+                ]
+                break
+            if place % 3 == 2:
+                segments.append([at, at + 4, {"running": 1.9, "queued": 2.1}, None])
+            else:
+                segments += [[at, at + 2, {"queued": 2.0}, None], [at + 2, at + 5, {"running": 3.0}, None]]
+            at += 8 + 5 * (place % 4)
+        if entry["state"] == "waiting":
+            segments = [*segments[:4], [70, 120, {"waiting": 50.0}, 6 << 30]]
+        rows.append(
+            {**{name: entry[name] for name in ("user", "notebook")}, "session": entry["id"], "segments": segments}
+        )
+    begin = 1_790_000_000.0
+    device = {"device": None, "begin": begin, "end": begin + 120, "oldest": begin, "rows": rows, "more_rows": 0}
+    return {"devices": [device]}
 
 
 @pytest.fixture
@@ -100,6 +129,7 @@ def server(browser: object) -> Iterator[PageServer]:
         device = {"name": "NVIDIA L4", "capacity_bytes": 24 * _GIB, "used_bytes": curve, "utilisation": busy}
         server.history = {"step_seconds": 10, "devices": [device]}
         server.say(of_users(3))
+        server.timeline = timeline_of(of_users(3))
         yield server
 
 
@@ -138,6 +168,7 @@ def section(page: Page, title: str) -> Any:
 def test_nothing_keeps_anybody_out(open_page: OpenPage, server: PageServer, users: int, scheme: str) -> None:
     """On any screen axe finds nothing, and nothing is wider than the screen."""
     server.say(of_users(users))
+    server.timeline = timeline_of(of_users(users))
     server.quotas = {"users": {name: limits_of("8GiB") for name in NAMES[:users]}}
     page = open_page(color_scheme=scheme)
     for width in _WIDTHS:
@@ -158,12 +189,17 @@ def test_it_says_who_runs_and_who_waits_for_what(open_page: OpenPage) -> None:
     waiting = turns.get_by_role("list", name="Next").get_by_role("listitem")
     expect(waiting).to_have_text(["grace (plots.ipynb)1st", "you (fine-tuning.ipynb)You are 2nd"])
     expect(turns.get_by_role("list", name="Waiting for memory")).to_contain_text(
-        re.compile(r"Needs 6\.\d GiB, 5\.\d GiB free")
+        re.compile(r"Needs 6\.\d GiB, 5\.\d GiB freeYour idle notebook explore.ipynb makes room in about 26 s")
     )
     expect(page.get_by_text("Lane 1")).to_be_hidden()
     expect(section(page, "Device")).to_contain_text("83 % busy · 61 °C · 58 of 72 W")
     expect(
-        page.get_by_text(re.compile(r"1 cell waits for 6\.\d GiB of memory, and 2 cells wait for their turn\."))
+        page.get_by_text(
+            re.compile(
+                r"1 cell waits for 6\.\d GiB of memory; the next frees in about 26 s, and 2 cells "
+                r"wait for their turn\."
+            )
+        )
     ).to_be_visible()
 
 
@@ -197,6 +233,54 @@ def test_sessions_are_offloaded_interrupted_and_shut_down(open_page: OpenPage, s
         ("DELETE", "/api/kernels/kernel-0"),
         ("POST", "/api/kernels/kernel-1/interrupt"),
         ("POST", "/sharedkernel/api/sessions/kernel-0/offload"),
+    ]
+
+
+def test_what_was_shut_down_is_brought_back_or_ended(open_page: OpenPage, server: PageServer) -> None:
+    """Brought back where its notebook has a new session, else the notebook is named; ended after a question."""
+    shut_down = {"lingering": True, "lingering_seconds": 594.0, "notebook": "train.ipynb", "kernel_id": "kernel-old"}
+    old, new = session(0, "ada", "idle", **shut_down), session(1, "ada", "idle", notebook="train.ipynb")
+    server.say(document(old))
+    server.quotas = {"users": {"ada": {"linger": {"value": 600.0}}}}
+    page = open_page()
+    mine = section(page, "My sessions")
+    expect(mine).to_contain_text("stays for 10 min, %shared attach in its notebook brings it back")
+    server.say(document(old, new))
+    mine.get_by_role("button", name="Bring back variables (10 min)").click()
+    mine.get_by_role("button", name="Shut down train.ipynb").click()
+    expect(page.get_by_role("dialog")).to_contain_text("For 10 min its variables can be brought back.")
+    page.get_by_role("button", name="Cancel").click()
+    mine.get_by_role("button", name="End train.ipynb for good").click()
+    with page.expect_response(lambda response: response.request.method == "DELETE"):
+        page.get_by_role("dialog").get_by_role("button", name="End it").click()
+    assert [request[:2] for request in server.requests] == [
+        ("POST", "/sharedkernel/api/sessions/kernel-1/attach"),
+        ("DELETE", "/api/kernels/012345678900?linger=0"),
+    ]
+
+
+def test_room_is_asked_for_and_made(open_page: OpenPage, server: PageServer) -> None:
+    """By a click of who waits, and one of who is asked, or not now."""
+    mine = {"needed_bytes": 6 * _GIB, "free_bytes": _GIB, "waiting_for": "memory", "notebook": "large.ipynb"}
+    sessions = session(0, "ada", "waiting", **mine), session(1, "ada", "idle", 3.8), session(2, "linus", "idle")
+    waits, idle, other = sessions
+    server.say(document(*sessions))
+    page = open_page()
+    section(page, "My sessions").get_by_role("button", name="Ask for room").click()
+    asks = {"session": other["id"], "owner": "linus", "asking_session": waits["id"], "asked_by": "ada", "bytes": 1}
+    asked = {"session": idle["id"], "owner": "ada", "asking_session": other["id"], "asked_by": "linus", "bytes": 1}
+    server.say(json.dumps({**json.loads(document(*sessions)), "room_requests": [asks, asked]}))
+    expect(section(page, "My sessions")).to_contain_text("Asked linus to make room")
+    expect(
+        page.get_by_text("linus waits for memory. Your idle notebook notebook1.ipynb holds 3.8 GiB.")
+    ).to_be_visible()
+    keep_picture(page, "ask-for-room")
+    page.get_by_role("status").get_by_role("button", name="Offload notebook1.ipynb").click()
+    page.get_by_role("button", name="Not now").click()
+    expect(page.get_by_text("linus waits for memory.")).to_have_count(0)
+    assert [request[:2] for request in server.requests] == [
+        ("POST", "/sharedkernel/api/sessions/kernel-0/ask-for-room"),
+        ("POST", "/sharedkernel/api/sessions/kernel-1/offload"),
     ]
 
 

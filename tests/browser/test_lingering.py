@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.lab import LabPage, start_lab
+from tests.browser.lab import LabPage, keep_picture, start_lab
 from tests.warm_stack import WarmStack
 
 
@@ -36,7 +36,7 @@ def test_a_session_that_was_shut_down_says_so_and_comes_back_without_alarm(lab: 
     expect(mine).to_contain_text("idle")
     lab.page.evaluate("jupyterapp.commands.execute('kernelmenu:shutdown')")
     expect(mine).to_contain_text("shut down")
-    expect(mine).to_contain_text("Shut down; stays for 10 min, %shared attach in its notebook brings it back")
+    expect(mine.get_by_role("button", name="Bring back variables (10 min)")).to_be_visible()
     expect(mine).not_to_contain_text("its next cell brings it back")
 
     lab.page.evaluate("jupyterapp.commands.execute('kernelmenu:restart')")
@@ -49,3 +49,54 @@ def test_a_session_that_was_shut_down_says_so_and_comes_back_without_alarm(lab: 
     expect(lab.page.locator(".jp-Dialog")).to_have_count(0)
     expect(mine).not_to_contain_text("shut down")
     expect(mine.get_by_role("listitem")).to_have_count(1)
+
+
+def test_a_click_brings_variables_back(lab: LabPage) -> None:
+    """The cross means what the menu does, and says so; the notebook gets a kernel, and its variables."""
+    lab.new_notebook()
+    expect(lab.output(lab.run("x = 41; print('there')"))).to_contain_text("there")
+    lab.show_panel()
+    mine = lab.section("My sessions")
+    mine.get_by_role("button", name="Shut down").click()
+    expect(lab.page.locator(".jp-Dialog")).to_contain_text("For 10 min its variables can be brought back.")
+    lab.dialog_button("Shut down").click()
+    button = mine.get_by_role("button", name="Bring back variables")
+    expect(button).to_be_visible()
+    keep_picture(lab.panel, "bring-back")
+    button.click()
+    expect(button).to_have_count(0)
+    expect(mine.get_by_role("listitem")).to_have_count(1)
+    lab.wait_for_kernel()
+    expect(lab.run("print(x + 1)")).to_contain_text("42")
+    expect(lab.page.locator(".jp-Dialog")).to_have_count(0)
+
+
+def test_what_was_shut_down_can_be_ended_for_good(lab: LabPage) -> None:
+    """After a question that says so."""
+    lab.new_notebook()
+    expect(lab.output(lab.run("print('there')"))).to_contain_text("there")
+    lab.show_panel()
+    mine = lab.section("My sessions")
+    lab.page.evaluate("jupyterapp.commands.execute('kernelmenu:shutdown')")
+    mine.get_by_role("button", name="for good").click()
+    expect(lab.page.locator(".jp-Dialog")).to_contain_text("It was shut down already.")
+    lab.dialog_button("End it").click()
+    expect(mine).to_contain_text("You have none.")
+
+
+def test_a_notebook_that_is_closed_is_opened_for_its_variables(lab: LabPage) -> None:
+    """As its file is on this server."""
+    lab.new_notebook()
+    expect(lab.output(lab.run("x = 41; print('there')"))).to_contain_text("there")
+    lab.save()
+    lab.show_panel()
+    mine = lab.section("My sessions")
+    lab.page.evaluate("jupyterapp.commands.execute('kernelmenu:shutdown')")
+    expect(mine.get_by_role("button", name="Bring back variables")).to_be_visible()
+    lab.page.evaluate("jupyterapp.commands.execute('application:close-all')")
+    expect(lab.notebook).to_have_count(0)
+    mine.get_by_role("button", name="Bring back variables").click()
+    expect(mine.get_by_role("button", name="Bring back variables")).to_have_count(0)
+    lab.wait_for_kernel()
+    lab.notebook.locator(".jp-Cell").last.click()
+    expect(lab.run("print(x + 1)")).to_contain_text("42")

@@ -133,7 +133,7 @@ def test_a_session_is_shut_down_from_the_panel(open_lab: OpenLab, stack: LocalSt
     expect(mine.get_by_role("listitem")).to_have_count(1)
     shut_down.click()
     keep_picture(ada.page, "shut-down")
-    ada.dialog_button("Shut Down").click()
+    ada.dialog_button("Shut down").click()
     expect(mine).to_contain_text("You have none")
     expect(ada.page.locator("#jp-bottom-panel")).to_contain_text("No Kernel")
     expect(ada.status_item).to_be_hidden()
@@ -224,3 +224,15 @@ def test_a_long_cell_s_output_survives_a_reload(open_lab: OpenLab, tmp_path: Pat
     expect(first.locator(".jp-InputPrompt")).to_contain_text("[1]")
     expect(ada.output(second)).to_contain_text("and what waited behind it")
     expect(ada.output(ada.run("print('as usual')"))).to_contain_text("as usual")
+
+
+def test_the_panel_has_a_timeline(open_lab: OpenLab) -> None:
+    """Opened on request; it says what the notebook did, by name to its owner."""
+    page = open_lab("grace")
+    page.new_notebook()
+    expect(page.output(page.run("import torch; print(torch.ones(1 << 20).sum().item())"))).to_contain_text("1048576")
+    page.show_panel()
+    page.section("Timeline").get_by_text("Timeline").click()
+    row = page.section("Timeline").get_by_role("img", name="you (Untitled")
+    expect(row.first).to_be_visible()
+    expect(row.first).to_have_attribute("aria-label", re.compile(r"Ran for \d"))

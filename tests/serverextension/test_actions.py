@@ -125,3 +125,12 @@ def test_every_route_wants_the_server_s_own_token(
     """No token and the gateway's token are none."""
     for token in (None, stack.token("ada")):
         assert ada.ask(method, f"{ROOT}/{path}", {} if method != "GET" else None, token=token).status == 403
+
+
+def test_the_timeline_is_the_gateways(ada: JupyterServer) -> None:
+    """Its refusals, too."""
+    answer = ada.ask("GET", f"{ROOT}/timeline?seconds=60&columns=50")
+    assert answer.status == 200
+    (device,) = answer.body["devices"]
+    assert device["end"] - device["begin"] == pytest.approx(60)
+    assert ada.ask("GET", f"{ROOT}/timeline?seconds=0").body["reason"] == "config"

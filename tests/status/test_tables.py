@@ -218,7 +218,7 @@ def test_a_wait_says_what_for_and_who_runs() -> None:
 
 
 def test_an_outlook_on_the_wait() -> None:
-    """Turns of those before, or what they still need where that is known; else what waits took."""
+    """Turns of those before, or what they still need where that is known; else nothing."""
     queued = session("c", "cleo", "queued", queue_position=2, waiting_for="lane", wait_p50_seconds=3.0)
     status = document(
         sessions=[
@@ -230,7 +230,7 @@ def test_an_outlook_on_the_wait() -> None:
     )
     assert wait_outlook(queued, status) == "Expected wait: about 250 ms."
     status = changed(status, device={**to_json(status.device), "policy": "fifo"})
-    assert wait_outlook(queued, status) == "Half of the waits until now took less than 3.0 s."
+    assert wait_outlook(queued, status) is None
     known = to_json(status.sessions)
     for seconds, other in zip((20.0, 40.0), known, strict=False):
         other |= {"remaining_seconds": seconds, "remaining_from": "earlier"}
@@ -241,3 +241,19 @@ def test_an_outlook_on_the_wait() -> None:
     assert expected_wait(queued, status) is None
     assert wait_outlook(status.sessions[0], status) is None
     assert wait_outlook(session("x", "xavier", "waiting", waiting_for="memory"), status) is None
+
+
+@pytest.mark.parametrize(
+    ("user", "state", "seconds", "sentence"),
+    [
+        ("grace", "idle", 26.0, "Grace's idle notebook makes room in about 26.0 s."),
+        ("grace", "queued", None, "Grace's notebook makes room soon."),
+        ("ada", "idle", 26.0, "Your idle notebook b.ipynb makes room in about 26.0 s."),
+    ],
+)
+def test_an_outlook_on_a_wait_for_memory(user: str, state: str, seconds: float | None, sentence: str) -> None:
+    """It says whose notebook makes room."""
+    waits = {"waiting_for": "memory", "memory_wait_seconds": seconds, "room_from": "b"}
+    waiting = session("a", "ada", "waiting", **waits)
+    status = document(sessions=[waiting, session("b", user, state, notebook="/home/x/b.ipynb")])
+    assert wait_outlook(waiting, status) == sentence

@@ -1,7 +1,8 @@
 /** What a user can do with a session, from the gateway's page. */
 
 import { sessionName } from '../describe';
-import type { ISessionActions } from '../sessionactions';
+import type { DeviceModel } from '../model';
+import { ISessionActions, shutDownQuestion, successorOf } from '../sessionactions';
 import type { ISession } from '../view';
 import { PageApi, SignInNeededError } from './api';
 import { english as trans } from './english';
@@ -18,6 +19,8 @@ interface IHandlers {
 export class PageActions implements ISessionActions {
   constructor(
     private readonly _api: PageApi,
+    private readonly _model: DeviceModel,
+    private readonly _own: string,
     private readonly _handlers: IHandlers
   ) {}
 
@@ -41,16 +44,35 @@ export class PageActions implements ISessionActions {
     );
   }
 
+  async askForRoom(session: ISession): Promise<void> {
+    await this.attempt(() => this._api.askForRoom(session), trans.__('Nobody was asked'));
+  }
+
+  /** Whether its notebook has a new session that it can take the place of; notebooks are on their users' machines. */
+  canBringBack(session: ISession): boolean {
+    return this._successor(session) !== undefined;
+  }
+
+  async bringBack(session: ISession): Promise<void> {
+    const successor = this._successor(session);
+    if (successor !== undefined) {
+      const failure = trans.__('%1 could not be brought back', sessionName(session));
+      await this.attempt(() => this._api.bringBack(successor), failure);
+    }
+  }
+
   async shutDown(session: ISession): Promise<void> {
     const name = sessionName(session);
-    const agreed = await this._handlers.ask(
-      trans.__('Shut down %1?', name),
-      trans.__('Its variables and tensors will be gone. To free device memory only, offload it instead.'),
-      trans.__('Shut down')
-    );
-    if (agreed) {
+    const question = shutDownQuestion(session, await this._api.linger(session.user), trans);
+    if (await this._handlers.ask(question.title, question.text, question.agree)) {
       await this.attempt(() => this._api.shutDown(session), trans.__('%1 could not be shut down', name));
     }
+  }
+
+  private _successor(session: ISession): ISession | undefined {
+    return session.lingering && session.user === this._own
+      ? successorOf(session, this._model.view.status?.sessions ?? [])
+      : undefined;
   }
 
   /** Try something; tell the user why it did not work. */

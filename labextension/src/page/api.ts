@@ -1,7 +1,8 @@
 /** The gateway's routes, as its own page asks for them: by a cookie, with Jupyter's protection against forged requests. */
 
 import type { IChannel } from '../connection';
-import { IAdminApi, ILimits, readLimits, readPolicies, RefusedError } from '../limits';
+import { IAdminApi, ILimits, readLimits, readLinger, readPolicies, RefusedError } from '../limits';
+import { ITimelineApi, IWindow, timelineQuery } from '../timeline';
 import type { ISession } from '../view';
 
 /** Who looks at the page. */
@@ -20,7 +21,7 @@ export class SignInNeededError extends RefusedError {}
 
 export const SIGN_IN = 'sharedkernel/page/sign-in';
 
-export class PageApi implements IAdminApi {
+export class PageApi implements IAdminApi, ITimelineApi {
   /** Return who is signed in. */
   async me(): Promise<IMe> {
     const answer = (await request('GET', 'sharedkernel/page/me')) as Record<string, unknown> | null;
@@ -54,6 +55,10 @@ export class PageApi implements IAdminApi {
     }
   }
 
+  async timeline(window: IWindow, columns: number): Promise<unknown> {
+    return request('GET', `sharedkernel/api/timeline?${timelineQuery(window, columns)}`);
+  }
+
   /** Return a fresh token for another machine. */
   async newToken(): Promise<string> {
     const answer = (await request('POST', 'sharedkernel/page/token', {})) as { token?: unknown } | null;
@@ -75,9 +80,26 @@ export class PageApi implements IAdminApi {
     await request('POST', `api/kernels/${kernelOf(session)}/interrupt`, {});
   }
 
-  /** End a session. */
+  /** Ask whoever holds idle memory that a session waits for. */
+  async askForRoom(session: ISession): Promise<void> {
+    await request('POST', `sharedkernel/api/sessions/${kernelOf(session)}/ask-for-room`, {});
+  }
+
+  /** Bring back the earlier session of a session's notebook, in its place. */
+  async bringBack(session: ISession): Promise<void> {
+    await request('POST', `sharedkernel/api/sessions/${kernelOf(session)}/attach`, {});
+  }
+
+  /** Return for how many seconds a user's session that was shut down can be brought back; null where nobody knows. */
+  async linger(user: string): Promise<number | null> {
+    return readLinger(await request('GET', 'sharedkernel/api/quotas').catch(() => null), user);
+  }
+
+  /** Shut a session down, or end one that was shut down. */
   async shutDown(session: ISession): Promise<void> {
-    await request('DELETE', `api/kernels/${kernelOf(session)}`);
+    // A session that was shut down has no kernel any more.
+    const path = session.lingering ? `${encodeURIComponent(session.id)}?linger=0` : kernelOf(session);
+    await request('DELETE', `api/kernels/${path}`);
   }
 
   async limits(): Promise<Map<string, ILimits>> {

@@ -7,7 +7,9 @@ import { DeviceSection } from '../device';
 import type { DeviceModel } from '../model';
 import { notice } from '../notice';
 import { userColours } from '../palette';
+import { RoomRequests } from '../room';
 import { OthersSection, SessionsSection } from '../sessions';
+import { TimelineSection } from '../timelinesection';
 import { TurnsSection } from '../turns';
 import { pendingDemand } from '../words';
 import { PageActions } from './actions';
@@ -40,8 +42,8 @@ export function Page(props: IProps): React.ReactElement {
         };
         setQuestion({ title, text, agree, answer });
       });
-    return new PageActions(api, { ask, tell: setFailure, signIn: onSignIn });
-  }, [api, onSignIn]);
+    return new PageActions(api, model, me.user, { ask, tell: setFailure, signIn: onSignIn });
+  }, [api, model, me.user, onSignIn]);
   const attempt = React.useCallback(
     (work: () => Promise<void>, told: string) => actions.attempt(work, told),
     [actions]
@@ -66,6 +68,7 @@ export function Page(props: IProps): React.ReactElement {
       <main className={model.isLive ? 'sk-Page' : 'sk-Page sk-mod-stale'}>
         <div className="sk-Page-notices" role="status">
           {trouble !== null && <p className="sk-Notice">{trouble}</p>}
+          {status !== null && <RoomRequests status={status} actions={actions} {...names} />}
           {demand !== null && <p className="sk-Notice sk-mod-demand">{demand}</p>}
         </div>
         <div className="sk-Page-notices" role="alert">
@@ -89,6 +92,7 @@ export function Page(props: IProps): React.ReactElement {
                 actions={actions}
                 currentId={null}
                 colours={colours}
+                requests={status.roomRequests}
                 {...names}
               />
             </div>
@@ -107,6 +111,7 @@ export function Page(props: IProps): React.ReactElement {
                 />
               )}
             </div>
+            <TimelineSection api={api} colours={colours} {...names} />
             <HistorySection api={api} units={model.units} onSignIn={onSignIn} />
             <ConnectSection me={me} api={api} attempt={attempt} />
             {me.admin && !alone && <PeopleSection api={api} status={status} units={model.units} colours={colours} />}

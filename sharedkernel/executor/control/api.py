@@ -25,6 +25,7 @@ from sharedkernel.executor.shelf.store import ShelfStore
 from sharedkernel.executor.supervision.supervisor import Supervisor
 from sharedkernel.ipc.shared_page import Word
 from sharedkernel.status.document import pack_status
+from sharedkernel.status.timeline import TimelineWindow, pack_timeline
 
 log = logging.getLogger(__name__)
 
@@ -149,6 +150,10 @@ class ControlApi:
                 await self._controller.wait_for_change()
             case protocol.GetCounts():
                 return protocol.CountsAnswer(request=message.request, counts=self._controller.counts())
+            case protocol.GetTimeline(seconds=seconds, columns=columns, end=end, user=user):
+                window = TimelineWindow(seconds=seconds, columns=columns, end=end)
+                timeline = self._controller.timeline_of(window, user)
+                return protocol.TimelineAnswer(request=message.request, timeline=pack_timeline(timeline))
             case protocol.ListShelves(user=user):
                 return protocol.Shelves(request=message.request, shelves=self._shelves.listings(user))
             case protocol.TakeOffShelf(user=user, name=name):

@@ -165,6 +165,7 @@ def _session(view: SessionView, process: SessionHandle) -> SessionStatus:
         memory_wait_seconds=view.memory_wait_seconds,
         needed_bytes=view.needed,
         free_bytes=view.free,
+        room_from=view.room_from,
         remaining_seconds=view.remaining_seconds,
         remaining_from=view.remaining_from,
         utilisation=view.utilisation,

@@ -8,8 +8,9 @@ import msgspec
 
 from sharedkernel import protocol
 from sharedkernel.executor.dispatch.controller import SessionController
+from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.scheduling.model.types import SessionState
-from sharedkernel.status.text import expected_waits, usual_wait
+from sharedkernel.status.text import expected_waits, notebook_in_words
 
 #: seconds until waiting sessions are first notified, and between looks at what has changed
 _INTERVAL = 0.1
@@ -57,18 +58,26 @@ class WaitNotifier:
             if process.wait.since is None or view.waiting_for is None:
                 continue
             self._num_waiting += 1
-            user = self._controller.users.records[view.user]
+            maker = None if view.room_from is None else self._controller.sessions.get(view.room_from)
             message = protocol.Waiting(
                 reason=view.waiting_for,
                 position=view.queue_position,
                 holder=", ".join(running) or None,
                 expected_seconds=expected[view.id],
-                usual_seconds=usual_wait(process.wait.past.percentiles()[0], user.waits.percentiles()[0]),
+                needed_bytes=view.needed,
+                free_bytes=view.free,
+                room_from=None if maker is None else self._name(maker, view.user),
             )
             if process.wait.sent is None or _is_news(message, now, process.wait.sent, process.wait.sent_at):
                 process.wait.sent, process.wait.sent_at = message, now
                 process.send(message)
         self.notify_soon()
+
+    def _name(self, maker: SessionHandle, user: str) -> str:
+        """Return the notebook that makes room, as *user* may see it."""
+        own = maker.user == user
+        is_idle = self._controller.is_idle(maker)
+        return notebook_in_words(maker.user or "", maker.notebook, is_own=own, is_idle=is_idle)
 
 
 def _is_news(message: protocol.Waiting, now: float, sent: protocol.Waiting, sent_at: float) -> bool:

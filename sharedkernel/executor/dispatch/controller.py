@@ -32,6 +32,7 @@ from sharedkernel.scheduling.model.types import HOLDING_STATES, SessionId, Sessi
 from sharedkernel.scheduling.scheduler import Scheduler
 from sharedkernel.scheduling.snapshot import QueueView, Snapshot
 from sharedkernel.status.document import RecentTimeline
+from sharedkernel.status.timeline import DeviceTimeline, TimelineWindow
 from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
@@ -126,6 +127,7 @@ class SessionController:
         assert process.session
         assert process.limits is not None
         self.sessions[process.session] = process
+        self._driver.timeline.spans.name(process.session, process.notebook)
         self.users.set_limits(process.limits)
         self.users.records[process.limits.user].sessions[process.session] = process
         self.configure(process.limits)
@@ -351,6 +353,10 @@ class SessionController:
         """How the device is scheduled now."""
         return self._driver.scheduler.config
 
+    def is_idle(self, process: SessionHandle) -> bool:
+        """Whether nothing runs in a session, and its memory is on the device."""
+        return self._state(id_of(process)) is SessionState.IDLE
+
     def snapshot(self) -> Snapshot:
         """Return the views of all sessions, users and lanes as the core has them now."""
         return self._driver.scheduler.snapshot(self._driver.now())
@@ -367,6 +373,12 @@ class SessionController:
     def timeline(self, user: str) -> RecentTimeline:
         """Return the last minutes as *user* may see them."""
         return self._driver.timeline.recent(self._driver.now(), user)
+
+    def timeline_of(self, window: TimelineWindow, user: str | None) -> DeviceTimeline:
+        """Return what sessions did in *window*, as *user* may see it; None: an admin."""
+        for session, process in self.sessions.items():  # a session may have been given to another notebook
+            self._driver.timeline.spans.name(session, process.notebook)
+        return self._driver.timeline.window(self._driver.now(), window, user)
 
     def counts(self) -> protocol.Counts:
         """Return how often what happened."""

@@ -10,15 +10,18 @@ Other people's notebooks are not named: a session is its id and its user, which 
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from sharedkernel.executor.history.span_history import SpanHistory
 from sharedkernel.scheduling.model.types import SessionId
 from sharedkernel.scheduling.scheduler import Scheduler
 from sharedkernel.scheduling.spans import WAITS, Activity, Span, SpanTracker
 from sharedkernel.status.document import OwnActivity, RecentTimeline, TimelineTrack, TrackEntry
+from sharedkernel.status.timeline import DeviceTimeline, TimelineWindow
 
 #: seconds that one value stands for, and how many are kept
 BIN_SECONDS = 1.0
@@ -112,6 +115,8 @@ class Timeline:
 
     def __init__(self, num_bins: int = NUM_BINS) -> None:
         self._num_bins = num_bins
+        #: the last hour, for who zooms into it
+        self.spans = SpanHistory()
         #: number of the second that time is in
         self._bin = 0
         #: the one that was added to last is the last
@@ -246,7 +251,12 @@ class Timeline:
             num_waiting=[round(number, 1) for number in waiting],
         )
 
+    def window(self, now: float, window: TimelineWindow, user: str | None) -> DeviceTimeline:
+        """Return what sessions did in *window*, as *user* may see it (None: an admin); *now* in seconds."""
+        return self.spans.recent(now, window, self._tracker.under_way(now), user=user, clock=time.time())
+
     def _ended(self, span: Span) -> None:
+        self.spans.add(span)
         self._add(span)
         self._added.pop(span.session, None)
 

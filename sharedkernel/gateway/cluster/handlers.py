@@ -270,7 +270,7 @@ default_handlers: list[Any] = [
     (rf"/api/sessions/{sessions._session_id_regex}", ForwardedHandler),
     (r"/api/kernelspecs(?:/[^/]+)?", EverywhereHandler),
     (r"/sharedkernel/api/status", FrontStatusHandler),
-    (rf"/sharedkernel/api/sessions/{_KERNEL}/offload", ForwardedHandler),
+    (rf"/sharedkernel/api/sessions/{_KERNEL}/(?:offload|attach|ask-for-room)", ForwardedHandler),
     (r"/sharedkernel/api/quotas", FrontQuotasHandler),
     (r"/sharedkernel/api/policy", EverywhereHandler),
     (r"/sharedkernel/api/events", StatusFeedHandler),

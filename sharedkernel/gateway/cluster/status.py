@@ -56,6 +56,7 @@ def merge_hosts(documents: Mapping[str, StatusDocument], away: Sequence[Host], p
             for entries in users.values()
         ],
         sessions=sessions,
+        room_requests=[request for part in parts for request in part.room_requests or ()] or UNSET,
     )
 
 

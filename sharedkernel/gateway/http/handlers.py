@@ -174,7 +174,7 @@ class StatusHandler(GatewayHandler):
     @authorized
     async def get(self) -> None:
         """Return the status document, as this user may see it."""
-        status = await kernel_manager_of(self).status()
+        status = await self.settings["room_requests"].status()
         user = self.current_user
         self.finish(msgspec.json.encode(status if user.admin else status.visible_to(user.username)))
 
@@ -192,6 +192,22 @@ class OffloadHandler(GatewayHandler):
         manager.check_visible(kernel_id, self.current_user)
         await cast("SessionKernel", manager.get_kernel(kernel_id)).offload()
         self.log.info("%s offloaded session %s", self.current_user.username, kernel_id)
+        self.set_status(HTTPStatus.NO_CONTENT)
+        self.finish()
+
+
+class BringBackHandler(GatewayHandler):
+    """``/sharedkernel/api/sessions/ID/attach``: bring back the earlier session of a session's notebook."""
+
+    actions: ClassVar[dict[str, str]] = {"POST": "bring back session"}
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str) -> None:
+        """Put the earlier session in this one's place, as ``%shared attach`` does; this one ends."""
+        manager = kernel_manager_of(self)
+        manager.check_visible(kernel_id, self.current_user)
+        await manager.detached.bring_back(cast("SessionKernel", manager.get_kernel(kernel_id)))
         self.set_status(HTTPStatus.NO_CONTENT)
         self.finish()
 
@@ -333,6 +349,7 @@ default_handlers = [
     (rf"/api/sessions/{sessions._session_id_regex}", NotebookSessionHandler),
     (r"/sharedkernel/api/status", StatusHandler),
     (rf"/sharedkernel/api/sessions/{_KERNEL}/offload", OffloadHandler),
+    (rf"/sharedkernel/api/sessions/{_KERNEL}/attach", BringBackHandler),
     (r"/sharedkernel/api/quotas", QuotasHandler),
     (r"/sharedkernel/api/policy", PolicyHandler),
     (r"/sharedkernel/api/events", StatusFeedHandler),

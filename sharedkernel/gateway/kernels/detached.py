@@ -15,11 +15,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from sharedkernel.errors import SessionNotFound, SharedKernelError
+from sharedkernel.errors import Refused, SessionNotFound, SharedKernelError
 from sharedkernel.gateway.channels.flow_control import TokenBucket
 from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.gateway.kernels.kernel import SessionKernel
@@ -275,18 +276,50 @@ class DetachedSessions:
                 cell,
             )
             return
-        self._reserved.add(earlier.session)
-        try:
-            end_own = await kernel.take_over(earlier.session, earlier.device, is_detached=earlier.kernel is None)
-        except SharedKernelError as error:
-            kernel.outputs.show(f"{_NOT_BACK}: {error}", cell)
-            raise
-        finally:
-            self._reserved.discard(earlier.session)
         back = "The earlier session of this notebook is back, with its variables."
         if newest is not None and newest.session != earlier.session:
             back += " It is not the last one: that is open in another page or program, and stays there."
-        kernel.outputs.show(back, cell, "stdout")
+        try:
+            await self._replace(kernel, earlier, lambda: kernel.outputs.show(back, cell, "stdout"))
+        except SharedKernelError as error:
+            if kernel.session_id == own:
+                kernel.outputs.show(f"{_NOT_BACK}: {error}", cell)
+            raise
+
+    async def bring_back(self, kernel: SessionKernel) -> None:
+        """Put the earlier session of *kernel*'s notebook in *kernel*'s place, now.
+
+        Raises
+        ------
+        Refused
+            When there is none, another page has it open, or *kernel* runs a cell.
+        SharedKernelError
+            When the earlier session or an executor is gone.
+        """
+        earlier = self.find(kernel)
+        if earlier is None:
+            is_open = self.find(kernel, include_open=True) is not None
+            raise SessionNotFound(
+                "the earlier session of this notebook is open in another page or program; close it there first."
+                if is_open
+                else _outlook(None)
+            )
+        if kernel.execution_state == "busy":
+            raise Refused(
+                "a cell runs in this notebook; interrupt it, or wait until it has ended, then bring the earlier "
+                "variables back."
+            )
+        await self._replace(kernel, earlier, lambda: None)
+
+    async def _replace(self, kernel: SessionKernel, earlier: EarlierSession, on_taken: Callable[[], None]) -> None:
+        """Put *earlier* in *kernel*'s place, call *on_taken*, and end the session that *kernel* had."""
+        own = kernel.session_id
+        self._reserved.add(earlier.session)
+        try:
+            end_own = await kernel.take_over(earlier.session, earlier.device, is_detached=earlier.kernel is None)
+        finally:
+            self._reserved.discard(earlier.session)
+        on_taken()
         self.forget(earlier.session)
         if earlier.kernel is not None:
             self._registry.drop(earlier.kernel)

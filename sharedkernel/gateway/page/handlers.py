@@ -24,6 +24,8 @@ from sharedkernel.gateway.http.handlers import GatewayHandler
 from sharedkernel.gateway.http.request_guard import SIGN_IN_PATH
 from sharedkernel.gateway.page.figures import FiguresHandler
 from sharedkernel.gateway.page.history import HistoryHandler
+from sharedkernel.gateway.page.room_requests import AskForRoomHandler
+from sharedkernel.gateway.page.timeline import TimelineHandler
 
 #: what the browser runs and how it looks, built from `labextension/src/page/`
 STATIC = Path(__file__).parent / "static"
@@ -269,5 +271,7 @@ default_handlers = [
     (r"/sharedkernel/page/token", TokenHandler),
     (r"/sharedkernel/page/figures", FiguresHandler),
     (r"/sharedkernel/api/history", HistoryHandler),
+    (r"/sharedkernel/api/timeline", TimelineHandler),
+    (r"/sharedkernel/api/sessions/([\w-]+)/ask-for-room", AskForRoomHandler),
     (r"/sharedkernel/page/static/(.*)", StaticHandler, {"path": STATIC}),
 ]

@@ -201,7 +201,7 @@ class MemoryDemand:
     def lack(self, session: Session) -> tuple[int, int] | None:
         """Return the bytes that a session in the memory queue claims, and those of them that are free now.
 
-        None if it lacks nothing, and waits for its turn to be admitted.
+        None if it lacks or claims nothing, and waits for its turn to be admitted.
         """
         shortfall = self.shortfall(session)
         if shortfall <= 0:
@@ -210,7 +210,7 @@ class MemoryDemand:
             claim = session.returning
         else:
             claim = self.beside(session) if self.is_beside(session) else least(session)
-        return claim, max(0, claim - shortfall)
+        return (claim, max(0, claim - shortfall)) if claim > 0 else None
 
     def missing(self, session: Session, gone: Collection[Session] = ()) -> int:
         """Return how many bytes a session lacks that others are offloaded for.

@@ -39,6 +39,8 @@ class _Choice:
     #: as of :class:`Offloading`
     offloadable_at: float | None = None
     helped: set[Session] = field(default_factory=set)
+    #: the idle session that will have been idle for long enough at `offloadable_at`
+    ripens: Session | None = None
     eviction: Eviction = field(default_factory=Eviction)
 
 
@@ -63,6 +65,8 @@ class Offloading:
         self.eviction = Eviction()
         #: when the next session that is needed will have been idle for long enough; None: none is needed
         self.offloadable_at: float | None = None
+        #: the idle session that is offloaded then
+        self.ripens: Session | None = None
         #: queued sessions that would fit if all offloadable idle memory were gone
         self.helped: set[Session] = set()
 
@@ -127,6 +131,13 @@ class Offloading:
                 expected[session.id] = max(0.0, until - now) + self.turns.speed.seconds_back(session)
         return expected
 
+    def room_from(self, session: Session) -> Session | None:
+        """Return whose memory is expected to leave the device next for *session*, which waits; None: not known."""
+        if session not in self.helped:
+            return None
+        asked = (other for other in self.idle.values() if other.offload.is_asked)
+        return next(asked, None) or next(iter(self.turns.leaving.values()), None) or self.ripens
+
     def _room_at(self, session: Session, now: float) -> float | None:
         """Return when there should be room for *session*, first in the queue; None: there is no estimate."""
         if session.wait.has_room_made:
@@ -138,6 +149,7 @@ class Offloading:
 
     def _apply(self, choice: _Choice) -> None:
         self.offloadable_at, self.eviction = choice.offloadable_at, choice.eviction
+        self.ripens = choice.ripens
         if choice.helped != self.helped:
             self.helped = choice.helped
             self.demand.ledger.revision += 1
@@ -218,7 +230,9 @@ class Offloading:
         missing = self._missing(wanting, coming + _sum(ripening), choice.helped) - coming
         ripe = _first([session for session, when in ripening.items() if when <= now], missing)
         if missing > _sum(ripe):
-            choice.offloadable_at = min((when for when in ripening.values() if when > now), default=None)
+            later = ((when, session) for session, when in ripening.items() if when > now)
+            first = min(later, key=lambda entry: entry[0], default=None)
+            choice.offloadable_at, choice.ripens = (None, None) if first is None else first
         chosen += ripe
 
     def _missing(self, wanting: list[tuple[Session, int]], supply: int, helped: set[Session]) -> int:

@@ -22,6 +22,8 @@ _REASONS = {
     "quota": "your quota is used up",
     "restore": "this notebook's memory was moved away while it was idle, and there is no room for it yet",
 }
+#: what a wait for an amount of memory is for
+_NEEDS = {"memory": "needs", "restore": "bringing back this notebook's memory needs"}
 #: characters of a bar in plain text
 _WIDTH = 24
 #: seconds in steps of which a wait is told that lasts less than so many seconds; a longer one is told in the last steps
@@ -103,6 +105,8 @@ class Wait:
         told = self._latest
         if told is None:
             return WaitLine(sentence="Waiting for the shared device.")
+        if told.reason in _NEEDS and told.needed_bytes is not None and told.free_bytes is not None:
+            return WaitLine(sentence=self._memory_sentence(told, now))
         holder = f" ({safe_text(told.holder)})" if told.holder else ""
         place = f", place {told.position} in the queue" if told.position else ""
         sentence = f"Waiting: {_REASONS.get(told.reason) or safe_text(told.reason)}{holder}{place}."
@@ -117,8 +121,6 @@ class Wait:
             sentence += f" {_about(elapsed)} so far."
         if told.expected_seconds is not None:
             return WaitLine(sentence=f"{sentence} It takes longer than expected.")
-        if told.usual_seconds:
-            sentence += f" Half of the waits until now took less than {format_seconds(told.usual_seconds)}."
         if told.reason != "lane" or not told.position or self._from_place == 1:
             return WaitLine(sentence=sentence)
         return WaitLine(
@@ -126,6 +128,20 @@ class Wait:
             label=f"Way in the queue from place {self._from_place}",
             fraction=self._move_to((self._from_place - told.position) / self._from_place),
         )
+
+    def _memory_sentence(self, told: protocol.Waiting, now: float) -> str:
+        """Return how much memory is needed and free, and who makes room, or for how long it was waited."""
+        needed, free = format_bytes(told.needed_bytes or 0), format_bytes(told.free_bytes or 0)
+        sentence = f"Waiting: {_NEEDS[told.reason]} {needed}, {free} free."
+        left = None if told.expected_seconds is None else told.expected_seconds - (now - self._told_at)
+        when = f"in about {_about(left)}" if left is not None and left > 0 else "soon"
+        if told.room_from is not None:
+            maker = safe_text(told.room_from)
+            return f"{sentence} {maker[:1].upper()}{maker[1:]} makes room {when}."
+        if left is not None and left > 0:
+            return f"{sentence} Expected wait: about {_about(left)} more."
+        elapsed = now - self._began
+        return f"{sentence} {_about(elapsed)} so far." if elapsed >= 1 else sentence
 
     def _move_to(self, fraction: float) -> float:
         self._fraction = max(self._fraction, fraction)

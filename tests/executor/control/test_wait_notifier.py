@@ -33,7 +33,7 @@ def test_who_waits_for_memory_is_told_for_how_long_and_shown_no_bar_that_stands_
 
             await until(has_counted, "the seconds of the wait are counted")
             # once the other's cell is over, its memory can move some time: from then on there is a bar
-            told = [line for line in waiter.shown if "device memory is full" in line]
+            told = [line for line in waiter.shown if "free." in line]
             await executor.client.signal_session(holder.session, signal.SIGINT)
             assert (await running).error == "KeyboardInterrupt"
             assert (await holder.run("del kept")).status == "ok"

@@ -109,7 +109,10 @@ def test_an_executor_of_an_earlier_version_is_not_asked_for_what_it_does_not_kno
     earlier = make_package(tmp_path)
     requests = earlier / "sharedkernel" / "protocol" / "requests.py"
     text = requests.read_text()
-    for there, instead in ((" | ListShelves\n    | TakeOffShelf\n", "\n"), ("(ListShelves, TakeOffShelf)", "()")):
+    for there, instead in (
+        (" | ListShelves\n    | TakeOffShelf |", "\n    |"),
+        ("(ListShelves, TakeOffShelf, GetTimeline)", "(GetTimeline,)"),
+    ):
         assert text.count(there) == 1
         text = text.replace(there, instead)
     requests.write_text(text)

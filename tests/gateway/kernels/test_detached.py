@@ -145,6 +145,33 @@ def test_a_session_that_was_shut_down_is_brought_back(own_stack: Stack, meanwhil
     run(scenario())
 
 
+def test_a_page_brings_back_what_was_shut_down(own_stack: Stack) -> None:
+    """By one request; not while a cell runs, and nothing where there is no earlier session. Others may not."""
+    ada, grace = own_stack.client("ada"), own_stack.client("grace")
+
+    async def scenario() -> None:
+        await leave(ada, "x = 41")
+        new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY="new")
+        path = f"/sharedkernel/api/sessions/{new}/attach"
+        assert (await grace.request("POST", path)).status == 404
+        async with ada.attach(new) as channels:
+            cell = await channels.send("execute_request", {"code": "while True: pass", "silent": False})
+            await channels.until("status", cell, execution_state="busy")
+            answer = await ada.request("POST", path)
+            assert (answer.status, answer.body["message"][:35]) == (409, "a cell runs in this notebook; inter")
+            assert (await ada.request("POST", f"/api/kernels/{new}/interrupt")).status == 204
+            await channels.until("status", cell, execution_state="idle")
+            assert (await ada.request("POST", path)).status == 204
+            restarting = await channels.until("status", execution_state="restarting")
+            assert restarting[-1]["content"]["attached"] is True
+            assert (await channels.run("x + 1"))["text"] == "42"
+            answer = await ada.request("POST", path)
+            assert (answer.status, answer.body["reason"]) == (404, "session_not_found")
+        await end_at_once(ada)
+
+    asyncio.run(scenario())
+
+
 def test_a_session_that_was_brought_back_idle_is_idle(own_stack: Stack) -> None:
     """Whatever was not heard of its last cell: one that is busy for ever is never culled, and never drained."""
     ada = own_stack.client("ada")

@@ -58,6 +58,7 @@ def test_who_waits_is_told_what_it_needs_and_what_is_free(sched: Desk) -> None:
     sched.begin("cleo", ephemeral=600 * MIB)
     view = sched.view("cleo")
     assert (view.needed, view.free) == (600 * MIB, 200 * MIB)
+    assert view.room_from == "ada"  # the longest idle
     assert (sched.view("ada").needed, sched.view("ada").free) == (None, None)
     sched.end("bob")
     assert (sched.view("cleo").needed, sched.view("cleo").free) == (None, None)

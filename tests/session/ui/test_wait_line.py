@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import Any
+
+import pytest
 
 from sharedkernel.protocol import Waiting
 from sharedkernel.session.ui.wait_line import Wait, WaitLine, restore_line
@@ -74,14 +77,34 @@ def test_without_an_expectation_the_place_fills_the_bar() -> None:
 
 
 def test_where_nothing_is_known_there_is_no_bar() -> None:
-    """What earlier waits took is told, if there were any, and how long this one has taken."""
+    """How long this one has taken is told, and nothing of earlier waits."""
     wait = Wait(0.0)
     assert has_no_bar(wait.line(1.0))
     for message in (waiting(1), waiting(None, reason="memory")):
         wait.take(message, 1.0)
         assert has_no_bar(wait.line(2.0))
-    wait.take(waiting(1, usual_seconds=3.0), 2.0)
-    assert wait.line(2.0).sentence.endswith("2 s so far. Half of the waits until now took less than 3.0 s.")
+    assert wait.line(2.0).sentence == "Waiting: device memory is full (ada). 2 s so far."
+
+
+@pytest.mark.parametrize(
+    ("fields", "rest"),
+    [
+        ({}, "2 s so far."),
+        ({"expected_seconds": 26.0}, "Expected wait: about 25 s more."),
+        (
+            {"expected_seconds": 26.0, "room_from": "grace's idle notebook"},
+            "Grace's idle notebook makes room in about 25 s.",
+        ),
+        ({"expected_seconds": 1.0, "room_from": "your notebook a.ipynb"}, "Your notebook a.ipynb makes room soon."),
+    ],
+)
+def test_a_wait_for_memory_says_what_it_needs_and_who_makes_room(fields: dict[str, Any], rest: str) -> None:
+    """Not whose turn it is, which frees no memory."""
+    wait = Wait(0.0)
+    wait.take(waiting(3, reason="memory", needed_bytes=1 << 30, free_bytes=1 << 29, **fields), 0.5)
+    line = wait.line(2.0)
+    assert line.sentence == f"Waiting: needs 1.0 GiB, 512 MiB free. {rest}"
+    assert line.fraction is None
 
 
 def test_a_place_says_nothing_of_when_memory_comes() -> None:

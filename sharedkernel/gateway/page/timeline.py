@@ -1,0 +1,122 @@
+"""What sessions did in the last minutes or the last hour, on each device, for timelines that people zoom into."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from typing import Any, cast
+
+import msgspec
+from jupyter_server.auth.decorator import authorized
+from tornado import web
+
+from sharedkernel.errors import Refused, SharedKernelError
+from sharedkernel.gateway.cluster.front import Front
+from sharedkernel.gateway.fleet.executors import Executors
+from sharedkernel.gateway.http.handlers import GatewayHandler
+from sharedkernel.gateway.kernels.manager import kernel_manager_of
+from sharedkernel.status.timeline import DeviceTimeline, TimelineWindow
+
+#: seconds that an executor may take to answer
+_TIMEOUT = 5.0
+#: requests that wait for others; further ones are refused
+_MAX_WAITING = 32
+
+
+class TimelineRequests:
+    """Asks executors for timelines, one after the other: a long window takes an executor some milliseconds."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._num_waiting = 0
+
+    async def ask(self, executors: Executors, window: TimelineWindow, user: str | None) -> dict[str, DeviceTimeline]:
+        """Return the timeline of each device whose executor answers.
+
+        Parameters
+        ----------
+        executors
+            The devices.
+        window
+            Which time.
+        user
+            Whose notebooks may be named; None: everybody's.
+
+        Raises
+        ------
+        Refused
+            When too many requests wait.
+        SharedKernelError
+            When no executor answers.
+        """
+        if self._num_waiting >= _MAX_WAITING:
+            raise Refused("too many timelines are asked for at this moment; try again.", reason="too_many_requests")
+        self._num_waiting += 1
+        try:
+            async with self._lock:
+                asked = [self._ask(executors, device, window, user) for device in executors]
+                answers = await asyncio.gather(*asked, return_exceptions=True)
+        finally:
+            self._num_waiting -= 1
+        found: dict[str, DeviceTimeline] = {}
+        for device, answer in zip(executors, answers, strict=True):
+            if isinstance(answer, DeviceTimeline):
+                found[device] = answer
+            elif not isinstance(answer, SharedKernelError | TimeoutError):
+                raise answer
+        if not found:
+            raise executors.unavailable()
+        return found
+
+    async def _ask(self, executors: Executors, device: str, window: TimelineWindow, user: str | None) -> DeviceTimeline:
+        async with asyncio.timeout(_TIMEOUT):
+            return await executors[device].timeline(window, user)
+
+
+class TimelineHandler(GatewayHandler):
+    """``/sharedkernel/api/timeline?seconds=150&columns=300&end=TIME``: what sessions did; ``end`` is now by default."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Return the timeline of each device, in which only admins see the names of others' notebooks."""
+        window = TimelineWindow(
+            seconds=self._number("seconds", 150.0),
+            columns=int(self._number("columns", 300.0)),
+            end=self._number("end", None),
+        )
+        user = self.current_user
+        front: Front | None = self.settings.get("front")
+        if front is not None:
+            uri = f"/sharedkernel/api/timeline?{self.request.query}"
+            answers = await front.fetch_all(front.hosts.answering(), user, uri)
+            devices = [
+                {**device, "device": "/".join(filter(None, (host, device["device"])))}
+                for host in sorted(answers)
+                for device in _devices(answers[host])
+            ]
+            self.finish(msgspec.json.encode({"devices": devices}))
+            return
+        requests: TimelineRequests = self.settings["timeline_requests"]
+        found = await requests.ask(
+            kernel_manager_of(self).executors, window, None if user.admin else cast("str", user.username)
+        )
+        devices = [{"device": name or None, **msgspec.structs.asdict(timeline)} for name, timeline in found.items()]
+        self.finish(msgspec.json.encode({"devices": devices}))
+
+    def _number(self, name: str, default: Any) -> Any:
+        text = self.get_query_argument(name, None)
+        if text is None:
+            return default
+        with contextlib.suppress(ValueError):
+            value = float(text)
+            if math.isfinite(value):
+                return value
+        raise Refused(f"`{name}` is {text!r}; it should be a number.", reason="bad_request")
+
+
+def _devices(answer: Any) -> list[dict[str, Any]]:
+    """Return what a host answered of its devices."""
+    devices = answer.get("devices") if isinstance(answer, dict) else None
+    return [device for device in devices or [] if isinstance(device, dict) and "device" in device]

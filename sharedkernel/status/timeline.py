@@ -1,0 +1,108 @@
+"""The timeline of a device: what each session did, and what it waited for, as pages show it.
+
+The executor answers with it (`executor/history/span_history.py`), the gateway passes it on as JSON at
+``/sharedkernel/api/timeline``. It is bounded: :data:`MAX_ROWS` rows of at most two segments for each requested column.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from sharedkernel.errors import ConfigError, ProtocolError
+
+#: seconds that one timeline may show
+MIN_SECONDS, MAX_SECONDS = 1.0, 3600.0
+#: segments shorter than a column are merged
+MIN_COLUMNS, MAX_COLUMNS = 10, 600
+#: most sessions that one timeline shows; the others are counted
+MAX_ROWS = 24
+
+
+class TimelineSegment(msgspec.Struct, frozen=True, array_like=True):
+    """What a session did from `begin` to `end`, seconds since the begin of the timeline."""
+
+    begin: float
+    end: float
+    #: seconds of each activity, such as ``running`` or ``queued``; the rest of the segment it did nothing
+    seconds: dict[str, float]
+    #: bytes that it waited for, where it waited for memory
+    needed_bytes: int | None = None
+
+
+class TimelineRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A session in a timeline."""
+
+    session: str
+    user: str
+    #: path; None where it is unknown or not the reader's to know
+    notebook: str | None
+    #: oldest first; none overlap
+    segments: list[TimelineSegment]
+
+
+class DeviceTimeline(msgspec.Struct, frozen=True, kw_only=True):
+    """What the sessions of one device did in a window of time."""
+
+    #: seconds since 1970
+    begin: float
+    end: float
+    #: seconds since 1970 before which nothing is kept
+    oldest: float
+    #: those of the reader first, then those with the most activity
+    rows: list[TimelineRow]
+    #: sessions left out
+    more_rows: int = 0
+
+
+class TimelineWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """The window of a timeline.
+
+    Parameters
+    ----------
+    seconds
+        Its length.
+    columns
+        How many parts of it are told apart.
+    end
+        Seconds since 1970; None: now.
+    """
+
+    seconds: float
+    columns: int
+    end: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the bounds.
+
+        Raises
+        ------
+        ConfigError
+            When one is exceeded.
+        """
+        if not MIN_SECONDS <= self.seconds <= MAX_SECONDS:
+            raise ConfigError(f"a timeline shows {MIN_SECONDS:.0f} to {MAX_SECONDS:.0f} seconds, not {self.seconds:g}.")
+        if not MIN_COLUMNS <= self.columns <= MAX_COLUMNS:
+            raise ConfigError(f"a timeline has {MIN_COLUMNS} to {MAX_COLUMNS} columns, not {self.columns}.")
+        if self.end is not None and not 0 <= self.end < 1e12:
+            raise ConfigError("a timeline ends at a time in seconds since 1970.")
+
+
+def pack_timeline(timeline: DeviceTimeline) -> msgspec.Raw:
+    """Return a timeline as part of a message; :func:`read_timeline` reads it."""
+    return msgspec.Raw(msgspec.msgpack.encode(timeline))
+
+
+def read_timeline(data: Any, sender: str) -> DeviceTimeline:
+    """Return the timeline in *data*, msgpack that is not decoded yet.
+
+    Raises
+    ------
+    ProtocolError
+        When it is none, with one sentence that names *sender*.
+    """
+    try:
+        return msgspec.msgpack.decode(data, type=DeviceTimeline)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"{sender} sent no timeline that this version can read ({error}).") from None

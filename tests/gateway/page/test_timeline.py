@@ -1,0 +1,72 @@
+"""The timeline over the gateway: what sessions did, as each user may see it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from tests.gateway.client import Client
+from tests.gateway.conftest import Stack, run
+from tests.gateway.devices import execute
+
+TIMELINE = "/sharedkernel/api/timeline"
+#: some tenths of a second on the device
+_WORK = "import torch\nfor _ in range(40):\n    torch.ones(1 << 20).sum().item()"
+
+
+async def rows_of(client: Client, query: str = "") -> dict[str, Any]:
+    """Return the rows of the only device, by session."""
+    answer = await client.request("GET", TIMELINE + query)
+    assert answer.status == 200, answer
+    (device,) = answer.body["devices"]
+    assert device["device"] is None
+    return {row["session"]: row for row in device["rows"]}
+
+
+@pytest.mark.heavy
+def test_everybody_sees_who_ran_and_only_owners_and_admins_which_notebook(stack: Stack) -> None:
+    """Also after the session has ended."""
+
+    async def scenario() -> None:
+        ada, grace, mary = stack.client("ada"), stack.client("grace"), stack.client("mary")
+        began = time.time()
+        kernel, other = await grace.start(KERNEL_NOTEBOOK="train.ipynb"), await mary.start(KERNEL_NOTEBOOK="b.ipynb")
+        await execute(grace, kernel, _WORK)
+        await execute(mary, other, _WORK)
+        for _ in range(2):
+            await asyncio.sleep(1.1)  # what is shown is at most a second old
+            window = f"?seconds={time.time() - began + 1}"  # other tests' sessions may be in longer ones
+            seen = {client: await rows_of(client, window) for client in (ada, grace, mary)}
+            names = {client: {id: seen[client][id]["notebook"] for id in (kernel, other)} for client in seen}
+            assert names == {
+                ada: {kernel: "train.ipynb", other: "b.ipynb"},
+                grace: {kernel: "train.ipynb", other: None},
+                mary: {kernel: None, other: "b.ipynb"},
+            }
+            assert next(iter(seen[mary].values()))["user"] == "mary"  # one's own first
+            (_, _, seconds, _), *_ = seen[ada][kernel]["segments"]
+            assert seconds["running"] > 0
+            await grace.request("DELETE", f"/api/kernels/{kernel}?linger=0")
+
+    run(scenario())
+
+
+def test_what_is_no_window_is_refused(stack: Stack) -> None:
+    """With one sentence; so is who has no token."""
+
+    async def scenario() -> None:
+        grace = stack.client("grace")
+        for query, sentence in (
+            ("seconds=long", "`seconds` is 'long'; it should be a number."),
+            ("seconds=nan", "`seconds` is 'nan'; it should be a number."),
+            ("seconds=999999", "a timeline shows 1 to 3600 seconds, not 999999."),
+            ("columns=1e6", "a timeline has 10 to 600 columns, not 1000000."),
+        ):
+            answer = await grace.request("GET", f"{TIMELINE}?{query}")
+            assert (answer.status, answer.body["message"]) == (400, sentence)
+        assert (await Client(stack.gateway_url, "").request("GET", TIMELINE)).status == 403
+
+    run(scenario())
