@@ -6,7 +6,6 @@ import asyncio
 import signal
 import sys
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -20,8 +19,8 @@ from sharedkernel.gateway.auth.identity import SingleUser, TokenOnlyIdentity, To
 from sharedkernel.gateway.auth.tickets import TicketKey, check_host_name, host_key, host_prefix, read_key
 from sharedkernel.gateway.channels.user_bytes import UserBudgets
 from sharedkernel.gateway.channels.websocket import SessionWebsocket
-from sharedkernel.gateway.cluster.kernels import FrontKernels, default_address, read_peers, summarize
-from sharedkernel.gateway.cluster.registration import HostRegistration
+from sharedkernel.gateway.cluster.kernels import FrontKernels, read_peers
+from sharedkernel.gateway.cluster.member import HostMember
 from sharedkernel.gateway.config.groups import Memberships
 from sharedkernel.gateway.config.reload import Changes, ConfigReloader
 from sharedkernel.gateway.config.settings import (
@@ -117,6 +116,8 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
     #: this host's key, if it is one of a cluster
     ticket_key: TicketKey | None = None
 
+    #: this host in its cluster, if it is in one
+    _member: HostMember | None = None
     _lock: GatewayLock | None = None
     _background: Sequence[asyncio.Task[None]] = ()
 
@@ -175,7 +176,8 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         self.ticket_key = None if peers is None or self.front else TicketKey(peers.key)
         self.jpserver_extensions = {}
         routes = "sharedkernel.gateway.cluster.handlers" if self.front else "sharedkernel.gateway.http.handlers"
-        self.extra_services = [routes, "sharedkernel.gateway.page.handlers"]
+        of_member = ["sharedkernel.gateway.cluster.cordon"] if self.ticket_key else []
+        self.extra_services = [routes, *of_member, "sharedkernel.gateway.page.handlers"]
         self._lock = GatewayLock(runtime_directory)
         try:
             directory = gateway_directory(runtime_directory)  # which exists once the lock can be taken
@@ -215,6 +217,9 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         settings["open_websockets"] = WebsocketRegistry(self.max_websockets)
         settings["user_budgets"] = self._user_budgets = UserBudgets(self.max_user_bytes)
         settings["audit_log"] = self.deployment.audit_log
+        if self.ticket_key is not None:
+            self._member = HostMember(self, manager, self.ticket_key, self.deployment)
+            settings["cordon"] = self._member.cordon
         if isinstance(manager, FrontKernels):
             settings["front"] = manager.front
         settings["usage_history"] = self._usage_history = UsageHistory(manager.status)
@@ -328,8 +333,9 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             asyncio.create_task(self._close_revoked()),
             asyncio.create_task(self._log_absent_executors()),
             asyncio.create_task(keep_trimmed()),
-            asyncio.create_task(self._stay_registered()),
         ]
+        if self._member is not None:
+            self._background = [*self._background, asyncio.create_task(self._member.keep())]
         if not self.front:  # which would ask all hosts for their whole status every few seconds
             self._background = [*self._background, asyncio.create_task(self._usage_history.keep())]
         self._announce()
@@ -350,14 +356,6 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         await asyncio.sleep(_EXECUTOR_PATIENCE)
         for sentence in () if self.front else self.kernel_manager.executors.absences():
             self.log.warning("no notebook can start there yet: %s", sentence)
-
-    async def _stay_registered(self) -> None:
-        """Register this host at the fronts of its cluster, if it is in one."""
-        peers, fronts = self.deployment.peers, parse_setting("fronts", self.fronts, ())
-        if fronts and peers is not None and self.ticket_key is not None:
-            address = self.host_address or default_address(self.ip, self.port, is_encrypted=bool(self.certfile))
-            describe = partial(summarize, self.kernel_manager, self.host_name, address)
-            await HostRegistration(fronts, self.ticket_key, describe, peers.context).keep()
 
     async def _close_revoked(self) -> None:
         while True:
