@@ -170,7 +170,7 @@ class DrainApp(_HostCommandApp):
             return
         for line in left_words(host) if not self.as_json else ():
             print(line)  # noqa: T201
-        fail(f"after {format_seconds(seconds)} {len(host['users'])} users still have something on {safe_text(name)}.")
+        fail(f"after {format_seconds(seconds)} users still have something on {safe_text(name)}: {len(host['users'])}.")
 
     def _wait(self, name: str, seconds: float) -> dict[str, Any]:
         """Return what the front knows of the host once it is drained, or after *seconds*."""

@@ -2,7 +2,8 @@
 
 Ray ends the children of a worker that ends, and the processes of a raylet that ends. A process whose parent has ended
 in a session of its own is neither. A Ray worker also hands down what services must not have: Ray's token, the GPUs that
-Ray chose, one thread for all computations, a blocked SIGINT, and the first place when the kernel is out of memory.
+Ray chose, one thread for all computations, a blocked SIGINT, a low priority, and the first place when the kernel is
+out of memory.
 
 ``python -m sharedkernel.cluster.launch COMMAND…`` is the process in between.
 """
@@ -71,6 +72,14 @@ def main(command: Sequence[str]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     with contextlib.suppress(OSError):  # some containers do not let it be changed
         _OOM_SCORE.write_text("0")
+    if os.getpriority(os.PRIO_PROCESS, 0) > 0:
+        try:
+            os.setpriority(os.PRIO_PROCESS, 0, 0)
+        except PermissionError:
+            sys.stderr.write(
+                "sharedkernel: notebooks here run with Ray's low priority, which only root can raise; start Ray with "
+                "RAY_worker_niceness=0 in its environment.\n"
+            )
     subprocess.Popen(command, start_new_session=True)
 
 
