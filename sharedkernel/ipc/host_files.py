@@ -33,12 +33,14 @@ class HostState(msgspec.Struct, kw_only=True):
     num_sessions: int = 0
     #: users with a session, or with something that waits for them
     num_users: int = 0
+    #: whether all executors have said who has something there
+    is_complete: bool = False
     is_cordoned: bool = False
 
     @property
     def is_drained(self) -> bool:
         """Whether it gets no new sessions, and nobody has anything there any more."""
-        return self.is_cordoned and not self.num_users
+        return self.is_cordoned and self.is_complete and not self.num_users
 
 
 class AgentState(msgspec.Struct, kw_only=True):

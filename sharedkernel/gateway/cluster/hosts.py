@@ -50,6 +50,8 @@ class Host:
     devices: list[DeviceState] = field(default_factory=list)
     #: its users, with the same sessions
     users: dict[str, UserSummary] = field(default_factory=dict)
+    #: whether its users are all that there are
+    is_complete: bool = False
     #: whether it is to get no new sessions, and its place in a Ray cluster
     is_cordoned: bool = False
     ray: RaySummary | None = None
@@ -69,7 +71,7 @@ class Host:
     @property
     def is_drained(self) -> bool:
         """Whether it gets no new sessions, and nobody has anything there any more."""
-        return self.is_cordoned and not self.users
+        return self.is_cordoned and self.is_complete and not self.users
 
     def why_away(self) -> str:
         """Return a sentence about a host that does not answer."""
@@ -134,7 +136,7 @@ class ClusterHosts:
             self._store()
         host.version, host.users = summary.version, summary.users
         host.devices = [device.state(host.name) for device in summary.devices]
-        host.is_cordoned, host.ray = summary.is_cordoned, summary.ray
+        host.is_complete, host.is_cordoned, host.ray = summary.is_complete, summary.is_cordoned, summary.ray
         host.heard = time.monotonic()
 
     def find(self, name: str) -> Host:

@@ -103,6 +103,7 @@ async def summarize(
             for device, document in documents.items()
         ],
         users=summarize_users(owners, left),
+        is_complete=not manager.recovery.missing() and len(documents) == len(list(manager.executors)),
         is_cordoned=is_cordoned,
         ray=ray,
     )

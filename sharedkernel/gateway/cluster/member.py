@@ -91,5 +91,6 @@ def _state(summary: HostSummary) -> HostState:
         devices=[device.name for device in summary.devices],
         num_sessions=sum(user.sessions for user in summary.users.values()),
         num_users=len(summary.users),
+        is_complete=summary.is_complete,
         is_cordoned=summary.is_cordoned,
     )

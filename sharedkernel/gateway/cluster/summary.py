@@ -76,6 +76,8 @@ class HostSummary(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     devices: list[DeviceSummary]
     users: dict[str, UserSummary] = {}
+    #: whether all its executors have said which users have something there
+    is_complete: bool = False
     #: whether it is to get no new sessions
     is_cordoned: bool = False
     #: None: no agent of a Ray cluster was ever there
