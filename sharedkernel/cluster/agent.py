@@ -171,12 +171,12 @@ class HostAgent:
 
 
 def _last_sentence(output: Path) -> str:
-    """Return the last line of a host's output that is for people."""
+    """Return the last lines of a host's output that are for people: a service's, and what the host says of it."""
     try:
         with output.open("rb") as file:
             file.seek(max(0, output.stat().st_size - 8192))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError as error:
         return f"{output} cannot be read ({error.strerror})."
-    said = [line for line in lines if line.startswith("sharedkernel: ")]
-    return said[-1].removeprefix("sharedkernel: ") if said else f"see {output}."
+    said = [line.removeprefix("sharedkernel: ") for line in lines if line.startswith("sharedkernel: ")]
+    return " ".join(said[-2:]) or f"see {output}."

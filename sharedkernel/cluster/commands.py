@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.console import Console
 from traitlets import Bool, Unicode
-from traitlets.config import Application
-from traitlets.utils.importstring import import_item
 
 from sharedkernel.cli.base import CommandApp, fail
 from sharedkernel.cluster.report import hosts_table, merge_hosts_known, messages
@@ -58,7 +56,6 @@ def connect(address: str) -> ClusterConnection:
     """Return a connection to the Ray cluster at *address*; see :meth:`RayCommandApp.connect`."""
     if importlib.util.find_spec("ray") is None:
         fail(f"Ray is not installed; install it with {install_hint('cluster')}.")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its sentences are not for people
     from sharedkernel.cluster.connection import ClusterConnection
 
     return ClusterConnection(address)
@@ -227,12 +224,6 @@ class ClusterCommandApp(CommandApp):
     subcommand_description = "Run `sharedkernel cluster COMMAND --help` for a command's options and an example."
     accepts_arguments = True
 
-    _chosen: tuple[str, list[str]] | None = None
-
-    def initialize_subcommand(self, subc: str, argv: Any = None) -> None:
-        """Remember the command: it starts only after this application is done with the line."""
-        self._chosen = (subc, list(argv or []))
-
     def start(self) -> None:
         """Run the chosen command.
 
@@ -241,16 +232,14 @@ class ClusterCommandApp(CommandApp):
         SystemExit
             With 2 if none was chosen, or there is none of that name.
         """
-        if self._chosen is None:
-            if self.extra_args:
-                known = ", ".join(self.subcommands)
-                fail(f"there is no command {self.extra_args[0]!r} of a cluster; they are {known}.", status=2)
-            self.print_help()
-            sys.exit(2)
-        name, argv = self._chosen
-        type(self).clear_instance()
-        application: type[Application] = import_item(self.subcommands[name][0])
-        application.launch_instance(argv)
+        if self.subapp is not None:
+            self.subapp.start()
+            return
+        if self.extra_args:
+            known = ", ".join(self.subcommands)
+            fail(f"there is no command {self.extra_args[0]!r} of a cluster; they are {known}.", status=2)
+        self.print_help()
+        sys.exit(2)
 
 
 def report(hosts: list[dict[str, Any]], *, as_json: bool) -> None:

@@ -133,11 +133,13 @@ class RayCluster:
 
     # --- ours ---------------------------------------------------------------------------------------------------------
 
-    def up(self, *options: str, timeout: str = "3m") -> subprocess.CompletedProcess[str]:
+    def up(
+        self, *options: str, timeout: str = "3m", executor: str = "--capacity 256MiB --spares 0"
+    ) -> subprocess.CompletedProcess[str]:
         return self.head.run(
             *COMMAND, "cluster", "up", "--address", self.address, "--cluster-key", self.secret,
             "--fronts", self.front_url, "--devices", "host,host:1", "--runtime-dir", f"{self.directory}/{{host}}",
-            "--executor-options=--capacity 256MiB --spares 0", "--timeout", timeout,
+            f"--executor-options={executor}", "--timeout", timeout,
             f"--gateway-options=--config {self.directory}/{{host}}.py", *options, timeout=2 * RAY_PATIENCE,
         )  # fmt: skip
 

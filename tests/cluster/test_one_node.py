@@ -56,7 +56,7 @@ def test_a_session_outlives_its_agent_and_ray(cluster: RayCluster) -> None:
     before = int(cluster.run_cell(kernel, "print(n)"))
     for process in cluster.head.processes("ray::HostAgent"):
         kill(process)
-    wait_until(lambda: cluster.status()["h1"]["adopted"], "a new agent has adopted the services")
+    wait_until(lambda: cluster.hosts()["h1"]["adopted"], "a new agent has adopted the services")
     assert [cluster.pid(cluster.head, lock) for lock in (HOST_LOCK, EXECUTOR_LOCK, GATEWAY_LOCK)] == services
     assert cluster.run_cell(kernel, "print(os.getpid(), int(x.sum()))") == f"{pid} 6"
     assert int(cluster.run_cell(kernel, "print(n)")) > before
@@ -72,14 +72,14 @@ def test_a_session_outlives_its_agent_and_ray(cluster: RayCluster) -> None:
     assert (status["drained"], status["in_ray"], status["answering"]) == (True, False, True)
 
     assert cluster.command("undrain", "h1").returncode == 0
-    wait_until(lambda: cluster.status()["h1"]["in_ray"], "an agent is there again")
+    wait_until(lambda: cluster.head.processes("ray::HostAgent"), "an agent is there again")
     kernel = cluster.start_on("h1")
     pid = cluster.run_cell(kernel, COUNTER)
     assert cluster.command("down").returncode == 0
     wait_until(lambda: not cluster.head.processes("ray::HostAgent", "ray::Directory"), "the actors have ended")
     cluster.kill_ray(cluster.head)
     assert cluster.run_cell(kernel, "print(os.getpid(), int(x.sum()))") == f"{pid} 6"
-    wait_until(lambda: not cluster.status("--no-ray")["h1"]["in_ray"], "h1 is not in Ray")
+    wait_until(lambda: not cluster.hosts()["h1"]["in_ray"], "h1 is not in Ray")
 
 
 async def what_drain_tells(cluster: RayCluster, kernel: str) -> int:

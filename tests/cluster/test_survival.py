@@ -4,46 +4,30 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from sharedkernel.gateway.auth.tickets import host_key, read_key
 from sharedkernel.system.lock_file import EXECUTOR_LOCK, GATEWAY_LOCK, HOST_LOCK
 from tests.cli.support import COMMAND, wait_until
-from tests.cluster.machines import NETWORK, Namespaces, bridge, can_make_machines, words_of
 from tests.cluster.ray_cluster import COUNTER, RAY_PATIENCE, RayCluster, kill
 
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(1500),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
-    pytest.mark.skipif(not can_make_machines(), reason="no network and process namespaces can be made here"),
 ]
-
-SERVICES = (HOST_LOCK, EXECUTOR_LOCK, f"host-1/{EXECUTOR_LOCK}", GATEWAY_LOCK)
-SUBREAPER = {"RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true"}
 
 
 @pytest.fixture
-def cluster() -> Iterator[RayCluster]:
-    with ExitStack() as exits:
-        directory = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="skr-")))
-        exits.enter_context(bridge())
-        machines = [Namespaces(number, directory) for number in (1, 2, 3)]
-        for machine in machines:
-            exits.callback(machine.end)
-        cluster = RayCluster(directory, machines, f"{NETWORK}1")
-        exits.callback(cluster.end)
-        cluster.front.start()
-        cluster.front.wait_until_ready()
-        yield cluster
-        for log in (directory / "front.log", *sorted(directory.glob("h?.log")), *sorted(directory.glob("h?/host.log"))):
-            sys.stdout.write(f"--- {log}\n{words_of(log)}\n")
+def cluster(three_machines: RayCluster) -> RayCluster:
+    return three_machines
+
+
+SERVICES = (HOST_LOCK, EXECUTOR_LOCK, f"host-1/{EXECUTOR_LOCK}", GATEWAY_LOCK)
+SUBREAPER = {"RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true"}
 
 
 class Counter:
@@ -184,3 +168,24 @@ def test_the_subreaper_mode_needs_a_supervised_host(cluster: RayCluster) -> None
     assert pids(cluster) == services
     host = cluster.status("--no-ray")["h2"]
     assert (host["answering"], host["in_ray"], host["adopted"]) == (True, False, True)
+
+
+def test_ray_s_memory_monitor_ends_agents_and_nothing_else(cluster: RayCluster) -> None:
+    """Ray ends its workers where memory is short, whoever takes it: no service ends or is started twice."""
+    h2 = cluster.machines[1]
+    for machine in cluster.machines[:2]:
+        cluster.start_ray(machine, devices=2)
+    assert cluster.up("--single-user").returncode == 0
+    counter = Counter(cluster)
+    services = pids(cluster)
+    cluster.kill_ray(h2)
+    cluster.start_ray(h2, devices=2, RAY_memory_usage_threshold="0.01", RAY_memory_monitor_refresh_ms="3000")
+    killed: set[int] = set()
+
+    def many_were_killed() -> bool:
+        killed.update(process.pid for process in h2.processes("ray::HostAgent"))
+        return len(killed) > 4
+
+    wait_until(many_were_killed, "agents are killed, and come back", RAY_PATIENCE)
+    counter.check("the memory monitor")
+    assert pids(cluster) == services
