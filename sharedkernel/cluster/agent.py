@@ -12,6 +12,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,18 +83,21 @@ class HostAgent:
 
     def _run(self) -> None:
         while not self._is_ending.is_set():
-            try:
-                if self._settings is not None:  # also while the directory does not answer
-                    self._problem = self._ensure(self._settings)
-                self._check_in()
-            except RayError as error:
+            if self._settings is not None:  # also while the directory does not answer
+                self._problem = self._attempt(partial(self._ensure, self._settings))
+            if (failure := self._attempt(self._check_in)) is not None:
                 self._directory = None
-                log.warning("the directory does not answer: %s", error)
-            except Exception as error:  # whatever it is, the next attempt may succeed, and people are told
-                self._problem = str(error) or type(error).__name__
-                is_expected = isinstance(error, SharedKernelError | OSError | subprocess.SubprocessError | ValueError)
-                log.warning("%s", self._problem, exc_info=not is_expected)
+                log.warning("the directory does not answer: %s", failure)
             time.sleep(INTERVAL)
+
+    def _attempt(self, act: Callable[[], str | None]) -> str | None:
+        """Return what *act* returns, or a sentence if it fails: the next attempt may succeed."""
+        try:
+            return act()
+        except Exception as error:
+            expected = (SharedKernelError, RayError, OSError, subprocess.SubprocessError, ValueError)
+            log.warning("%s", error, exc_info=not isinstance(error, expected))
+            return str(error) or type(error).__name__
 
     def _check_in(self) -> None:
         if self._directory is None:
