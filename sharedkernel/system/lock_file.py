@@ -38,10 +38,10 @@ def lock_directory(directory: Path, lock: str = EXECUTOR_LOCK) -> int:
     except OSError:
         pid = os.read(descriptor, 32).decode().strip()
         os.close(descriptor)
-        other = "executor" if lock == EXECUTOR_LOCK else "`sharedkernel host`"
-        raise ConfigError(
-            f"another {other} (process {pid}) serves {directory}; stop it, or name another --runtime-dir."
-        ) from None
+        other = f"another executor (process {pid})"
+        if lock == HOST_LOCK:
+            other = f"another `sharedkernel host` (process {pid})"
+        raise ConfigError(f"{other} serves {directory}; stop it, or name another --runtime-dir.") from None
     os.ftruncate(descriptor, 0)
     with contextlib.suppress(OSError):  # only for the sentence above
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

@@ -19,6 +19,7 @@ from tests.cluster.ray_cluster import COUNTER, RayCluster, kill
 
 pytestmark = [
     pytest.mark.heavy,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
 ]
 
