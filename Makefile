@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m $(if $(ONCE_MORE),tests.once_more,pytest)
 # runs a command, and shows what it printed if it fails
 quietly = out=$$( { $(1); } 2>&1 ) || { status=$$?; printf '%s\n' "$$out"; exit $$status; }
 
-.PHONY: demo help test test-all software-gpu test-software-gpu slow lint lint-python lint-labextension labextension schema docs binder bench faults faults-hand-overs faults-software-gpu soak-software-gpu fuzz load clean
+.PHONY: demo help test test-all ray software-gpu test-software-gpu slow lint lint-python lint-labextension labextension schema docs binder bench cluster faults faults-hand-overs faults-software-gpu soak-software-gpu fuzz load clean
 
 demo: $(INSTALLED) ## run three people's notebooks on one device for some minutes, then print a report
 	$(BIN)/sharedkernel demo
@@ -25,10 +25,18 @@ help: ## list these targets
 
 # every test is in exactly one of these suites, but those of `make slow`; CONTRIBUTING.md says how long each takes
 test: $(INSTALLED) labextension lint ## lint, and the fast tests (ARGS= names some, WORKERS= runs as many at a time)
-	$(PYTEST) $(or $(ARGS),$(PARALLEL) -m 'not heavy and not slow')
+	$(PYTEST) $(or $(ARGS),$(PARALLEL) -m 'not heavy and not slow and not cluster')
 
-test-all: $(INSTALLED) labextension lint ## lint, and the heavy tests: browser, fuzzing, faults, kills, documents, wheel, other software
-	$(PYTEST) $(or $(ARGS),$(PARALLEL) -m 'heavy and not slow')
+test-all: $(INSTALLED) ray labextension lint ## lint, and the heavy tests: browser, fuzzing, faults, kills, documents, wheel, other software
+	$(PYTEST) $(or $(ARGS),$(PARALLEL) -m 'heavy and not slow and not cluster')
+
+# 240 MB, for the tests of clusters alone, which are skipped without it
+ray: $(INSTALLED)
+	@$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("ray") is None)' \
+	|| $(BIN)/python -m pip install --quiet --group cluster || echo 'Ray could not be installed; its tests are skipped'
+
+cluster: $(INSTALLED) ray ## sessions on a real Ray cluster of three hosts, each in namespaces of its own, whose parts are killed
+	$(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
 
 # The CUDA build of torch on a driver of our own, outside the checkout; TORCH=newest or TORCH=2.12.0 takes another torch.
 # What names a CPU build is meant for .venv.

@@ -65,6 +65,11 @@ COMMANDS = {
         help="Own one device and run everybody's sessions on it.",
         extra="host",
     ),
+    "cluster": Command(
+        application="sharedkernel.cluster.commands.ClusterCommandApp",
+        help="Serve notebooks from the nodes of a Ray cluster, and drain hosts.",
+        extra="host",
+    ),
     "install": Command(
         application="sharedkernel.relay.install.InstallApp",
         help='Add the kernel "Shared GPU" to this Jupyter.',

@@ -21,8 +21,8 @@ from sharedkernel.gateway.auth.tickets import TicketKey, check_host_name, host_k
 from sharedkernel.gateway.channels.user_bytes import UserBudgets
 from sharedkernel.gateway.channels.websocket import SessionWebsocket
 from sharedkernel.gateway.classroom.classroom import Classroom
-from sharedkernel.gateway.cluster.kernels import FrontKernels, default_address, read_peers, summarize
-from sharedkernel.gateway.cluster.registration import HostRegistration
+from sharedkernel.gateway.cluster.kernels import FrontKernels, read_peers
+from sharedkernel.gateway.cluster.member import HostMember
 from sharedkernel.gateway.config.groups import Memberships
 from sharedkernel.gateway.config.reload import Changes, ConfigReloader
 from sharedkernel.gateway.config.settings import (
@@ -120,6 +120,8 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
     #: this host's key, if it is one of a cluster
     ticket_key: TicketKey | None = None
 
+    #: this host in its cluster, if it is in one
+    _member: HostMember | None = None
     _lock: GatewayLock | None = None
     _background: Sequence[asyncio.Task[None]] = ()
 
@@ -178,8 +180,9 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         self.ticket_key = None if peers is None or self.front else TicketKey(peers.key)
         self.jpserver_extensions = {}
         routes = "sharedkernel.gateway.cluster.handlers" if self.front else "sharedkernel.gateway.http.handlers"
+        of_member = ["sharedkernel.gateway.cluster.cordon"] if self.ticket_key else []
         own = ["sharedkernel.gateway.page.handlers", "sharedkernel.gateway.classroom.handlers"]
-        self.extra_services = [routes, *own]
+        self.extra_services = [routes, *of_member, *own]
         self._lock = GatewayLock(runtime_directory)
         try:
             directory = gateway_directory(runtime_directory)  # which exists once the lock can be taken
@@ -219,6 +222,9 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         settings["audit_log"] = self.deployment.audit_log
         settings["classroom"] = self._classroom
         self._classroom.attach(manager, cast("TokenOnlyIdentity", self.identity_provider))
+        if self.ticket_key is not None:
+            self._member = HostMember(self, manager, self.ticket_key, self.deployment)
+            settings["cordon"] = self._member.cordon
         if isinstance(manager, FrontKernels):
             settings["front"] = manager.front
         settings["timeline_requests"] = TimelineRequests()
@@ -333,8 +339,9 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             asyncio.create_task(self._close_revoked()),
             asyncio.create_task(self._log_absent_executors()),
             asyncio.create_task(keep_trimmed()),
-            asyncio.create_task(self._stay_registered()),
         ]
+        if self._member is not None:
+            self._background = [*self._background, asyncio.create_task(self._member.keep())]
         if not self.front:  # which would ask all hosts for their whole status every few seconds
             more = [asyncio.create_task(self._usage_history.keep()), asyncio.create_task(self._classroom.keep())]
             self._background = [*self._background, *more]
@@ -356,14 +363,6 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         await asyncio.sleep(_EXECUTOR_PATIENCE)
         for sentence in () if self.front else self.kernel_manager.executors.absences():
             self.log.warning("no notebook can start there yet: %s", sentence)
-
-    async def _stay_registered(self) -> None:
-        """Register this host at the fronts of its cluster, if it is in one."""
-        peers, fronts = self.deployment.peers, parse_setting("fronts", self.fronts, ())
-        if fronts and peers is not None and self.ticket_key is not None:
-            address = self.host_address or default_address(self.ip, self.port, is_encrypted=bool(self.certfile))
-            describe = partial(summarize, self.kernel_manager, self.host_name, address)
-            await HostRegistration(fronts, self.ticket_key, describe, peers.context).keep()
 
     async def _close_revoked(self) -> None:
         while True:

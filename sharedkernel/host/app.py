@@ -16,8 +16,8 @@ from sharedkernel.errors import SharedKernelError
 from sharedkernel.executor.devices.cuda.discovery import visible_gpus
 from sharedkernel.gateway.config.settings import parse_devices
 from sharedkernel.host.supervisor import HostSupervisor, ServiceFailed, SupervisedService
-from sharedkernel.paths import default_runtime_directory, device_directory
-from sharedkernel.system.lock_file import EXECUTOR_LOCK, GATEWAY_LOCK
+from sharedkernel.paths import default_runtime_directory, device_directory, make_private_directory
+from sharedkernel.system.lock_file import EXECUTOR_LOCK, GATEWAY_LOCK, HOST_LOCK, lock_directory
 
 
 class HostApp(CommandApp):
@@ -56,7 +56,8 @@ class HostApp(CommandApp):
         Raises
         ------
         SystemExit
-            With 2 for devices or options that cannot be used, 1 when a service cannot be started.
+            With 2 for devices or options that cannot be used, 1 when a service cannot be started or another
+            `sharedkernel host` serves there.
         """
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         try:
@@ -67,6 +68,11 @@ class HostApp(CommandApp):
         except SharedKernelError as error:
             fail(str(error), status=2)
         directory = Path(self.runtime_dir).absolute() if self.runtime_dir else default_runtime_directory()
+        try:
+            # Of two supervisors each would start again what the other one ends.
+            lock_directory(make_private_directory(directory), HOST_LOCK)
+        except SharedKernelError as error:
+            fail(str(error))
         try:
             asyncio.run(self._supervise(devices, options, directory))
         except ServiceFailed as error:

@@ -129,6 +129,10 @@ def test_services_come_back_and_notebooks_notice_nothing(host: Host) -> None:
     wait_until(host.is_ready, "the gateway serves both devices again")
     assert host.run(kernel, "print(os.getpid(), int(x + 1))") == f"{pid} 42"
 
+    second = subprocess.run(host.command(), capture_output=True, text=True, timeout=2 * PATIENCE, check=False)
+    assert second.returncode == 1
+    assert f"another `sharedkernel host` (process {host.process.pid}) serves {host.runtime}" in second.stderr
+
     before = host.pids()
     host.process.kill()
     host.process.wait(PATIENCE)

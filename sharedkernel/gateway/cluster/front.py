@@ -227,7 +227,10 @@ class Front:
         """
         headers = list(headers)
         if client_key is not None and (host := await self._host_of_client(user, client_key)) is not None:
-            return await self.fetch(host, user, "POST", uri, body=body, headers=headers)
+            answer = await self.fetch(host, user, "POST", uri, body=body, headers=headers)
+            # A host that is being drained has the client's session no more, and starts none.
+            if not (host.is_cordoned and answer.code == HTTPStatus.CONFLICT):
+                return answer
         # No await before the session is counted in its host's summary, so parallel requests cannot exceed the limit.
         self._check_number(user.username)
         return await self._start_somewhere(user, uri, body, headers, client_key)
@@ -274,9 +277,15 @@ class Front:
         HostAway
             When no other host answers.
         """
-        hosts = [host for host in self.hosts.answering() if host.devices and host.name not in without]
+        hosts = [
+            host
+            for host in self.hosts.answering()
+            if host.devices and not host.is_cordoned and host.name not in without
+        ]
         if not hosts:
             self.any_host()
+            if all(host.is_cordoned for host in self.hosts.answering()):
+                raise HostAway("all hosts of this cluster that answer are being drained; wait for another one.")
             raise HostAway("no host of this cluster can start a session now; try again.")
         return choose_device(self._executors.placement, hosts, user)
 

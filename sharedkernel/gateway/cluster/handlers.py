@@ -18,8 +18,9 @@ from tornado.iostream import IOStream
 
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.audit import AuditedHandler
+from sharedkernel.gateway.cluster.cordon import PATH as CORDON_PATH
 from sharedkernel.gateway.cluster.front import Front
-from sharedkernel.gateway.cluster.hosts import HostAway
+from sharedkernel.gateway.cluster.hosts import Host, HostAway
 from sharedkernel.gateway.cluster.registration import PATH, RegistrationHandler
 from sharedkernel.gateway.cluster.splice import Splice, connect, handshake
 from sharedkernel.gateway.errors import ErrorResponseMixin
@@ -154,6 +155,36 @@ class FrontQuotasHandler(handlers.QuotasHandler):
                 self.log.warning("the quotas of %s are as they were: %s", host.name, error)
 
 
+def describe_host(host: Host, *, with_users: bool) -> dict[str, Any]:
+    """Return what people are told of a host.
+
+    Parameters
+    ----------
+    host
+        The host.
+    with_users
+        Whether to name the users who have something there, as admins may know.
+    """
+    found: dict[str, Any] = {
+        "name": host.name,
+        "address": host.address,
+        "version": host.version,
+        "answering": host.is_answering,
+        "message": None if host.is_answering else host.why_away(),
+        "devices": [device.id for device in host.devices],
+        "num_sessions": host.num_sessions,
+        "cordoned": host.is_cordoned,
+        "drained": host.is_drained,
+        "in_ray": None if host.ray is None else host.ray.is_in and host.is_answering,
+        "adopted": None if host.ray is None else host.ray.has_adopted,
+    }
+    if with_users:
+        found["users"] = {
+            name: {"sessions": user.sessions, "has_left": user.has_left} for name, user in host.users.items()
+        }
+    return found
+
+
 async def put_everywhere(handler: FrontHandler) -> None:
     """Forward a request to all hosts that answer, and pass on the last answer, or the first refusal."""
     handler.front.any_host()
@@ -172,26 +203,24 @@ class HostsHandler(FrontHandler):
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """Return each host's name, version, devices, sessions, and whether it answers."""
-        found = [
-            {
-                "name": host.name,
-                "address": host.address,
-                "version": host.version,
-                "answering": host.is_answering,
-                "message": None if host.is_answering else host.why_away(),
-                "devices": [device.id for device in host.devices],
-                "num_sessions": sum(user.sessions for user in host.users.values()),
-            }
-            for host in self.front.hosts.all()
-        ]
+        """Return each host's name, version, devices, sessions, whether it answers, and how far it is drained."""
+        found = [describe_host(host, with_users=self.current_user.admin) for host in self.front.hosts.all()]
         self.finish(json.dumps({"hosts": found}))
 
 
 class HostHandler(FrontHandler):
-    """``/sharedkernel/api/hosts/NAME``: a host that can be forgotten."""
+    """``/sharedkernel/api/hosts/NAME``: a host that can be cordoned and forgotten."""
 
-    actions: ClassVar[dict[str, str]] = {"DELETE": "forget host"}
+    actions: ClassVar[dict[str, str]] = {"PUT": "cordon host", "DELETE": "forget host"}
+
+    @web.authenticated
+    async def put(self, name: str) -> None:
+        """Cordon a host, or end that, as the body says: ``{"cordoned": true}``; the host itself asks for an admin."""
+        host = self.front.hosts.find(name)
+        answer = await self.front.fetch(host, self.current_user, "PUT", CORDON_PATH, body=self.request.body)
+        if answer.code < HTTPStatus.BAD_REQUEST:
+            host.is_cordoned = bool(json.loads(self.request.body)["cordoned"])  # its next summary says the same
+        self.pass_on(answer)
 
     @web.authenticated
     @authorized

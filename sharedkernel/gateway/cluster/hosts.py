@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.tickets import host_prefix
-from sharedkernel.gateway.cluster.summary import HostSummary, UserSummary
+from sharedkernel.gateway.cluster.summary import HostSummary, RaySummary, UserSummary
 from sharedkernel.scheduling.placement import DeviceState
 from sharedkernel.system.atomic_file import replace_file
 from sharedkernel.units import format_seconds
@@ -50,6 +50,11 @@ class Host:
     devices: list[DeviceState] = field(default_factory=list)
     #: its users, with the same sessions
     users: dict[str, UserSummary] = field(default_factory=dict)
+    #: whether its users are all that there are
+    is_complete: bool = False
+    #: whether it is to get no new sessions, and its place in a Ray cluster
+    is_cordoned: bool = False
+    ray: RaySummary | None = None
     #: when its last summary came, on the monotonic clock; None: not since this front started
     heard: float | None = None
 
@@ -57,6 +62,16 @@ class Host:
     def is_answering(self) -> bool:
         """Whether it has been heard lately."""
         return self.heard is not None and time.monotonic() < self.heard + _PATIENCE
+
+    @property
+    def num_sessions(self) -> int:
+        """How many sessions it has."""
+        return sum(user.sessions for user in self.users.values())
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether it gets no new sessions, and nobody has anything there any more."""
+        return self.is_cordoned and self.is_complete and not self.users
 
     def why_away(self) -> str:
         """Return a sentence about a host that does not answer."""
@@ -121,7 +136,21 @@ class ClusterHosts:
             self._store()
         host.version, host.users = summary.version, summary.users
         host.devices = [device.state(host.name) for device in summary.devices]
+        host.is_complete, host.is_cordoned, host.ray = summary.is_complete, summary.is_cordoned, summary.ray
         host.heard = time.monotonic()
+
+    def find(self, name: str) -> Host:
+        """Return a host by its name.
+
+        Raises
+        ------
+        Refused
+            When there is none.
+        """
+        host = self._hosts.get(name)
+        if host is None:
+            raise Refused(f"there is no host {name!r}.", reason="no_such_kernel")
+        return host
 
     def forget(self, name: str) -> None:
         """Forget a host that is gone for good, with its sessions.
@@ -131,9 +160,7 @@ class ClusterHosts:
         Refused
             When there is no such host, or it answers: it would register again.
         """
-        host = self._hosts.get(name)
-        if host is None:
-            raise Refused(f"there is no host {name!r}.", reason="no_such_kernel")
+        host = self.find(name)
         if host.is_answering:
             raise Refused(f"{name} answers; end its gateway first, or it would register again.")
         del self._hosts[name], self._by_prefix[host_prefix(name)]

@@ -12,7 +12,7 @@ from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.auth.tickets import check_host_name, read_key
 from sharedkernel.gateway.cluster.front import Front
 from sharedkernel.gateway.cluster.hosts import ClusterHosts
-from sharedkernel.gateway.cluster.summary import HostSummary, summarize_device, summarize_users
+from sharedkernel.gateway.cluster.summary import HostSummary, RaySummary, summarize_device, summarize_users
 from sharedkernel.gateway.fleet.placement import shelf_owners
 from sharedkernel.gateway.kernels.manager import ClusterPeers, DeploymentOwner, SessionKernels
 from sharedkernel.gateway.tls import is_loopback, peer_context
@@ -76,7 +76,9 @@ def read_peers(options: PeerOptions) -> ClusterPeers | None:
     return ClusterPeers(key=read_key(Path(options.cluster_key)), context=context)
 
 
-async def summarize(manager: SessionKernels, name: str, address: str) -> HostSummary:
+async def summarize(
+    manager: SessionKernels, name: str, address: str, *, is_cordoned: bool, ray: RaySummary | None
+) -> HostSummary:
     """Return the summary of this host for the fronts.
 
     Parameters
@@ -85,6 +87,8 @@ async def summarize(manager: SessionKernels, name: str, address: str) -> HostSum
         Has its sessions.
     name, address
         Of the host, and the URL at which fronts reach it.
+    is_cordoned, ray
+        Whether it is to get no new sessions, and its place in a Ray cluster.
     """
     documents = await manager.executors.documents()
     users = manager.registry.owners() | manager.starter.users()
@@ -99,6 +103,9 @@ async def summarize(manager: SessionKernels, name: str, address: str) -> HostSum
             for device, document in documents.items()
         ],
         users=summarize_users(owners, left),
+        is_complete=not manager.recovery.missing() and len(documents) == len(list(manager.executors)),
+        is_cordoned=is_cordoned,
+        ray=ray,
     )
 
 

@@ -58,6 +58,15 @@ class UserSummary(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     has_left: bool = False
 
 
+class RaySummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A host's place in a Ray cluster."""
+
+    #: whether its agent is in touch with the cluster's directory
+    is_in: bool
+    #: whether the agent found the host's services running, rather than starting them
+    has_adopted: bool = False
+
+
 class HostSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A host, as it registers."""
 
@@ -67,6 +76,12 @@ class HostSummary(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     devices: list[DeviceSummary]
     users: dict[str, UserSummary] = {}
+    #: whether all its executors have said which users have something there
+    is_complete: bool = False
+    #: whether it is to get no new sessions
+    is_cordoned: bool = False
+    #: None: no agent of a Ray cluster was ever there
+    ray: RaySummary | None = None
 
 
 def summarize_device(name: str, document: StatusDocument, in_use: int) -> DeviceSummary:

@@ -84,6 +84,8 @@ class SessionStarter:
         self._num_on: Counter[str] = Counter()
         #: starts in progress for a client that names itself, by user and client key
         self._by_client: dict[tuple[str, str], asyncio.Task[str]] = {}
+        #: whether the cluster is to start them elsewhere
+        self.is_cordoned = False
 
     async def start(self, user: str, kernel_name: str, *, path: str | None, env: Mapping[str, str]) -> str:
         """Start a session and return its kernel id; if its client has a session already, return that one's.
@@ -166,6 +168,8 @@ class SessionStarter:
         return next(ids, None)
 
     async def _start(self, *, user: str, notebook: str | None, **session: Any) -> str:
+        if self.is_cordoned:
+            raise Refused("this host is being drained and starts no sessions; another one of the cluster does.")
         # Counted before the first await, so that parallel requests cannot exceed the limit together.
         self._num[user, notebook] += 1
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -273,3 +274,54 @@ def test_only_a_host_with_its_own_key_can_register(
         assert refused.value.code == 403
 
     run(test())
+
+
+def test_a_cordoned_host_gets_no_sessions_and_loses_none(cluster: Cluster) -> None:
+    """Both fronts skip it, also after its gateway was killed; its notebooks go on; only an admin may do that."""
+    cordon = {"cordoned": True}
+    path = "/sharedkernel/api/hosts/h2"
+
+    async def hosts(front: int) -> dict[str, Any]:
+        answer = await cluster.client("ada", front).request("GET", "/sharedkernel/api/hosts")
+        return {host["name"]: host for host in answer.body["hosts"]}
+
+    async def test() -> str:
+        grace, ada = cluster.client("grace"), cluster.client("ada")
+        kernels = await start_on_both(grace)
+        assert (await grace.request("PUT", path, cordon)).status == 403
+        assert (await ada.request("PUT", path, {"cordoned": 1})).status == 400
+        assert (await ada.request("PUT", "/sharedkernel/api/hosts/h9", cordon)).status == 404
+        assert not (await hosts(0))["h2"]["cordoned"]
+        assert (await ada.request("PUT", path, cordon)).status == 204
+        await until(lambda: _both(hosts, "cordoned"))
+        for front in (0, 1):
+            for _ in range(3):
+                kernel = await cluster.client("grace", front).start()
+                assert host_of(kernel) == "h1"
+        assert await execute(grace, kernels["h2"], "print(1)") == "1"
+        assert (await hosts(0))["h2"]["users"] == {"grace": {"sessions": 1, "has_left": False}}
+        return kernels["h2"]
+
+    kernel = asyncio.run(test())
+    gateway = cluster.hosts["h2"].gateway
+    gateway.kill()
+    gateway.start()
+    gateway.wait_until_ready()
+    wait_for(cluster.is_whole)
+
+    async def end() -> None:
+        grace, ada = cluster.client("grace"), cluster.client("ada")
+        answer = await cluster.hosts["h2"].client("ada").request("POST", "/api/kernels", {"name": "shared-gpu"})
+        assert answer.status == 409, "a host must refuse what a front sends that does not know yet"
+        assert "being drained" in answer.body["message"]
+        assert not (await hosts(0))["h2"]["drained"]
+        assert (await grace.request("DELETE", f"/api/kernels/{kernel}?linger=0")).status == 204
+        await until(lambda: _both(hosts, "drained"))
+        assert (await ada.request("PUT", path, {"cordoned": False})).status == 204
+        await start_on_both(grace)
+
+    asyncio.run(end())
+
+
+async def _both(hosts: Callable[[int], Awaitable[dict[str, Any]]], what: str) -> bool:
+    return all([(await hosts(front))["h2"][what] for front in (0, 1)])

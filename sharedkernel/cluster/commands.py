@@ -1,0 +1,258 @@
+"""``sharedkernel cluster up`` and ``down``, and the choice of a sub-command."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rich.console import Console
+from traitlets import Bool, Unicode
+
+from sharedkernel.cli.base import CommandApp, fail
+from sharedkernel.cluster.report import hosts_table, merge_hosts_known, messages
+from sharedkernel.cluster.settings import LABEL, RESOURCE, ClusterSettings, split_options
+from sharedkernel.cluster.trust import open_to_strangers, readable_token, shared_account
+from sharedkernel.distribution import install_hint
+from sharedkernel.errors import SharedKernelError
+from sharedkernel.gateway.auth.tickets import read_key
+from sharedkernel.gateway.config.settings import parse_devices, parse_fronts
+from sharedkernel.units import parse_duration
+
+if TYPE_CHECKING:
+    from sharedkernel.cluster.connection import ClusterConnection
+
+#: seconds between two looks at what is waited for
+_INTERVAL = 1.0
+#: seconds in which hosts end
+_STOP_TIMEOUT = 160.0
+
+
+class RayCommandApp(CommandApp):
+    """Base of the commands that need Ray."""
+
+    address = Unicode(help="Address of the Ray cluster, such as 10.0.0.1:6379. Default: the one of this machine.").tag(
+        config=True
+    )
+
+    def connect(self) -> ClusterConnection:
+        """Return a connection to the Ray cluster.
+
+        Raises
+        ------
+        SystemExit
+            With 1 where Ray is not installed.
+        RayUnavailable
+            When it does not answer.
+        """
+        return connect(self.address)
+
+
+def connect(address: str) -> ClusterConnection:
+    """Return a connection to the Ray cluster at *address*; see :meth:`RayCommandApp.connect`."""
+    if importlib.util.find_spec("ray") is None:
+        fail(f"Ray is not installed; install it with {install_hint('cluster')}.")
+    from sharedkernel.cluster.connection import ClusterConnection
+
+    return ClusterConnection(address)
+
+
+class ClusterUpApp(RayCommandApp):
+    """Starts the hosts of a Ray cluster."""
+
+    name = "cluster up"
+    description = f"""
+        Serve notebooks from all nodes of a Ray cluster that have the label {LABEL}=NAME and the resource
+        `{RESOURCE}` (the number of their devices). Each becomes a host of that name, which registers at the fronts.
+
+        Run it again to change options: hosts that run keep theirs until they are started again. Nodes that join later
+        are started, too. In options, {{host}} stands for the host's name.
+    """
+    examples = f"""
+        ray start --head --num-gpus 0 --resources '{{"{RESOURCE}": 4}}' --labels {LABEL}=h1   # on the first node
+        sharedkernel cluster up --cluster-key cluster.key --fronts https://gpu.example.org:8585 --single-user
+        sharedkernel cluster up --cluster-key cluster.key --fronts https://gpu.example.org:8585 --supervised
+    """
+
+    cluster_key = Unicode(help="The file with the cluster's secret, on this machine; it stays here.").tag(config=True)
+    fronts = Unicode(help="URLs of the fronts, with commas between them.").tag(config=True)
+    devices = Unicode(
+        help="Names of each host's devices, such as cuda:0,cuda:1 or host; as many as its resource says are served. "
+        "Default: its GPUs."
+    ).tag(config=True)
+    executor_options = Unicode(
+        help='Options for each executor, in quotes after a =, such as ="--policy srtf --isolate users".'
+    ).tag(config=True)
+    gateway_options = Unicode(
+        help="Options for each host's gateway, in quotes after a =, such as "
+        '="--ip 0.0.0.0 --certfile /etc/{host}.crt --keyfile /etc/{host}.key".'
+    ).tag(config=True)
+    runtime_dir = Unicode(
+        help="Private directory on each host where gateway and executors meet. Default: the account's usual one."
+    ).tag(config=True)
+    supervised = Bool(
+        False, help="Start nothing: systemd or a container does. The agents only say what runs where."
+    ).tag(config=True)
+    single_user = Bool(False, help="One person uses the whole cluster, so that nobody has to be kept apart.").tag(
+        config=True
+    )
+    insecure = Bool(
+        False, help="Go on where a cluster is open to others, and say so: they own every session. For experiments."
+    ).tag(config=True)
+    timeout = Unicode("2m", help="How long to wait for the hosts.").tag(config=True)
+    as_json = Bool(False, help="Print JSON instead of a table.").tag(config=True, option="json")
+
+    def start(self) -> None:
+        """Start it, and return once every host's services run.
+
+        Raises
+        ------
+        SystemExit
+            With 2 for options that cannot be used or a cluster that is refused, 1 when a host's services do not run.
+        """
+        try:
+            settings = self._read_settings()
+            seconds = parse_duration(self.timeout)
+            faults = [readable_token(os.environ), shared_account(settings, is_single=self.single_user)]
+        except SharedKernelError as error:
+            fail(str(error), status=2)
+        self._check(faults)
+        connection = self.connect()
+        self._check([open_to_strangers(connection.address)])
+        connection.put_directory(settings)
+        hosts = self._wait(connection, seconds)
+        report(hosts, as_json=self.as_json)
+        if not hosts:
+            fail(
+                f"no node of this Ray cluster has the label {LABEL}; start nodes with --labels {LABEL}=NAME, they are "
+                "served as soon as they are there."
+            )
+        if waited := [host["name"] for host in hosts if not _is_up(host)]:
+            fail(f"the services of {', '.join(waited)} do not run yet; see above, or `sharedkernel cluster status`.")
+
+    def _read_settings(self) -> ClusterSettings:
+        if not self.cluster_key or not self.fronts:
+            fail("name the file of the cluster's secret with --cluster-key, and its fronts with --fronts.", status=2)
+        key = Path(self.cluster_key).absolute()
+        read_key(key)
+        if self.devices:
+            parse_devices(self.devices)
+        split_options("--executor-options", self.executor_options)
+        return ClusterSettings(
+            key_file=str(key),
+            fronts=list(parse_fronts(self.fronts)),
+            devices=self.devices,
+            executor_options=self.executor_options,
+            gateway_options=split_options("--gateway-options", self.gateway_options),
+            runtime_dir=self.runtime_dir and os.path.abspath(self.runtime_dir),
+            is_supervised=self.supervised,
+        )
+
+    def _check(self, faults: list[str | None]) -> None:
+        """Refuse a cluster with *faults*, or say them aloud."""
+        for fault in filter(None, faults):
+            if not self.insecure:
+                fail(f"{fault.rstrip('.')}. With --insecure it is done all the same.", status=2)
+            print(f"sharedkernel: warning: {fault}", file=sys.stderr)  # noqa: T201
+
+    @staticmethod
+    def _wait(connection: ClusterConnection, seconds: float) -> list[dict[str, Any]]:
+        """Return the hosts once all are up, or after *seconds*."""
+        deadline = time.monotonic() + seconds
+        while True:
+            hosts = merge_hosts_known((), connection.hosts())
+            if (hosts and all(map(_is_up, hosts))) or time.monotonic() >= deadline:
+                return hosts
+            time.sleep(_INTERVAL)
+
+
+class ClusterDownApp(RayCommandApp):
+    """Ends what runs in Ray."""
+
+    name = "cluster down"
+    description = """
+        End the directory and the agents in Ray. The hosts serve on, and so do the sessions: Ray is not needed for
+        either. With --stop-hosts the hosts' gateways and executors end, too; sessions run on all the same.
+    """
+    examples = """
+        sharedkernel cluster down
+        sharedkernel cluster down --stop-hosts
+    """
+
+    stop_hosts = Bool(False, help="End the gateways and executors of all hosts that are in Ray, too.").tag(config=True)
+
+    def start(self) -> None:
+        """End it.
+
+        Raises
+        ------
+        RayUnavailable
+            When Ray does not answer, or there is nothing to end.
+        SystemExit
+            With 1 when a host's services have not ended.
+        """
+        connection = self.connect()
+        left = connection.stop_hosts(_STOP_TIMEOUT) if self.stop_hosts else []
+        connection.end()
+        print("The agents have ended; sessions run on.")  # noqa: T201
+        if left:
+            fail(f"the services of {', '.join(left)} have not ended; stop `sharedkernel host` there.")
+
+
+class ClusterCommandApp(CommandApp):
+    """Chooses the command."""
+
+    name = "cluster"
+    description = "Serve notebooks from the nodes of a Ray cluster."
+    examples = """
+        sharedkernel cluster up --help
+        sharedkernel cluster status
+        sharedkernel cluster drain h2
+    """
+    subcommands: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        "up": ("sharedkernel.cluster.commands.ClusterUpApp", "Serve notebooks from all labelled nodes."),
+        "status": ("sharedkernel.cluster.host_commands.ClusterStatusApp", "Show the hosts."),
+        "drain": ("sharedkernel.cluster.host_commands.DrainApp", "Take a host out of service without losing anything."),
+        "undrain": ("sharedkernel.cluster.host_commands.UndrainApp", "Let a host have new sessions again."),
+        "forget": ("sharedkernel.cluster.host_commands.ForgetApp", "Forget a host that is gone for good."),
+        "down": ("sharedkernel.cluster.commands.ClusterDownApp", "End the agents; sessions run on."),
+    }
+    subcommand_description = "Run `sharedkernel cluster COMMAND --help` for a command's options and an example."
+    accepts_arguments = True
+
+    def start(self) -> None:
+        """Run the chosen command.
+
+        Raises
+        ------
+        SystemExit
+            With 2 if none was chosen, or there is none of that name.
+        """
+        if self.subapp is not None:
+            self.subapp.start()
+            return
+        if self.extra_args:
+            known = ", ".join(self.subcommands)
+            fail(f"there is no command {self.extra_args[0]!r} of a cluster; they are {known}.", status=2)
+        self.print_help()
+        sys.exit(2)
+
+
+def report(hosts: list[dict[str, Any]], *, as_json: bool) -> None:
+    """Print *hosts* as a table, or as JSON, and what is wrong with them."""
+    if as_json:
+        print(json.dumps({"hosts": hosts}))  # noqa: T201
+        return
+    if hosts:
+        Console(highlight=False).print(hosts_table(hosts))
+    for line in messages(hosts):
+        print(line, file=sys.stderr)  # noqa: T201
+
+
+def _is_up(host: dict[str, Any]) -> bool:
+    """Whether a host's services run, or it is drained."""
+    return bool(host["drained"] or (host["in_ray"] and host["version"] and not host["message"]))

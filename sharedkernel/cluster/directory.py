@@ -1,0 +1,175 @@
+"""The directory: the actor that knows which nodes of the Ray cluster are hosts, and has an agent on each.
+
+It hands out hosts' keys and what they are started with. It knows no session: whatever it forgets when it is started
+again, agents and nodes tell it within seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import ray
+from ray.exceptions import RayError
+
+from sharedkernel.cluster.agent import HostAgent
+from sharedkernel.cluster.settings import INTERVAL, LABEL, NAMESPACE, PATIENCE, RESOURCE, ClusterSettings
+from sharedkernel.errors import ConfigError
+from sharedkernel.gateway.auth.tickets import check_host_name, host_key, read_key
+from sharedkernel.gateway.cluster.hosts import MAX_HOSTS
+
+log = logging.getLogger(__name__)
+
+
+class Directory:
+    """Who takes part in the cluster. Its methods are called through Ray, and take and return plain values.
+
+    Parameters
+    ----------
+    settings
+        A :class:`~sharedkernel.cluster.settings.ClusterSettings`, as a dictionary.
+    """
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._lock = threading.Lock()
+        self.configure(settings)
+        #: by host: what its agent said last, and when (monotonic)
+        self._said: dict[str, tuple[dict[str, Any], float]] = {}
+        #: by host: the nodes that are labelled so
+        self._nodes: dict[str, list[dict[str, Any]]] = {}
+        #: hosts that are drained: their agents have left, so that an autoscaler may have the nodes
+        self._left: set[str] = set()
+        self._agents: dict[str, Any] = {}
+        self._ended = threading.Event()
+        threading.Thread(target=self._keep_agents, daemon=True).start()
+
+    def configure(self, settings: dict[str, Any]) -> None:
+        """Start hosts with *settings* from now on; hosts that run keep theirs."""
+        self._settings = msgspec.convert(settings, ClusterSettings)
+
+    # --- for agents ---------------------------------------------------------------------------------------------------
+
+    def check_in(self, host: str, said: dict[str, Any]) -> dict[str, Any]:
+        """Record what the agent of *host* says of it, and return what it needs to know."""
+        with self._lock:
+            self._said[host] = said, time.monotonic()
+            if said["is_drained"]:
+                self._left.add(host)
+            nodes = self._nodes.get(host, [])
+        resources = nodes[0]["Resources"] if nodes else {}
+        return {
+            "settings": msgspec.to_builtins(self._settings),
+            "is_known": bool(nodes),
+            "num_devices": int(resources.get(RESOURCE, 0)),
+            "num_lent": int(resources.get("GPU", 0)),
+        }
+
+    def host_key(self, host: str) -> str:
+        """Return the key of *host*.
+
+        Raises
+        ------
+        ConfigError
+            When the cluster's secret cannot be read.
+        """
+        return host_key(read_key(Path(self._settings.key_file)), host)
+
+    # --- for commands -------------------------------------------------------------------------------------------------
+
+    def hosts(self) -> list[dict[str, Any]]:
+        """Return what is known of each host: what its agent said last, and what is wrong."""
+        with self._lock:
+            names = sorted({*self._nodes, *self._said, *self._left})
+            return [self._describe(name) for name in names]
+
+    def _describe(self, name: str) -> dict[str, Any]:
+        said, heard = self._said.get(name, ({}, float("-inf")))
+        problem = said.get("problem")
+        nodes = self._nodes.get(name, [])
+        if len(nodes) > 1:
+            problem = f"{len(nodes)} nodes have the label {LABEL}={name}; give each host a name of its own."
+        elif nodes and (refusal := _refuse(name)):
+            problem = refusal
+        is_in = time.monotonic() < heard + PATIENCE and name not in self._left
+        return {**said, "name": name, "in_ray": is_in, "has_left": name in self._left, "problem": problem}
+
+    def undrain(self, host: str) -> None:
+        """Have an agent on *host* again."""
+        with self._lock:
+            self._left.discard(host)
+            self._said.pop(host, None)
+
+    def forget(self, host: str) -> None:
+        """Forget a host; if its node still has the label, it comes back."""
+        with self._lock:
+            for known in (self._said, self._nodes, self._agents):
+                known.pop(host, None)
+            self._left.discard(host)
+
+    def end_agents(self) -> None:
+        """End all agents, for good; hosts and sessions run on."""
+        self._ended.set()
+        with self._lock:
+            agents, self._agents = self._agents, {}
+        for agent in agents.values():
+            ray.kill(agent, no_restart=True)
+
+    # --- in the background --------------------------------------------------------------------------------------------
+
+    def _keep_agents(self) -> None:
+        while not self._ended.wait(INTERVAL):
+            try:
+                self._look()
+            except Exception as error:  # the next look may succeed
+                log.warning(
+                    "the cluster's nodes cannot be looked at: %s", error, exc_info=not isinstance(error, RayError)
+                )
+
+    def _look(self) -> None:
+        nodes: dict[str, list[dict[str, Any]]] = {}
+        for node in ray.nodes():
+            name = node.get("Labels", {}).get(LABEL)
+            if name and node["Alive"] and (name in nodes or len(nodes) < MAX_HOSTS):
+                nodes.setdefault(name, []).append(node)
+        with self._lock:
+            self._nodes = nodes
+            wanted = {name for name, found in nodes.items() if len(found) == 1 and not _refuse(name)} - self._left
+            gone = [self._agents.pop(name) for name in list(self._agents) if name in self._left]
+        for agent in gone:
+            ray.kill(agent, no_restart=True)
+        for name in wanted:
+            # Returns the one that is there; makes one if it was killed for good.
+            agent = self._agent(name)
+            with self._lock:
+                if not self._ended.is_set():
+                    self._agents[name] = agent
+
+    @staticmethod
+    def _agent(name: str) -> Any:
+        # By its label and not by its node: a raylet that was started again is another node.
+        return (
+            ray.remote(HostAgent)
+            .options(
+                name=f"{NAMESPACE}-host-{name}",
+                namespace=NAMESPACE,
+                lifetime="detached",
+                get_if_exists=True,
+                num_cpus=0,
+                max_restarts=-1,
+                label_selector={LABEL: name},
+            )
+            .remote(name)
+        )
+
+
+def _refuse(name: str) -> str | None:
+    """Return why no host can be called *name*; None if one can."""
+    try:
+        check_host_name(name)
+    except ConfigError as error:
+        return str(error)
+    return None

@@ -1,0 +1,240 @@
+"""``sharedkernel cluster status``, ``drain``, ``undrain``, ``forget``: asked of a front, and of Ray where it answers.
+
+Ray is not needed: a front knows the hosts, and a host keeps by itself that it is drained.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import quote
+
+from traitlets import Bool, Unicode
+
+from sharedkernel.cli.base import fail
+from sharedkernel.cli.options import GatewayCommandApp
+from sharedkernel.cluster.commands import connect, report
+from sharedkernel.cluster.report import left_words, merge_hosts_known
+from sharedkernel.errors import ConfigError, SharedKernelError
+from sharedkernel.gateway_client.connection import GatewayRefused, GatewayUnreachable, fetch
+from sharedkernel.status.text import safe_text
+from sharedkernel.units import format_seconds, parse_duration
+
+if TYPE_CHECKING:
+    from sharedkernel.cluster.connection import ClusterConnection
+
+#: of a front: its hosts
+HOSTS_PATH = "/sharedkernel/api/hosts"
+#: seconds between two looks at what is waited for, and for which a front that went away is waited for
+_INTERVAL, _PATIENCE = 1.0, 60.0
+#: seconds that an answer may take: a front waits for the host
+_ANSWER = 20.0
+
+
+class _HostCommandApp(GatewayCommandApp):
+    """Base of the commands about hosts."""
+
+    address = Unicode(help="Address of the Ray cluster. Default: the one of this machine, if there is one.").tag(
+        config=True
+    )
+    #: what it does to a host; empty: it is about all of them
+    verb: ClassVar[str] = ""
+
+    def host(self) -> str:
+        """Return the host that the line names.
+
+        Raises
+        ------
+        SystemExit
+            With 2 if it does not name one.
+        """
+        if len(self.extra_args) != 1:
+            fail(f"name the host to {self.verb}, such as `sharedkernel {self.name} h2`.", status=2)
+        return str(self.extra_args[0])
+
+    def ask_front(self, path: str = "", method: str = "GET", body: str | None = None) -> dict[str, Any]:
+        """Return what the front answers about its hosts.
+
+        Raises
+        ------
+        SharedKernelError
+            When it does not answer, or refuses.
+        """
+        return fetch(self.credentials(), HOSTS_PATH + path, method=method, body=body, timeout=_ANSWER)
+
+    def with_ray(self, act: Callable[[ClusterConnection], Any]) -> Any:
+        """Return what *act* returns, given Ray's connection; None, and a line that says why, where Ray is not there."""
+        if importlib.util.find_spec("ray") is None:
+            return None
+        try:
+            return act(connect(self.address))
+        except SharedKernelError as error:
+            print(f"sharedkernel: without Ray: {error}", file=sys.stderr)  # noqa: T201
+            return None
+
+
+class ClusterStatusApp(_HostCommandApp):
+    """Shows the hosts."""
+
+    name = "cluster status"
+    description = """
+        Show each host of the cluster: whether it answers, whether it is in Ray, its devices, sessions and version.
+
+        "adopted" means that the host's services ran already when Ray's agent came. A host that is not in Ray serves
+        on.
+    """
+    examples = """
+        sharedkernel cluster status
+        sharedkernel cluster status --json
+        sharedkernel cluster status --no-ray      # what the front knows
+    """
+
+    no_ray = Bool(False, help="Do not ask Ray.").tag(config=True)
+    as_json = Bool(False, help="Print JSON instead of a table.").tag(config=True, option="json")
+
+    def start(self) -> None:
+        """Ask once and print the answers.
+
+        Raises
+        ------
+        SharedKernelError
+            When neither the front nor Ray answers.
+        """
+        why: SharedKernelError | None = None
+        at_front: list[dict[str, Any]] = []
+        try:
+            at_front = self.ask_front()["hosts"]
+        except SharedKernelError as error:
+            why = error
+        in_ray = None if self.no_ray else self.with_ray(lambda connection: connection.hosts())
+        if in_ray is None and why is not None:
+            raise why
+        if why is not None:
+            print(f"sharedkernel: without a front: {why}", file=sys.stderr)  # noqa: T201
+        hosts = merge_hosts_known(at_front, in_ray or ())
+        report(hosts, as_json=self.as_json)
+        if not hosts and not self.as_json:
+            print("No hosts.")  # noqa: T201
+
+
+class DrainApp(_HostCommandApp):
+    """Takes a host out of service."""
+
+    name = "cluster drain"
+    verb = "drain"
+    description = """
+        Take a host out of service without losing anything: it gets no new sessions, each notebook there is told once,
+        and this waits until nobody has anything there. For admins.
+
+        Then Ray's agent leaves it, so that an autoscaler may have the node. If users still have something there after
+        --timeout, they are listed, the exit code is 1, and the host goes on draining: run it again, or `undrain`.
+    """
+    examples = """
+        sharedkernel cluster drain h2
+        sharedkernel cluster drain h2 --timeout 8h
+        sharedkernel cluster drain h2 --timeout 0     # begin, and do not wait
+    """
+    accepts_arguments = True
+
+    timeout = Unicode("10m", help="How long to wait until nobody has anything there.").tag(config=True)
+    as_json = Bool(False, help="Print the host as JSON in the end.").tag(config=True, option="json")
+
+    def start(self) -> None:
+        """Drain the host.
+
+        Raises
+        ------
+        SharedKernelError
+            When the front does not answer, or refuses.
+        SystemExit
+            With 2 for wrong use, 1 when users still have something there.
+        """
+        name = self.host()
+        try:
+            seconds = parse_duration(self.timeout)
+        except ConfigError as error:
+            fail(f"--timeout: {error}", status=2)
+        self.ask_front(f"/{quote(name, safe='')}", "PUT", json.dumps({"cordoned": True}))
+        if not self.as_json:
+            print(f"{safe_text(name)} gets no new sessions, and its notebooks are told.", flush=True)  # noqa: T201
+        host = self._wait(name, seconds)
+        if self.as_json:
+            print(json.dumps(host))  # noqa: T201
+        if host["drained"]:
+            if not self.as_json:
+                print(f"{safe_text(name)} is drained: nobody has anything there any more.")  # noqa: T201
+            return
+        for line in left_words(host) if not self.as_json else ():
+            print(line)  # noqa: T201
+        fail(f"after {format_seconds(seconds)} users still have something on {safe_text(name)}: {len(host['users'])}.")
+
+    def _wait(self, name: str, seconds: float) -> dict[str, Any]:
+        """Return what the front knows of the host once it is drained, or after *seconds*."""
+        deadline = time.monotonic() + seconds
+        heard = time.monotonic()
+        while True:
+            try:
+                host = next((host for host in self.ask_front()["hosts"] if host["name"] == name), None)
+                heard = time.monotonic()
+            except (GatewayUnreachable, GatewayRefused):
+                if time.monotonic() > heard + _PATIENCE:
+                    raise
+                host = {}
+            if host is None:
+                fail(f"{safe_text(name)} was forgotten meanwhile.")
+            if host and (host["drained"] or time.monotonic() >= deadline):
+                return host
+            time.sleep(_INTERVAL)
+
+
+class UndrainApp(_HostCommandApp):
+    """Lets a host have new sessions again."""
+
+    name = "cluster undrain"
+    verb = "undrain"
+    description = "Let a host that was drained have new sessions again. For admins."
+    examples = "sharedkernel cluster undrain h2"
+    accepts_arguments = True
+
+    def start(self) -> None:
+        """Undo the drain.
+
+        Raises
+        ------
+        SharedKernelError
+            When the front does not answer, or refuses.
+        """
+        name = self.host()
+        self.ask_front(f"/{quote(name, safe='')}", "PUT", json.dumps({"cordoned": False}))
+        self.with_ray(lambda connection: connection.undrain(name))
+        print(f"{safe_text(name)} gets new sessions again.")  # noqa: T201
+
+
+class ForgetApp(_HostCommandApp):
+    """Forgets a host."""
+
+    name = "cluster forget"
+    verb = "forget"
+    description = """
+        Forget a host that is gone for good, with its sessions. A host that is only absent is never forgotten by itself:
+        its sessions may run on. For admins.
+    """
+    examples = "sharedkernel cluster forget h2"
+    accepts_arguments = True
+
+    def start(self) -> None:
+        """Forget the host.
+
+        Raises
+        ------
+        SharedKernelError
+            When the front does not answer, or refuses: the host answers, or there is none of that name.
+        """
+        name = self.host()
+        self.ask_front(f"/{quote(name, safe='')}", "DELETE")
+        self.with_ray(lambda connection: connection.forget(name))
+        print(f"{safe_text(name)} is forgotten.")  # noqa: T201
