@@ -14,6 +14,7 @@ from jupyter_server.services.kernels import handlers as kernels
 from jupyter_server.services.sessions import handlers as sessions
 from tornado import web
 from tornado.httpclient import HTTPResponse
+from tornado.httputil import HTTPHeaders
 from tornado.iostream import IOStream
 
 from sharedkernel.errors import Refused
@@ -21,7 +22,7 @@ from sharedkernel.gateway.auth.audit import AuditedHandler
 from sharedkernel.gateway.cluster.front import Front
 from sharedkernel.gateway.cluster.hosts import HostAway
 from sharedkernel.gateway.cluster.registration import PATH, RegistrationHandler
-from sharedkernel.gateway.cluster.splice import Splice, connect, handshake
+from sharedkernel.gateway.cluster.splice import Splice, WebsocketRefused, handshake, open_websocket
 from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.http import handlers
 from sharedkernel.gateway.http.health import HealthHandler
@@ -66,14 +67,19 @@ class FrontHandler(ErrorResponseMixin, AuditedHandler, APIHandler):
     def pass_on(self, answer: HTTPResponse) -> None:
         """Answer with a host's *answer*."""
         self.set_status(answer.code, answer.reason)
-        for name in _ANSWERED:
-            if name in answer.headers:
-                self.set_header(name, answer.headers[name])
+        copy_headers(answer.headers, self)
         if answer.code == HTTPStatus.NO_CONTENT:
             self.clear_header("Content-Type")
             self.finish()
         else:
             self.finish(answer.body)
+
+
+def copy_headers(headers: HTTPHeaders, handler: web.RequestHandler) -> None:
+    """Answer with those *headers* of a host's answer that its client gets."""
+    for name in _ANSWERED:
+        if name in headers:
+            handler.set_header(name, headers[name])
 
 
 class ForwardedHandler(FrontHandler):
@@ -241,17 +247,19 @@ class SpliceHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
         """Join the websocket to the host's; returns when it is closed."""
         front: Front = self.settings["front"]
         host, user = front.host_of(kernel_id), cast("Any", self.current_user)
+        uri = "/" + (self.request.uri or "").removeprefix(self.base_url)
+        sent = handshake(host.address, uri, self.request.headers.get_all(), front.ticket(host, user))
         with self.settings["open_websockets"].place_for(self):
             try:
-                upstream = await connect(host.address, front.context)
+                upstream, answer = await open_websocket(host.address, sent, front.context)
+            except WebsocketRefused as refused:
+                self.set_status(refused.code, refused.reason)
+                copy_headers(refused.headers, self)
+                self.finish(refused.body)
+                return
             except OSError as error:
                 raise HostAway(f"{host.name} does not answer ({error}); its sessions run on, try again.") from None
-            uri = "/" + (self.request.uri or "").removeprefix(self.base_url)
-            client = cast("IOStream", self.detach())
-            client.set_nodelay(True)
-            sent = handshake(host.address, uri, self.request.headers.get_all(), front.ticket(host, user))
-            await upstream.write(sent)
-            self._splice = Splice(client, upstream)
+            self._splice = Splice(cast("IOStream", self.detach()), upstream, answer)
             await self._splice.run()
 
     def close(self, code: int | None = None, reason: str | None = None) -> None:
