@@ -59,7 +59,7 @@ class FrontHandler(ErrorResponseMixin, AuditedHandler, APIHandler):
         host = self.front.any_host() if kernel_id is None else self.front.host_of(kernel_id)
         user, request = self.current_user, self.request
         self.pass_on(
-            await self.front.fetch(
+            await self.front.requests.fetch(
                 host, user, request.method or "GET", self.uri, body=request.body or None, headers=self.headers
             )
         )
@@ -108,15 +108,13 @@ class ListedHandler(FrontHandler):
         if kernel_id := body.get("kernel", {}).get("id"):
             await self.forward(str(kernel_id))
             return
-        if self.request.path.endswith("sessions") and "path" in body:
-            # A notebook's session that exists already is returned.
-            for found in await self.front.list_all(self.current_user, self.uri):
-                if found.get("path") == body["path"]:
-                    await self.forward(str(found["id"]))
-                    return
         key = body.get("env", {}).get("KERNEL_CLIENT_KEY")
-        sent = self.request.body
-        self.pass_on(await self.front.start(self.current_user, self.uri, sent, self.headers, key and str(key)))
+        path = body.get("path") if self.request.path.endswith("sessions") else None
+        self.pass_on(
+            await self.front.start(
+                self.current_user, self.uri, self.request.body, self.headers, client_key=key and str(key), path=path
+            )
+        )
 
 
 class EverywhereHandler(FrontHandler):
@@ -153,23 +151,41 @@ class FrontQuotasHandler(handlers.QuotasHandler):
     async def _forward(self, body: bytes | None = None) -> None:
         front: Front = self.settings["front"]
         uri = f"/sharedkernel/api/quotas{f'?{self.request.query}' if self.request.query else ''}"
-        for host in front.hosts.answering():
-            try:
-                await front.fetch(host, self.current_user, self.request.method or "PUT", uri, body=body)
-            except HostAway as error:
-                self.log.warning("the quotas of %s are as they were: %s", host.name, error)
+        answers = await front.requests.fetch_from_each(
+            front.hosts.answering(), self.current_user, self.request.method or "PUT", uri, body=body
+        )
+        for name, answer in answers.items():
+            if isinstance(answer, HostAway) or answer.code >= HTTPStatus.BAD_REQUEST:
+                why = answer if isinstance(answer, HostAway) else f"it answers {answer.code} {answer.reason}"
+                self.log.warning("the quotas of %s are as they were: %s", name, why)
 
 
 async def put_everywhere(handler: FrontHandler) -> None:
-    """Forward a request to all hosts that answer, and pass on the last answer, or the first refusal."""
+    """Forward a request to all hosts that answer, and pass on the first refusal, or an answer.
+
+    Raises
+    ------
+    HostAway
+        When one does not, after all.
+    """
     handler.front.any_host()
-    for host in handler.front.hosts.answering():
-        answer = await handler.front.fetch(
-            host, handler.current_user, "PUT", handler.uri, body=handler.request.body, headers=handler.headers
-        )
-        if answer.code >= HTTPStatus.BAD_REQUEST:
-            break
-    handler.pass_on(answer)
+    request = handler.request
+    answers = await handler.front.requests.fetch_from_each(
+        handler.front.hosts.answering(),
+        handler.current_user,
+        "PUT",
+        handler.uri,
+        body=request.body,
+        headers=handler.headers,
+    )
+    passed = None
+    for answer in answers.values():
+        if isinstance(answer, HostAway):
+            raise answer
+        if passed is None or answer.code >= HTTPStatus.BAD_REQUEST > passed.code:
+            passed = answer
+    if passed is not None:
+        handler.pass_on(passed)
 
 
 class HostsHandler(FrontHandler):
@@ -205,7 +221,7 @@ class HostHandler(FrontHandler):
         """Forget a host that is gone for good; for admins."""
         if not self.current_user.admin:
             raise Refused("only admins may forget a host.", reason="not_admin")
-        self.front.hosts.forget(name)
+        self.front.forget(name)
         self.set_status(HTTPStatus.NO_CONTENT)
         self.finish()
 
@@ -248,10 +264,10 @@ class SpliceHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
         front: Front = self.settings["front"]
         host, user = front.host_of(kernel_id), cast("Any", self.current_user)
         uri = "/" + (self.request.uri or "").removeprefix(self.base_url)
-        sent = handshake(host.address, uri, self.request.headers.get_all(), front.ticket(host, user))
+        sent = handshake(host.address, uri, self.request.headers.get_all(), front.requests.ticket(host, user))
         with self.settings["open_websockets"].place_for(self):
             try:
-                upstream, answer = await open_websocket(host.address, sent, front.context)
+                upstream, answer = await open_websocket(host.address, sent, front.requests.context)
             except WebsocketRefused as refused:
                 self.set_status(refused.code, refused.reason)
                 copy_headers(refused.headers, self)

@@ -60,7 +60,15 @@ class Cluster:
             log_path=self.directory / f"front{number}.log",
             is_ready=partial(self.has_hosts, number),
             scratch=self.directory,
+            environment={"PYTHONPATH": str(self._without_ray())},
         )  # fmt: skip
+
+    def _without_ray(self) -> Path:
+        """Return a directory for the path of a process in which Ray cannot be imported, as if it were not installed."""
+        package = self.directory / "without_ray" / "ray"
+        package.mkdir(parents=True, exist_ok=True)
+        (package / "__init__.py").write_text("raise ModuleNotFoundError('ray is not installed', name='ray')\n")
+        return package.parent
 
     def _host(self, name: str) -> Stack:
         key = self.key(name, host_key(SECRET.encode(), name))
