@@ -102,12 +102,18 @@ class Cluster:
         answer = asyncio.run(self.client("ada", front).request("GET", "/sharedkernel/api/hosts"))
         return {host["name"] for host in answer.body["hosts"] if host["answering"]}
 
+    def client_environment(self, user: str, url: str = "") -> dict[str, str]:
+        """Return the variables with which Jupyter clients find the kernelspec and act as *user*, through a front."""
+        host = self.hosts["h1"].client_environment("ada")
+        return host | {"SHAREDKERNEL_GATEWAY_URL": url or self.gateway_url, "SHAREDKERNEL_TOKEN": self.tokens[user]}
+
     def is_whole(self) -> bool:
         return all(self.answering(front) == set(HOSTS) for front in range(len(self.fronts)))
 
 
-@pytest.fixture(scope="session")
-def whole_cluster() -> Iterator[Cluster]:
+@contextlib.contextmanager
+def running_cluster() -> Iterator[Cluster]:
+    """Run two fronts and two hosts."""
     with contextlib.ExitStack() as exits:
         directory = exits.enter_context(tempfile.TemporaryDirectory(prefix="skc-"))
         cluster = Cluster(Path(directory))
@@ -118,6 +124,12 @@ def whole_cluster() -> Iterator[Cluster]:
             front.start()
         for front in cluster.fronts:
             front.wait_until_ready()
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def whole_cluster() -> Iterator[Cluster]:
+    with running_cluster() as cluster:
         yield cluster
 
 
