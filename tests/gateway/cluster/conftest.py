@@ -27,6 +27,7 @@ c.SharedKernelGateway.identity = 'tokens'
 c.SharedKernelGateway.tokens_file = {tokens!r}
 c.SharedKernelGateway.admins = {{'ada'}}
 c.SharedKernelGateway.revocation_seconds = 0.2
+c.SharedKernelGateway.max_websockets = 2000
 c.SharedKernelGateway.quotas = {{'users': {{'linus': {{'sessions': 2}}}}}}
 """
 
