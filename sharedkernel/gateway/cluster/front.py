@@ -68,6 +68,8 @@ class Front:
         self._starting: dict[tuple[str, str | None, str | None], asyncio.Future[HTTPResponse]] = {}
         #: kernels by user and client key: a status document may not show yet what has just started
         self._kernels: dict[tuple[str, str], str] = {}
+        #: the last request for a status document of all hosts
+        self._status: asyncio.Future[StatusDocument] | None = None
         #: number of starts in progress, by user and host
         self._num_starting: Counter[tuple[str, str]] = Counter()
 
@@ -120,11 +122,21 @@ class Front:
     async def status(self) -> StatusDocument:
         """Return the status document of all hosts, nothing hidden.
 
+        Hosts are asked once at a time, however many ask here, and always after they have asked.
+
         Raises
         ------
         HostAway
             When none answers.
         """
+        if (before := self._status) is not None:
+            await asyncio.wait([before])
+        if self._status is before:
+            self._status = asyncio.ensure_future(self._ask_status())
+        assert self._status is not None
+        return await asyncio.shield(self._status)
+
+    async def _ask_status(self) -> StatusDocument:
         answers = await self.requests.fetch_all(self.hosts.answering(), _NOBODY, "/sharedkernel/api/status")
         if not answers:
             self.any_host()
