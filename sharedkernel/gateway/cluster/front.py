@@ -72,6 +72,8 @@ class Front:
         self._status: asyncio.Future[StatusDocument] | None = None
         #: number of starts in progress, by user and host
         self._num_starting: Counter[tuple[str, str]] = Counter()
+        #: number of all starts that have begun here, by user
+        self._num_begun: Counter[str] = Counter()
 
     def host_of(self, kernel_id: str) -> Host:
         """Return the host of a kernel or notebook session, which answers.
@@ -257,6 +259,7 @@ class Front:
     @contextlib.contextmanager
     def _counting(self, user: str, host: str) -> Iterator[None]:
         self._num_starting[user, host] += 1
+        self._num_begun[user] += 1
         try:
             yield
         finally:
@@ -269,9 +272,12 @@ class Front:
             return
         # A summary may be older than the end of a session.
         hosts = {host.name: host for host in self.hosts.answering() if host.num_sessions(user)}
-        for name, kernels in (await self.requests.fetch_all(hosts.values(), GatewayUser(user), "/api/kernels")).items():
-            there = len(kernels) + self._num_starting[user, name]
-            hosts[name].count(user, min(0, there - hosts[name].num_sessions(user)))
+        starting, begun = self._num_starting.copy(), self._num_begun[user]
+        lists = await self.requests.fetch_all(hosts.values(), GatewayUser(user), "/api/kernels")
+        if self._num_begun[user] == begun:  # else the lists may lack a session that has started meanwhile
+            for name, kernels in lists.items():
+                there = len(kernels) + starting[user, name]
+                hosts[name].count(user, min(0, there - hosts[name].num_sessions(user)))
         if (existing := self._num_sessions(user)) >= allowed:
             raise QuotaExceeded(explain_session_limit(user, allowed, existing))
 
