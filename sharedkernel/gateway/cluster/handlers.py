@@ -22,6 +22,7 @@ from sharedkernel.gateway.auth.audit import AuditedHandler
 from sharedkernel.gateway.cluster.front import Front
 from sharedkernel.gateway.cluster.hosts import HostAway
 from sharedkernel.gateway.cluster.registration import PATH, RegistrationHandler
+from sharedkernel.gateway.cluster.requests import no_trust
 from sharedkernel.gateway.cluster.splice import Splice, WebsocketRefused, handshake, open_websocket
 from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.http import handlers
@@ -269,6 +270,8 @@ class SpliceHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
             try:
                 upstream, answer = await open_websocket(host.address, sent, front.requests.context)
             except WebsocketRefused as refused:
+                if refused.code == HTTPStatus.FORBIDDEN:
+                    raise no_trust(host) from None
                 self.set_status(refused.code, refused.reason)
                 copy_headers(refused.headers, self)
                 self.finish(refused.body)

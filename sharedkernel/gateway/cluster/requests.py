@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import errno
 import json
+import logging
 import socket
 import ssl
 import time
 from collections.abc import Iterable, Sequence
+from http import HTTPStatus
 from typing import Any
 
 from tornado.httpclient import HTTPError, HTTPRequest, HTTPResponse
@@ -18,6 +20,8 @@ from tornado.simple_httpclient import HTTPTimeoutError, SimpleAsyncHTTPClient
 from sharedkernel.gateway.auth.identity import GatewayUser
 from sharedkernel.gateway.auth.tickets import Purpose, TicketKey
 from sharedkernel.gateway.cluster.hosts import Host, HostAway
+
+log = logging.getLogger(__name__)
 
 #: seconds to connect to a host, for its answer, and for an answer to what is asked of several
 _CONNECT, _ANSWER, _QUICK = 5.0, 120.0, 5.0
@@ -95,10 +99,13 @@ class HostRequests:
             ssl_options=self.context,
         )
         try:
-            return await self._http[host.name].fetch(request, raise_error=False)
+            answer = await self._http[host.name].fetch(request, raise_error=False)
         except (HTTPError, OSError) as error:
             kind = HostUnreached if _is_unreached(error) else HostAway
             raise kind(f"{host.name} does not answer ({error}); its sessions run on, try again.") from None
+        if answer.code == HTTPStatus.FORBIDDEN and _reason(answer.body) is None:
+            raise no_trust(host)
+        return answer
 
     async def fetch_all(self, hosts: Iterable[Host], user: GatewayUser, uri: str) -> dict[str, Any]:
         """Return the JSON that each of *hosts* answers to a GET of *uri*, by name; of those that do in time."""
@@ -136,6 +143,22 @@ class HostRequests:
     def forget(self, name: str) -> None:
         """Forget a host."""
         self._http.pop(name, None)
+
+
+def no_trust(host: Host) -> HostAway:
+    """Return the error for a host that does not believe a ticket: its user's token is not what is wrong."""
+    log.error("%s does not believe this front's tickets; compare the clocks of both machines, and its key", host.name)
+    return HostUnreached(
+        f"{host.name} does not accept this gateway's requests; its sessions run on, tell its admin to read the logs."
+    )
+
+
+def _reason(body: bytes) -> Any:
+    """Return the reason in a refusal; None: the ticket was refused before anything was looked at."""
+    try:
+        return json.loads(body).get("reason")
+    except (ValueError, AttributeError):
+        return None
 
 
 def _is_unreached(error: Exception) -> bool:
