@@ -65,6 +65,7 @@ def test_help_names_the_benchmarks() -> None:
                 "front_bytes",
                 "message_seconds",
                 "added_p50_seconds",
+                "encrypted_message_seconds",
             ],
         ),
     ],

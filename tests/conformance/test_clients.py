@@ -12,6 +12,7 @@ from pathlib import Path
 import nbformat
 import papermill
 import pexpect
+import pytest
 from nbclient import NotebookClient
 
 #: seconds that a client may take, on a busy machine
@@ -26,6 +27,13 @@ for step in range(steps):
     loss.backward()
     optimizer.step()
 weights.sum().item()"""
+
+
+@pytest.fixture(autouse=True, params=["gateway", pytest.param("front", marks=pytest.mark.heavy)])
+def way(request: pytest.FixtureRequest) -> None:
+    """Have each client use the gateway of one machine, and a front of a cluster."""
+    if request.param == "front":
+        request.getfixturevalue("through_front")
 
 
 def notebook() -> nbformat.NotebookNode:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 import jupyter_kernel_test
+import pytest
 from jupyter_kernel_test.msgspec_v5 import validate_message
+
+from tests.conformance.conftest import FRONT_ENVIRONMENT
 
 #: seconds that a message may take, on a busy machine
 PATIENCE = 60.0
@@ -60,6 +63,22 @@ class TestSharedKernel(jupyter_kernel_test.KernelTests):
                 validate_message(message)
                 kind = message["content"].get("execution_state", message["msg_type"])
                 found = (message["parent_header"].get("msg_id"), kind)
+
+
+@pytest.mark.heavy
+@pytest.mark.usefixtures("front_environment")
+class TestThroughFront(TestSharedKernel):
+    """The same through a front of a cluster, which users are not to notice."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        """Start the client with the front for its gateway."""
+        assert FRONT_ENVIRONMENT
+        patch = pytest.MonkeyPatch()
+        cls.addClassCleanup(patch.undo)
+        for name, value in FRONT_ENVIRONMENT.items():
+            patch.setenv(name, value)
+        super().setUpClass()
 
 
 class TestSubscribing(jupyter_kernel_test.IopubWelcomeTests):

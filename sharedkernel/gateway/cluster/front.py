@@ -10,34 +10,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import ssl
-import time
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Protocol
 
-import msgspec
-from tornado.httpclient import HTTPError, HTTPRequest, HTTPResponse
-from tornado.simple_httpclient import SimpleAsyncHTTPClient
+from tornado.httpclient import HTTPResponse
 
 from sharedkernel.errors import QuotaExceeded, Refused
 from sharedkernel.gateway.auth.identity import GatewayUser
-from sharedkernel.gateway.auth.tickets import Purpose, TicketKey
 from sharedkernel.gateway.cluster.hosts import ClusterHosts, Host, HostAway
+from sharedkernel.gateway.cluster.requests import HostRequests, HostUnreached
 from sharedkernel.gateway.cluster.status import merge_hosts
-from sharedkernel.gateway.cluster.summary import UserSummary
 from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.scheduling.placement import Demand, place_session
 from sharedkernel.status.document import StatusDocument, read_status
 from sharedkernel.status.refusal_text import explain_session_limit
 
-#: seconds to connect to a host, for its answer, and for an answer to what is asked of several
-_CONNECT, _ANSWER, _QUICK = 5.0, 120.0, 5.0
-#: most requests to hosts at a time; more wait
-_MAX_REQUESTS = 200
-#: most clients whose host is remembered
-_MAX_CLIENTS = 10_000
+#: most kernels whose clients are remembered
+_MAX_KERNELS = 10_000
 
 
 class PlacementOwner(Protocol):
@@ -53,32 +45,35 @@ class Front:
     ----------
     hosts
         The hosts.
-    secret
-        The cluster's.
+    requests
+        Asks them.
     rules
         Has the limits on the number of sessions.
     executors
         Has the rule that chooses the host of a new session.
-    context
-        For the hosts' certificates.
     """
 
     def __init__(
         self,
         hosts: ClusterHosts,
-        secret: bytes,
+        requests: HostRequests,
         rules: FleetRules,
         executors: PlacementOwner,
-        context: ssl.SSLContext,
     ) -> None:
         self.hosts = hosts
-        self.secret = secret
-        self.context = context
+        self.requests = requests
         self._rules = rules
         self._executors = executors
-        self._client = SimpleAsyncHTTPClient(force_instance=True, max_clients=_MAX_REQUESTS)
-        #: host by user and client key: a client that asks again gets the session that it has
-        self._clients: dict[tuple[str, str], str] = {}
+        #: starts in progress, by user, client key and notebook: one that is asked for again is not made twice
+        self._starting: dict[tuple[str, str | None, str | None], asyncio.Future[HTTPResponse]] = {}
+        #: kernels by user and client key: a status document may not show yet what has just started
+        self._kernels: dict[tuple[str, str], str] = {}
+        #: the last request for a status document of all hosts
+        self._status: asyncio.Future[StatusDocument] | None = None
+        #: number of starts in progress, by user and host
+        self._num_starting: Counter[tuple[str, str]] = Counter()
+        #: number of all starts that have begun here, by user
+        self._num_begun: Counter[str] = Counter()
 
     def host_of(self, kernel_id: str) -> Host:
         """Return the host of a kernel or notebook session, which answers.
@@ -110,68 +105,6 @@ class Front:
             raise HostAway("no host of this cluster answers; wait for them, or see `sharedkernel host` there.")
         return host
 
-    def ticket(self, host: Host, user: GatewayUser) -> str:
-        """Return a ticket of *user* for *host*."""
-        key = TicketKey.of_host(self.secret, host.name)
-        return key.make(user.username, admin=user.admin, purpose=Purpose.REQUEST, now=time.time())
-
-    async def fetch(
-        self,
-        host: Host,
-        user: GatewayUser,
-        method: str,
-        uri: str,
-        *,
-        body: bytes | None = None,
-        headers: Iterable[tuple[str, str]] = (),
-        seconds: float = _ANSWER,
-    ) -> HTTPResponse:
-        """Return a host's answer to a request, whatever its status.
-
-        Parameters
-        ----------
-        host, user
-            To ask, and for whom.
-        method, uri, body, headers
-            The request.
-        seconds
-            To wait for the answer.
-
-        Raises
-        ------
-        HostAway
-            When there is no answer.
-        """
-        request = HTTPRequest(
-            host.address.rstrip("/") + uri,
-            method=method,
-            headers={**dict(headers), "Authorization": f"token {self.ticket(host, user)}"},
-            body=body or (b"" if method in ("POST", "PUT", "PATCH") else None),
-            connect_timeout=_CONNECT,
-            request_timeout=seconds,
-            follow_redirects=False,
-            allow_nonstandard_methods=True,
-            decompress_response=False,
-            ssl_options=self.context,
-        )
-        try:
-            return await self._client.fetch(request, raise_error=False)
-        except (HTTPError, OSError) as error:
-            raise HostAway(f"{host.name} does not answer ({error}); its sessions run on, try again.") from None
-
-    async def fetch_all(self, hosts: Iterable[Host], user: GatewayUser, uri: str) -> dict[str, Any]:
-        """Return the JSON that each of *hosts* answers to a GET of *uri*, by name; of those that do in time."""
-
-        async def ask(host: Host) -> tuple[str, Any]:
-            with contextlib.suppress(HostAway, ValueError):
-                answer = await self.fetch(host, user, "GET", uri, seconds=_QUICK)
-                if answer.code == 200:
-                    return host.name, json.loads(answer.body)
-            return host.name, None
-
-        answers = await asyncio.gather(*map(ask, hosts))
-        return {name: answer for name, answer in answers if answer is not None}
-
     async def list_all(self, user: GatewayUser, uri: str) -> list[dict[str, Any]]:
         """Return what all hosts list at *uri* for a user.
 
@@ -182,21 +115,31 @@ class Front:
         """
         self.hosts.check_listed(user.username)
         hosts = self.hosts.answering()
-        lists = await self.fetch_all(hosts, user, uri)
+        lists = await self.requests.fetch_all(hosts, user, uri)
         for host in hosts:
-            if host.name not in lists and user.username in host.users:
+            if host.name not in lists and host.num_sessions(user.username):
                 raise HostAway(f"{host.name}, which has sessions of yours, does not list them now; try again.")
         return [entry for name in sorted(lists) for entry in lists[name]]
 
     async def status(self) -> StatusDocument:
         """Return the status document of all hosts, nothing hidden.
 
+        Hosts are asked once at a time, however many ask here, and always after they have asked.
+
         Raises
         ------
         HostAway
             When none answers.
         """
-        answers = await self.fetch_all(self.hosts.answering(), _NOBODY, "/sharedkernel/api/status")
+        if (before := self._status) is not None:
+            await asyncio.wait([before])
+        if self._status is before:
+            self._status = asyncio.ensure_future(self._ask_status())
+        assert self._status is not None
+        return await asyncio.shield(self._status)
+
+    async def _ask_status(self) -> StatusDocument:
+        answers = await self.requests.fetch_all(self.hosts.answering(), _NOBODY, "/sharedkernel/api/status")
         if not answers:
             self.any_host()
             raise HostAway("no host of this cluster says how it is; their logs may say why, try again.")
@@ -207,7 +150,14 @@ class Front:
     # --- new sessions -------------------------------------------------------------------------------------------------
 
     async def start(
-        self, user: GatewayUser, uri: str, body: bytes, headers: Iterable[tuple[str, str]], client_key: str | None
+        self,
+        user: GatewayUser,
+        uri: str,
+        body: bytes,
+        headers: Iterable[tuple[str, str]],
+        *,
+        client_key: str | None = None,
+        path: str | None = None,
     ) -> HTTPResponse:
         """Have a session started, and return the answer of the host that was asked last.
 
@@ -217,27 +167,55 @@ class Front:
             Its owner.
         uri, body, headers
             The request that starts it.
-        client_key
-            Names the client, if it does: the session that it has already is returned.
+        client_key, path
+            Names of the client and of the notebook, if the session that they have already is to be returned.
 
         Raises
         ------
         SharedKernelError
             When the user has as many sessions as they may, or no host answers.
         """
-        headers = list(headers)
-        if client_key is not None and (host := await self._host_of_client(user, client_key)) is not None:
-            answer = await self.fetch(host, user, "POST", uri, body=body, headers=headers)
+        request = uri, body, list(headers)
+        if client_key is None and path is None:
+            return await self._start_new(user, *request)
+        key = user.username, client_key, path
+        if (starting := self._starting.get(key)) is None:
+            starting = self._starting[key] = asyncio.ensure_future(self._start_once(user, client_key, path, *request))
+            starting.add_done_callback(lambda _: self._starting.pop(key))
+        return await asyncio.shield(starting)
+
+    async def _start_once(
+        self,
+        user: GatewayUser,
+        client_key: str | None,
+        path: str | None,
+        uri: str,
+        body: bytes,
+        headers: list[tuple[str, str]],
+    ) -> HTTPResponse:
+        if path is None:
+            host = await self._host_of_client(user, str(client_key))
+        else:
+            found = [str(entry["id"]) for entry in await self.list_all(user, uri) if entry.get("path") == path]
+            host = self.host_of(found[0]) if found else None
+        if host is not None:
+            answer = await self.requests.fetch(host, user, "POST", uri, body=body, headers=headers)
             # A host that is being drained has the client's session no more, and starts none.
             if not (host.is_cordoned and answer.code == HTTPStatus.CONFLICT):
                 return answer
-        # No await before the session is counted in its host's summary, so parallel requests cannot exceed the limit.
-        self._check_number(user.username)
-        return await self._start_somewhere(user, uri, body, headers, client_key)
+        answer = await self._start_new(user, uri, body, headers)
+        if client_key is not None and answer.code == HTTPStatus.CREATED:
+            self._kernels[user.username, client_key] = str(json.loads(answer.body)["id"])
+            if len(self._kernels) > _MAX_KERNELS:
+                del self._kernels[next(iter(self._kernels))]
+        return answer
 
-    async def _start_somewhere(
-        self, user: GatewayUser, uri: str, body: bytes, headers: list[tuple[str, str]], client_key: str | None
+    async def _start_new(
+        self, user: GatewayUser, uri: str, body: bytes, headers: list[tuple[str, str]]
     ) -> HTTPResponse:
+        # Nothing is awaited between the check and the session's being counted in its host's summary, so parallel
+        # requests cannot exceed the limit.
+        await self._check_number(user.username)
         refused: set[str] = set()
         answer: HTTPResponse | None = None
         while True:
@@ -247,20 +225,18 @@ class Front:
                 if answer is None:
                     raise
                 return answer
-            counted = host.users[user.username]
-            if client_key is not None:
-                self._remember(user.username, client_key, host.name)
-            with contextlib.suppress(HostAway):
-                answer = await self.fetch(host, user, "POST", uri, body=body, headers=headers)
+            counted, heard = host.users[user.username], host.heard
+            with contextlib.suppress(HostUnreached), self._counting(user.username, host.name):
+                answer = await self.requests.fetch(host, user, "POST", uri, body=body, headers=headers)
                 # 409 and 503: its executors refuse or are away, and another host's may not.
                 if answer.code not in (409, 503):
                     # A summary that was on its way when the request came there did not count it.
-                    now = host.users.get(user.username, counted)
-                    if answer.code == HTTPStatus.CREATED and now.sessions <= counted.sessions:
+                    if answer.code == HTTPStatus.CREATED and host.num_sessions(user.username) <= counted.sessions:
                         host.users[user.username] = counted
                     return answer
+            if host.heard == heard:  # no summary has come since it was counted there
+                host.count(user.username, -1)
             refused.add(host.name)
-            self._clients.pop((user.username, client_key or ""), None)
 
     def place(self, user: str, *, without: Collection[str] = ()) -> Host:
         """Return the host for a new session, which counts there from now on.
@@ -289,33 +265,55 @@ class Front:
             raise HostAway("no host of this cluster can start a session now; try again.")
         return choose_device(self._executors.placement, hosts, user)
 
-    def _check_number(self, user: str) -> None:
+    @contextlib.contextmanager
+    def _counting(self, user: str, host: str) -> Iterator[None]:
+        self._num_starting[user, host] += 1
+        self._num_begun[user] += 1
+        try:
+            yield
+        finally:
+            self._num_starting[user, host] -= 1
+            self._num_starting += Counter()  # drops zeros
+
+    async def _check_number(self, user: str) -> None:
         allowed = self._rules.quotas.max_sessions(user)
-        if allowed is None:
+        if allowed is None or self._num_sessions(user) < allowed:
             return
-        existing = sum(host.users[user].sessions for host in self.hosts.all() if user in host.users)
-        if existing >= allowed:
+        # A summary may be older than the end of a session.
+        hosts = {host.name: host for host in self.hosts.answering() if host.num_sessions(user)}
+        starting, begun = self._num_starting.copy(), self._num_begun[user]
+        lists = await self.requests.fetch_all(hosts.values(), GatewayUser(user), "/api/kernels")
+        if self._num_begun[user] == begun:  # else the lists may lack a session that has started meanwhile
+            for name, kernels in lists.items():
+                there = len(kernels) + starting[user, name]
+                hosts[name].count(user, min(0, there - hosts[name].num_sessions(user)))
+        if (existing := self._num_sessions(user)) >= allowed:
             raise QuotaExceeded(explain_session_limit(user, allowed, existing))
 
+    def _num_sessions(self, user: str) -> int:
+        return sum(host.num_sessions(user) for host in self.hosts.all())
+
     async def _host_of_client(self, user: GatewayUser, client_key: str) -> Host | None:
-        """Return the host that has, or starts, the session of a client; None if it has none."""
-        for host in self.hosts.answering():
-            if host.name == self._clients.get((user.username, client_key)):
+        """Return the host that has the session of a client; None if it has none."""
+        kernel = self._kernels.pop((user.username, client_key), None)
+        host = None if kernel is None else self.hosts.of_kernel(kernel)
+        if kernel is not None and host is not None and host.is_answering:
+            found = await self.requests.fetch(host, user, "GET", f"/api/kernels/{kernel}")
+            if found.code == HTTPStatus.OK:
+                self._kernels[user.username, client_key] = kernel
                 return host
         # This front may be new: the hosts know.
-        its_own = [host for host in self.hosts.answering() if user.username in host.users]
+        hosts = {host.name: host for host in self.hosts.answering() if user.username in host.users}
         plain = GatewayUser(user.username)
-        for name, status in (await self.fetch_all(its_own, plain, "/sharedkernel/api/status")).items():
+        for name, status in (await self.requests.fetch_all(hosts.values(), plain, "/sharedkernel/api/status")).items():
             if any(session.get("client_key") == client_key for session in status["sessions"]):
-                self._remember(user.username, client_key, name)
-                return next((host for host in its_own if host.name == name), None)
+                return hosts[name]
         return None
 
-    def _remember(self, user: str, client_key: str, host: str) -> None:
-        self._clients.pop((user, client_key), None)
-        self._clients[user, client_key] = host
-        if len(self._clients) > _MAX_CLIENTS:
-            del self._clients[next(iter(self._clients))]
+    def forget(self, name: str) -> None:
+        """Forget a host that is gone for good; see :meth:`ClusterHosts.forget`."""
+        self.hosts.forget(name)
+        self.requests.forget(name)
 
 
 def choose_device(rule: str, hosts: Sequence[Host], user: str) -> Host:
@@ -343,8 +341,7 @@ def choose_device(rule: str, hosts: Sequence[Host], user: str) -> Host:
         utilisation=device.utilisation + typical,
         backlog=device.backlog + 1,
     )
-    had = host.users.get(user, UserSummary(sessions=0))
-    host.users[user] = msgspec.structs.replace(had, sessions=had.sessions + 1)
+    host.count(user, 1)
     return host
 
 

@@ -14,6 +14,7 @@ from jupyter_server.services.kernels import handlers as kernels
 from jupyter_server.services.sessions import handlers as sessions
 from tornado import web
 from tornado.httpclient import HTTPResponse
+from tornado.httputil import HTTPHeaders
 from tornado.iostream import IOStream
 
 from sharedkernel.errors import Refused
@@ -22,7 +23,8 @@ from sharedkernel.gateway.cluster.cordon import PATH as CORDON_PATH
 from sharedkernel.gateway.cluster.front import Front
 from sharedkernel.gateway.cluster.hosts import Host, HostAway
 from sharedkernel.gateway.cluster.registration import PATH, RegistrationHandler
-from sharedkernel.gateway.cluster.splice import Splice, connect, handshake
+from sharedkernel.gateway.cluster.requests import no_trust
+from sharedkernel.gateway.cluster.splice import Splice, WebsocketRefused, handshake, open_websocket
 from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.http import handlers
 from sharedkernel.gateway.http.health import HealthHandler
@@ -59,7 +61,7 @@ class FrontHandler(ErrorResponseMixin, AuditedHandler, APIHandler):
         host = self.front.any_host() if kernel_id is None else self.front.host_of(kernel_id)
         user, request = self.current_user, self.request
         self.pass_on(
-            await self.front.fetch(
+            await self.front.requests.fetch(
                 host, user, request.method or "GET", self.uri, body=request.body or None, headers=self.headers
             )
         )
@@ -67,14 +69,19 @@ class FrontHandler(ErrorResponseMixin, AuditedHandler, APIHandler):
     def pass_on(self, answer: HTTPResponse) -> None:
         """Answer with a host's *answer*."""
         self.set_status(answer.code, answer.reason)
-        for name in _ANSWERED:
-            if name in answer.headers:
-                self.set_header(name, answer.headers[name])
+        copy_headers(answer.headers, self)
         if answer.code == HTTPStatus.NO_CONTENT:
             self.clear_header("Content-Type")
             self.finish()
         else:
             self.finish(answer.body)
+
+
+def copy_headers(headers: HTTPHeaders, handler: web.RequestHandler) -> None:
+    """Answer with those *headers* of a host's answer that its client gets."""
+    for name in _ANSWERED:
+        if name in headers:
+            handler.set_header(name, headers[name])
 
 
 class ForwardedHandler(FrontHandler):
@@ -103,15 +110,13 @@ class ListedHandler(FrontHandler):
         if kernel_id := body.get("kernel", {}).get("id"):
             await self.forward(str(kernel_id))
             return
-        if self.request.path.endswith("sessions") and "path" in body:
-            # A notebook's session that exists already is returned.
-            for found in await self.front.list_all(self.current_user, self.uri):
-                if found.get("path") == body["path"]:
-                    await self.forward(str(found["id"]))
-                    return
         key = body.get("env", {}).get("KERNEL_CLIENT_KEY")
-        sent = self.request.body
-        self.pass_on(await self.front.start(self.current_user, self.uri, sent, self.headers, key and str(key)))
+        path = body.get("path") if self.request.path.endswith("sessions") else None
+        self.pass_on(
+            await self.front.start(
+                self.current_user, self.uri, self.request.body, self.headers, client_key=key and str(key), path=path
+            )
+        )
 
 
 class EverywhereHandler(FrontHandler):
@@ -148,11 +153,13 @@ class FrontQuotasHandler(handlers.QuotasHandler):
     async def _forward(self, body: bytes | None = None) -> None:
         front: Front = self.settings["front"]
         uri = f"/sharedkernel/api/quotas{f'?{self.request.query}' if self.request.query else ''}"
-        for host in front.hosts.answering():
-            try:
-                await front.fetch(host, self.current_user, self.request.method or "PUT", uri, body=body)
-            except HostAway as error:
-                self.log.warning("the quotas of %s are as they were: %s", host.name, error)
+        answers = await front.requests.fetch_from_each(
+            front.hosts.answering(), self.current_user, self.request.method or "PUT", uri, body=body
+        )
+        for name, answer in answers.items():
+            if isinstance(answer, HostAway) or answer.code >= HTTPStatus.BAD_REQUEST:
+                why = answer if isinstance(answer, HostAway) else f"it answers {answer.code} {answer.reason}"
+                self.log.warning("the quotas of %s are as they were: %s", name, why)
 
 
 def describe_host(host: Host, *, with_users: bool) -> dict[str, Any]:
@@ -172,7 +179,7 @@ def describe_host(host: Host, *, with_users: bool) -> dict[str, Any]:
         "answering": host.is_answering,
         "message": None if host.is_answering else host.why_away(),
         "devices": [device.id for device in host.devices],
-        "num_sessions": host.num_sessions,
+        "num_sessions": host.total_sessions,
         "cordoned": host.is_cordoned,
         "drained": host.is_drained,
         "in_ray": None if host.ray is None else host.ray.is_in and host.is_answering,
@@ -186,15 +193,31 @@ def describe_host(host: Host, *, with_users: bool) -> dict[str, Any]:
 
 
 async def put_everywhere(handler: FrontHandler) -> None:
-    """Forward a request to all hosts that answer, and pass on the last answer, or the first refusal."""
+    """Forward a request to all hosts that answer, and pass on the first refusal, or an answer.
+
+    Raises
+    ------
+    HostAway
+        When one does not, after all.
+    """
     handler.front.any_host()
-    for host in handler.front.hosts.answering():
-        answer = await handler.front.fetch(
-            host, handler.current_user, "PUT", handler.uri, body=handler.request.body, headers=handler.headers
-        )
-        if answer.code >= HTTPStatus.BAD_REQUEST:
-            break
-    handler.pass_on(answer)
+    request = handler.request
+    answers = await handler.front.requests.fetch_from_each(
+        handler.front.hosts.answering(),
+        handler.current_user,
+        "PUT",
+        handler.uri,
+        body=request.body,
+        headers=handler.headers,
+    )
+    passed = None
+    for answer in answers.values():
+        if isinstance(answer, HostAway):
+            raise answer
+        if passed is None or answer.code >= HTTPStatus.BAD_REQUEST > passed.code:
+            passed = answer
+    if passed is not None:
+        handler.pass_on(passed)
 
 
 class HostsHandler(FrontHandler):
@@ -217,7 +240,7 @@ class HostHandler(FrontHandler):
     async def put(self, name: str) -> None:
         """Cordon a host, or end that, as the body says: ``{"cordoned": true}``; the host itself asks for an admin."""
         host = self.front.hosts.find(name)
-        answer = await self.front.fetch(host, self.current_user, "PUT", CORDON_PATH, body=self.request.body)
+        answer = await self.front.requests.fetch(host, self.current_user, "PUT", CORDON_PATH, body=self.request.body)
         if answer.code < HTTPStatus.BAD_REQUEST:
             host.is_cordoned = bool(json.loads(self.request.body)["cordoned"])  # its next summary says the same
         self.pass_on(answer)
@@ -228,7 +251,7 @@ class HostHandler(FrontHandler):
         """Forget a host that is gone for good; for admins."""
         if not self.current_user.admin:
             raise Refused("only admins may forget a host.", reason="not_admin")
-        self.front.hosts.forget(name)
+        self.front.forget(name)
         self.set_status(HTTPStatus.NO_CONTENT)
         self.finish()
 
@@ -270,17 +293,21 @@ class SpliceHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
         """Join the websocket to the host's; returns when it is closed."""
         front: Front = self.settings["front"]
         host, user = front.host_of(kernel_id), cast("Any", self.current_user)
+        uri = "/" + (self.request.uri or "").removeprefix(self.base_url)
+        sent = handshake(host.address, uri, self.request.headers.get_all(), front.requests.ticket(host, user))
         with self.settings["open_websockets"].place_for(self):
             try:
-                upstream = await connect(host.address, front.context)
+                upstream, answer = await open_websocket(host.address, sent, front.requests.context)
+            except WebsocketRefused as refused:
+                if refused.code == HTTPStatus.FORBIDDEN:
+                    raise no_trust(host) from None
+                self.set_status(refused.code, refused.reason)
+                copy_headers(refused.headers, self)
+                self.finish(refused.body)
+                return
             except OSError as error:
                 raise HostAway(f"{host.name} does not answer ({error}); its sessions run on, try again.") from None
-            uri = "/" + (self.request.uri or "").removeprefix(self.base_url)
-            client = cast("IOStream", self.detach())
-            client.set_nodelay(True)
-            sent = handshake(host.address, uri, self.request.headers.get_all(), front.ticket(host, user))
-            await upstream.write(sent)
-            self._splice = Splice(client, upstream)
+            self._splice = Splice(cast("IOStream", self.detach()), upstream, answer)
             await self._splice.run()
 
     def close(self, code: int | None = None, reason: str | None = None) -> None:

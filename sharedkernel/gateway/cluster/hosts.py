@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.tickets import host_prefix
 from sharedkernel.gateway.cluster.summary import HostSummary, RaySummary, UserSummary
@@ -64,7 +66,7 @@ class Host:
         return self.heard is not None and time.monotonic() < self.heard + _PATIENCE
 
     @property
-    def num_sessions(self) -> int:
+    def total_sessions(self) -> int:
         """How many sessions it has."""
         return sum(user.sessions for user in self.users.values())
 
@@ -72,6 +74,17 @@ class Host:
     def is_drained(self) -> bool:
         """Whether it gets no new sessions, and nobody has anything there any more."""
         return self.is_cordoned and self.is_complete and not self.users
+
+    def num_sessions(self, user: str) -> int:
+        """Return the number of *user*'s sessions that count towards their limit."""
+        return self.users[user].sessions if user in self.users else 0
+
+    def count(self, user: str, change: int) -> None:
+        """Count sessions of *user* that have started or ended here since the last summary."""
+        had = self.users.get(user, UserSummary(sessions=0))
+        self.users[user] = msgspec.structs.replace(had, sessions=max(0, had.sessions + change))
+        if self.users[user] == UserSummary(sessions=0):
+            del self.users[user]
 
     def why_away(self) -> str:
         """Return a sentence about a host that does not answer."""
@@ -119,7 +132,7 @@ class ClusterHosts:
         Raises
         ------
         Refused
-            When there are too many hosts, or its kernels' ids would be another host's.
+            When there are too many hosts, its kernels' ids would be another host's, or another one has its name.
         """
         host = self._hosts.get(summary.name)
         if host is None:
@@ -132,6 +145,10 @@ class ClusterHosts:
             log.info("host %s at %s has joined", host.name, summary.address)
             self._store()
         elif host.address != summary.address:
+            if host.is_answering:
+                raise Refused(
+                    f"{host.name} is registered from {host.address}, which answers; give each host a name of its own."
+                )
             host.address = summary.address
             self._store()
         host.version, host.users = summary.version, summary.users
@@ -179,7 +196,7 @@ class ClusterHosts:
             if host.heard is None:
                 is_awaited = now < self._began + _FIRST_PATIENCE
             else:
-                is_awaited = user in host.users and now < host.heard + _LIST_PATIENCE
+                is_awaited = host.num_sessions(user) > 0 and now < host.heard + _LIST_PATIENCE
             if is_awaited and not host.is_answering:
                 raise HostAway(host.why_away())
 

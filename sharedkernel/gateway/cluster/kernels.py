@@ -12,6 +12,7 @@ from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.auth.tickets import check_host_name, read_key
 from sharedkernel.gateway.cluster.front import Front
 from sharedkernel.gateway.cluster.hosts import ClusterHosts
+from sharedkernel.gateway.cluster.requests import HostRequests
 from sharedkernel.gateway.cluster.summary import HostSummary, RaySummary, summarize_device, summarize_users
 from sharedkernel.gateway.fleet.placement import shelf_owners
 from sharedkernel.gateway.kernels.manager import ClusterPeers, DeploymentOwner, SessionKernels
@@ -30,7 +31,7 @@ class FrontKernels(SessionKernels):
         assert peers is not None
         hosts = ClusterHosts(gateway_directory(deployment.runtime_directory) / "hosts.json")
         #: routes requests to the hosts
-        self.front = Front(hosts, peers.key, self.rules, self.executors, peers.context)
+        self.front = Front(hosts, HostRequests(peers.key, peers.context), self.rules, self.executors)
 
     def connect(self) -> None:
         """Do nothing: a front has no executors."""

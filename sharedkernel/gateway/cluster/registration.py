@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 PATH, HOST_HEADER = "/sharedkernel/api/cluster/register", "X-SharedKernel-Host"
 #: seconds between summaries, before the next attempt at a front that is away, and until such a one counts as away
 _INTERVAL, _PAUSE, _TIMEOUT = 2.0, 1.0, 10.0
+#: seconds between pings to a host, and for its answer: a connection is closed about when its host counts as away
+_PING = 5.0
 #: close code for what cannot be used (RFC 6455: policy violation)
 _REFUSED = 1008
 
@@ -107,6 +109,9 @@ class HostRegistration:
 class RegistrationHandler(WebSocketHandler):
     """``/sharedkernel/api/cluster/register``: where hosts register."""
 
+    # Jupyter's own settings are in milliseconds, which tornado takes for seconds.
+    ping_interval = ping_timeout = _PING
+
     @property
     def front(self) -> Front:
         """What knows the hosts."""
@@ -118,7 +123,7 @@ class RegistrationHandler(WebSocketHandler):
         self._name = self.request.headers.get(HOST_HEADER, "")
         token = self.request.headers.get("Authorization", "").removeprefix("token ")
         try:
-            key = TicketKey.of_host(self.front.secret, self._name)
+            key = TicketKey.of_host(self.front.requests.secret, self._name)
         except ConfigError:
             raise HTTPError(403) from None
         ticket = key.read(token, purpose=Purpose.REGISTER, now=time.time()) if token.startswith(TICKET) else None

@@ -1,7 +1,8 @@
 """A client's websocket and a host's, joined as streams of bytes.
 
 Only the handshake is rewritten. Messages, pings and closing are between client and host; so is back-pressure, since
-each side is read no faster than the other one takes it. A connection holds one buffer each way.
+each side is read no faster than the other one takes it. A connection holds one buffer each way. The system notices a
+peer that has vanished (TCP keepalive): the front sends nothing of its own that would show it.
 """
 
 from __future__ import annotations
@@ -11,40 +12,99 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Iterable
-from functools import partial
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
-from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
+from tornado.httputil import HTTPHeaders, HTTPInputError, parse_response_start_line
+from tornado.iostream import IOStream, StreamClosedError
 from tornado.tcpclient import TCPClient
 
 #: bytes that are read at a time
 _BUFFER = 64 * 1024
-#: seconds to connect to a host
-_TIMEOUT = 5.0
+#: seconds to connect to a host, and for its answer
+_CONNECT, _ANSWER = 5.0, 120.0
+#: most bytes of the headers of a host's answer, and of the body of one that opens no websocket
+_MAX_ANSWER = 64 * 1024
+#: a silent peer is probed after 30 s, 6 times in a minute, and one that takes nothing for two minutes is closed
+_TCP_OPTIONS = {
+    socket.TCP_NODELAY: 1,
+    socket.TCP_KEEPIDLE: 30,
+    socket.TCP_KEEPINTVL: 10,
+    socket.TCP_KEEPCNT: 6,
+    socket.TCP_USER_TIMEOUT: 120_000,
+}
 
 
-async def connect(address: str, context: ssl.SSLContext) -> IOStream:
-    """Return a connection to the host at *address*, a URL.
+class WebsocketRefused(Exception):
+    """A host has answered, and opened no websocket.
+
+    Parameters
+    ----------
+    code, reason, headers, body
+        The answer.
+    """
+
+    def __init__(self, code: int, reason: str, headers: HTTPHeaders, body: bytes) -> None:
+        super().__init__(f"HTTP {code} {reason}")
+        self.code = code
+        self.reason = reason
+        self.headers = headers
+        self.body = body
+
+
+async def open_websocket(address: str, request: bytes, context: ssl.SSLContext) -> tuple[IOStream, bytes]:
+    """Return a connection to a host that has accepted a websocket, and its answer.
+
+    Parameters
+    ----------
+    address
+        The host's URL.
+    request
+        The :func:`handshake`.
+    context
+        For the host's certificate.
 
     Raises
     ------
     OSError
-        When it cannot be reached in time.
+        When it cannot be reached, or does not answer, in time.
+    WebsocketRefused
+        When it opens no websocket.
     """
+    stream = await _connect(address, context)
+    with contextlib.ExitStack() as exits:
+        exits.callback(stream.close)
+        try:
+            async with asyncio.timeout(_ANSWER):
+                await stream.write(request)
+                answer = await stream.read_until(b"\r\n\r\n", max_bytes=_MAX_ANSWER)
+                line, _, rest = answer.decode("latin-1").partition("\r\n")
+                start, headers = parse_response_start_line(line), HTTPHeaders.parse(rest)
+                if start.code != 101:
+                    length = min(int(headers.get("Content-Length", "0")), _MAX_ANSWER)
+                    raise WebsocketRefused(start.code, start.reason, headers, await stream.read_bytes(length))
+        except TimeoutError:
+            raise ConnectionError(f"no answer within {_ANSWER:.0f} s") from None
+        except StreamClosedError as error:
+            raise ConnectionError(str(error.real_error or "it closed the connection")) from None
+        except (HTTPInputError, ValueError) as error:
+            raise ConnectionError(f"its answer is not HTTP: {error}") from None
+        exits.pop_all()
+    return stream, answer
+
+
+async def _connect(address: str, context: ssl.SSLContext) -> IOStream:
     url = urlsplit(address)
     is_encrypted = url.scheme == "https"
     try:
-        stream = await TCPClient().connect(
+        return await TCPClient().connect(
             url.hostname or "",
             url.port or (443 if is_encrypted else 80),
             ssl_options=context if is_encrypted else None,
-            timeout=_TIMEOUT,
+            timeout=_CONNECT,
         )
     except StreamClosedError as error:
         raise ConnectionError(str(error.real_error or error)) from None
-    stream.set_nodelay(True)
-    return stream
 
 
 def handshake(address: str, uri: str, headers: Iterable[tuple[str, str]], ticket: str) -> bytes:
@@ -66,128 +126,179 @@ def handshake(address: str, uri: str, headers: Iterable[tuple[str, str]], ticket
     return "\r\n".join([*lines, *(f"{name}: {value}" for name, value in kept), "\r\n"]).encode("latin-1")
 
 
-#: a page's origin is checked against the front, and its cookies are the front's
-_FOR_THE_FRONT = frozenset({"host", "authorization", "cookie", "origin", "referer"})
+#: a page's origin is checked against the front, its cookies are the front's, and a body has been read there
+_FOR_THE_FRONT = frozenset(
+    {"host", "authorization", "cookie", "origin", "referer", "content-length", "transfer-encoding", "expect"}
+)
 
 
 class Splice:
-    """A client's connection and a host's, joined.
+    """A client's connection and a host's, joined; each encrypted or not.
 
-    Without encryption asyncio passes the bytes, at half the cost of tornado's streams.
+    Sockets are read and written as the event loop says that they are ready: transports and streams cost more.
 
     Parameters
     ----------
     client, host
         The connections, which it closes.
+    to_client
+        What the client gets before anything else.
     """
 
-    def __init__(self, client: IOStream, host: IOStream) -> None:
-        self._streams = client, host
-        self._ends: tuple[_End, ...] = ()
+    def __init__(self, client: IOStream, host: IOStream, to_client: bytes = b"") -> None:
+        self._loop = asyncio.get_running_loop()
+        self._closed = self._loop.create_future()
+        self._client, self._host = _End(self, client), _End(self, host)
+        self._to_client = to_client
 
     async def run(self) -> None:
         """Pass bytes until either side closes; both are closed then."""
-        client, host = self._streams
-        if any(isinstance(stream, SSLIOStream) for stream in self._streams):
-            await asyncio.gather(_pump(client, host), _pump(host, client))
-            return
-        loop = asyncio.get_running_loop()
-        taken = [_take(stream) for stream in self._streams]
-        self._ends = ends = _End(), _End()
+        client, host = self._client, self._host
+        client.other, host.other = host, client
         try:
-            for end, (connection, _) in zip(ends, taken, strict=True):
-                await loop.connect_accepted_socket(partial(_itself, end), connection)
-            for end, other, (_, early) in zip(ends, reversed(ends), taken, strict=True):
-                end.join(other, early)
-            for end in ends:
-                await end.closed.wait()
+            from_client, from_host = client.take(), host.take()
+            client.send(self._to_client + from_host)
+            host.send(from_client)
+            client.resume()
+            host.resume()
+            await self._closed
+        except StreamClosedError:
+            pass  # before it began
         finally:
+            self.close()
+
+    def finish(self, last: _End) -> None:
+        """Close once *last*, whose other end has closed, has sent what it holds."""
+        for end in (self._client, self._host):
+            end.pause()
+        if last.is_sending:
+            last.is_last = True
+        else:
             self.close()
 
     def close(self) -> None:
         """End both connections."""
-        for stream in self._streams:
-            stream.close()
-        for end in self._ends:
-            end.abort()
+        for end in (self._client, self._host):
+            end.close()
+        if not self._closed.done():
+            self._closed.set_result(None)
 
 
-#: what is read into, by all connections in turn: asyncio would allocate four times as much for each message
+#: what is read into, by all connections in turn
 _SHARED = memoryview(bytearray(_BUFFER))
+_NOT_NOW = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class _End(asyncio.BufferedProtocol):
-    """One of the two connections."""
+class _End:
+    """One of the two connections, which sends what the other one receives."""
 
-    def __init__(self) -> None:
-        self.closed = asyncio.Event()
-        self._transport: asyncio.Transport | None = None
-        self._other: _End | None = None
-        #: sends to the other
-        self._write: Callable[[bytes], None]
+    other: _End
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.pause_reading()  # until there is somebody to pass it on to
+    def __init__(self, splice: Splice, stream: IOStream) -> None:
+        self._splice = splice
+        self._stream = stream
+        self._loop = asyncio.get_running_loop()
+        #: -1: it is its stream's yet, or closed
+        self._fd = -1
+        self._receive_into: Callable[[memoryview], int]
+        self._send: Callable[[Any], int]
+        #: number of bytes that OpenSSL has decrypted already: the event loop does not know of them
+        self._num_pending: Callable[[], int] | None = None
+        #: what the connection does not take now; the other end receives no more meanwhile
+        self._unsent = b""
+        #: whether the other end has closed
+        self.is_last = False
 
-    def join(self, other: _End, early: bytes) -> None:
-        """Pass to *other* what comes, after the bytes that have come *early*."""
-        assert self._transport is not None
-        assert other._transport is not None
-        self._other = other
-        self._write = other._transport.write
-        other._transport.write(early)
-        self._transport.resume_reading()
+    @property
+    def is_sending(self) -> bool:
+        """Whether there is something that the connection does not take now."""
+        return bool(self._unsent)
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return _SHARED
+    def take(self) -> bytes:
+        """Take the connection from its stream, and return what the stream has read of it.
 
-    def buffer_updated(self, nbytes: int) -> None:
-        self._write(bytes(_SHARED[:nbytes]))
+        Raises
+        ------
+        StreamClosedError
+            When it is closed.
+        """
+        stream = self._stream
+        reading = cast("asyncio.Future[bytes]", stream.read_bytes(stream.max_buffer_size, partial=True))
+        early = reading.result() if reading.done() else b""
+        reading.add_done_callback(lambda done: done.cancelled() or done.exception())  # when the stream is closed
+        connection = stream.socket
+        stream.io_loop.remove_handler(connection)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _TCP_OPTIONS.items():
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        if isinstance(connection, ssl.SSLSocket):
+            self._num_pending = connection.pending
+        self._receive_into, self._send = connection.recv_into, connection.send
+        self._fd = connection.fileno()
+        return early
 
-    def pause_writing(self) -> None:
-        if self._other is not None and self._other._transport is not None:
-            self._other._transport.pause_reading()
+    def receive(self) -> None:
+        """Have the other end send what has come."""
+        if self._fd < 0 or self.other._unsent:
+            return
+        try:
+            num_bytes = self._receive_into(_SHARED)
+        except _NOT_NOW:
+            return
+        except OSError:
+            num_bytes = 0
+        if not num_bytes:
+            self._splice.finish(self.other)
+            return
+        self.other.send(_SHARED[:num_bytes])
+        if self._num_pending is not None and self._fd >= 0 and self._num_pending():
+            self._loop.call_soon(self.receive)
 
-    def resume_writing(self) -> None:
-        if self._other is not None and self._other._transport is not None:
-            self._other._transport.resume_reading()
+    def send(self, data: bytes | memoryview) -> None:
+        """Send *data*; until that is done, the other end receives no more."""
+        try:
+            num_bytes = self._send(data)
+        except _NOT_NOW:
+            num_bytes = 0
+        except OSError:
+            self._splice.close()
+            return
+        if num_bytes < len(data):
+            self._unsent = bytes(data[num_bytes:])
+            self.other.pause()
+            self._loop.add_writer(self._fd, self._send_rest)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.closed.set()
-        if self._other is not None and self._other._transport is not None:
-            self._other._transport.close()  # once it has sent what it holds
+    def _send_rest(self) -> None:
+        try:
+            num_bytes = self._send(self._unsent)
+        except _NOT_NOW:
+            return
+        except OSError:
+            self._splice.close()
+            return
+        self._unsent = self._unsent[num_bytes:]
+        if not self._unsent:
+            self._loop.remove_writer(self._fd)
+            if self.is_last:
+                self._splice.close()
+            else:
+                self.other.resume()
 
-    def abort(self) -> None:
+    def pause(self) -> None:
+        """Receive no more for now."""
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+
+    def resume(self) -> None:
+        """Receive, unless what has come before is still being sent."""
+        if self._fd >= 0 and not self.other._unsent:
+            self._loop.add_reader(self._fd, self.receive)
+            self._loop.call_soon(self.receive)
+
+    def close(self) -> None:
         """Close it at once."""
-        if self._transport is not None:
-            self._transport.abort()
-
-
-def _itself(end: _End) -> _End:
-    return end
-
-
-def _take(stream: IOStream) -> tuple[socket.socket, bytes]:
-    """Return the socket of *stream*, and what was read from it already."""
-    early = b""
-    while (reading := stream.read_bytes(_BUFFER, partial=True)).done():  # type: ignore[attr-defined]
-        early += reading.result()  # type: ignore[attr-defined]
-    reading.add_done_callback(lambda done: done.exception())  # type: ignore[attr-defined]
-    connection = stream.socket.dup()
-    stream.close()
-    return connection, early
-
-
-async def _pump(source: IOStream, sink: IOStream) -> None:
-    buffer = bytearray(_BUFFER)
-    view = memoryview(buffer)
-    try:
-        with contextlib.suppress(StreamClosedError):
-            while True:
-                num_bytes = await source.read_into(buffer, partial=True)
-                # Written before the buffer is read into again: this is what keeps back-pressure.
-                await sink.write(view[:num_bytes])
-    finally:
-        source.close()
-        sink.close()
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            self._loop.remove_writer(self._fd)
+            self._fd = -1
+        self._stream.close()

@@ -6,6 +6,7 @@ A device takes at most 200 bytes of it, a user their name and a few bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -132,4 +133,14 @@ def read_summary(data: bytes) -> HostSummary:
         raise ProtocolError(f"{len(summary.devices)} devices; the limit is {MAX_DEVICES}.")
     if max(len(summary.address), len(summary.version)) > _MAX_ADDRESS:
         raise ProtocolError(f"the address or the version has more than {_MAX_ADDRESS} characters.")
+    if not _is_url(summary.address):
+        raise ProtocolError(f"{summary.address!r} is no URL of a gateway, such as https://h1.example.org:8585.")
     return summary
+
+
+def _is_url(address: str) -> bool:
+    try:
+        url = urlsplit(address)
+        return url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        return False

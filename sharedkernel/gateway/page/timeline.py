@@ -90,7 +90,7 @@ class TimelineHandler(GatewayHandler):
         front: Front | None = self.settings.get("front")
         if front is not None:
             uri = f"/sharedkernel/api/timeline?{self.request.query}"
-            answers = await front.fetch_all(front.hosts.answering(), user, uri)
+            answers = await front.requests.fetch_all(front.hosts.answering(), user, uri)
             devices = [
                 {**device, "device": "/".join(filter(None, (host, device["device"])))}
                 for host in sorted(answers)

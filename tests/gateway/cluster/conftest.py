@@ -27,6 +27,7 @@ c.SharedKernelGateway.identity = 'tokens'
 c.SharedKernelGateway.tokens_file = {tokens!r}
 c.SharedKernelGateway.admins = {{'ada'}}
 c.SharedKernelGateway.revocation_seconds = 0.2
+c.SharedKernelGateway.max_websockets = 2000
 c.SharedKernelGateway.quotas = {{'users': {{'linus': {{'sessions': 2}}}}}}
 """
 
@@ -60,7 +61,15 @@ class Cluster:
             log_path=self.directory / f"front{number}.log",
             is_ready=partial(self.has_hosts, number),
             scratch=self.directory,
+            environment={"PYTHONPATH": str(self._without_ray())},
         )  # fmt: skip
+
+    def _without_ray(self) -> Path:
+        """Return a directory for the path of a process in which Ray cannot be imported, as if it were not installed."""
+        package = self.directory / "without_ray" / "ray"
+        package.mkdir(parents=True, exist_ok=True)
+        (package / "__init__.py").write_text("raise ModuleNotFoundError('ray is not installed', name='ray')\n")
+        return package.parent
 
     def _host(self, name: str) -> Stack:
         key = self.key(name, host_key(SECRET.encode(), name))
@@ -94,12 +103,18 @@ class Cluster:
         answer = asyncio.run(self.client("ada", front).request("GET", "/sharedkernel/api/hosts"))
         return {host["name"] for host in answer.body["hosts"] if host["answering"]}
 
+    def client_environment(self, user: str, url: str = "") -> dict[str, str]:
+        """Return the variables with which Jupyter clients find the kernelspec and act as *user*, through a front."""
+        host = self.hosts["h1"].client_environment("ada")
+        return host | {"SHAREDKERNEL_GATEWAY_URL": url or self.gateway_url, "SHAREDKERNEL_TOKEN": self.tokens[user]}
+
     def is_whole(self) -> bool:
         return all(self.answering(front) == set(HOSTS) for front in range(len(self.fronts)))
 
 
-@pytest.fixture(scope="session")
-def whole_cluster() -> Iterator[Cluster]:
+@contextlib.contextmanager
+def running_cluster() -> Iterator[Cluster]:
+    """Run two fronts and two hosts."""
     with contextlib.ExitStack() as exits:
         directory = exits.enter_context(tempfile.TemporaryDirectory(prefix="skc-"))
         cluster = Cluster(Path(directory))
@@ -110,6 +125,12 @@ def whole_cluster() -> Iterator[Cluster]:
             front.start()
         for front in cluster.fronts:
             front.wait_until_ready()
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def whole_cluster() -> Iterator[Cluster]:
+    with running_cluster() as cluster:
         yield cluster
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
@@ -11,10 +10,9 @@ from typing import Any, cast
 import pytest
 from tornado.httpclient import HTTPClientError
 
-from sharedkernel.gateway.auth.tickets import Purpose, TicketKey, host_prefix
-from sharedkernel.gateway.cluster.registration import HOST_HEADER, PATH
+from sharedkernel.gateway.auth.tickets import host_prefix
 from tests.gateway.client import Client
-from tests.gateway.cluster.conftest import HOSTS, SECRET, Cluster
+from tests.gateway.cluster.conftest import HOSTS, Cluster
 from tests.gateway.conftest import Stack, run, wait_for
 from tests.gateway.devices import until
 from tests.gateway.test_stock_clients import stock_server
@@ -115,6 +113,20 @@ def test_a_front_has_no_class(cluster: Cluster) -> None:
     run(test())
 
 
+def test_requests_at_the_same_moment_do_not_exceed_the_limit(cluster: Cluster) -> None:
+    """Also where others have just ended, which the hosts' summaries still count."""
+
+    async def test() -> None:
+        linus = cluster.client("linus")
+        for _ in range(3):
+            asked = [linus.request("POST", "/api/kernels", {"name": "shared-gpu"}) for _ in range(5)]
+            answers = await asyncio.gather(*asked)
+            assert sorted(answer.status for answer in answers) == [201, 201, 429, 429, 429]
+            await asyncio.gather(*(linus.end(answer.body["id"]) for answer in answers if answer.status == 201))
+
+    run(test())
+
+
 def test_a_client_that_asks_again_gets_its_session(cluster: Cluster) -> None:
     """At the front that started it, and at another one, which asks the hosts."""
 
@@ -129,6 +141,52 @@ def test_a_client_that_asks_again_gets_its_session(cluster: Cluster) -> None:
 
         await until(is_known)
         assert await other.start(KERNEL_CLIENT_KEY="key") == first
+
+    run(test())
+
+
+def test_a_client_that_asks_twice_at_once_gets_one_session(cluster: Cluster) -> None:
+    """Wherever it is placed; the same for a notebook that two tabs open."""
+
+    async def test() -> None:
+        grace = cluster.client("grace")
+        assert len(set(await asyncio.gather(*(grace.start(KERNEL_CLIENT_KEY="key") for _ in range(4))))) == 1
+        body = {"path": "a.ipynb", "name": "a.ipynb", "type": "notebook", "kernel": {"name": "shared-gpu"}}
+        made = await asyncio.gather(*(grace.request("POST", "/api/sessions", body) for _ in range(4)))
+        assert {answer.status for answer in made} == {201}
+        assert len({answer.body["id"] for answer in made}) == 1
+        assert len((await grace.request("GET", "/api/kernels")).body) == 2
+
+    run(test())
+
+
+def test_a_client_whose_session_has_ended_starts_another_as_anybody(cluster: Cluster) -> None:
+    """The limit counts for it."""
+
+    async def test() -> None:
+        linus = cluster.client("linus")
+        await linus.end(await linus.start(KERNEL_CLIENT_KEY="key"))
+        await linus.start()
+        await linus.start()
+        answer = await linus.request(
+            "POST", "/api/kernels", {"name": "shared-gpu", "env": {"KERNEL_CLIENT_KEY": "key"}}
+        )
+        assert answer.status == 429, answer
+
+    run(test())
+
+
+def test_a_websocket_that_its_host_refuses_is_refused_with_its_reason(cluster: Cluster) -> None:
+    """Not left open."""
+
+    async def test() -> None:
+        grace = cluster.client("grace")
+        unknown = host_prefix("h1") + "-1111-4111-8111-111111111111"
+        with pytest.raises(HTTPClientError) as refused:
+            await grace.attach(unknown).open()
+        assert refused.value.code == 404
+        assert refused.value.response is not None
+        assert b"404" in refused.value.response.body
 
     run(test())
 
@@ -230,6 +288,26 @@ def test_a_host_that_is_away_is_not_forgotten(cluster: Cluster) -> None:
     assert asyncio.run(execute(cluster.client("grace"), kernels["h2"], "print(2)")) == "2"
 
 
+def test_sessions_that_a_host_did_not_start_are_not_counted_there(cluster: Cluster) -> None:
+    """Neither towards the limit, nor as something that lists would lack while it is away."""
+    gateway = cluster.hosts["h2"].gateway
+    gateway.kill()
+
+    async def start() -> set[str]:
+        linus = cluster.client("linus")
+        return {await linus.start(), await linus.start()}
+
+    async def listed() -> set[str]:
+        answer = await cluster.client("linus").request("GET", "/api/kernels")
+        assert answer.status == 200, answer
+        return {entry["id"] for entry in answer.body}
+
+    kernels = asyncio.run(start())
+    assert {host_of(kernel) for kernel in kernels} == {"h1"}
+    wait_for(lambda: cluster.answering() == {"h1"})
+    assert asyncio.run(listed()) == kernels
+
+
 def test_a_revoked_user_s_websocket_is_closed(cluster: Cluster) -> None:
     """By the front, which checks tokens while websockets are open."""
     from sharedkernel.gateway.auth.tokens import TokenFile
@@ -245,33 +323,6 @@ def test_a_revoked_user_s_websocket_is_closed(cluster: Cluster) -> None:
             while await channels.receive() is not None:
                 pass
         assert (await mary.request("GET", "/api/kernels")).status == 403
-
-    run(test())
-
-
-@pytest.mark.parametrize(
-    ("name", "key", "purpose"),
-    [
-        ("h1", TicketKey.of_host(SECRET.encode(), "h2"), Purpose.REGISTER),
-        ("h1", TicketKey.of_host(SECRET.encode(), "h1"), Purpose.REQUEST),
-        ("h3", TicketKey(b"guessed"), Purpose.REGISTER),
-        ("../h3", TicketKey(b"guessed"), Purpose.REGISTER),
-    ],
-)
-def test_only_a_host_with_its_own_key_can_register(
-    cluster: Cluster, name: str, key: TicketKey, purpose: Purpose
-) -> None:
-    """Others get 403."""
-    from tornado.httpclient import HTTPRequest
-    from tornado.websocket import websocket_connect
-
-    async def test() -> None:
-        ticket = key.make(name, admin=False, purpose=purpose, now=time.time())
-        headers = {"Authorization": f"token {ticket}", HOST_HEADER: name}
-        request: Any = HTTPRequest(f"ws://127.0.0.1:{cluster.ports[0]}{PATH}", headers=headers)
-        with pytest.raises(HTTPClientError) as refused:
-            await websocket_connect(request)
-        assert refused.value.code == 403
 
     run(test())
 

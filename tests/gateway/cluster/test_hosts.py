@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from sharedkernel.errors import ConfigError, ProtocolError, Refused
-from sharedkernel.gateway.cluster.hosts import ClusterHosts, HostAway
+from sharedkernel.gateway.cluster.hosts import ClusterHosts, Host, HostAway
 from sharedkernel.gateway.cluster.splice import handshake
 from sharedkernel.gateway.cluster.summary import DeviceSummary, HostSummary, UserSummary, read_summary
 from sharedkernel.gateway.config.settings import parse_fronts
@@ -42,6 +42,10 @@ def test_a_summary_comes_as_it_was_sent() -> None:
         (bytes(300 * 1024), "the limit is 262144"),
         (msgspec.msgpack.encode(summary(devices=65)), "65 devices; the limit is 64"),
         (msgspec.msgpack.encode(summary(version="1" * 201)), "more than 200 characters"),
+        *(
+            (msgspec.msgpack.encode(summary(address=wrong)), "is no URL")
+            for wrong in ("h1:8585", "http://[::1", "ftp://h")
+        ),
     ],
 )
 def test_other_summaries_are_refused(data: bytes, sentence: str) -> None:
@@ -68,6 +72,29 @@ def test_hosts_are_known_after_a_restart(tmp_path: Path) -> None:
     assert [host.name for host in ClusterHosts(path).all()] == ["h2"]
     with pytest.raises(Refused, match="no host 'h1'"):
         hosts.forget("h1")
+
+
+def test_a_host_that_answers_keeps_its_name(tmp_path: Path) -> None:
+    """Two of one name would have each other's requests by turns."""
+    hosts = ClusterHosts(tmp_path / "hosts.json")
+    hosts.register(summary("h1"))
+    hosts.register(summary("h1"))
+    with pytest.raises(Refused, match="h1 is registered from http://h1:8585, which answers"):
+        hosts.register(summary("h1", address="http://other:8585"))
+    assert [host.address for host in hosts.all()] == ["http://h1:8585"]
+
+
+def test_only_sessions_make_a_host_awaited() -> None:
+    """Not what was counted there and did not start, nor what a user has left there."""
+    host = Host(name="h1", address="http://h1")
+    host.count("ada", 1)
+    assert host.num_sessions("ada") == 1
+    host.count("ada", -1)
+    assert "ada" not in host.users
+    host.users["ada"] = UserSummary(sessions=0, has_left=True)
+    host.count("ada", 1)
+    host.count("ada", -1)
+    assert host.users["ada"] == UserSummary(sessions=0, has_left=True)
 
 
 def test_a_file_of_hosts_that_cannot_be_read_is_empty(tmp_path: Path) -> None:

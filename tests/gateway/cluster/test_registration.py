@@ -1,0 +1,107 @@
+"""Registration at a front: only of a host that has its own key, and for as long as it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from tornado.httpclient import HTTPClientError, HTTPRequest
+from tornado.websocket import websocket_connect
+
+from sharedkernel.gateway.auth.tickets import Purpose, TicketKey, host_prefix
+from sharedkernel.gateway.cluster.registration import HOST_HEADER, PATH, HostRegistration
+from sharedkernel.gateway.cluster.summary import HostSummary
+from sharedkernel.gateway.tls import peer_context
+from tests.gateway.cluster.conftest import SECRET, Cluster
+from tests.gateway.conftest import run
+from tests.gateway.devices import until
+
+pytestmark = pytest.mark.heavy
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "purpose"),
+    [
+        ("h1", TicketKey.of_host(SECRET.encode(), "h2"), Purpose.REGISTER),
+        ("h1", TicketKey.of_host(SECRET.encode(), "h1"), Purpose.REQUEST),
+        ("h3", TicketKey(b"guessed"), Purpose.REGISTER),
+        ("../h3", TicketKey(b"guessed"), Purpose.REGISTER),
+    ],
+)
+def test_only_a_host_with_its_own_key_can_register(
+    cluster: Cluster, name: str, key: TicketKey, purpose: Purpose
+) -> None:
+    """Others get 403."""
+
+    async def test() -> None:
+        ticket = key.make(name, admin=False, purpose=purpose, now=time.time())
+        headers = {"Authorization": f"token {ticket}", HOST_HEADER: name}
+        request: Any = HTTPRequest(f"ws://127.0.0.1:{cluster.ports[0]}{PATH}", headers=headers)
+        with pytest.raises(HTTPClientError) as refused:
+            await websocket_connect(request)
+        assert refused.value.code == 403
+
+    run(test())
+
+
+def test_a_host_that_vanishes_leaves_no_connection(cluster: Cluster) -> None:
+    """One that answers no pings is closed: nothing else would show that its machine is gone."""
+
+    async def test() -> None:
+        ticket = TicketKey.of_host(SECRET.encode(), "h3").make(
+            "h3", admin=False, purpose=Purpose.REGISTER, now=time.time()
+        )
+        reader, writer = await asyncio.open_connection("127.0.0.1", cluster.ports[0])
+        lines = [
+            f"GET {PATH} HTTP/1.1", "Host: localhost", "Upgrade: websocket", "Connection: Upgrade",
+            "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==",
+            f"Authorization: token {ticket}", f"{HOST_HEADER}: h3",
+        ]  # fmt: skip
+        writer.write("\r\n".join([*lines, "", ""]).encode())
+        assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
+        await reader.read()  # pings, and then the end
+        writer.close()
+
+    run(test())
+
+
+def test_a_host_that_does_not_believe_a_front_is_no_wrong_token(cluster: Cluster) -> None:
+    """Clients would give up at 403: here h1 gets tickets for h3, as if its clock or its key were wrong."""
+
+    async def test() -> None:
+        summary = HostSummary(name="h3", address=cluster.hosts["h1"].gateway_url, version="1.0", devices=[])
+
+        async def summarize() -> HostSummary:
+            return summary
+
+        registration = HostRegistration(
+            [f"http://127.0.0.1:{cluster.ports[0]}"],
+            TicketKey.of_host(SECRET.encode(), "h3"),
+            summarize,
+            peer_context("", "", ""),
+        )
+        task = asyncio.create_task(registration.keep())
+        grace, ada = cluster.client("grace"), cluster.client("ada")
+        kernel = host_prefix("h3") + "-1111-4111-8111-111111111111"
+
+        async def is_registered() -> bool:
+            hosts = (await grace.request("GET", "/sharedkernel/api/hosts")).body["hosts"]
+            return any(host["name"] == "h3" for host in hosts)
+
+        await until(is_registered)
+        answer = await grace.request("GET", f"/api/kernels/{kernel}")
+        assert answer.status == 503, answer
+        assert "h3 does not accept this gateway's requests" in answer.body["message"]
+        with pytest.raises(HTTPClientError) as refused:
+            await grace.attach(kernel).open()
+        assert refused.value.code == 503
+        task.cancel()
+
+        async def is_forgotten() -> bool:
+            return (await ada.request("DELETE", "/sharedkernel/api/hosts/h3")).status == 204
+
+        await until(is_forgotten)
+
+    run(test())

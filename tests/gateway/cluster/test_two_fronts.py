@@ -1,0 +1,171 @@
+"""A thousand websockets at one of two fronts, which is killed: all come back through the other one, nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jupyter_core.utils import ensure_event_loop
+from tornado.httpserver import HTTPServer
+from tornado.web import Application
+from tornado.websocket import WebSocketHandler
+
+from sharedkernel.gateway.auth.tickets import TicketKey, host_prefix
+from sharedkernel.gateway.cluster.registration import HostRegistration
+from sharedkernel.gateway.cluster.summary import HostSummary
+from sharedkernel.gateway.tls import peer_context
+from sharedkernel.local_stack import free_port
+from tests.gateway.client import PATIENCE
+from tests.gateway.cluster.conftest import SECRET, Cluster, running_cluster
+from tests.gateway.conftest import wait_for
+from tests.gateway.devices import until
+from tests.relay.support import Line, Notebook
+
+pytestmark = pytest.mark.heavy
+
+#: websockets of stub sessions and of real ones; lines that a cell prints, and seconds between them
+_STUBS, _NOTEBOOKS = 980, 20
+_LINES, _PAUSE = 80, 0.1
+_CELL = f"import time\nfor number in range({_LINES}):\n    print(number, flush=True)\n    time.sleep({_PAUSE})"
+_KERNEL = host_prefix("stub") + "-1111-4111-8111-111111111111"
+
+
+class Balancer(Line):
+    """One address before several fronts, as a TCP balancer gives it: the first one that takes a connection has it."""
+
+    def __init__(self, ports: list[int]) -> None:
+        super().__init__(ports[0])
+        self._ports = ports
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        for port in self._ports[:-1]:
+            with contextlib.suppress(OSError):
+                return await asyncio.open_connection("127.0.0.1", port)
+        return await asyncio.open_connection("127.0.0.1", self._ports[-1])
+
+
+class Echo(WebSocketHandler):
+    """A stub session."""
+
+    def on_message(self, message: str | bytes) -> None:
+        self.write_message(message)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with running_cluster() as cluster:
+        wait_for(cluster.is_whole)
+        yield cluster
+
+
+@pytest.fixture
+def client_jupyter(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep Jupyter's files of these clients out of the user's folders."""
+    for name in ("CONFIG", "DATA", "RUNTIME"):
+        monkeypatch.setenv(f"JUPYTER_{name}_DIR", str(tmp_path / name.lower()))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setenv("JUPYTER_PATH", cluster.client_environment("grace")["JUPYTER_PATH"])
+
+
+@contextlib.asynccontextmanager
+async def stub_host(cluster: Cluster) -> AsyncIterator[None]:
+    """Register a host whose sessions are stubs; no other ones are placed there."""
+    server, port = HTTPServer(Application([(r"/api/kernels/.*/channels", Echo)])), free_port()
+    server.listen(port, "127.0.0.1")
+    summary = HostSummary(name="stub", address=f"http://127.0.0.1:{port}", version="1.0", devices=[])
+
+    async def summarize() -> HostSummary:
+        return summary
+
+    urls = [f"http://127.0.0.1:{port}" for port in cluster.ports]
+    key = TicketKey.of_host(SECRET.encode(), "stub")
+    task = asyncio.create_task(HostRegistration(urls, key, summarize, peer_context("", "", "")).keep())
+    try:
+        for front in range(len(urls)):
+
+            async def is_known(front: int = front) -> bool:
+                return "stub" in await asyncio.to_thread(cluster.answering, front)
+
+            await until(is_known)
+        yield
+    finally:
+        task.cancel()
+        server.stop()
+
+
+async def stub_client(cluster: Cluster, opened: asyncio.Semaphore, killed: asyncio.Event) -> None:
+    """Be a client of the first front, and once that closes the websocket, of the second one."""
+    first, second = (cluster.client("grace", front).attach(_KERNEL) for front in range(2))
+    await first.open()
+    await first.socket.write_message("hello")
+    assert await first.socket.read_message() == "hello"
+    opened.release()
+    assert await first.socket.read_message() is None
+    assert killed.is_set(), "closed before"
+    first.socket.close()
+    await second.open()
+    await second.socket.write_message("again")
+    assert await second.socket.read_message() == "again"
+    second.socket.close()
+    await second.socket.read_message()
+
+
+def work(url: str, token: str, met: threading.Barrier) -> str:
+    """Run a cell, during which the front is killed; return all that it printed."""
+    loop = ensure_event_loop()
+    try:
+        with Notebook(url, token) as notebook:
+            notebook.run("pass")
+            met.wait()
+            running = notebook.client.execute(_CELL)
+            notebook.wait_for_output(running, "0\n")
+            met.wait()  # here it is killed
+            outcome = notebook.wait(running)
+            return outcome.status + ":0\n" + outcome.text()
+    except BaseException:
+        met.abort()  # nobody waits for this one
+        raise
+    finally:
+        loop.close()
+
+
+@pytest.mark.usefixtures("client_jupyter")
+def test_all_come_back_through_the_other_front(cluster: Cluster) -> None:
+    """Each cell's output arrives once, in order, and each stub's websocket answers again."""
+
+    async def test(balancer: Balancer, pool: ThreadPoolExecutor) -> None:
+        met = threading.Barrier(_NOTEBOOKS + 1, timeout=2 * PATIENCE)
+        loop = asyncio.get_running_loop()
+        job = partial(work, balancer.url, cluster.token("grace"), met)
+        cells = [loop.run_in_executor(pool, job) for _ in range(_NOTEBOOKS)]
+        opened, killed = asyncio.Semaphore(0), asyncio.Event()
+        async with stub_host(cluster), asyncio.TaskGroup() as clients:
+            for number in range(_STUBS):
+                clients.create_task(stub_client(cluster, opened, killed))
+                if number % 50 == 0:
+                    await asyncio.sleep(0.1)
+            for _ in range(_STUBS):
+                await opened.acquire()
+            await asyncio.to_thread(met.wait)
+            await asyncio.to_thread(met.wait)
+            killed.set()
+            cluster.fronts[0].kill()
+            began = time.monotonic()
+        sys.stdout.write(f"{_STUBS} websockets came back within {time.monotonic() - began:.1f} s\n")
+        expected = "ok:" + "".join(f"{number}\n" for number in range(_LINES))
+        assert await asyncio.gather(*cells) == [expected] * _NOTEBOOKS
+
+    async def within(*args: Any) -> None:
+        await asyncio.wait_for(test(*args), 4 * PATIENCE)
+
+    with Balancer(cluster.ports) as balancer, ThreadPoolExecutor(_NOTEBOOKS + 8) as pool:
+        asyncio.run(within(balancer, pool))
