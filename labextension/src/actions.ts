@@ -28,6 +28,8 @@ interface IContext {
 const KERNEL_NAME = 'shared-gpu';
 /** Milliseconds until a new kernel is known to the gateway. */
 const KERNEL_PATIENCE = 60_000;
+/** Milliseconds between two looks whether it is. */
+const SUCCESSOR_PAUSE = 300;
 
 /** Whether a path of the server's machine is that of a path below the server's root, which may have a drive's name. */
 function isPathOf(path: string, local: string): boolean {
@@ -92,10 +94,7 @@ export class Actions implements ISessionActions {
   async bringBack(session: ISession): Promise<void> {
     const failure = this._trans.__('%1 could not be brought back', sessionName(session));
     await this._attempt(async () => {
-      if (this._successor(session) === undefined) {
-        await this._startKernel(session);
-      }
-      await this.api.bringBack((await this._awaitSuccessor(session)).id);
+      await this.api.bringBack((await this._makeSuccessor(session)).id);
     }, failure);
   }
 
@@ -119,8 +118,30 @@ export class Actions implements ISessionActions {
     return successorOf(session, this._model.view.status?.sessions ?? []);
   }
 
-  /** Give a session's notebook a kernel. */
-  private async _startKernel(session: ISession): Promise<void> {
+  /** Return the session of a session's notebook that it can take the place of; one is started if there is none. */
+  private async _makeSuccessor(session: ISession): Promise<ISession> {
+    const deadline = Date.now() + KERNEL_PATIENCE;
+    let context: IContext | null = null;
+    for (;;) {
+      const successor = this._successor(session);
+      if (successor !== undefined) {
+        return successor;
+      }
+      if (Date.now() > deadline) {
+        throw new Error(this._trans.__('its notebook got no kernel; start one there, then try again.'));
+      }
+      context ??= await this._openNotebook(session);
+      // Asked again and again: the kernel that was shut down may need a while to end, and there may be a later one.
+      await this._app.serviceManager.sessions.refreshRunning();
+      if (!context?.session?.kernel) {
+        await context?.changeKernel?.({ name: context.prevKernelName || KERNEL_NAME });
+      }
+      await new Promise(resolve => setTimeout(resolve, SUCCESSOR_PAUSE));
+    }
+  }
+
+  /** Show a session's notebook. */
+  private async _openNotebook(session: ISession): Promise<IContext | null> {
     const path = session.notebook ?? '';
     const isOpen = (widget: Widget) => {
       const own = contextOf(widget)?.session?.path ?? (widget as { context?: { path?: string } }).context?.path;
@@ -133,11 +154,7 @@ export class Actions implements ISessionActions {
       await contextOf(widget)?.ready; // a notebook that is opened mostly starts a kernel by itself
     }
     this._app.shell.activateById(widget.id);
-    await this._app.serviceManager.sessions.refreshRunning(); // or it may take a kernel that has just ended for its own
-    const context = contextOf(widget);
-    if (!context?.session?.kernel) {
-      await context?.changeKernel?.({ name: context.prevKernelName || KERNEL_NAME });
-    }
+    return contextOf(widget);
   }
 
   /** Return where this Jupyter server has the notebook with a path of its machine. */
@@ -153,29 +170,6 @@ export class Actions implements ISessionActions {
       throw new Error(this._trans.__('open its notebook first.'));
     }
     return local;
-  }
-
-  /** Return the session that takes a session's place, once the status has it. */
-  private _awaitSuccessor(session: ISession): Promise<ISession> {
-    return new Promise((resolve, reject) => {
-      const look = () => {
-        const successor = this._successor(session);
-        if (successor !== undefined) {
-          end();
-          resolve(successor);
-        }
-      };
-      const end = () => {
-        clearTimeout(timer);
-        this._model.changed.disconnect(look);
-      };
-      const timer = setTimeout(() => {
-        end();
-        reject(new Error(this._trans.__('its notebook got no kernel; start one there, then try again.')));
-      }, KERNEL_PATIENCE);
-      this._model.changed.connect(look);
-      look();
-    });
   }
 
   /** Try it; tell the user why it did not work. */
