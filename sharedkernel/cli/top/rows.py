@@ -64,7 +64,7 @@ class ViewRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class RowView:
     """A table."""
 
     columns: tuple[ViewColumn, ...]
@@ -97,7 +97,7 @@ class View:
         return [column.width or max(4, left * column.ratio // parts) for column in self.columns]
 
 
-def sessions_view(status: StatusDocument) -> View:
+def sessions_view(status: StatusDocument) -> RowView:
     """Return all sessions: who runs or waits first, in the order of the queue."""
     is_one = not status.devices
     columns = (
@@ -110,7 +110,7 @@ def sessions_view(status: StatusDocument) -> View:
         ViewColumn(name="left", width=5),
         ViewColumn(name="idle", width=5),
     )
-    return View(columns=columns, rows=tuple(_session_row(session, is_one) for session in status.sessions))
+    return RowView(columns=columns, rows=tuple(_session_row(session, is_one) for session in status.sessions))
 
 
 def _session_row(session: SessionStatus, is_one: bool) -> ViewRow:
@@ -143,7 +143,7 @@ def _session_row(session: SessionStatus, is_one: bool) -> ViewRow:
     )
 
 
-def people_view(status: StatusDocument) -> View:
+def people_view(status: StatusDocument) -> RowView:
     """Return all users: who has most memory first."""
     columns = (
         ViewColumn(name="user", ratio=1),
@@ -158,7 +158,7 @@ def people_view(status: StatusDocument) -> View:
     numbers: dict[str, int] = {}
     for session in status.sessions:
         numbers[session.user] = numbers.get(session.user, 0) + 1
-    return View(columns=columns, rows=tuple(_user_row(user, numbers.get(user.name, 0)) for user in status.users))
+    return RowView(columns=columns, rows=tuple(_user_row(user, numbers.get(user.name, 0)) for user in status.users))
 
 
 def _user_row(user: UserStatus, sessions: int) -> ViewRow:
@@ -181,7 +181,7 @@ def _user_row(user: UserStatus, sessions: int) -> ViewRow:
     )
 
 
-def lanes_view(status: StatusDocument) -> View:
+def lanes_view(status: StatusDocument) -> RowView:
     """Return the lanes of all devices: those in use first."""
     is_one = not status.devices
     columns = (
@@ -192,7 +192,7 @@ def lanes_view(status: StatusDocument) -> View:
         ViewColumn(name="next in line", ratio=5),
     )
     names = {session.id: f"{safe_text(session.user)} {session_name(session)}" for session in status.sessions}
-    return View(columns=columns, rows=tuple(_lane_row(lane, names, is_one) for lane in status.lanes))
+    return RowView(columns=columns, rows=tuple(_lane_row(lane, names, is_one) for lane in status.lanes))
 
 
 def _lane_row(lane: LaneStatus, names: dict[str, str], is_one: bool) -> ViewRow:

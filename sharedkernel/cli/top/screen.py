@@ -24,7 +24,7 @@ from textual.widgets import DataTable, Footer, Input, Static
 
 from sharedkernel.cli.top.question import Question
 from sharedkernel.cli.top.rows import (
-    View,
+    RowView,
     ViewRow,
     devices_away,
     lanes_view,
@@ -49,7 +49,7 @@ _ANSWER_TIMEOUT = 2.0
 #: characters that the scroll bar takes
 _SCROLLBAR = 1
 
-_VIEWS: dict[str, Callable[[StatusDocument], View]] = {
+_VIEWS: dict[str, Callable[[StatusDocument], RowView]] = {
     "sessions": sessions_view,
     "people": people_view,
     "lanes": lanes_view,
@@ -224,7 +224,7 @@ class TopScreen(App[None]):
         self._fill(headings, rows, from_top)
         self._show_chosen()
 
-    def _headings_of(self, view: View, sorted_by: str | None) -> list[tuple[Text, int]]:
+    def _headings_of(self, view: RowView, sorted_by: str | None) -> list[tuple[Text, int]]:
         arrow = "▲" if self._reversed else "▼"
         found = []
         for column, width in zip(view.columns, view.widths(self.size.width - _SCROLLBAR), strict=True):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sharedkernel.cli.top.rows import View, devices_away, lanes_view, people_view, session_words, sessions_view
+from sharedkernel.cli.top.rows import RowView, devices_away, lanes_view, people_view, session_words, sessions_view
 from sharedkernel.gateway.fleet.merged_status import away_entry, merge
 from tests.status.documents import GIB, MIB, busy_document, document, session, user
 
@@ -22,7 +22,7 @@ STATUS = document(
 )  # fmt: skip
 
 
-def keys(view: View, **options: Any) -> str:
+def keys(view: RowView, **options: Any) -> str:
     """Return the keys of the rows in their order."""
     return "".join(row.key for row in view.arranged(**options))
 
