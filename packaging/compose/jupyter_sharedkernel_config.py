@@ -1,4 +1,4 @@
-"""The gateway's configuration for compose.yaml; copy it to config/, beside the certificate gpu.crt and the key gpu.key."""
+"""The gateway's configuration for compose.yaml; copy it to config/, beside the certificate gpu.crt and gpu.key."""
 
 c = get_config()  # noqa: F821
 
