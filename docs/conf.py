@@ -18,6 +18,9 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 exclude_patterns = ["_extensions"]
 
+# `--option` and "8GiB" are to be copied as they are
+smartquotes = False
+
 html_theme = "furo"
 html_title = "sharedkernel"
 html_static_path: list[str] = []

@@ -11,6 +11,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 from traitlets import Bool, Int, TraitError, validate
 
 from sharedkernel.bench import (
@@ -25,7 +26,7 @@ from sharedkernel.bench import (
     switch,
     ui,
 )
-from sharedkernel.bench.stack.results import Conditions, Effort, Result
+from sharedkernel.bench.stack.results import Conditions, Effort, Result, Unit, brief
 from sharedkernel.cli.base import fail
 from sharedkernel.cli.options import StackCommandApp
 from sharedkernel.errors import SharedKernelError
@@ -146,34 +147,45 @@ class BenchApp(StackCommandApp):
                 )
             )
         if not self.as_json:
-            _print_table(name, results)
+            console = Console(highlight=False)
+            console.print(results_table(name, results))
+            missed = sum(not result.met for result in results)
+            if missed:
+                console.print(f"{missed} of {len(results)} targets of {name} were missed in this run.")
         return {"name": name, "results": [result.as_dict() for result in results]}
 
 
-def _print_table(name: str, results: Sequence[Result]) -> None:
-    console = Console(highlight=False)
+def results_table(name: str, results: Sequence[Result]) -> Table:
+    """Return the figures of a benchmark, each above how it was measured, readable at 80 columns.
+
+    Parameters
+    ----------
+    name
+        Of the benchmark.
+    results
+        Its figures.
+    """
     table = Table(
-        Column(name, no_wrap=True, style="bold"),
+        Column(name, ratio=1, overflow="fold"),
         Column("value", justify="right", no_wrap=True),
-        Column("target", no_wrap=True),
+        Column("target", justify="right", no_wrap=True),
         Column("met", no_wrap=True),
-        Column("how", ratio=1),
         box=box.SIMPLE_HEAD,
         expand=True,
+        pad_edge=False,
     )
     for result in results:
-        met = "[green]yes" if result.met else "[red]no"
-        table.add_row(result.metric, _format(result), str(result.target), met, result.how)
-    console.print(table)
-    missed = sum(not result.met for result in results)
-    if missed:
-        console.print(f"{missed} of {len(results)} targets of {name} were missed in this run.")
+        figure = Text.assemble((result.metric, "bold"), "\n", (result.how, "dim"))
+        met = Text("yes", style="green") if result.met else Text("no", style="red")
+        target = f"{result.target.relation} {_format(result.target.bound, result.unit)}"
+        table.add_row(figure, _format(result.value, result.unit), target, met)
+    return table
 
 
-def _format(result: Result) -> str:
-    if result.unit == "bytes":
-        return format_bytes(result.value)
-    return f"{result.value:.3g}" if result.unit == "ratio" else f"{result.value:.4f} s"
+def _format(value: float, unit: Unit) -> str:
+    if unit == "bytes":
+        return format_bytes(value)
+    return f"{value:.3g}" if unit == "ratio" else brief(value)
 
 
 def _warn_if_busy(console: Console) -> None:

@@ -84,8 +84,8 @@ COMMANDS = {
         help="Show who uses what of the device, and who waits for what.",
     ),
     "top": Command(
-        application="sharedkernel.cli.top.TopApp",
-        help="The same, live.",
+        application="sharedkernel.cli.top.app.TopApp",
+        help="The same, live; sort, filter, offload and stop.",
     ),
     "sessions": Command(
         application="sharedkernel.cli.sessions.SessionsApp",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import ClassVar
-from urllib.parse import quote
 
 import msgspec
 from msgspec import UNSET
@@ -15,15 +13,13 @@ from traitlets import Bool, Unicode
 
 from sharedkernel.cli.base import fail
 from sharedkernel.cli.options import GatewayCommandApp
-from sharedkernel.gateway_client.connection import SESSIONS_PATH, fetch
+from sharedkernel.gateway_client.sessions import offload_session, stop_session
 from sharedkernel.gateway_client.status import fetch_status
 from sharedkernel.status.document import SessionStatus
 from sharedkernel.status.tables import cell, new_table, number, text
 from sharedkernel.status.text import NOTHING, about, safe_text, session_name, session_state
 from sharedkernel.units import format_bytes
 
-#: seconds that ending or offloading a session may take
-_PATIENCE = 60.0
 #: characters of an id that are shown, where they suffice
 _SHORT = 8
 
@@ -125,8 +121,7 @@ class StopApp(_SessionCommandApp):
 
     def act(self, kernel_id: str) -> None:
         """Shut one session down."""
-        path = f"/api/kernels/{quote(kernel_id, safe='')}{'?linger=0' if self.now else ''}"
-        fetch(self.credentials(), path, method="DELETE", timeout=_PATIENCE)
+        stop_session(self.credentials(), kernel_id, now=self.now)
 
 
 class OffloadApp(_SessionCommandApp):
@@ -145,8 +140,7 @@ class OffloadApp(_SessionCommandApp):
 
     def act(self, kernel_id: str) -> None:
         """Offload one session."""
-        path = f"{SESSIONS_PATH}/{quote(kernel_id, safe='')}/offload"
-        fetch(self.credentials(), path, method="POST", body=json.dumps({}), timeout=_PATIENCE)
+        offload_session(self.credentials(), kernel_id)
 
 
 def short_ids(sessions: Sequence[SessionStatus]) -> dict[str, str]:

@@ -14,6 +14,17 @@ from rich.table import Column, Table
 
 Figure = str | int | float | None
 
+#: what to call figures in tables, where their names do not say it
+_LABELS = {
+    "avg_jct_seconds": "mean completion time",
+    "p50_jct_seconds": "median completion time",
+    "p95_jct_seconds": "p95 completion time",
+    "max_jct_seconds": "longest completion time",
+    "avg_wait_seconds": "mean wait",
+    "jain_index": "Jain's index",
+    "worst_user_jct_seconds": "worst user's mean",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpan:
@@ -98,23 +109,74 @@ def _percentile(values: numpy.ndarray, percent: float) -> float | None:
     return float(numpy.percentile(values, percent)) if len(values) else None
 
 
-def figures_table(outcomes: Sequence[SimulationResult]) -> Table:
-    """Return a table with a row for each figure and a column for each policy, readable at 80 columns."""
+def figures_tables(outcomes: Sequence[SimulationResult], width: int) -> list[Table]:
+    """Return tables with a row for each figure and a column for each policy.
+
+    Parameters
+    ----------
+    outcomes
+        One for each policy.
+    width
+        Characters of a line. Policies that do not fit beside each other are in further tables.
+    """
     columns = [outcome.figures() for outcome in outcomes]
+    names = [name for name in dict.fromkeys(name for figures in columns for name in figures) if name != "policy"]
+    rows = {name: format_figures(name, [figures.get(name) for figures in columns]) for name in names}
+    labels = {name: _LABELS.get(name) or name.removesuffix("_seconds").replace("_", " ") for name in names}
+    heads = [str(figures["policy"]) for figures in columns]
+    # three spaces beside each column
+    room = width - max(map(len, labels.values())) - 3
+    each = 3 + max(len(text) for texts in (heads, *rows.values()) for text in texts)
+    several = max(1, room // each)
+    return [_table(labels, rows, heads, slice(begin, begin + several)) for begin in range(0, len(columns), several)]
+
+
+def _table(labels: Mapping[str, str], rows: Mapping[str, Sequence[str]], heads: Sequence[str], part: slice) -> Table:
     table = Table(
         Column("", no_wrap=True),
-        *(Column(str(figures["policy"]), justify="right") for figures in columns),
+        *(Column(head, justify="right", no_wrap=True) for head in heads[part]),
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
-    names = dict.fromkeys(name for figures in columns for name in figures if name != "policy")
-    for name in names:
-        table.add_row(name.replace("_", " "), *(format_figure(figures.get(name)) for figures in columns))
+    for name, texts in rows.items():
+        table.add_row(labels[name], *texts[part])
     return table
 
 
-def format_figure(value: Figure) -> str:
-    """Return a figure for people: four digits at least, no more than one after the point of large ones."""
+def format_figures(name: str, values: Sequence[Figure]) -> list[str]:
+    """Return figures of one name for people; times have one unit for all, which suits the longest.
+
+    Parameters
+    ----------
+    name
+        Of the figures; those that end in ``_seconds`` are times.
+    values
+        One for each policy.
+    """
+    if not name.endswith("_seconds"):
+        return [_format_figure(value) for value in values]
+    times = [value for value in values if isinstance(value, int | float)]
+    unit, length = time_unit(max(map(abs, times), default=0.0))
+    return [
+        f"{_format_figure(value / length)} {unit}" if isinstance(value, int | float) else _format_figure(value)
+        for value in values
+    ]
+
+
+def time_unit(longest: float) -> tuple[str, float]:
+    """Return the unit in which to say times up to *longest* seconds, and its length in seconds.
+
+    >>> time_unit(90.0), time_unit(7200.0), time_unit(3e6)
+    (('s', 1.0), ('h', 3600.0), ('d', 86400.0))
+    """
+    for unit, length, most in (("s", 1.0, 600.0), ("min", 60.0, 7200.0), ("h", 3600.0, 345600.0)):
+        if longest < most:
+            return unit, length
+    return "d", 86400.0
+
+
+def _format_figure(value: Figure) -> str:
+    """Return a figure with four digits at least, and no more than one after the point of large ones."""
     if value is None:
         return "-"
     if isinstance(value, float):

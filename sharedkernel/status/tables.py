@@ -1,13 +1,10 @@
-"""The status document as tables for a terminal: what `status` prints and `top` and `demo` show live.
+"""The status document as tables for a terminal: what `status` prints, and `demo` shows live.
 
 Readable at 80 columns and without colour: colour only repeats what a word already says. Several devices are shown one
 below the other.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -30,9 +27,8 @@ from sharedkernel.status.text import (
 )
 from sharedkernel.units import format_bytes, format_seconds
 
-_Entry = TypeVar("_Entry")
-
-_STATE_STYLES = {
+#: colours of the states; they repeat what a word says
+STATE_STYLES = {
     "running": "green",
     "preempting": "green",
     "queued": "yellow",
@@ -43,47 +39,49 @@ _STATE_STYLES = {
 }
 #: sessions are shown in this order of states, then by place in the queue
 _STATE_ORDER = ("running", "preempting", "queued", "waiting", "restoring", "ready", "idle", "offloaded")
-_BAR_WIDTH = 30
+_BAR_WIDTH, _SHORT_BAR_WIDTH = 30, 10
 #: of the longest of `about`'s durations
 _LEFT_WIDTH = 5
 
 
-def status_view(status: StatusDocument, height: int | None = None) -> RenderableType:
-    """Return the whole document: the devices, their lanes, everybody's sessions and what users have.
-
-    Parameters
-    ----------
-    status
-        The document.
-    height
-        Lines that there are for it: tables are cut to what matters most, and say what they leave out; None: any number.
-    """
+def status_view(status: StatusDocument) -> RenderableType:
+    """Return the whole document: the devices, their lanes, everybody's sessions and what users have."""
     documents = status.by_device().values()
-    rows = _rows(height, status, len(documents))
-    users = users_table(status, rows[0])
+    users = users_table(status)
     parts: list[RenderableType] = []
     for document in documents:
         if isinstance(document, DeviceEntry):
             parts.append(_away_view(document))
             continue
-        sessions = sessions_table(document, rows[1])
-        parts += [device_view(document), lanes_table(document, rows[0])]
+        sessions = sessions_table(document)
+        parts += [device_view(document), lanes_table(document)]
         parts += [sessions] if len(documents) > 1 else [users, sessions]
     if len(documents) > 1:
         parts.append(users)
     return Group(*(Padding(part, (0, 0, 1, 0)) for part in parts))
 
 
-def _rows(height: int | None, status: StatusDocument, num_devices: int) -> tuple[int | None, int | None]:
-    """Return how many rows a table of lanes or users, and one of sessions, may have, so that all take *height*."""
-    if height is None:
-        return None, None
-    # What devices are takes three lines, a table's heading two, what is left out one; a line below each is empty.
-    left = height - 12 * num_devices - 4
-    if len(status.lanes) + len(status.users) + len(status.sessions) <= left:
-        return None, None
-    few = max(1, left // (4 * num_devices))
-    return few, max(3, (left - few * (num_devices + 1)) // num_devices)
+def device_line(document: StatusDocument | DeviceEntry) -> Text:
+    """Return what a device is and how full it is, in one line; or why nobody knows.
+
+    Parameters
+    ----------
+    document
+        As :meth:`StatusDocument.by_device` has it.
+    """
+    if isinstance(document, DeviceEntry):
+        return _away_view(document)
+    device = document.device
+    parts = [f" {format_bytes(device.used_bytes)} of {format_bytes(device.capacity_bytes)}"]
+    for value, unit in ((device.utilisation, "%"), (device.temperature_celsius, "°C"), (device.power_watts, "W")):
+        if isinstance(value, int | float):
+            parts.append(f"{value * 100 if unit == '%' else value:.0f} {unit}")
+    return Text.assemble(
+        (device_title(device), "bold"),
+        " ",
+        memory_bar(device.used_bytes, device.capacity_bytes, _SHORT_BAR_WIDTH),
+        " · ".join([*parts, f"policy {safe_text(device.policy)}"]),
+    )
 
 
 def device_view(status: StatusDocument) -> RenderableType:
@@ -113,7 +111,7 @@ def device_view(status: StatusDocument) -> RenderableType:
     return Group(name, used, Text(f"       {format_bytes(sum(away))} of {sessions} moved away from the device"))
 
 
-def _away_view(device: DeviceEntry) -> RenderableType:
+def _away_view(device: DeviceEntry) -> Text:
     """Return why nobody knows anything of a device."""
     return Text.assemble((safe_text(device.name), "bold"), f" · away: {safe_text(device.message)}")
 
@@ -132,22 +130,13 @@ def memory_bar(used: float, whole: float, width: int = _BAR_WIDTH) -> Text:
     return Text.assemble(("█" * filled, "cyan"), ("░" * (width - filled), "dim"))
 
 
-def lanes_table(status: StatusDocument, rows: int | None = None) -> RenderableType:
-    """Return one row per lane: its size, who runs in it, who is next.
-
-    Parameters
-    ----------
-    status
-        The status document of one device.
-    rows
-        At most so many lanes, those in use first; None: all.
-    """
+def lanes_table(status: StatusDocument) -> RenderableType:
+    """Return one row per lane of one device: its size, who runs in it, who is next."""
     if not status.lanes:
         return Text("No lanes: nobody is using the device.", style="dim")
     names = {session.id: f"{session.user} {session_name(session)}" for session in status.sessions}
     table = new_table(number("lane", 4), number("size", 8), text("running"), text("next in line"))
-    shown, others = _cut(status.lanes, rows, lambda lane: (lane.holder is None, not lane.queue))
-    for lane in shown:
+    for lane in status.lanes:
         queue = [names.get(session, "?") for session in lane.queue]
         table.add_row(
             cell(lane.id),
@@ -155,23 +144,14 @@ def lanes_table(status: StatusDocument, rows: int | None = None) -> RenderableTy
             cell(names.get(lane.holder, "?") if lane.holder else NOTHING, "green"),
             cell(", ".join(queue) or NOTHING),
         )
-    return _with_others(table, others, "lane")
+    return table
 
 
-def users_table(status: StatusDocument, rows: int | None = None) -> RenderableType:
-    """Return one row per user: share, memory by kind against the quota, device time and waits.
-
-    Parameters
-    ----------
-    status
-        The status document of one device.
-    rows
-        At most so many users, those with most memory first; None: all.
-    """
+def users_table(status: StatusDocument) -> RenderableType:
+    """Return one row per user: share, memory by kind against the quota, device time and waits."""
     headings = {"persistent": 10, "ephemeral": 9, "framework": 9, "quota": 8, "service": 9, "wait p95": 8}
     table = new_table(text("user"), number("share", 5), *(number(name, width) for name, width in headings.items()))
-    shown, others = _cut(status.users, rows, lambda user: -(user.persistent_bytes or 0))
-    for user in shown:
+    for user in status.users:
         table.add_row(
             cell(user.name, "bold"),
             f"{user.share:g}",
@@ -182,22 +162,14 @@ def users_table(status: StatusDocument, rows: int | None = None) -> RenderableTy
             seconds_or_nothing(user.attained_service_seconds),
             seconds_or_nothing(user.wait_p95_seconds),
         )
-    return _with_others(table, others, "user")
+    return table
 
 
-def sessions_table(status: StatusDocument, rows: int | None = None) -> RenderableType:
-    """Return one row per session: what it does, its memory, how far it has come, and how long it needs if known.
-
-    Parameters
-    ----------
-    status
-        The status document of one device.
-    rows
-        At most so many sessions, and no notes below them; None: all.
-    """
+def sessions_table(status: StatusDocument) -> RenderableType:
+    """Return one row per session of one device: what it does, its memory, how far it has come, how long it needs."""
     if not status.sessions:
         return Text("No sessions.", style="dim")
-    shown, others = _cut(sorted(status.sessions, key=_place), rows, _place)
+    shown = sorted(status.sessions, key=queue_order)
     left = {session.id: seconds for session in shown if (seconds := time_left(session)) is not None}
     table = new_table(
         text("user", 2), text("notebook", 3), *SESSION_COLUMNS, *([number("left", _LEFT_WIDTH)] if left else [])
@@ -211,23 +183,12 @@ def sessions_table(status: StatusDocument, rows: int | None = None) -> Renderabl
         Text(f"{safe_text(session.user)} {session_name(session)}: {safe_text(note)}", style="dim")
         for session in shown
         for note in (lingering_words(session), session.offload_note)
-        if note and not others
+        if note
     ]
-    return Group(_with_others(table, others, "session"), *notes)
+    return Group(table, *notes)
 
 
-def _cut(entries: Sequence[_Entry], rows: int | None, rank: Callable[[_Entry], Any]) -> tuple[list[_Entry], int]:
-    """Return the entries to show, and how many are left out: those of lowest *rank* are shown where not all can be."""
-    if rows is None or len(entries) <= rows:
-        return list(entries), 0
-    return sorted(entries, key=rank)[:rows], len(entries) - rows
-
-
-def _with_others(table: Table, others: int, what: str) -> RenderableType:
-    return Group(table, Text(f"… and {others} more {what}{'s' * (others > 1)}", style="dim")) if others else table
-
-
-def _place(session: SessionStatus) -> tuple[int, float, str]:
+def queue_order(session: SessionStatus) -> tuple[int, float, str]:
     """Return by what sessions are ordered: those that do or want something first, and the queue as it is."""
     state = session.state
     rank = _STATE_ORDER.index(state) if state in _STATE_ORDER else len(_STATE_ORDER)
@@ -242,7 +203,7 @@ def session_cells(session: SessionStatus) -> list[RenderableType]:
     if session.state in ("running", "preempting") and session.lane is not None:
         state = f"{state}, lane {session.lane}"
     return [
-        cell(state, _STATE_STYLES.get(session.state, "")),
+        cell(state, STATE_STYLES.get(session.state, "")),
         bytes_or_nothing(session.persistent_bytes),
         bytes_or_nothing(session.ephemeral_bytes),
         str(session.iterations),

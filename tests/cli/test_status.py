@@ -1,25 +1,17 @@
-"""``status`` and ``top`` against a real gateway."""
+"""``status`` against a real gateway."""
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import os
-import pty
-import select
-import struct
 import subprocess
-import termios
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from sharedkernel.local_stack import LocalStack
-from tests.cli.support import COMMAND, PATIENCE, shared_kernel, wait_until
+from tests.cli.support import COMMAND, shared_kernel, wait_until
 from tests.status.documents import to_json
 
 
@@ -93,68 +85,3 @@ def test_options_go_before_the_environment(stack: LocalStack) -> None:
     done = status(stack, "ada", "--gateway-url", stack.gateway_url, "--token", stack.token("ada"), **wrong)
     assert done.returncode == 0
     assert "policy fair" in done.stdout
-
-
-class Terminal:
-    """The far end of a pseudo-terminal of 24 by 80, with what was written to it."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def read_until(self, *words: str, timeout: float = PATIENCE) -> None:
-        """Read until one piece of new output holds all *words*."""
-        seen = ""
-        deadline = time.monotonic() + timeout
-        while not all(word in seen for word in words):
-            left = deadline - time.monotonic()
-            ready, _, _ = select.select([self._descriptor], [], [], max(left, 0))
-            assert ready, f"{words} not shown within {timeout} s; the terminal shows: {seen[-2000:]!r}"
-            seen += os.read(self._descriptor, 65536).decode(errors="replace")
-
-    def press(self, keys: str) -> None:
-        """Type *keys*."""
-        os.write(self._descriptor, keys.encode())
-
-
-@contextmanager
-def top(stack: LocalStack) -> Iterator[tuple[Terminal, subprocess.Popen[bytes]]]:
-    """Run ``sharedkernel top`` in a terminal."""
-    near, far = pty.openpty()
-    fcntl.ioctl(far, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    environment = os.environ | stack.client_environment("ada") | {"TERM": "xterm"}
-    for size in ("COLUMNS", "LINES"):
-        environment.pop(size, None)
-    process = subprocess.Popen(
-        [*COMMAND, "top"], stdin=far, stdout=far, stderr=far, env=environment, start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-    )  # fmt: skip
-    os.close(far)
-    try:
-        yield Terminal(near), process
-    finally:
-        process.kill()
-        process.wait()
-        os.close(near)
-
-
-def test_top_outlives_its_gateway(stack: LocalStack) -> None:
-    """It says that the gateway is away, shows new figures when it is back, and ends with q."""
-    with top(stack) as (terminal, process):
-        terminal.read_until("q: quit", "policy fair")
-        stack.gateway.stop()
-        try:
-            terminal.read_until("no gateway answers", "trying again")
-        finally:
-            stack.gateway.start()
-            stack.gateway.wait_until_ready()
-        terminal.read_until("q: quit", "policy fair")
-        terminal.press("q")
-        assert process.wait(PATIENCE) == 0
-
-
-def test_top_ends_with_ctrl_c(stack: LocalStack) -> None:
-    """Ctrl-C ends it without a word."""
-    with top(stack) as (terminal, process):
-        terminal.read_until("q: quit")
-        terminal.press("\x03")
-        assert process.wait(PATIENCE) == 0

@@ -19,7 +19,7 @@ from tests.cli.support import wait_until
 from tests.cluster.machines import NETWORK, Namespaces, bridge, can_make_machines, words_of
 from tests.gateway.client import Client
 
-FILE = Path(__file__).parents[2] / "packaging" / "compose" / "compose.yaml"
+FILE = Path(__file__).parents[2] / "packaging" / "cluster" / "compose.yaml"
 HOSTS = ("h1", "h2", "h3")
 
 pytestmark = pytest.mark.cluster

@@ -69,6 +69,9 @@ def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
     )
     assert built.returncode == 0, built.stderr
     assert "preempt_patience" in (tmp_path / "html" / "reference" / "configuration.html").read_text()
+    commands = (tmp_path / "html" / "reference" / "commands.html").read_text()
+    assert "or --config)" in commands  # two hyphens that a shell understands
+    assert not set(commands) & set("\u201c\u201d\u2018\u2019\u2013")
 
 
 @pytest.mark.parametrize("document", [*PAGES, *DOCUMENTS], ids=lambda path: path.name)

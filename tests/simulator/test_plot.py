@@ -8,7 +8,8 @@ import pytest
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.simulator.cluster_runs import ClusterOptions, simulate_cluster
-from sharedkernel.simulator.plot import check_plot, plot
+from sharedkernel.simulator.plot import check_plot, draw, plot
+from sharedkernel.simulator.report import time_unit
 from sharedkernel.simulator.workloads import alike, heavy_tailed
 
 pytest.importorskip("matplotlib")
@@ -27,6 +28,20 @@ def test_a_picture_is_drawn(tmp_path: Path, name: str, begins: bytes) -> None:
     ]
     plot(outcomes, path)
     assert path.read_bytes().startswith(begins)
+
+
+def test_all_policies_have_one_axis_of_time() -> None:
+    """A policy that is done early leaves room, so that lengths can be compared; the unit suits the longest."""
+    jobs = heavy_tailed(jobs=200, devices=4, seed=0)
+    few, many = (simulate_cluster(jobs, "fifo", ClusterOptions(devices=devices)) for devices in (4, 40))
+    assert few.ended > many.ended
+    first, second, distribution = draw([many, few]).axes
+    assert first.get_xlim() == second.get_xlim()
+    assert first.get_ylim() == second.get_ylim()
+    unit, length = time_unit(few.ended - few.began)
+    assert second.get_xlim()[1] == pytest.approx(few.ended / length)
+    assert (first.get_xlabel(), second.get_xlabel()) == ("", f"time, {unit}")
+    assert distribution.get_xlabel().startswith("completion time, ")
 
 
 def test_a_picture_of_nothing_finished_is_drawn(tmp_path: Path) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-import re
 from typing import Any
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from sharedkernel.cli.top import live_view
 from sharedkernel.gateway.fleet.merged_status import away_entry, merge
 from sharedkernel.status.tables import memory_bar, status_view
 from sharedkernel.status.text import (
@@ -97,9 +95,6 @@ def test_what_was_shut_down_says_so_and_how_it_comes_back() -> None:
     )
     assert session_state(session("a", "ada", "running", **left)) == "running"
     assert "shut down" not in shown(document(sessions=[session("a", "ada", "offloaded", lingering=False)]))
-    live = io.StringIO()
-    Console(file=live, width=120).print(live_view(status, None, 0.0, 40))
-    assert words in live.getvalue()
 
 
 def two_devices() -> dict[str, Any]:
@@ -139,23 +134,6 @@ def test_what_is_left_of_a_cell_is_told_where_it_is_known() -> None:
 def test_predictions_are_told_roughly(seconds: float, said: str) -> None:
     """In five characters."""
     assert about(seconds) == said
-
-
-@pytest.mark.parametrize("height", [24, 40])
-def test_a_low_terminal_shows_what_matters_and_says_what_it_leaves_out(height: int) -> None:
-    """Whoever runs or waits first, and all within its lines."""
-    status = document(
-        lanes=[{"id": i, "size_bytes": 1, "holder": "30" if i == 9 else None, "queue": []} for i in range(10)],
-        users=[user(f"user-{i}") for i in range(10)],
-        sessions=[session(str(i), "ada", "running" if i == 30 else "idle") for i in range(40)],
-    )
-    console = Console(file=io.StringIO(), width=80, height=height)
-    console.print(live_view(status, None, 0.0, height))
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert text.count("\n") <= height
-    assert "running" in text
-    assert re.search(r"… and \d+ more sessions", text)
-    assert re.search(r"9 +1 B ada 30", text)
 
 
 def test_a_table_shows_its_own_document_only() -> None:

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from traitlets import Bool, Int, TraitError, Unicode, validate
 
 from sharedkernel.cli.base import CommandApp, fail
 from sharedkernel.errors import ConfigError
 from sharedkernel.simulator.plot import check_plot, plot
-from sharedkernel.simulator.report import SimulationResult, figures_table
+from sharedkernel.simulator.report import SimulationResult, figures_tables
 from sharedkernel.simulator.traces import TIME_UNITS, Trace, read_trace
 
 #: called with how many jobs are done, and how many there are
@@ -86,7 +86,7 @@ class ScenarioApp(CommandApp):
 
     def render(self, outcomes: Sequence[SimulationResult]) -> RenderableType:
         """Return what people see of the outcomes, one for each policy."""
-        return figures_table(outcomes)
+        return Group(*figures_tables(outcomes, Console().width))
 
     def names(self) -> Sequence[str]:
         """Return the policies asked for.

@@ -13,6 +13,7 @@ from typing import Any
 
 from tornado.web import HTTPError
 from traitlets import default
+from traitlets.config import Config
 
 from sharedkernel.distribution import install_hint
 from sharedkernel.errors import ConfigError
@@ -21,6 +22,8 @@ from sharedkernel.jupyter.names import is_user_name
 
 #: seconds that the hub may take to answer
 _TIMEOUT = 10.0
+#: variable with the address of the hub's API
+_URL_VARIABLE = "JUPYTERHUB_API_URL"
 
 
 class HubUsers(TokenOnlyIdentity):
@@ -29,7 +32,7 @@ class HubUsers(TokenOnlyIdentity):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._cache_seconds = self._gateway.hub_cache_seconds
-        self._hub = _make_hub_auth(self._gateway, self._cache_seconds)
+        self._hub = make_hub_auth(parent=self._gateway, cache_max_age=self._cache_seconds)
 
     @default("token")
     def _token_default(self) -> str:
@@ -79,15 +82,13 @@ class HubUsers(TokenOnlyIdentity):
         return model.get("admin") is True or self._gateway.hub_admin_scope in model["scopes"]
 
 
-def _make_hub_auth(gateway: Any, cache_seconds: float) -> Any:
+def make_hub_auth(**options: Any) -> Any:
     """Return the jupyterhub package's client, from its own settings (``c.HubAuth`` and ``JUPYTERHUB_…``).
 
     Parameters
     ----------
-    gateway
-        The application, with the client's settings.
-    cache_seconds
-        How long answers are kept.
+    options
+        Of the client: ``parent`` or ``config`` have its settings.
 
     Raises
     ------
@@ -100,10 +101,26 @@ def _make_hub_auth(gateway: Any, cache_seconds: float) -> Any:
         raise ConfigError(
             f"identity 'jupyterhub' needs the package jupyterhub; run {install_hint('jupyterhub')}."
         ) from None
-    hub = HubAuth(parent=gateway, cache_max_age=cache_seconds)
+    hub = HubAuth(**options)
     if not hub.access_scopes:
         raise ConfigError(
             "no scope says whom JupyterHub lets use this gateway; set JUPYTERHUB_SERVICE_NAME to the service's name, "
             "or c.HubAuth.access_scopes."
         )
     return hub
+
+
+def presumed_hub(config: Config) -> str | None:
+    """Return a sentence about where the hub is looked for if nothing says where it is; None if something does.
+
+    Parameters
+    ----------
+    config
+        Of the files and the command line.
+    """
+    if os.environ.get(_URL_VARIABLE) or "api_url" in config.get("HubAuth", {}):
+        return None
+    return (
+        f"{_URL_VARIABLE} is not set, so JupyterHub is asked at {make_hub_auth(config=config).api_url}; if it is not "
+        "on this machine, set the variable where the gateway starts, or c.HubAuth.api_url."
+    )

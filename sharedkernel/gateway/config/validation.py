@@ -19,6 +19,7 @@ from traitlets.config import Application, Config, Configurable
 from traitlets.config.loader import LazyConfigValue
 
 from sharedkernel.errors import ConfigError
+from sharedkernel.gateway.auth.hub import make_hub_auth, presumed_hub
 from sharedkernel.gateway.auth.tickets import check_host_name, read_key
 from sharedkernel.gateway.auth.tokens import TokenFile
 from sharedkernel.gateway.config.settings import (
@@ -60,7 +61,11 @@ def report_faults(app: Application, settings: Settings) -> int:
     unusable = list(unusable_settings(app, settings))
     usable = without_faults(unusable, settings).under(app.cli_config)
     faults = [*(fault.sentence for fault in unusable), *invalid_values(app, usable)]
-    for sentence in (*faults, *(f"warning: {sentence}" for sentence in ineffective_settings(app, usable))):
+    warnings = list(ineffective_settings(app, usable))
+    if not faults and value_at_start(app, usable, "identity") == "jupyterhub":
+        # A gateway beside its hub finds it, and does not say this at each start.
+        warnings += filter(None, [presumed_hub(usable.config)])
+    for sentence in (*faults, *(f"warning: {sentence}" for sentence in warnings)):
         print(f"sharedkernel: {sentence}", file=sys.stderr)  # noqa: T201
     if not faults:
         files = ", ".join(map(str, settings.files)) or "no configuration file; every setting has its default"
@@ -94,6 +99,8 @@ def invalid_values(app: Application, settings: Settings) -> Iterator[str]:
         checks += [lambda: read_key(Path(value("cluster_key"))), lambda: check_host_name(value("host_name"))]
     if value("identity") == "tokens":
         checks.append(lambda: TokenFile(Path(value("tokens_file"))).tokens())
+    if value("identity") == "jupyterhub":
+        checks.append(lambda: make_hub_auth(config=settings.config))
     for check in checks:
         try:
             check()

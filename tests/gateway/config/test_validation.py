@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,12 +24,16 @@ _STUFF = (
 )
 
 
-def check(path: Path) -> subprocess.CompletedProcess[str]:
+_HUB = {"JUPYTERHUB_SERVICE_NAME": "gpu", "JUPYTERHUB_API_URL": "http://hub.example.org/hub/api"}
+
+
+def check(path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Check the configuration at *path*."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTERHUB_")}
     return subprocess.run(
         [sys.executable, "-m", "sharedkernel", "gateway", "--check-config", "--config", str(path),
          "--runtime-dir", str(path.parent / "run")],
-        capture_output=True, text=True, check=False, timeout=120,
+        capture_output=True, text=True, check=False, timeout=120, env=variables | environment,
     )  # fmt: skip
 
 
@@ -94,10 +99,31 @@ def test_quotas_of_a_group_that_nobody_can_be_in_are_warned_of(tmp_path: Path, i
     """They may be left over, so they keep no gateway from starting; a hub tells groups of its own."""
     path = tmp_path / "config.py"
     path.write_text(f"{_GROUPS}c.SharedKernelGateway.identity = {identity!r}\n")
-    checked = check(path)
+    checked = check(path, **_HUB)
     assert (checked.returncode, checked.stdout) == (0, f"In order: {path}.\n")
     warned = [] if identity == "jupyterhub" else [f"sharedkernel: warning: {path}, {_STUFF}"]
     assert checked.stderr.splitlines() == warned
+
+
+def test_what_a_hubs_service_lacks_is_said(tmp_path: Path) -> None:
+    """Its name is a fault, as at a start; the hub's address may be the usual one, and files may say both."""
+    path = tmp_path / "config.py"
+    path.write_text("c.SharedKernelGateway.identity = 'jupyterhub'\n")
+    checked = check(path, JUPYTERHUB_API_URL=_HUB["JUPYTERHUB_API_URL"])
+    assert (checked.returncode, checked.stdout) == (1, "")
+    assert checked.stderr == (
+        "sharedkernel: no scope says whom JupyterHub lets use this gateway; set JUPYTERHUB_SERVICE_NAME to the "
+        "service's name, or c.HubAuth.access_scopes.\n"
+    )
+    checked = check(path, JUPYTERHUB_SERVICE_NAME="gpu")
+    assert (checked.returncode, checked.stdout) == (0, f"In order: {path}.\n")
+    assert checked.stderr.startswith(
+        "sharedkernel: warning: JUPYTERHUB_API_URL is not set, so JupyterHub is asked at http://127.0.0.1:8081/hub/api;"
+    )
+    with path.open("a") as file:
+        file.write("c.HubAuth.access_scopes = {'access:services!service=gpu'}\nc.HubAuth.api_url = 'http://hub/api'\n")
+    checked = check(path)
+    assert (checked.returncode, checked.stderr) == (0, "")
 
 
 def test_a_warning_makes_no_fault_less_of_one(tmp_path: Path) -> None:

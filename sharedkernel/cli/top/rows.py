@@ -1,0 +1,246 @@
+"""What ``sharedkernel top`` shows of a status document: one view each of sessions, people and lanes.
+
+A view has rows that can be sorted by each column and filtered by their text. No terminal is needed to make one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec import UNSET
+from rich.text import Text
+
+from sharedkernel.status.document import DeviceEntry, LaneStatus, SessionStatus, StatusDocument, UserStatus
+from sharedkernel.status.tables import STATE_STYLES, cell, queue_order
+from sharedkernel.status.text import (
+    NOTHING,
+    about,
+    bytes_or_nothing,
+    lingering_words,
+    memory_by_kind,
+    safe_text,
+    seconds_or_nothing,
+    session_name,
+    session_state,
+    time_left,
+)
+from sharedkernel.units import format_bytes
+
+#: what a column is sorted by where a row has nothing in it: behind all others
+_LAST = (1, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewColumn:
+    """A column: of text, which takes its part of the width that the numbers leave, or of numbers."""
+
+    name: str
+    #: part of the width; 0: a number
+    ratio: int = 0
+    #: characters of a number
+    width: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewRow:
+    """A row."""
+
+    #: names it from one document to the next
+    key: str
+    cells: tuple[Text, ...]
+    #: what each column is sorted by; numbers are compared the other way round, the largest first
+    ranks: tuple[Any, ...]
+    #: its place where it is sorted by no column
+    place: Any
+    #: the session that it shows
+    session: SessionStatus | None = None
+
+    def matches(self, words: str) -> bool:
+        """Whether each of *words* is in one of its cells, in capitals or not."""
+        shown = "\n".join(each.plain for each in self.cells).casefold()
+        return all(word in shown for word in words.casefold().split())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowView:
+    """A table."""
+
+    columns: tuple[ViewColumn, ...]
+    rows: tuple[ViewRow, ...]
+
+    def arranged(self, *, words: str = "", column: str | None = None, reverse: bool = False) -> list[ViewRow]:
+        """Return the rows to show, in their order.
+
+        Parameters
+        ----------
+        words
+            Only rows that have these, see :meth:`ViewRow.matches`.
+        column
+            Name of the column that they are sorted by; None, or a column that there is not: the view's own order.
+        reverse
+            Whether the last one comes first.
+        """
+        found = [row for row in self.rows if row.matches(words)]
+        names = [each.name for each in self.columns]
+        found.sort(key=lambda row: row.place)
+        if column in names:
+            number = names.index(column)
+            found.sort(key=lambda row: row.ranks[number])
+        return found[::-1] if reverse else found
+
+    def widths(self, total: int) -> list[int]:
+        """Return how wide each column is where all take *total* characters, one between two of them."""
+        left = total - sum(column.width for column in self.columns) - len(self.columns)
+        parts = sum(column.ratio for column in self.columns)
+        return [column.width or max(4, left * column.ratio // parts) for column in self.columns]
+
+
+def sessions_view(status: StatusDocument) -> RowView:
+    """Return all sessions: who runs or waits first, in the order of the queue."""
+    is_one = not status.devices
+    columns = (
+        ViewColumn(name="user", ratio=2),
+        ViewColumn(name="notebook", ratio=3),
+        ViewColumn(name="state", ratio=4),
+        *(() if is_one else (ViewColumn(name="device", ratio=2),)),
+        ViewColumn(name="memory", width=8),
+        ViewColumn(name="used", width=8),
+        ViewColumn(name="left", width=5),
+        ViewColumn(name="idle", width=5),
+    )
+    return RowView(columns=columns, rows=tuple(_session_row(session, is_one) for session in status.sessions))
+
+
+def _session_row(session: SessionStatus, is_one: bool) -> ViewRow:
+    memory = session.persistent_bytes + session.framework_bytes
+    left = time_left(session)
+    idle = None if session.state in ("running", "preempting") else session.idle_seconds
+    name, state, device = session_name(session), session_state(session), session.device or ""
+    order = queue_order(session)
+    return ViewRow(
+        key=session.id,
+        cells=(
+            cell(session.user, "bold"),
+            Text(name),
+            Text(state, STATE_STYLES.get(session.state, "")),
+            *(() if is_one else (cell(device),)),
+            Text(format_bytes(memory)),
+            Text(seconds_or_nothing(session.attained_service_seconds)),
+            Text(NOTHING if left is None else about(left)),
+            Text(NOTHING if idle is None else about(idle)),
+        ),
+        ranks=(
+            session.user.casefold(),
+            name.casefold(),
+            order[:2],
+            *(() if is_one else (device,)),
+            *(_largest_first(value) for value in (memory, session.attained_service_seconds, left, idle)),
+        ),
+        place=(*order, session.id),
+        session=session,
+    )
+
+
+def people_view(status: StatusDocument) -> RowView:
+    """Return all users: who has most memory first."""
+    columns = (
+        ViewColumn(name="user", ratio=1),
+        ViewColumn(name="sessions", width=8),
+        ViewColumn(name="share", width=5),
+        ViewColumn(name="persistent", width=10),
+        ViewColumn(name="ephemeral", width=9),
+        ViewColumn(name="quota", width=8),
+        ViewColumn(name="used", width=8),
+        ViewColumn(name="wait p95", width=8),
+    )
+    numbers: dict[str, int] = {}
+    for session in status.sessions:
+        numbers[session.user] = numbers.get(session.user, 0) + 1
+    return RowView(columns=columns, rows=tuple(_user_row(user, numbers.get(user.name, 0)) for user in status.users))
+
+
+def _user_row(user: UserStatus, sessions: int) -> ViewRow:
+    amounts = (user.persistent_bytes, user.ephemeral_bytes, user.quota_bytes)
+    durations = (user.attained_service_seconds, user.wait_p95_seconds)
+    return ViewRow(
+        key=user.name,
+        cells=(
+            cell(user.name, "bold"),
+            Text(str(sessions)),
+            Text(f"{user.share:g}"),
+            *(Text(bytes_or_nothing(amount)) for amount in amounts),
+            *(Text(seconds_or_nothing(seconds)) for seconds in durations),
+        ),
+        ranks=(
+            user.name.casefold(),
+            *(_largest_first(value) for value in (sessions, user.share, *amounts, *durations)),
+        ),
+        place=(-user.persistent_bytes, user.name),
+    )
+
+
+def lanes_view(status: StatusDocument) -> RowView:
+    """Return the lanes of all devices: those in use first."""
+    is_one = not status.devices
+    columns = (
+        *(() if is_one else (ViewColumn(name="device", ratio=2),)),
+        ViewColumn(name="lane", width=5),
+        ViewColumn(name="size", width=8),
+        ViewColumn(name="running", ratio=3),
+        ViewColumn(name="next in line", ratio=5),
+    )
+    names = {session.id: f"{safe_text(session.user)} {session_name(session)}" for session in status.sessions}
+    return RowView(columns=columns, rows=tuple(_lane_row(lane, names, is_one) for lane in status.lanes))
+
+
+def _lane_row(lane: LaneStatus, names: dict[str, str], is_one: bool) -> ViewRow:
+    number = lane.id if lane.number is UNSET else lane.number
+    device = lane.device or ""
+    holder = names.get(lane.holder, "?") if lane.holder else NOTHING
+    queue = ", ".join(names.get(session, "?") for session in lane.queue) or NOTHING
+    return ViewRow(
+        key=str(lane.id),
+        cells=(
+            *(() if is_one else (cell(device),)),
+            Text(str(number)),
+            Text(format_bytes(lane.size_bytes)),
+            Text(holder, "green"),
+            Text(queue),
+        ),
+        ranks=(
+            *(() if is_one else (device,)),
+            number,
+            _largest_first(lane.size_bytes),
+            holder.casefold(),
+            _largest_first(len(lane.queue)),
+        ),
+        place=(lane.holder is None, not lane.queue, lane.id),
+    )
+
+
+def session_words(session: SessionStatus) -> str:
+    """Return in one line what a row has no room for."""
+    parts = [
+        safe_text(session.user),
+        safe_text(session.notebook) if session.notebook else session_name(session),
+        session_state(session),
+        memory_by_kind(session),
+        lingering_words(session),
+        session.offload_note and safe_text(session.offload_note),
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def devices_away(status: StatusDocument) -> Sequence[str]:
+    """Return a sentence for each device whose executor does not answer."""
+    return [
+        f"{safe_text(entry.name)} is away: {safe_text(entry.message)}"
+        for entry in status.by_device().values()
+        if isinstance(entry, DeviceEntry)
+    ]
+
+
+def _largest_first(value: float | None) -> tuple[int, float]:
+    return _LAST if value is None else (0, -value)
