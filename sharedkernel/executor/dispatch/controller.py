@@ -10,14 +10,14 @@ from collections.abc import Collection
 from typing import Any
 
 from sharedkernel import protocol
-from sharedkernel.errors import ConfigError, Refused, SessionNotFound
+from sharedkernel.errors import ConfigError, SessionNotFound
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.action_runner import SessionActions, expected_context, resume
 from sharedkernel.executor.dispatch.driver import Counters, SchedulerDriver
 from sharedkernel.executor.dispatch.limits import LimitUpdates
 from sharedkernel.executor.dispatch.offloads import Offloads, answer_requests
 from sharedkernel.executor.dispatch.succession import Succession
-from sharedkernel.executor.dispatch.usage import Users, UserTotals
+from sharedkernel.executor.dispatch.usage import Users, UserTotals, user_configured
 from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.processes.process import SessionHandle, id_of, profile_of
@@ -389,23 +389,3 @@ def _let_run(process: SessionHandle) -> None:
     """Let a process run that was stopped at the very moment it reported to hold nothing: no grant will resume it."""
     if process.grant.is_stopped:
         resume(process)
-
-
-def user_configured(limits: Limits) -> events.UserConfigured:
-    """Return *limits* as the scheduling core takes them.
-
-    Raises
-    ------
-    Refused
-        When it does not.
-    """
-    try:
-        return events.UserConfigured(
-            user=UserId(limits.user),
-            share=limits.share,
-            quota=limits.quota_bytes,
-            offload_after=limits.offload_after,
-            priority=limits.priority,
-        )
-    except ValueError as error:
-        raise Refused(str(error), reason="bad_request") from None

@@ -12,10 +12,13 @@ from pathlib import Path
 
 import msgspec
 
+from sharedkernel.errors import Refused
 from sharedkernel.executor.history.journal import Journal
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.progress import PastWaits
 from sharedkernel.protocol import Limits
+from sharedkernel.scheduling.model import events
+from sharedkernel.scheduling.model.types import UserId
 
 #: the journal's name in the runtime directory, and the version of its records
 JOURNAL_NAME, _SCHEMA = "users.journal", 1
@@ -129,3 +132,23 @@ class UsageJournal:
     def close(self) -> None:
         """Write what is left."""
         self._journal.close()
+
+
+def user_configured(limits: Limits) -> events.UserConfigured:
+    """Return *limits* as the scheduling core takes them.
+
+    Raises
+    ------
+    Refused
+        When it does not.
+    """
+    try:
+        return events.UserConfigured(
+            user=UserId(limits.user),
+            share=limits.share,
+            quota=limits.quota_bytes,
+            offload_after=limits.offload_after,
+            priority=limits.priority,
+        )
+    except ValueError as error:
+        raise Refused(str(error), reason="bad_request") from None

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from sharedkernel import protocol
 from sharedkernel.errors import Refused
-from sharedkernel.executor.dispatch.controller import user_configured
+from sharedkernel.executor.dispatch.usage import user_configured
 
 #: bytes of all texts of a request together: they are kept in one packet, and said again in every list of sessions
 _MOST_TEXT = 48 << 10
