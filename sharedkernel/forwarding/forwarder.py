@@ -28,7 +28,7 @@ from sharedkernel.errors import ProtocolError, SharedKernelError
 from sharedkernel.forwarding import problems
 from sharedkernel.forwarding.connection import SessionConnection
 from sharedkernel.forwarding.held import Held, HeldMessage
-from sharedkernel.forwarding.local_responder import Client, LocalResponder, Request
+from sharedkernel.forwarding.local_responder import ClientEnd, LocalResponder, Request
 from sharedkernel.forwarding.outage import Outage
 from sharedkernel.gateway_client.refusals import GatewayRefused
 from sharedkernel.jupyter import wire
@@ -64,12 +64,14 @@ class Forwarder(ABC):
         Where the client listens.
     name
         Names this end of the websocket at the gateway.
+    listeners
+        Where messages that are made here are published, if that is somewhere else.
     """
 
-    def __init__(self, client: Client, name: str) -> None:
+    def __init__(self, client: ClientEnd, name: str, *, listeners: ClientEnd | None = None) -> None:
         self._client = client
         self._session = name
-        self._responder = LocalResponder(client, os.urandom(16).hex())
+        self._responder = LocalResponder(listeners or client, os.urandom(16).hex())
         self._loop = asyncio.get_running_loop()
         self._state = State.JOINING
         #: requests without a reply, by channel and message id, oldest first. A client and the manager that interrupts
@@ -128,7 +130,7 @@ class Forwarder(ABC):
         channel
             Jupyter's name of its channel.
         identities
-            Where its reply goes, see :class:`~sharedkernel.forwarding.local_responder.Client`.
+            Where its reply goes, see :class:`~sharedkernel.forwarding.local_responder.ClientEnd`.
         parts
             From its header on.
 

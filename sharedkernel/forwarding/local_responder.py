@@ -16,8 +16,8 @@ from sharedkernel.forwarding.problems import Problem
 from sharedkernel.jupyter import wire
 
 
-class Client(Protocol):
-    """Where a client listens, or several."""
+class ClientEnd(Protocol):
+    """What a client listens to, or several do."""
 
     def send(self, channel: str, identities: Sequence[bytes], parts: Sequence[bytes]) -> None:
         """Send a message to the client with these *identities*, in the way in which its request came."""
@@ -68,7 +68,7 @@ class LocalResponder:
         Id under which this object speaks.
     """
 
-    def __init__(self, client: Client, session: str) -> None:
+    def __init__(self, client: ClientEnd, session: str) -> None:
         self._client = client
         self._session = session
 
