@@ -54,7 +54,7 @@ def test_help_names_the_benchmarks() -> None:
 @pytest.mark.parametrize(
     ("name", "metrics"),
     [
-        ("roundtrip", ["gateway_p50", "gateway_p99", "relay_p50", "relay_p99", "idle120_p50"]),
+        ("roundtrip", ["gateway_p50", "gateway_p99", "relay_p50", "relay_p99", "extension_p50", "idle120_p50"]),
         ("flood", ["messages_per_second"]),
         (
             "cluster",
