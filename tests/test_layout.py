@@ -23,8 +23,8 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"session", "widgets", "shelf", "simulator"}),
     # the core
     frozenset({"scheduling", "device_memory"}),
-    # what several processes share: messages, sockets, Jupyter's wire, the gateway's client, the status document
-    frozenset({"protocol", "gateway_client", "ipc", "jupyter", "status"}),
+    # what several processes share: messages, sockets, Jupyter's wire, the way to a gateway, the status document
+    frozenset({"protocol", "gateway_client", "forwarding", "ipc", "jupyter", "status"}),
     # the system, and words that all use
     frozenset({"system", "errors", "quota_check", "shortage", "units", "paths", "distribution", "_version"}),
 )

@@ -23,6 +23,9 @@ PROCESS_HEADER = "X-SharedKernel-Process"
 SAME_PROCESS = "same"
 #: in the content of a status "restarting": nothing has died, the user has an earlier session back
 ATTACHED = "attached"
+#: asks a relay, on its control channel, which session it has; the reply has the relay's `state`, the address of the
+#: `gateway` and the `session`'s id there
+SESSION_REQUEST = "sharedkernel_session_request"
 #: the gateway's framing of messages on the websocket
 WEBSOCKET_PROTOCOL = "v1.kernel.websocket.jupyter.org"
 _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from sharedkernel.errors import ConfigError
+from sharedkernel.forwarding.connection import SessionRequest
 from sharedkernel.jupyter.names import KERNEL_NAME, client_key
-from sharedkernel.relay.connection import SessionRequest
 from sharedkernel.relay.connection_file import ConnectionInfo, Options
 
 log = logging.getLogger(__name__)

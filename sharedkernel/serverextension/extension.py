@@ -6,9 +6,13 @@ from functools import partial
 from typing import Any
 
 from jupyter_server.extension.application import ExtensionApp
-from traitlets import Unicode
+from jupyter_server.gateway.gateway_client import GatewayClient
+from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
+from traitlets import Bool, Unicode
 
 from sharedkernel.jupyter.names import KERNEL_NAME
+from sharedkernel.serverextension.direct_connection import SETTING, DirectWebsocketConnection
+from sharedkernel.serverextension.direct_kernels import DirectKernels
 from sharedkernel.serverextension.follower import Follower
 from sharedkernel.serverextension.handlers import (
     CellsHandler,
@@ -36,6 +40,12 @@ class SharedKernelExtension(ExtensionApp):
         "With --gateway-url it is that gateway, whatever stands here.",
     ).tag(config=True)
 
+    direct = Bool(
+        True,
+        help="Whether pages are connected to their sessions by this server, and not by the relay that is their kernel: "
+        "a cell is back sooner. Kernels that are no relays are never concerned.",
+    ).tag(config=True)
+
     def initialize_settings(self) -> None:
         """Make what the routes share."""
         server: Any = self.serverapp
@@ -43,6 +53,23 @@ class SharedKernelExtension(ExtensionApp):
         self._local_kernels = LocalKernels(server.kernel_manager, server.session_manager)
         self._follower = Follower(self._find_upstream, self._local_kernels)
         self._recorder = Recorder(server.kernel_manager, server.event_logger)
+        self._direct_kernels = DirectKernels(server.kernel_manager, self._recorder, server.event_logger)
+        if self.direct:
+            self._connect_directly(server)
+
+    def _connect_directly(self, server: Any) -> None:
+        """Have pages connect by a class that knows the direct way, unless the site has chosen a class of its own."""
+        chosen = server.kernel_websocket_connection_class
+        if chosen is not ZMQChannelsWebsocketConnection:
+            if not GatewayClient.instance().gateway_enabled:
+                self.log.warning("pages go by the relay: this server's connections are of %s.", chosen.__name__)
+            return
+        server.kernel_websocket_connection_class = DirectWebsocketConnection
+        # The server has copied it by now.
+        self.settings |= {
+            "kernel_websocket_connection_class": DirectWebsocketConnection,
+            SETTING: self._direct_kernels,
+        }
 
     def initialize_handlers(self) -> None:
         """Add the routes."""
@@ -60,5 +87,6 @@ class SharedKernelExtension(ExtensionApp):
 
     async def stop_extension(self) -> None:
         """Close the connections to the gateway and the kernels."""
+        self._direct_kernels.close()
         self._recorder.close()
         await self._follower.close()

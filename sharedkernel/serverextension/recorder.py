@@ -9,18 +9,30 @@ Covers kernels that are relays. Those of ``--gateway-url`` have no sockets on th
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
-from jupyter_client.session import Session as MessageSession
+import zmq
+from jupyter_client.connect import ConnectionFileMixin
 from jupyter_events import EventLogger
 from jupyter_server.services.kernels.kernelmanager import MappingKernelManager
 
+from sharedkernel.errors import ProtocolError
+from sharedkernel.jupyter import wire
+from sharedkernel.jupyter.session_socket import SessionSocket
 from sharedkernel.serverextension.cell_record import CellRecords
 
 log = logging.getLogger(__name__)
 
-_KERNEL_ACTIONS = "https://events.jupyter.org/jupyter_server/kernel_actions/v1"
+#: schema of the server's events about what is done to kernels
+KERNEL_ACTIONS = "https://events.jupyter.org/jupyter_server/kernel_actions/v1"
 _RELAY = "sharedkernel.relay"
+
+
+def is_relay(kernel: Any) -> bool:
+    """Return whether the kernel with this manager is a relay."""
+    spec = getattr(kernel, "kernel_spec", None)
+    return spec is not None and _RELAY in spec.argv
 
 
 class Recorder:
@@ -37,12 +49,31 @@ class Recorder:
     def __init__(self, kernels: MappingKernelManager, events: EventLogger) -> None:
         self._kernels = kernels
         self._records: dict[str, CellRecords] = {}
-        self._streams: dict[str, Any] = {}
-        events.add_listener(schema_id=_KERNEL_ACTIONS, listener=self._on_kernel_action)
+        self._sockets: dict[str, SessionSocket] = {}
+        events.add_listener(schema_id=KERNEL_ACTIONS, listener=self._on_kernel_action)
 
     def records(self, kernel_id: str) -> CellRecords | None:
         """Return what a kernel's cells have shown; None when it is none of ours."""
         return self._records.get(kernel_id)
+
+    def take(self, kernel_id: str, parts: Sequence[bytes]) -> None:
+        """Take in a message that was published for a kernel.
+
+        Parameters
+        ----------
+        kernel_id
+            Of this server.
+        parts
+            From its header on.
+
+        Raises
+        ------
+        ProtocolError
+            When it is no message.
+        """
+        if (records := self._records.get(kernel_id)) is not None:
+            header, parent, content = (wire.read_object(parts[place]) for place in (0, 1, 3))
+            records.take(str(header.get("msg_type")), str(parent.get("msg_id", "")), content)
 
     def close(self) -> None:
         """Listen no more."""
@@ -60,30 +91,28 @@ class Recorder:
 
     def _listen(self, kernel_id: str) -> None:
         manager: Any = self._kernels.get_kernel(kernel_id)
-        spec = getattr(manager, "kernel_spec", None)
-        if spec is None or _RELAY not in spec.argv:
+        if not is_relay(manager):
             return
         self._forget(kernel_id)
-        records = self._records[kernel_id] = CellRecords(lambda: self._is_attended(kernel_id))
-        # no history: or up to 65,536 signatures, some 10 MB, are kept for each kernel
-        session = MessageSession(config=manager.session.config, key=manager.session.key, digest_history_size=0)
-        stream = self._streams[kernel_id] = manager.connect_iopub()
+        self._records[kernel_id] = CellRecords(lambda: self._is_attended(kernel_id))
+        signer = wire.Signer(manager.session.key, manager.session.signature_scheme)
+        # Not Jupyter's stream, which takes three turns of the event loop for each message.
+        plain: zmq.Socket[bytes] = zmq.Socket.shadow(ConnectionFileMixin.connect_iopub(manager))
+        socket = self._sockets[kernel_id] = SessionSocket(plain, "iopub")
 
         def take(frames: list[bytes]) -> None:
             try:
-                _, parts = session.feed_identities(frames)
-                message = session.deserialize(parts)
-                records.take(message["msg_type"], message["parent_header"].get("msg_id", ""), message["content"])
-            except (ValueError, TypeError, KeyError):
-                log.warning("kernel %s published something that is no message", kernel_id, exc_info=True)
+                self.take(kernel_id, wire.from_frames(frames, signer)[1])
+            except ProtocolError as error:
+                log.warning("kernel %s published something that is no message: %s", kernel_id, error)
 
-        stream.on_recv(take)
+        socket.on_recv(take)
 
     def _is_attended(self, kernel_id: str) -> bool:
         return kernel_id in self._kernels and self._kernels.kernel_model(kernel_id)["connections"] > 0
 
     def _forget(self, kernel_id: str) -> None:
         self._records.pop(kernel_id, None)
-        stream = self._streams.pop(kernel_id, None)
-        if stream is not None and not stream.closed():
-            stream.close()
+        socket = self._sockets.pop(kernel_id, None)
+        if socket is not None:
+            socket.close()

@@ -80,7 +80,7 @@ def test_figures_and_targets_are_whole_at_80_columns_and_have_units() -> None:
 @pytest.mark.parametrize(
     ("name", "metrics"),
     [
-        ("roundtrip", ["gateway_p50", "gateway_p99", "relay_p50", "relay_p99", "idle120_p50"]),
+        ("roundtrip", ["gateway_p50", "gateway_p99", "relay_p50", "relay_p99", "extension_p50", "idle120_p50"]),
         ("flood", ["messages_per_second"]),
         (
             "cluster",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sharedkernel.relay.outage import OUTAGE_PATIENCE
+from sharedkernel.forwarding.outage import OUTAGE_PATIENCE
 from tests.relay.support import GatewayProcess, Line, Notebook, wait_until
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from sharedkernel.gateway.channels.session_socket import SessionSocket
+from sharedkernel.jupyter.session_socket import SessionSocket
 from sharedkernel.jupyter.wire import read_object
 
 #: updates of one comm that are searched for values that a later one sets again; older ones are kept

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable
 
-from sharedkernel.gateway.channels.session_socket import SessionSocket
+from sharedkernel.jupyter.session_socket import SessionSocket
 
 
 class TokenBucket:

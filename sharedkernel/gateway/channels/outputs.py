@@ -18,7 +18,7 @@ from sharedkernel.errors import ProtocolError
 from sharedkernel.gateway.channels.activity import KernelActivity
 from sharedkernel.gateway.channels.backlog import Backlog
 from sharedkernel.gateway.channels.flow_control import OutputFlow
-from sharedkernel.gateway.channels.session_socket import SessionSocket
+from sharedkernel.jupyter.session_socket import SessionSocket
 from sharedkernel.jupyter.wire import MAX_OUTPUT_BYTES
 from sharedkernel.units import format_bytes
 

@@ -16,7 +16,7 @@ from typing import Any
 from jupyter_client.session import Session as MessageSession
 
 from sharedkernel.errors import ProtocolError, SessionNotFound
-from sharedkernel.gateway.channels.session_socket import SessionSocket
+from sharedkernel.jupyter.session_socket import SessionSocket
 from sharedkernel.session.kernel.message_log import REQUEST, Missed, message_id
 
 #: most message ids that a client may name

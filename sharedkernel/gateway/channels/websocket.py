@@ -30,10 +30,10 @@ from sharedkernel.gateway.channels.client_messages import CLIENT_CHANNELS, parse
 from sharedkernel.gateway.channels.client_writer import ClientWriter
 from sharedkernel.gateway.channels.outputs import SessionOutputs
 from sharedkernel.gateway.channels.replay import ReplayFilter, in_order, not_to_come, parse_seen
-from sharedkernel.gateway.channels.session_socket import SessionSocket
 from sharedkernel.gateway.channels.user_bytes import TooManyBytes, UserBudgets
 from sharedkernel.jupyter import wire
 from sharedkernel.jupyter.names import ATTACHED, PROCESS_HEADER, SEEN, WEBSOCKET_PROTOCOL
+from sharedkernel.jupyter.session_socket import SessionSocket
 from sharedkernel.session.kernel.message_log import Missed
 from sharedkernel.units import format_bytes
 

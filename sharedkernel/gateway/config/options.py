@@ -102,7 +102,10 @@ class GatewayOptions(HasTraits):
     ).tag(config=True)
     failed_login_seconds = Float(60.0, help="How long a wrong token counts, in seconds.").tag(config=True)
     max_websockets = Integer(
-        100, min=1, help="Most websockets that a user may have open: notebooks, and pages that watch the status."
+        200,
+        min=1,
+        help="Most websockets that a user may have open: two for each notebook in JupyterLab, and one for each page "
+        "that watches the status.",
     ).tag(config=True)
     max_user_bytes = Integer(
         256 * 1024**2,

@@ -25,8 +25,8 @@ from sharedkernel.errors import ExecutorUnavailable, SessionNotFound, SharedKern
 from sharedkernel.gateway.channels.activity import KernelActivity
 from sharedkernel.gateway.channels.outputs import SessionOutputs
 from sharedkernel.gateway.channels.replay import MissedRequests
-from sharedkernel.gateway.channels.session_socket import SessionSocket
 from sharedkernel.ipc.executor_client import ExecutorClient
+from sharedkernel.jupyter.session_socket import SessionSocket
 from sharedkernel.jupyter.wire import MAX_OUTPUT_BYTES
 from sharedkernel.protocol import Limits, SessionRecord
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sharedkernel.errors import ProtocolError
 from sharedkernel.gateway.channels.activity import KernelActivity
 from sharedkernel.gateway.channels.backlog import ANYBODY, Backlog
-from sharedkernel.gateway.channels.session_socket import SessionSocket
+from sharedkernel.jupyter.session_socket import SessionSocket
 from tests.gateway.conftest import run
 
 

@@ -1,4 +1,4 @@
-"""The relay's connection to its session: a kernel of the gateway, and one websocket to it at a time.
+"""The connection to a session: a kernel of the gateway, and one websocket to it at a time.
 
 It knows nothing of requests and clients. Its owner learns of messages and of the loss of a websocket by callbacks, and
 decides whether to connect again.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from sharedkernel.errors import ProtocolError
-from sharedkernel.gateway_client.credentials import find_credentials
+from sharedkernel.gateway_client.credentials import Credentials, find_credentials
 from sharedkernel.gateway_client.refusals import GatewayRefused, GatewayUnreachable
 from sharedkernel.gateway_client.session_gateway import SessionGateway
 from sharedkernel.gateway_client.websocket import WebSocket
@@ -116,6 +116,11 @@ class SessionConnection:
         return "" if self._gateway is None else self._gateway.url
 
     @property
+    def kernel_id(self) -> str | None:
+        """The gateway's name of the session; None before it has one."""
+        return self._kernel_id
+
+    @property
     def process(self) -> str | None:
         """What the gateway calls the session's process at the other end of the websocket; None: it does not say."""
         return None if self._websocket is None else self._websocket.headers.get(PROCESS_HEADER.lower())
@@ -130,6 +135,19 @@ class SessionConnection:
         self._gateway, self._kernel_id = await request.result()
         await self._open(self._seen() or None)
 
+    async def attach(self, credentials: Credentials, kernel_id: str) -> None:
+        """Connect to a session that somebody else has requested; errors are those of :meth:`.SessionGateway.open`.
+
+        Parameters
+        ----------
+        credentials
+            The gateway and the token.
+        kernel_id
+            The gateway's name of the session.
+        """
+        self._gateway, self._kernel_id = SessionGateway(credentials), kernel_id
+        await self._open(self._seen() or None)
+
     async def reconnect(self) -> None:
         """Connect to the same session again, for as long as it takes.
 
@@ -140,7 +158,7 @@ class SessionConnection:
         """
         shortest, longest = RETRY_PAUSE
         while True:
-            # Spread: the relays of many notebooks lose one gateway at the same moment.
+            # Spread: the clients of many notebooks lose one gateway at the same moment.
             await asyncio.sleep(self._pause * random.uniform(0.7, 1.3))
             self._pause = min(max(shortest, 2 * self._pause), longest)
             try:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sharedkernel.relay.local_responder import Request
+from sharedkernel.forwarding.local_responder import Request
 
 MAX_MESSAGES = 1000
 MAX_BYTES = 64 * 1024**2

@@ -7,14 +7,23 @@ leaves them all usable. So each request gets a reply of the right type and each 
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from sharedkernel.errors import ProtocolError
+from sharedkernel.forwarding.problems import Problem
 from sharedkernel.jupyter import wire
-from sharedkernel.relay.problems import Problem
-from sharedkernel.relay.sockets import ClientSockets
+
+
+class ClientEnd(Protocol):
+    """What a client listens to, or several do."""
+
+    def send(self, channel: str, identities: Sequence[bytes], parts: Sequence[bytes]) -> None:
+        """Send a message to the client with these *identities*, in the way in which its request came."""
+
+    def publish(self, parts: Sequence[bytes]) -> None:
+        """Send a message on iopub to every client."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,14 +62,14 @@ class LocalResponder:
 
     Parameters
     ----------
-    sockets
-        Where the client listens.
+    client
+        Where it listens.
     session
-        Id under which this relay speaks.
+        Id under which this object speaks.
     """
 
-    def __init__(self, sockets: ClientSockets, session: str) -> None:
-        self._sockets = sockets
+    def __init__(self, client: ClientEnd, session: str) -> None:
+        self._client = client
         self._session = session
 
     def answer(self, requests: Iterable[Request], problem: Problem) -> None:
@@ -88,7 +97,7 @@ class LocalResponder:
         """Send the reply to *request*."""
         message_type = request.message_type.removesuffix("_request") + "_reply"
         parts = wire.new_message(message_type, content, session=self._session, parent=request.header)
-        self._sockets.send(request.channel, request.identities, parts)
+        self._client.send(request.channel, request.identities, parts)
 
     def publish(self, message_type: str, content: dict[str, Any], parent: bytes = b"{}") -> None:
         """Publish a message on iopub.
@@ -100,7 +109,7 @@ class LocalResponder:
         parent
             Header of the request that it belongs to, in JSON.
         """
-        self._sockets.publish(wire.new_message(message_type, content, session=self._session, parent=parent))
+        self._client.publish(wire.new_message(message_type, content, session=self._session, parent=parent))
 
     def say(self, text: str, parent: bytes = b"{}") -> None:
         """Show *text* in the output of the cell whose request has the header *parent*."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sharedkernel.relay.held import Held, HeldMessage
-from sharedkernel.relay.local_responder import Request
+from sharedkernel.forwarding.held import Held, HeldMessage
+from sharedkernel.forwarding.local_responder import Request
 
 
 def message(content: bytes, message_type: str = "complete_request") -> HeldMessage:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from sharedkernel.relay.local_responder import LocalResponder
+from sharedkernel.forwarding.local_responder import LocalResponder
 
 #: seconds of an outage before a running cell is told of it
 OUTAGE_PATIENCE = 3.0

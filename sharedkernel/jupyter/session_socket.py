@@ -1,4 +1,4 @@
-"""One zmq socket to a session's process, on the event loop.
+"""One zmq socket to a kernel's process, on the event loop.
 
 zmq's own stream takes one message a turn of the loop, and each takes it two more turns. This one takes all that are
 there, up to a limit, and sends at once.

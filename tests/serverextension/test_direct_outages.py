@@ -1,0 +1,157 @@
+"""Gateways that go away under pages that do without the relay, and pages that have to use it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sharedkernel.gateway_client.credentials import URL_VARIABLE
+from sharedkernel.local_stack import LocalStack
+from tests.relay.support import Line
+from tests.serverextension.conftest import StartServer
+from tests.serverextension.kernel_page import KernelPage
+from tests.serverextension.server import PATIENCE, JupyterServer
+from tests.serverextension.test_direct_session import by_relay, log, start, wait_for_state
+
+#: prints, waits for a file, and prints again
+RUNNING = "import os, time; print('up', flush=True)\nwhile not os.path.exists({!r}): time.sleep(0.01)\nprint('done')"
+
+
+@pytest.fixture(scope="module")
+def line(stack: LocalStack) -> Iterator[Line]:
+    """Yield a line to the gateway that can be cut."""
+    with Line(int(stack.gateway_url.rpartition(":")[2])) as line:
+        yield line
+
+
+@pytest.fixture
+def server(stack: LocalStack, line: Line, tmp_path: Path) -> Iterator[JupyterServer]:
+    """Yield a server of ada's whose way to the gateway is that line."""
+    environment = stack.client_environment("ada") | {URL_VARIABLE: line.url}
+    server = JupyterServer(tmp_path / "server", environment)
+    line.cut()
+    line.mend()
+    server.start()
+    try:
+        yield server
+    finally:
+        for kernel in server.ask("GET", "/api/kernels").body:
+            server.ask("DELETE", f"/api/kernels/{kernel['id']}")
+        server.stop()
+
+
+@pytest.mark.heavy
+def test_an_outage_loses_nothing(server: JupyterServer, line: Line, tmp_path: Path) -> None:
+    """The running cell is told, its outcome arrives, and what was sent meanwhile runs."""
+    kernel = start(server)
+    with KernelPage(server, kernel) as page, KernelPage(server, kernel) as other:
+        other.run("pass")
+        cell = page.execute(RUNNING.format(str(tmp_path / "go")))
+        page.wait_for_text("up")
+        line.cut()
+        held = page.execute("print('held')")
+        page.wait_for_text("is away")
+        other.wait_for_text("is away")
+        (tmp_path / "go").touch()
+        line.mend()
+        assert "done" in page.finish(cell)
+        assert page.finish(held) == "held\n"
+        page.wait_for_text("the gateway is back after")
+        assert wait_for_state(server, kernel, "idle")["connections"] == 2
+    assert by_relay(kernel) not in log(server)
+
+
+@pytest.mark.heavy
+def test_an_interrupt_in_an_outage_reaches_its_cell_alone(server: JupyterServer, line: Line, tmp_path: Path) -> None:
+    """What waits here is not run; what runs there is interrupted once it can be reached."""
+    kernel = start(server)
+    with KernelPage(server, kernel) as page:
+        cell = page.execute(RUNNING.format(str(tmp_path / "never")))
+        page.wait_for_text("up")
+        line.cut()
+        page.wait_for_text("is away")
+        held = page.execute("print('held')")
+        # the page's messages and requests take different ways to the server
+        deadline = time.monotonic() + PATIENCE
+        while server.ask("POST", f"/api/kernels/{kernel}/interrupt").status != 204:
+            assert time.monotonic() < deadline
+        line.mend()
+        assert "KeyboardInterrupt" in page.finish(cell)
+        page.finish(held)
+        assert page.run("print('next')") == "next\n"
+
+
+@pytest.mark.heavy
+def test_a_gateway_that_starts_again_is_met(stack: LocalStack, ada: JupyterServer, tmp_path: Path) -> None:
+    """Its backlog is gone, and the session repeats what the page has missed."""
+    kernel = start(ada)
+    with KernelPage(ada, kernel) as page:
+        cell = page.execute(RUNNING.format(str(tmp_path / "go")))
+        page.wait_for_text("up")
+        stack.gateway.kill()
+        try:
+            (tmp_path / "go").touch()
+            page.wait_for_text("is away")
+        finally:
+            stack.gateway.start()
+            stack.gateway.wait_until_ready()
+        assert "done" in page.finish(cell)
+        wait_for_state(ada, kernel, "idle")
+        assert page.run("print('next')") == "next\n"
+
+
+def test_an_old_page_goes_by_the_relay(ada: JupyterServer) -> None:
+    """One with the framing of JSON, as the log says."""
+    kernel = start(ada)
+    with KernelPage(ada, kernel, protocol=None) as page:
+        assert page.run("print(1)") == "1\n"
+    assert f"{by_relay(kernel)}: it does not speak" in log(ada)
+
+
+def test_a_page_without_a_session_goes_by_the_relay(stack: LocalStack, ada: JupyterServer) -> None:
+    """The relay answers in the session's place, and asks again when there is a cell."""
+    stack.gateway.kill()
+    try:
+        kernel = start(ada)
+        with KernelPage(ada, kernel) as page:
+            assert "SharedGPUUnreachable" in page.run("1")
+            assert f"{by_relay(kernel)}: the gateway refuses it a session" in log(ada)
+            stack.gateway.start()
+            stack.gateway.wait_until_ready()
+            assert page.run("print('back')") == "back\n"
+        with KernelPage(ada, kernel) as reloaded:
+            assert reloaded.run("print('direct')") == "direct\n"
+        assert log(ada).count(by_relay(kernel)) == 1
+    finally:
+        if stack.gateway.process is None or stack.gateway.process.poll() is not None:
+            stack.gateway.start()
+            stack.gateway.wait_until_ready()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--SharedKernelExtension.direct=False",
+        "--ServerApp.kernel_websocket_connection_class=tests.serverextension.site_connection.SiteConnection",
+    ],
+)
+def test_a_site_can_choose_the_relay(start_server: StartServer, option: str) -> None:
+    """By an option, or with connections of its own, which are left alone; what the relay carries works as before."""
+    server = start_server("ada", option)
+    kernel = start(server)
+    with KernelPage(server, kernel) as page:
+        assert page.run("print(1)") == "1\n"
+    assert ("SiteConnection" in log(server)) == ("Site" in option)
+    server.ask("DELETE", f"/api/kernels/{kernel}")
+
+
+def test_other_kernels_are_left_alone(ada: JupyterServer) -> None:
+    """A kernel that is no relay has Jupyter's own connection."""
+    kernel = str(ada.ask("POST", "/api/kernels", {"name": "python3"}).body["id"])
+    with KernelPage(ada, kernel) as page:
+        assert page.run("print(1)") == "1\n"
+    assert by_relay(kernel) not in log(ada)
