@@ -158,7 +158,7 @@ def from_websocket(frame: bytes) -> tuple[str, list[bytes]]:
         When it is no message.
     """
     count = int.from_bytes(frame[:_WORD], "little")
-    if not 2 + _JSON_PARTS <= count <= len(frame) // _WORD:
+    if not 2 + _JSON_PARTS <= count < len(frame) // _WORD:
         raise ProtocolError("a websocket frame that holds no message.")
     offsets = list(struct.unpack_from(f"<{count}Q", frame, _WORD))
     if offsets != sorted(offsets) or offsets[-1] > len(frame):

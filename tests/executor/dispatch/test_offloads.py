@@ -195,7 +195,7 @@ def test_a_cell_that_waits_to_be_restored_can_be_interrupted() -> None:
                 return (await executor.session(first))["waiting_for"] == "restore"
 
             await until(waiting, "it waits to be restored")
-            await first.shows("there is no room for it yet")
+            await first.shows("bringing back this notebook's memory needs")
             await executor.client.signal_session(first.session, 2)
             assert (await cell).error == "KeyboardInterrupt"
             await in_state(executor, first, "offloaded")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
+import subprocess
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -107,18 +107,24 @@ class Scene:
             served, config, EventLog(directory / "events.jsonl"), WorkloadHistory(directory, "host")
         )
         self._sessions: list[Scripted] = []
+        #: what the executor limits, stops and looks at in the place of the sessions: never this process
+        self._sleepers: list[subprocess.Popen[bytes]] = []
 
     def close(self) -> None:
         """Decide nothing any more."""
         self.controller.close()
         for session in self._sessions:
             session.close()
+        for sleeper in self._sleepers:
+            sleeper.kill()
+            sleeper.wait()
 
     async def session(self, name: str, *, can_inherit: bool = True) -> Scripted:
         """Return a session in a cell that wants the device."""
         mine, theirs = socket.socketpair()
         theirs.setblocking(False)
-        process = make_process(name, pid=os.getpid(), limits=Limits(user=name))
+        self._sleepers.append(subprocess.Popen(["sleep", "600"]))  # noqa: ASYNC220 - returns at once
+        process = make_process(name, pid=self._sleepers[-1].pid, limits=Limits(user=name))
         process.transport, _ = await asyncio.get_running_loop().connect_accepted_socket(asyncio.Protocol, mine)
         self.controller.greeted(process, can_inherit=can_inherit)
         self.controller.add(process)
