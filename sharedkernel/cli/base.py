@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 could not be done, 2 wrong use.
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Generator, Sequence
 from enum import Enum
@@ -89,6 +90,9 @@ class CommandApp(Application):
             parse(self, argv)
         except (TraitError, ArgumentError) as error:
             fail(f"{str(error).rstrip('.')}; {self.remedy(argv or ())}.", status=2)
+        except BrokenPipeError:  # who read the help has read enough, as with `| head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python says so at its end
+            sys.exit(1)
         except OSError as error:  # Jupyter makes a directory as soon as an option names it
             why = f"{error.filename} cannot be used ({error.strerror})" if error.filename else str(error)
             fail(f"{why}; name another, or have its owner make it.")

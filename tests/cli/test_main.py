@@ -27,6 +27,16 @@ def test_the_version_is_the_packages() -> None:
     assert (done.returncode, done.stdout) == (0, f"{__version__}\n")
 
 
+def test_a_reader_who_has_read_enough_is_told_nothing() -> None:
+    """As with ``sharedkernel install --help | head -1``."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        command = [sys.executable, "-m", "sharedkernel", "install", "--help"]
+        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["lab", "--help"], ["demo", "--help"], ["status", "--help"], ["top", "-h"], ["trace", "-h"]],
