@@ -21,6 +21,7 @@ from sharedkernel.executor.devices.cuda.device import CudaDevice, CudaOptions, L
 from sharedkernel.executor.devices.cuda.mps import MpsMode
 from sharedkernel.executor.isolation.policy import DEFAULT_HOMES, Isolation, IsolationOptions
 from sharedkernel.executor.service import start_executor
+from sharedkernel.executor.sessions.pool import IN_DEMAND
 from sharedkernel.executor.supervision.environments import Environment, open_environments
 from sharedkernel.paths import default_runtime_directory, device_directory, make_private_directory
 from sharedkernel.protocol import Device
@@ -169,17 +170,18 @@ class ExecutorApp(CommandApp):
     session_files = Int(
         8192, help="Files that each process of a session may have open, under an account of its own."
     ).tag(config=True, option=None)
-    spares = Int(
-        1,
-        help="Sessions kept ready for the next users, and up to four while they come quickly; 0 saves their memory.",
-    ).tag(config=True)
+    spares = Int(1, help="Sessions kept ready for the next users; 0 saves their memory.").tag(config=True)
+    spares_in_demand = Int(
+        IN_DEMAND,
+        help="Sessions kept ready while they are started within a minute of each other, unless `spares` is 0.",
+    ).tag(config=True, option=None)
     end_sessions_on_exit = Bool(
         False, help="End all sessions when this ends; else they run on and the next executor adopts them."
     ).tag(config=True)
 
-    @validate("parallel_lanes", "spares", "user_processes", "session_files")
+    @validate("parallel_lanes", "spares", "spares_in_demand", "user_processes", "session_files")
     def _not_negative(self, proposal: Any) -> int:
-        least = 0 if proposal["trait"].name == "spares" else 1
+        least = 0 if proposal["trait"].name.startswith("spares") else 1
         if proposal["value"] < least:
             raise TraitError(f"{proposal['trait'].name} must be at least {least}, not {proposal['value']}")
         return int(proposal["value"])
@@ -308,6 +310,7 @@ class ExecutorApp(CommandApp):
             isolation=isolation,
             environments=environments,
             spares=self.spares,
+            spares_in_demand=self.spares_in_demand,
             start_timeout=start_timeout,
         )
         device = served.device

@@ -39,7 +39,7 @@ from sharedkernel.executor.runtime_directory import DirectoryGuard, RuntimeDirec
 from sharedkernel.executor.sessions.detached import DetachTimers
 from sharedkernel.executor.sessions.idle_monitor import IdleMonitor
 from sharedkernel.executor.sessions.interventions import Interventions
-from sharedkernel.executor.sessions.pool import SessionPool
+from sharedkernel.executor.sessions.pool import IN_DEMAND, SessionPool
 from sharedkernel.executor.sessions.starting import SessionLauncher
 from sharedkernel.executor.shelf.room import Room, room_for
 from sharedkernel.executor.shelf.store import KEY_PREFIX, ShelfStore
@@ -71,6 +71,7 @@ async def start_executor(
     isolation: Isolation | None = None,
     environments: Mapping[str, Environment] | None = None,
     spares: int = 1,
+    spares_in_demand: int = IN_DEMAND,
     start_timeout: float = 50.0,
 ) -> ExecutorService:
     """Take over the runtime directory and serve.
@@ -89,6 +90,8 @@ async def start_executor(
         Python environments that sessions can have, by name; None: the executor's own.
     spares
         Initialised sessions kept ready for the next users.
+    spares_in_demand
+        The same, while sessions are started within a minute of each other.
     start_timeout
         Seconds that a session may take to be ready for its user once it is given to them.
 
@@ -104,7 +107,7 @@ async def start_executor(
         config,
         isolation,
         environments or {OWN: own_environment()},
-        spares=spares,
+        spares=(spares, spares_in_demand),
         start_timeout=start_timeout,
     )
     await service.start()
@@ -122,7 +125,7 @@ class ExecutorService:
         isolation: Isolation,
         environments: Mapping[str, Environment],
         *,
-        spares: int,
+        spares: tuple[int, int],
         start_timeout: float,
     ) -> None:
         #: set when the service should end
@@ -138,7 +141,7 @@ class ExecutorService:
         self._controller = SessionController(served, config, events, WorkloadHistory(path, served.device.kind))
         self._keeper = KeeperClient(path, str(environments[OWN].build_id))
         self._supervisor = Supervisor(path, self._keeper, environments, self._fork_traits, self._on_end)
-        self._pool = SessionPool(self._supervisor, spares)
+        self._pool = SessionPool(self._supervisor, spares[0], in_demand=spares[1])
         self._interventions = Interventions(self._controller, self._supervisor, self._tasks)
         self._detached = DetachTimers(
             self._interventions.offload, lambda process: self._tasks.spawn(self._supervisor.end(process))

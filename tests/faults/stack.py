@@ -42,6 +42,8 @@ class FaultStack(LocalStack):
         if not on_host:  # the software GPU has no more than that
             self.executor.arguments += ["--reserve", "64MiB"]
         self.executor.arguments.remove("--end-sessions-on-exit")
+        # or there would be more processes afterwards than before
+        self.executor.arguments.append("--ExecutorApp.spares_in_demand=1")
         self._has_small_disk = small_disk
 
     def start(self) -> None:

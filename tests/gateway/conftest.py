@@ -117,6 +117,7 @@ def two() -> Iterator[Stack]:
         executors=["host", "host:1"],
         capacity="1GiB",
         quotas={"users": {"linus": {"sessions": 2, "memory": "50%"}}},
+        executor_arguments=["--ExecutorApp.spares_in_demand=1"],  # the one that is taken next is known
     ) as stack:
         yield stack
 

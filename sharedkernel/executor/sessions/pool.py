@@ -23,8 +23,10 @@ log = logging.getLogger(__name__)
 
 #: seconds after the last start before the spares are made up again, so as not to compete with starts
 _DELAY = 0.3
-#: spares in an environment in demand: two starts within so many seconds
-_IN_DEMAND, _DEMAND_WITHIN = 4, 60.0
+#: an environment is in demand after two starts within so many seconds
+_DEMAND_WITHIN = 60.0
+#: spares in one that is
+IN_DEMAND = 4
 #: seconds without a start after which there are no more spares than usual again
 QUIET = 600.0
 #: free memory of the machine, in bytes, below which demand makes no more of them: it is for the sessions that there are
@@ -42,6 +44,8 @@ class SessionPool:
         Who forks them.
     number
         In each environment, while there is no demand; 0: none, whatever the demand.
+    in_demand
+        In an environment in demand, if that is more.
     first_retry
         Seconds until a spare is forked again after the first one has failed.
     quiet
@@ -49,10 +53,16 @@ class SessionPool:
     """
 
     def __init__(
-        self, supervisor: Supervisor, number: int, *, first_retry: float = FIRST_RETRY, quiet: float = QUIET
+        self,
+        supervisor: Supervisor,
+        number: int,
+        *,
+        in_demand: int = IN_DEMAND,
+        first_retry: float = FIRST_RETRY,
+        quiet: float = QUIET,
     ) -> None:
         self._supervisor = supervisor
-        self._number = number
+        self._number, self._in_demand = number, in_demand
         #: what makes forks fail (a full disk, too many processes) is made no better by more of them
         self._retrying = Retrying(first_retry)
         #: when the last spare failed, in the event loop's seconds
@@ -133,10 +143,10 @@ class SessionPool:
 
     def _wanted(self, environment: str) -> int:
         """Return how many spares an environment is to have now."""
-        if not 0 < self._number < _IN_DEMAND or not self._is_in_demand(environment):
+        if not 0 < self._number < self._in_demand or not self._is_in_demand(environment):
             return self._number
         has_room = psutil.virtual_memory().available > _FREE_MEMORY
-        return _IN_DEMAND if has_room else max(self._number, min(len(self._there(environment)), _IN_DEMAND))
+        return self._in_demand if has_room else max(self._number, min(len(self._there(environment)), self._in_demand))
 
     def _record_failure(self, why: str) -> None:
         now = asyncio.get_running_loop().time()
