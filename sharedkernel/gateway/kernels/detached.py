@@ -338,10 +338,14 @@ class DetachedSessions:
         clock = asyncio.get_running_loop().time
         patient_until = clock() + _CLIENT_PATIENCE
         while kernel.has_kernel:
-            newest = await self._answer(kernel, questions)
+            newest = self.find(kernel, include_open=True)
             is_open = newest is not None and newest.is_open
-            if _is_idle(kernel, cell) and not (is_open and clock() < patient_until):
+            # A cell that asks once more waits for an answer: cells that ask in a loop would never leave it idle.
+            is_free = kernel.execution_state != "busy" or questions.newest is not None
+            if is_free and kernel.activity.has_ended(cell) and not (is_open and clock() < patient_until):
+                questions.newest = None
                 return
+            await self._answer(kernel, questions)
             await asyncio.sleep(_CELL_INTERVAL)
 
 
@@ -355,8 +359,3 @@ def _outlook(earlier: EarlierSession | None) -> str:
             f"{_CLIENT_PATIENCE:g} s, it takes the place of this one."
         )
     return "The earlier session takes the place of this one as soon as this cell has ended."
-
-
-def _is_idle(kernel: SessionKernel, cell: dict[str, Any]) -> bool:
-    """Whether *kernel* runs nothing and *cell* has ended; *cell* may not have begun yet."""
-    return kernel.execution_state != "busy" and kernel.activity.has_ended(cell)
