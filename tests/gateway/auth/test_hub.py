@@ -185,8 +185,6 @@ async def open_in_server(stack: HubStack, gateway_url: str | None) -> AsyncItera
         await asyncio.to_thread(stack.hub.stop_server, "tove")
 
 
-# slow until this is understood: in about every second run, the cell after `%shared attach` stays without a reply
-@pytest.mark.slow
 def test_a_server_of_the_hub_brings_its_users_identity_along(stack: HubStack) -> None:
     """Its own token, which may do little at the hub, makes its notebooks the user's; so does their next server's."""
 
