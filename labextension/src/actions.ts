@@ -80,7 +80,7 @@ export class Actions implements ISessionActions {
     await this._attempt(() => this.api.interrupt(session.id), this._trans.__('%1 could not be interrupted', name));
   }
 
-  /** Ask whoever holds idle memory that a session waits for. */
+  /** Ask the owners of idle memory to make room for a waiting session. */
   async askForRoom(session: ISession): Promise<void> {
     await this._attempt(() => this.api.askForRoom(session.id), this._trans.__('Nobody was asked'));
   }

@@ -42,7 +42,7 @@ export class Api implements IAdminApi, ITimelineApi {
     await this._request('POST', `sessions/${session}/interrupt`, {});
   }
 
-  /** Ask whoever holds idle memory that a session waits for. */
+  /** Ask the owners of idle memory to make room for a waiting session. */
   async askForRoom(session: string): Promise<void> {
     await this._request('POST', `sessions/${session}/ask-for-room`, {});
   }

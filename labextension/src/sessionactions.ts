@@ -69,7 +69,7 @@ export interface ISessionActions {
   offload(session: ISession): Promise<void>;
   /** Interrupt what a session runs. */
   interrupt(session: ISession): Promise<void>;
-  /** Ask whoever holds idle memory that a session waits for. */
+  /** Ask the owners of idle memory to make room for a waiting session. */
   askForRoom(session: ISession): Promise<void>;
   /** Whether the variables of a session that was shut down can be brought back from here. */
   canBringBack(session: ISession): boolean;

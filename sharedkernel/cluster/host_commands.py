@@ -128,7 +128,7 @@ class DrainApp(_HostCommandApp):
     verb = "drain"
     description = """
         Take a host out of service without losing anything: it gets no new sessions, each notebook there is told once,
-        and this waits until nobody has anything there. For admins.
+        and this waits until no user has a session or a shelf there. For admins.
 
         Then Ray's agent leaves it, so that an autoscaler may have the node. If users still have something there after
         --timeout, they are listed, the exit code is 1, and the host goes on draining: run it again, or `undrain`.
@@ -140,7 +140,7 @@ class DrainApp(_HostCommandApp):
     """
     accepts_arguments = True
 
-    timeout = Unicode("10m", help="How long to wait until nobody has anything there.").tag(config=True)
+    timeout = Unicode("10m", help="How long to wait until no user has a session or a shelf there.").tag(config=True)
     as_json = Bool(False, help="Print the host as JSON in the end.").tag(config=True, option="json")
 
     def start(self) -> None:
@@ -166,7 +166,7 @@ class DrainApp(_HostCommandApp):
             print(json.dumps(host))  # noqa: T201
         if host["drained"]:
             if not self.as_json:
-                print(f"{safe_text(name)} is drained: nobody has anything there any more.")  # noqa: T201
+                print(f"{safe_text(name)} is drained: no user has a session or a shelf there.")  # noqa: T201
             return
         for line in left_words(host) if not self.as_json else ():
             print(line)  # noqa: T201

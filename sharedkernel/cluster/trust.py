@@ -1,7 +1,7 @@
 """Clusters that `sharedkernel cluster up` refuses, since their sessions would be anybody's.
 
-Whoever may submit Ray jobs can do what Ray's account can: end sessions, read their memory, and get the hosts' keys.
-Ray's token keeps others out. Sessions under Ray's own account could read that token.
+Everybody who may submit Ray jobs can do what Ray's account can: end sessions, read their memory, and get the hosts'
+keys. Ray's token keeps others out. Sessions under Ray's own account could read that token.
 """
 
 from __future__ import annotations

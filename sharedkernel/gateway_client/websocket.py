@@ -98,7 +98,7 @@ class WebSocket(asyncio.Protocol):
     Parameters
     ----------
     on_frame
-        Called with each message, and once with None when the connection is lost, whoever ended it.
+        Called with each message, and once with None when the connection is lost, by either side.
     headers
         Of the answer that opened it, by lower-case names.
     max_bytes

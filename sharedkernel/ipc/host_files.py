@@ -39,7 +39,7 @@ class HostState(msgspec.Struct, kw_only=True):
 
     @property
     def is_drained(self) -> bool:
-        """Whether it gets no new sessions, and nobody has anything there any more."""
+        """Whether it gets no new sessions, and no user has a session or a shelf there."""
         return self.is_cordoned and self.is_complete and not self.num_users
 
 

@@ -3,8 +3,8 @@
 `ipc/baton.py` says how; `executor/dispatch/succession.py` arms a hand-over and finds out what came of it. What is
 decided here is only what this session's own tokens say:
 
-- whoever takes the giver's token has released its grant by that, and does nothing on the device any more;
-- whoever takes the heir's token after a call with its number holds a grant.
+- a session that takes the giver's token has released its grant, and does nothing more on the device;
+- a session that takes the heir's token after a call with its number holds a grant.
 
 All changes happen with `link.lock` held, together with what is said about them. A session that greets an executor
 forgets its tokens first, so what it says of itself in the greeting stays true.

@@ -80,7 +80,7 @@ export class PageApi implements IAdminApi, ITimelineApi {
     await request('POST', `api/kernels/${kernelOf(session)}/interrupt`, {});
   }
 
-  /** Ask whoever holds idle memory that a session waits for. */
+  /** Ask the owners of idle memory to make room for a waiting session. */
   async askForRoom(session: ISession): Promise<void> {
     await request('POST', `sharedkernel/api/sessions/${kernelOf(session)}/ask-for-room`, {});
   }

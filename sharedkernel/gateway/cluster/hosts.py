@@ -72,7 +72,7 @@ class Host:
 
     @property
     def is_drained(self) -> bool:
-        """Whether it gets no new sessions, and nobody has anything there any more."""
+        """Whether it gets no new sessions, and no user has a session or a shelf there."""
         return self.is_cordoned and self.is_complete and not self.users
 
     def num_sessions(self, user: str) -> int:

@@ -137,7 +137,7 @@ def _has_room(session: SessionStatus | None) -> bool:
 
 
 class AskForRoomHandler(GatewayHandler):
-    """``/sharedkernel/api/sessions/ID/ask-for-room``: ask whoever holds idle memory."""
+    """``/sharedkernel/api/sessions/ID/ask-for-room``: ask the owners of idle memory."""
 
     actions: ClassVar[dict[str, str]] = {"POST": "ask for room"}
 
