@@ -30,6 +30,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
@@ -201,13 +202,12 @@ def _pip(folder: Path, requirements: Iterable[str], *options: str) -> None:
 
 
 def _newest_torch() -> str:
-    listing = _run([sys.executable, "-m", "pip", "index", "versions", "torch"], "Asking for torch's versions")
-    found = re.search(r"Available versions: (.*)", listing)
-    versions = [version.strip() for version in found[1].split(",")] if found else []
-    public = [version for version in versions if "+" not in version and not Version(version).is_prerelease]
-    if not public:
-        raise BuildError("The package index has no torch.")
-    return max(public, key=Version)
+    """Return the newest version that pip would install, which its constraints may keep below the index's newest."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as report:
+        options = ["--dry-run", "--ignore-installed", "--no-deps", "--quiet", "--report", report.name]
+        _run([sys.executable, "-m", "pip", "install", *options, "torch"], "Asking for torch's newest version")
+        found = json.load(report)["install"][0]["metadata"]["version"]
+    return Version(found).public
 
 
 def _install_torch(version: str, folder: Path) -> None:

@@ -41,6 +41,7 @@ PRELOAD = (
 )  # fmt: skip
 #: seconds for which it waits for an executor while there is nothing to keep for one
 PATIENCE = 600.0
+_TORCH_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 
 
 def preload() -> None:
@@ -48,8 +49,12 @@ def preload() -> None:
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     # lets torch.cuda.is_available() ask without creating a context, which could not be forked
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    # Torch reads it as it is imported. From 2.14 on its allocator warns on stderr, in the user's cell, whenever it is
+    # refused a segment, which is how a session learns that it has to ask for more memory.
+    os.environ.setdefault(_TORCH_LOG_LEVEL, "ERROR")
     for module in PRELOAD:
         importlib.import_module(module)
+    del os.environ[_TORCH_LOG_LEVEL]
     importlib.import_module("sharedkernel.session.kernel.kernel").note_imported_files()
 
 
