@@ -7,7 +7,7 @@ import { formatBytes, percent } from './format';
 import type { IAdminApi } from './limits';
 import type { INames } from './names';
 import { userColours } from './palette';
-import { PolicyLine } from './policy';
+import { PlacementLine, PolicyLine } from './policy';
 import type { IDevice, IMemory, IStatus, IUser } from './view';
 import { deviceTitle, level, sensorWords } from './words';
 
@@ -76,6 +76,7 @@ export function DeviceSection(props: IProps): React.ReactElement {
         ))}
       </p>
       <PolicyLine policy={status.device.policy} api={api} trans={trans} />
+      {api !== null && status.placement !== null && <PlacementLine rule={status.placement} trans={trans} />}
     </section>
   );
 }

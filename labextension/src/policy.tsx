@@ -25,6 +25,26 @@ export function PolicyLine(props: IProps): React.ReactElement {
         <PolicyChoice policy={policy} api={api} trans={trans} />
       )}
       {meaning !== null && <p className="sk-Hint">{meaning}</p>}
+      {api !== null && (
+        <p className="sk-Hint">
+          {trans.__('A choice here holds until the executor ends; the gateway’s setting “policy” outlives it.')}
+        </p>
+      )}
+    </div>
+  );
+}
+
+/** Which of several devices a new session gets; the gateway's configuration says so. */
+export function PlacementLine(props: { rule: string; trans: TranslationBundle }): React.ReactElement {
+  const { rule, trans } = props;
+  const meaning = explainPlacement(rule, trans);
+  return (
+    <div className="sk-Policy">
+      <p>{trans.__('New notebooks: %1', safeText(rule))}</p>
+      {meaning !== null && <p className="sk-Hint">{meaning}</p>}
+      <p className="sk-Hint">
+        {trans.__('From “placement” in the gateway’s configuration, which it reads again on SIGHUP.')}
+      </p>
     </div>
   );
 }
@@ -89,6 +109,22 @@ export function explain(policy: string, trans: TranslationBundle): string | null
       return trans.__('Sessions that were served the least go first.');
     case 'gittins':
       return trans.__('Sessions that will likely end soon go first.');
+    default:
+      return null;
+  }
+}
+
+/** Return what a placement rule does, in a few words; null for one that this page does not know. */
+export function explainPlacement(rule: string, trans: TranslationBundle): string | null {
+  switch (rule) {
+    case 'least-loaded':
+      return trans.__('Each starts on the device with the fewest notebooks in use.');
+    case 'tiresias':
+      return trans.__('Each starts on the fullest machine with room, so that others stay free.');
+    case 'allox':
+      return trans.__('Each starts where it is expected to end soonest.');
+    case 'horus':
+      return trans.__('Each starts where it is expected to slow others the least.');
     default:
       return null;
   }

@@ -2,6 +2,7 @@
 
 import * as React from 'react';
 
+import { Checkbox } from './checkbox';
 import { colourStyle } from './device';
 import {
   lingeringWords,
@@ -35,6 +36,9 @@ interface IProps extends INames {
   colours: ReadonlyMap<string, string>;
   /** Requests for room, of which those of these sessions are told. */
   requests?: readonly IRoomRequest[];
+  /** Ids of the sessions that are selected; null or absent where none can be. */
+  selected?: ReadonlySet<string> | null;
+  onSelect?: (sessions: readonly ISession[], isSelected: boolean) => void;
 }
 
 /** More sessions of others than so many are shown on request only. */
@@ -108,6 +112,8 @@ function SessionList(props: IProps): React.ReactElement {
           canBringBack={session.lingering && props.actions?.canBringBack(session) === true}
           asked={askedWords(session, props.requests ?? [], props.trans)}
           isCurrent={session.id === props.currentId}
+          isSelected={props.selected?.has(session.id) ?? false}
+          onSelect={session.lingering || !props.selected ? null : (props.onSelect ?? null)}
           showUser={props.showUser === true}
           colour={props.showUser === true ? (props.colours.get(session.user) ?? null) : null}
           units={props.units}
@@ -127,6 +133,9 @@ interface ICardProps extends INames {
   /** Whom it has asked for room, in words; null: nobody. */
   asked: string | null;
   isCurrent: boolean;
+  isSelected: boolean;
+  /** Null where it cannot be selected. */
+  onSelect: ((sessions: readonly ISession[], isSelected: boolean) => void) | null;
   showUser: boolean;
   colour: string | null;
 }
@@ -146,6 +155,13 @@ const SessionCard = React.memo(function SessionCard(props: ICardProps): React.Re
   return (
     <li className={isCurrent ? 'sk-Card sk-mod-current' : 'sk-Card'}>
       <div className="sk-Card-head">
+        {props.onSelect !== null && (
+          <Checkbox
+            label={trans.__('Select %1 of %2', name, safeText(session.user))}
+            isChecked={props.isSelected}
+            onChange={isSelected => props.onSelect?.([session], isSelected)}
+          />
+        )}
         {props.colour !== null && <span className="sk-Swatch" style={colourStyle(props.colour)} aria-hidden="true" />}
         <span className={`sk-Dot sk-mod-${tone(session)}`} aria-hidden="true" />
         {canGoTo && actions !== null ? (

@@ -123,6 +123,8 @@ export interface IStatus {
   sessions: ISession[];
   /** Those that concern this user. */
   roomRequests: IRoomRequest[];
+  /** The rule by which new sessions get one of several devices; null where there is only one. */
+  placement: string | null;
 }
 
 export interface IView {
@@ -277,6 +279,7 @@ function parseStatus(fields: Fields<IStatusDocument>): IStatus {
       remainingSeconds: KNOWN_FROM.includes(session.remaining_from) ? numberOrNull(session.remaining_seconds) : null,
       ...memory(session)
     })),
+    placement: textOrNull(fields.placement),
     roomRequests: isNothing(fields.room_requests)
       ? []
       : list<IRoomRequestFields>(fields.room_requests, 'room_requests').map(request => ({

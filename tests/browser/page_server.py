@@ -47,12 +47,17 @@ class PageServer:
         self.quotas: dict[str, Any] = {"users": {}}
         self.history: dict[str, Any] | None = None
         self.timeline: dict[str, Any] = {"devices": []}
+        self.audit: dict[str, Any] = {"entries": [], "older": False, "file": None}
+        #: the people that the page searched for in the audit log
+        self.searched: list[str] = []
         #: seconds and end of each timeline that the page asked for
         self.windows: list[tuple[float, float | None]] = []
         #: method, path and body of each request that changes something
         self.requests: list[tuple[str, str, Any]] = []
         #: the sentence that refuses such requests; None: they are served
         self.refusal: str | None = None
+        #: parts of addresses; with any, only requests to such ones are refused
+        self.refused: list[str] = []
         self._port = port
         self._said = ""
         self._changed: asyncio.Condition
@@ -109,7 +114,8 @@ class PageServer:
             def change(self, *_: str) -> None:
                 body = json.loads(self.request.body) if self.request.body else None
                 server.requests.append((self.request.method or "", self.request.uri or "", body))
-                if server.refusal is not None:
+                is_refused = not server.refused or any(part in (self.request.uri or "") for part in server.refused)
+                if server.refusal is not None and is_refused:
                     self.set_status(409)
                     self.finish({"message": server.refusal})
 
@@ -153,6 +159,11 @@ class PageServer:
                 server.windows.append((seconds, None if end is None else float(end)))
                 self.finish(server.timeline)
 
+        class Audit(Handler):
+            def get(self) -> None:
+                server.searched.append(self.get_query_argument("user"))
+                self.finish(server.audit)
+
         class Quotas(Handler):
             def get(self) -> None:
                 self.finish(server.quotas)
@@ -184,6 +195,7 @@ class PageServer:
                 (r"/sharedkernel/page/token", Token),
                 (r"/sharedkernel/api/history", History),
                 (r"/sharedkernel/api/timeline", Timeline),
+                (r"/sharedkernel/api/audit", Audit),
                 (r"/sharedkernel/api/quotas", Quotas),
                 (r"/sharedkernel/api/policy", Policy),
                 (r"/sharedkernel/page/sign-out", Change),

@@ -336,19 +336,20 @@ def test_who_is_no_admin_sees_less(open_page: OpenPage, server: PageServer) -> N
     page = open_page()
     expect(section(page, "Everyone else").get_by_role("listitem")).to_have_count(3)
     expect(section(page, "Everyone else").get_by_role("button")).to_have_count(0)
-    expect(section(page, "People")).to_have_count(0)
+    for title in ("People", "Audit log"):
+        expect(section(page, title)).to_have_count(0)
     expect(section(page, "Device").get_by_role("combobox")).to_have_count(0)
 
 
 def test_alone_there_are_no_others(open_page: OpenPage, server: PageServer) -> None:
-    """Without sign-in there are neither others nor quotas, nor a way out."""
-    server.me = {"user": "ada", "admin": True, "auth": "none", "version": "1", "install_command": _COMMAND}
+    """With a gateway for one user there are neither others nor quotas, and nobody to look after."""
+    server.me = {"user": "ada", "admin": True, "auth": "single", "version": "1", "install_command": _COMMAND}
     server.say(document(session(0, "ada", "idle")))
     page = open_page()
     expect(section(page, "My sessions").get_by_role("listitem")).to_have_count(1)
-    for title in ("Everyone else", "People"):
+    for title in ("Everyone else", "People", "Audit log"):
         expect(section(page, title)).to_have_count(0)
-    expect(page.get_by_role("button", name="Sign out")).to_have_count(0)
+    expect(page.get_by_role("button", name="Sign out")).to_be_visible()
 
 
 def test_it_says_how_to_connect(open_page: OpenPage) -> None:

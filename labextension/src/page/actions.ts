@@ -6,6 +6,7 @@ import { ISessionActions, shutDownQuestion, successorOf } from '../sessionaction
 import type { ISession } from '../view';
 import { PageApi, SignInNeededError } from './api';
 import { english as trans } from './english';
+import { failureWords, forEach, notebooks, peopleWords } from './selection';
 
 interface IHandlers {
   /** Ask something, and return whether the user agrees. */
@@ -67,6 +68,73 @@ export class PageActions implements ISessionActions {
     if (await this._handlers.ask(question.title, question.text, question.agree)) {
       await this.attempt(() => this._api.shutDown(session), trans.__('%1 could not be shut down', name));
     }
+  }
+
+  /**
+   * Offload idle sessions, if the user means it; return whether it was done.
+   *
+   * `others` is how many of those that were selected are not idle; `tell` is told how far it is.
+   */
+  async offloadAll(sessions: readonly ISession[], others: number, tell: (progress: string) => void): Promise<boolean> {
+    const title = trans.__('Offload %1?', notebooks(sessions.length));
+    const kept = others === 0 ? '' : trans.__(' %1 more in use stay as they are.', others);
+    const text = trans.__(
+      'Of %1. Their memory leaves the device until their next cells; no variables are lost.%2',
+      peopleWords(sessions),
+      kept
+    );
+    if (!(await this._handlers.ask(title, text, trans.__('Offload %1', sessions.length)))) {
+      return false;
+    }
+    const done = (count: number) => tell(trans.__('%1 of %2 offloaded', count, notebooks(sessions.length)));
+    return this._doWithAll(sessions, session => this._api.offload(session), done, trans.__('offloaded'));
+  }
+
+  /** Shut sessions down, if the user means it; return whether it was done. */
+  async shutDownAll(sessions: readonly ISession[], tell: (progress: string) => void): Promise<boolean> {
+    const title = trans.__('Stop %1?', notebooks(sessions.length));
+    const busy = sessions.filter(session => session.state !== 'idle' && session.state !== 'offloaded').length;
+    const ended =
+      busy === 0
+        ? trans.__('None of them is in use now.')
+        : busy === 1
+          ? trans.__('1 of them is in use now; its cell ends.')
+          : trans.__('%1 of them are in use now; their cells end.', busy);
+    const text = trans.__(
+      'Of %1. %2 Variables can be brought back for a while, where a user’s limits allow it.',
+      peopleWords(sessions),
+      ended
+    );
+    if (!(await this._handlers.ask(title, text, trans.__('Stop %1', sessions.length)))) {
+      return false;
+    }
+    const done = (count: number) => tell(trans.__('%1 of %2 stopped', count, notebooks(sessions.length)));
+    return this._doWithAll(sessions, session => this._api.shutDown(session), done, trans.__('stopped'));
+  }
+
+  private async _doWithAll(
+    sessions: readonly ISession[],
+    work: (session: ISession) => Promise<void>,
+    done: (count: number) => void,
+    what: string
+  ): Promise<boolean> {
+    const stillThere = async (session: ISession) => {
+      if (this._model.session(session.id) !== undefined) {
+        await work(session);
+      }
+    };
+    done(0);
+    const isFatal = (error: unknown) => error instanceof SignInNeededError;
+    await this.attempt(
+      async () => {
+        const failures = await forEach(sessions, stillThere, done, isFatal);
+        if (failures.length > 0) {
+          this._handlers.tell(failureWords(failures, sessions.length, what));
+        }
+      },
+      trans.__('Not all notebooks were %1', what)
+    );
+    return true;
   }
 
   private _successor(session: ISession): ISession | undefined {

@@ -4,12 +4,13 @@ import type { IChannel } from '../connection';
 import { IAdminApi, ILimits, readLimits, readLinger, readPolicies, RefusedError } from '../limits';
 import { ITimelineApi, IWindow, timelineQuery } from '../timeline';
 import type { ISession } from '../view';
+import { IAudit, readAudit } from './audit';
 
 /** Who looks at the page. */
 export interface IMe {
   user: string;
   admin: boolean;
-  /** How people sign in; `none`: they need not. */
+  /** How people sign in: with tokens made here (`token`) or by the hub (`hub`), or the only user's (`single`). */
   auth: string;
   version: string;
   /** What connects a machine, without a token. */
@@ -53,6 +54,11 @@ export class PageApi implements IAdminApi, ITimelineApi {
       }
       return null;
     }
+  }
+
+  /** Return the audit log's newest entries, of people whose names contain a text. */
+  async audit(user: string): Promise<IAudit> {
+    return readAudit(await request('GET', `sharedkernel/api/audit?user=${encodeURIComponent(user)}`));
   }
 
   async timeline(window: IWindow, columns: number): Promise<unknown> {

@@ -12,13 +12,11 @@ export function Header(props: { me: IMe; onSignOut: () => void }): React.ReactEl
     <header className="sk-Header">
       <h1>{trans.__('Shared GPU')}</h1>
       <p>
-        {me.auth === 'none' ? '' : safeText(me.user)}
-        {me.admin && me.auth !== 'none' && <span className="sk-Faint"> · {trans.__('admin')}</span>}
-        {me.auth !== 'none' && (
-          <button type="button" className="sk-Button" onClick={onSignOut}>
-            {trans.__('Sign out')}
-          </button>
-        )}
+        {safeText(me.user)}
+        {me.admin && me.auth !== 'single' && <span className="sk-Faint"> · {trans.__('admin')}</span>}
+        <button type="button" className="sk-Button" onClick={onSignOut}>
+          {trans.__('Sign out')}
+        </button>
       </p>
     </header>
   );

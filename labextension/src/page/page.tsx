@@ -11,15 +11,19 @@ import { RoomRequests } from '../room';
 import { OthersSection, SessionsSection } from '../sessions';
 import { TimelineSection } from '../timelinesection';
 import { TurnsSection } from '../turns';
+import type { ISession } from '../view';
 import { pendingDemand } from '../words';
 import { PageActions } from './actions';
 import { IMe, PageApi } from './api';
+import { AuditSection } from './auditsection';
 import { ConnectSection } from './connect';
 import { english as trans } from './english';
 import { Header } from './header';
 import { HistorySection } from './historysection';
 import { PeopleSection } from './peoplesection';
 import { IQuestion, Question } from './question';
+import { selectedOf, withSessions } from './selection';
+import { SelectionBar } from './selectionbar';
 
 interface IProps {
   api: PageApi;
@@ -33,6 +37,12 @@ export function Page(props: IProps): React.ReactElement {
   useModel(model);
   const [question, setQuestion] = React.useState<IQuestion | null>(null);
   const [failure, setFailure] = React.useState<string | null>(null);
+  const [selected, setSelected] = React.useState<ReadonlySet<string>>(new Set());
+  const onSelect = React.useCallback(
+    (sessions: readonly ISession[], isSelected: boolean) =>
+      setSelected(before => withSessions(before, sessions, isSelected)),
+    []
+  );
   const actions = React.useMemo(() => {
     const ask = (title: string, text: string, agree: string) =>
       new Promise<boolean>(resolve => {
@@ -61,7 +71,8 @@ export function Page(props: IProps): React.ReactElement {
   const colours = userColours(status?.users.map(user => user.name) ?? []);
   const demand = me.admin && status !== null ? pendingDemand(status, model.units, trans) : null;
   const others = status?.sessions.filter(session => session.user !== own) ?? [];
-  const alone = me.auth === 'none' && others.length === 0;
+  const chosen = me.admin ? selectedOf(status?.sessions ?? [], selected) : [];
+  const alone = me.auth === 'single' && others.length === 0;
   return (
     <>
       <Header me={me} onSignOut={signOut} />
@@ -107,6 +118,8 @@ export function Page(props: IProps): React.ReactElement {
                   currentId={null}
                   showUser
                   colours={colours}
+                  selected={me.admin ? selected : null}
+                  onSelect={onSelect}
                   {...names}
                 />
               )}
@@ -114,7 +127,22 @@ export function Page(props: IProps): React.ReactElement {
             <TimelineSection api={api} colours={colours} {...names} />
             <HistorySection api={api} units={model.units} onSignIn={onSignIn} />
             <ConnectSection me={me} api={api} attempt={attempt} />
-            {me.admin && !alone && <PeopleSection api={api} status={status} units={model.units} colours={colours} />}
+            {me.admin && !alone && (
+              <>
+                <PeopleSection
+                  api={api}
+                  status={status}
+                  units={model.units}
+                  colours={colours}
+                  selected={selected}
+                  onSelect={onSelect}
+                />
+                <AuditSection api={api} attempt={attempt} />
+              </>
+            )}
+            {chosen.length > 0 && (
+              <SelectionBar sessions={chosen} actions={actions} onClear={() => setSelected(new Set())} />
+            )}
           </>
         )}
       </main>

@@ -2,26 +2,31 @@
 
 import * as React from 'react';
 
+import { Checkbox } from '../checkbox';
 import { safeText } from '../describe';
 import { colourStyle } from '../device';
 import { formatBytes, Units } from '../format';
 import type { ILimits } from '../limits';
 import { changed, Field } from '../quotas';
-import type { IStatus } from '../view';
+import type { ISession, IStatus } from '../view';
 import { level } from '../words';
 import type { PageApi } from './api';
 import { english as trans } from './english';
 import { IPerson, Order, PAGE_SIZE, peopleOf, pick } from './people';
+import { isSelectable } from './selection';
 
 interface IProps {
   api: PageApi;
   status: IStatus;
   units: Units;
   colours: ReadonlyMap<string, string>;
+  /** Ids of the sessions that are selected. */
+  selected: ReadonlySet<string>;
+  onSelect: (sessions: readonly ISession[], isSelected: boolean) => void;
 }
 
 export function PeopleSection(props: IProps): React.ReactElement {
-  const { api, status, units, colours } = props;
+  const { api, status, units, colours, selected, onSelect } = props;
   const [limits, setLimits] = React.useState<ReadonlyMap<string, ILimits>>(new Map());
   const [problem, setProblem] = React.useState<string | null>(null);
   const [search, setSearch] = React.useState('');
@@ -43,6 +48,11 @@ export function PeopleSection(props: IProps): React.ReactElement {
   const people = pick(peopleOf(status, limits), search, order);
   const pages = Math.max(1, Math.ceil(people.length / PAGE_SIZE));
   const shown = Math.min(page, pages - 1);
+  const byUser = new Map<string, ISession[]>();
+  for (const session of status.sessions.filter(isSelectable)) {
+    byUser.set(session.user, [...(byUser.get(session.user) ?? []), session]);
+  }
+  const sessionsOf = (person: IPerson) => byUser.get(person.name) ?? [];
   return (
     <section className="sk-Section sk-People" aria-labelledby="sk-people-title">
       <h2 id="sk-people-title" className="sk-Section-title">
@@ -74,7 +84,15 @@ export function PeopleSection(props: IProps): React.ReactElement {
       <table className="sk-People-table">
         <thead>
           <tr>
-            <th scope="col">{trans.__('Person')}</th>
+            <th scope="col">
+              <SelectBox
+                label={trans.__('Select the notebooks of all %1 people', people.length)}
+                sessions={people.flatMap(sessionsOf)}
+                selected={selected}
+                onSelect={onSelect}
+              />{' '}
+              {trans.__('Person')}
+            </th>
             <th scope="col">{trans.__('In use')}</th>
             <th scope="col">{trans.__('Last activity')}</th>
             <th scope="col">{trans.__('Quota')}</th>
@@ -88,6 +106,9 @@ export function PeopleSection(props: IProps): React.ReactElement {
               person={person}
               colour={colours.get(person.name)}
               units={units}
+              sessions={sessionsOf(person)}
+              selected={selected}
+              onSelect={onSelect}
               onChange={change => void run(api.changeLimits(person.name, change))}
             />
           ))}
@@ -111,7 +132,28 @@ export function PeopleSection(props: IProps): React.ReactElement {
   );
 }
 
-interface IRowProps {
+interface ISelectProps {
+  sessions: readonly ISession[];
+  selected: ReadonlySet<string>;
+  onSelect: (sessions: readonly ISession[], isSelected: boolean) => void;
+}
+
+/** Selects several sessions at once. */
+function SelectBox(props: ISelectProps & { label: string }): React.ReactElement {
+  const { label, sessions, selected, onSelect } = props;
+  const count = sessions.filter(session => selected.has(session.id)).length;
+  return (
+    <Checkbox
+      label={label}
+      isChecked={count > 0 && count === sessions.length}
+      isPartial={count > 0 && count < sessions.length}
+      isDisabled={sessions.length === 0}
+      onChange={isSelected => onSelect(sessions, isSelected)}
+    />
+  );
+}
+
+interface IRowProps extends ISelectProps {
   person: IPerson;
   colour: string | undefined;
   units: Units;
@@ -126,6 +168,12 @@ function Row(props: IRowProps): React.ReactElement {
   return (
     <tr>
       <th scope="row">
+        <SelectBox
+          label={trans.__('Select the notebooks of %1', who)}
+          sessions={props.sessions}
+          selected={props.selected}
+          onSelect={props.onSelect}
+        />{' '}
         <span className="sk-Swatch" style={colourStyle(colour)} aria-hidden="true" /> {who}
       </th>
       <td className={`sk-Legend-amount sk-mod-${fullness}`}>{formatBytes(person.usedBytes, units)}</td>

@@ -47,6 +47,11 @@ class AuditLog:
         self._path = path
         self._most_bytes = most_bytes
 
+    @property
+    def path(self) -> Path | None:
+        """The file; None: there is no audit log."""
+        return self._path
+
     @classmethod
     def named(cls, name: str, directory: Path) -> AuditLog:
         """Return the audit log that the option `audit_file` names; an error is logged if it cannot be written.

@@ -22,6 +22,7 @@ from sharedkernel.gateway.auth.identity import TokenOnlyIdentity, TokenUsers
 from sharedkernel.gateway.errors import ErrorResponseMixin, http_status
 from sharedkernel.gateway.http.handlers import GatewayHandler
 from sharedkernel.gateway.http.request_guard import SIGN_IN_PATH
+from sharedkernel.gateway.page.audit_tail import AuditTailHandler
 from sharedkernel.gateway.page.figures import FiguresHandler
 from sharedkernel.gateway.page.history import HistoryHandler
 from sharedkernel.gateway.page.room_requests import AskForRoomHandler
@@ -270,6 +271,7 @@ default_handlers = [
     (r"/sharedkernel/page/me", MeHandler),
     (r"/sharedkernel/page/token", TokenHandler),
     (r"/sharedkernel/page/figures", FiguresHandler),
+    (r"/sharedkernel/api/audit", AuditTailHandler),
     (r"/sharedkernel/api/history", HistoryHandler),
     (r"/sharedkernel/api/timeline", TimelineHandler),
     (r"/sharedkernel/api/sessions/([\w-]+)/ask-for-room", AskForRoomHandler),

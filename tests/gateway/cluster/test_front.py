@@ -75,6 +75,10 @@ def test_sessions_are_on_all_hosts_and_every_front_knows_them(cluster: Cluster) 
         timelines = (await grace.request("GET", "/sharedkernel/api/timeline?seconds=3600")).body["devices"]
         ran = {(entry["device"], row["session"]) for entry in timelines for row in entry["rows"]}
         assert set(kernels.items()) <= ran
+        audited = (await cluster.client("ada").request("GET", "/sharedkernel/api/audit?user=grace")).body["entries"]
+        started = {(entry["host"], entry["session"]) for entry in audited if entry["action"] == "start session"}
+        assert set(kernels.items()) <= started
+        assert [entry["time"] for entry in audited] == sorted((entry["time"] for entry in audited), reverse=True)
         for host, kernel in kernels.items():
             assert places[kernel] == (host, f"{host}/host")
         interrupted = await other.request("POST", f"/api/kernels/{kernels['h2']}/interrupt")

@@ -1,0 +1,134 @@
+"""The newest entries of the audit log, for admins to read on the page.
+
+Only so many bytes are read from the end, so that a request costs the same however long the log is; where it has just
+been set aside, they are those of the file before. What is older is in the files themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jupyter_server.auth.decorator import authorized
+from tornado import web
+
+from sharedkernel.errors import Refused
+from sharedkernel.gateway.auth.audit import OLD_FILES
+from sharedkernel.gateway.cluster.front import Front
+from sharedkernel.gateway.http.handlers import GatewayHandler
+
+#: bytes that are read from the end of the log at most, and entries that are returned at most
+MOST_BYTES, MOST_ENTRIES = 256 << 10, 500
+_USUAL_ENTRIES = 50
+
+
+def newest_entries(
+    path: Path, user: str = "", *, most: int = MOST_ENTRIES, most_bytes: int = MOST_BYTES
+) -> tuple[list[dict[str, Any]], bool]:
+    """Return the newest entries of an audit log, newest first, and whether older ones may be in the files.
+
+    Parameters
+    ----------
+    path
+        The file to which entries are added; those that were set aside are beside it.
+    user
+        Part of the name of who acted, or of whose session it was; "": everybody.
+    most
+        Entries to return.
+    most_bytes
+        Bytes to read.
+
+    Raises
+    ------
+    OSError
+        When a file is there that cannot be read.
+    """
+    wanted = user.casefold()
+    found: list[dict[str, Any]] = []
+    for file in (path, *(path.with_name(f"{path.name}.{number}") for number in range(1, OLD_FILES + 1))):
+        try:
+            lines, read, is_whole = _last_lines(file, most_bytes)
+        except FileNotFoundError:
+            continue
+        most_bytes -= read
+        for entry in _entries(lines):
+            if _concerns(entry, wanted):
+                if len(found) == most:
+                    return found, True
+                found.append(entry)
+        if not is_whole:
+            return found, True
+    return found, False
+
+
+def _last_lines(path: Path, most_bytes: int) -> tuple[list[bytes], int, bool]:
+    """Return the lines at the end of a file, the bytes that were read, and whether this is all of it."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    with open(descriptor, "rb") as file:
+        size = os.fstat(descriptor).st_size
+        begin = max(0, size - most_bytes)
+        file.seek(begin)
+        text = file.read(min(size, most_bytes))
+    lines = text.split(b"\n")
+    # The first line was cut, and what follows the last newline is still being written.
+    return lines[1 if begin else 0 : -1], len(text), begin == 0
+
+
+def _entries(lines: list[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield entries, the last one first; lines that are none are left out."""
+    for line in reversed(lines):
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict):
+            yield entry
+
+
+def _concerns(entry: dict[str, Any], wanted: str) -> bool:
+    return any(wanted in str(entry.get(key) or "").casefold() for key in ("user", "owner"))
+
+
+class AuditTailHandler(GatewayHandler):
+    """``/sharedkernel/api/audit?user=ada&entries=50``: the newest entries of the audit log; for admins."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Return the entries, newest first; a front has those of its hosts, too."""
+        if not self.current_user.admin:
+            raise Refused("only admins may read the audit log.", reason="not_admin")
+        user, most = self.get_query_argument("user", ""), self._num_entries()
+        path: Path | None = self.settings["audit_log"].path
+        entries: list[dict[str, Any]] = []
+        is_cut = False
+        if path is not None:
+            try:
+                entries, is_cut = await asyncio.to_thread(newest_entries, path, user, most=most)
+            except OSError as error:
+                raise Refused(
+                    f"the audit log {path} cannot be read: {error.strerror}.", reason="no_audit_log"
+                ) from None
+        front: Front | None = self.settings.get("front")
+        if front is not None:
+            uri = f"/sharedkernel/api/audit?{self.request.query}"
+            answers = await front.requests.fetch_all(front.hosts.answering(), self.current_user, uri)
+            for host, answer in answers.items():
+                entries += [{**entry, "host": host} for entry in answer["entries"]]
+                is_cut = is_cut or answer["older"]
+            entries.sort(key=lambda entry: str(entry.get("time")), reverse=True)  # all are in UTC
+            entries, is_cut = entries[:most], is_cut or len(entries) > most
+        self.set_header("Cache-Control", "no-store")
+        self.finish(json.dumps({"entries": entries, "older": is_cut, "file": None if path is None else str(path)}))
+
+    def _num_entries(self) -> int:
+        text = self.get_query_argument("entries", str(_USUAL_ENTRIES))
+        if not (text.isdecimal() and 1 <= int(text) <= MOST_ENTRIES):
+            raise Refused(
+                f"`entries` is {text!r}; it should be a number from 1 to {MOST_ENTRIES}.", reason="bad_request"
+            )
+        return int(text)

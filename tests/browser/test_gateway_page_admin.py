@@ -1,0 +1,177 @@
+"""The gateway's own page for admins: many notebooks at once, the audit log, and where new notebooks go."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect
+
+from tests.browser.lab import keep_picture
+from tests.browser.page_server import PageServer
+from tests.browser.test_gateway_page import OpenPage, document, limits_of, of_users, open_page, section, server, session
+
+__all__ = ["open_page", "server"]  # pytest finds fixtures by their names here
+
+_WIDTHS = (1280, 390)
+
+
+def selection(page: Page) -> Any:
+    return section(page, "Selected notebooks")
+
+
+def audit_of(count: int) -> dict[str, Any]:
+    """Return what the gateway answers of *count* acts."""
+    entries = [
+        {
+            "time": f"2026-11-25T12:{59 - number:02}:00.000+00:00",
+            "user": ("ada", "grace", None)[number % 3],
+            "address": "10.0.0.7",
+            "action": ("end session", "start session", "refuse token")[number % 3],
+            **({} if number % 3 == 2 else {"session": f"{number:08}-0000", "owner": "grace", "status": 204}),
+        }
+        for number in range(count)
+    ]
+    return {"entries": entries, "older": True, "file": "/run/sharedkernel/audit.jsonl"}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_keeps_anybody_out(open_page: OpenPage, server: PageServer, scheme: str) -> None:
+    """With notebooks selected and the audit log shown, axe finds nothing, and nothing is wider than the screen."""
+    server.say(of_users(3))
+    server.audit = audit_of(7)
+    page = open_page(color_scheme=scheme, timezone_id="UTC")
+    section(page, "People").get_by_label("Select the notebooks of grace").check()
+    section(page, "Audit log").get_by_role("button", name="Show who did what").click()
+    expect(section(page, "Audit log").get_by_role("row")).to_have_count(8)
+    for width in _WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        section(page, "Audit log").get_by_role("row").last.scroll_into_view_if_needed()
+        keep_picture(page, f"page-admin-{width}-{scheme}")
+        results = Axe().run(page)
+        assert results.violations_count == 0, results.generate_report()
+
+
+def test_people_s_idle_notebooks_are_offloaded_at_once(open_page: OpenPage, server: PageServer) -> None:
+    """After one question that says how many there are; those in use are left alone."""
+    page = open_page()
+    people = section(page, "People")
+    everybody = people.get_by_label("Select the notebooks of all 3 people")
+    expect(selection(page)).to_have_count(0)
+    people.get_by_label("Select the notebooks of ada").check()
+    expect(selection(page)).to_contain_text("2 notebooks selected: ada")
+    assert everybody.evaluate("box => box.indeterminate")
+    everybody.check()
+    expect(selection(page)).to_contain_text("5 notebooks selected: ada, grace and linus")
+    selection(page).get_by_role("button", name="Offload 1 idle").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("Offload 1 notebook?")
+    expect(dialog).to_contain_text("Of ada. Their memory leaves the device until their next cells")
+    expect(dialog).to_contain_text("4 more in use stay as they are.")
+    dialog.get_by_role("button", name="Offload 1").click()
+    expect(selection(page)).to_have_count(0)
+    assert [request[:2] for request in server.requests] == [("POST", "/sharedkernel/api/sessions/kernel-0/offload")]
+
+
+def test_selected_notebooks_are_stopped_and_failures_told_in_one_sentence(
+    open_page: OpenPage, server: PageServer
+) -> None:
+    """Nothing happens without the answer to a question; what one cannot stop keeps none of the others."""
+    sessions = [session(number, user, "idle", 0.1) for number, user in enumerate(("grace", "grace", "linus", "mary"))]
+    lingering = session(4, "mary", "idle", 0.1, lingering=True)
+    server.say(document(*sessions, lingering, session(5, "ada", "running")))
+    server.quotas = {"users": {name: limits_of("8GiB") for name in ("ada", "grace", "linus", "mary", "tim")}}
+    page = open_page()
+    others, people = section(page, "Everyone else"), section(page, "People")
+    expect(people.get_by_label("Select the notebooks of tim")).to_be_disabled()
+    expect(others.get_by_role("checkbox")).to_have_count(4)
+    for name in ("notebook0.ipynb of grace", "notebook1.ipynb of grace", "notebook2.ipynb of linus"):
+        others.get_by_label(f"Select {name}").check()
+    people.get_by_label("Select the notebooks of mary").check()
+    expect(others.get_by_label("Select notebook3.ipynb of mary")).to_be_checked()
+    selection(page).get_by_role("button", name="Stop 4").click()
+    page.get_by_role("button", name="Cancel").click()
+    assert server.requests == []
+    people.get_by_label("Select the notebooks of mary").uncheck()
+    others.get_by_label("Select notebook1.ipynb of grace").uncheck()
+    others.get_by_label("Select notebook1.ipynb of grace").check()
+    server.refusal, server.refused = "it is being moved.", ["kernel-1"]
+    selection(page).get_by_role("button", name="Stop 3").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("Stop 3 notebooks?Of grace and linus. None of them is in use now.")
+    dialog.get_by_role("button", name="Stop 3").click()
+    expect(page.get_by_role("alert").first).to_contain_text(
+        "1 of 3 notebooks could not be stopped: notebook1.ipynb of grace (it is being moved)."
+    )
+    expect(selection(page)).to_have_count(0)
+    assert sorted(request[:2] for request in server.requests) == [
+        ("DELETE", f"/api/kernels/kernel-{number}") for number in range(3)
+    ]
+
+
+def test_what_is_gone_is_selected_no_more(open_page: OpenPage, server: PageServer) -> None:
+    """Nor does the question count it."""
+    gone, stays = session(1, "grace", "idle"), session(2, "linus", "running")
+    server.say(document(gone, stays))
+    page = open_page()
+    section(page, "People").get_by_label("Select the notebooks of all").check()
+    expect(selection(page)).to_contain_text("2 notebooks selected")
+    server.say(document(stays))
+    expect(selection(page)).to_contain_text("1 notebook selected: linus")
+    selection(page).get_by_role("button", name="Stop 1").click()
+    expect(page.get_by_role("dialog")).to_contain_text("1 of them is in use now; its cell ends.")
+    page.keyboard.press("Escape")
+    selection(page).get_by_role("button", name="Select none").click()
+    expect(selection(page)).to_have_count(0)
+
+
+def test_signed_out_in_the_middle_leads_to_the_form(open_page: OpenPage, server: PageServer) -> None:
+    """Nothing more is asked then."""
+    page = open_page()
+    section(page, "People").get_by_label("Select the notebooks of all").check()
+    page.route("**/api/kernels/*", lambda route: route.fulfill(status=401, body="{}"))
+    selection(page).get_by_role("button", name="Stop 5").click()
+    page.get_by_role("dialog").get_by_role("button", name="Stop 5").click()
+    expect(page).to_have_title("Sign in")
+
+
+def test_the_audit_log_is_read_on_request(open_page: OpenPage, server: PageServer) -> None:
+    """Newest first, searched by person, markup as text; it is not asked for before."""
+    server.audit = audit_of(3)
+    server.audit["entries"].append({"user": "<img src=x>", "action": "end session", "status": 409, "session": "s"})
+    page = open_page(timezone_id="UTC")
+    audit = section(page, "Audit log")
+    expect(audit.get_by_role("button")).to_have_count(1)
+    assert server.searched == []
+    audit.get_by_role("button", name="Show who did what").click()
+    rows = audit.get_by_role("row")
+    expect(rows.nth(1)).to_contain_text("25 Nov, 12:59:00ada" + "end session · 00000000 of grace" + "10.0.0.7")
+    expect(rows.nth(3)).to_contain_text("refuse token")
+    expect(rows.nth(4)).to_contain_text("<img src=x>end session · s · refused (409)")
+    expect(audit).to_contain_text("These are the newest. All are in /run/sharedkernel/audit.jsonl")
+    server.audit = {"entries": [], "older": False, "file": "/run/sharedkernel/audit.jsonl"}
+    audit.get_by_role("searchbox").fill("grace & co")
+    expect(audit).to_contain_text("Nothing was found.")
+    assert server.searched == ["", "grace & co"]
+    server.audit = audit_of(1)
+    audit.get_by_role("button", name="Read again").click()
+    expect(rows).to_have_count(2)
+    server.audit = {"entries": [], "older": False, "file": None}
+    audit.get_by_role("button", name="Read again").click()
+    expect(audit).to_contain_text("This gateway keeps no audit log.")
+
+
+def test_it_says_where_new_notebooks_go(open_page: OpenPage, server: PageServer) -> None:
+    """Where there are several devices, and from where the rule comes."""
+    said = json.loads(document(session(0, "ada", "idle")))
+    page = open_page()
+    expect(section(page, "Device").get_by_label("Policy")).to_have_value("fair")
+    expect(section(page, "Device")).not_to_contain_text("New notebooks")
+    devices = [{**said["device"], "name": name} for name in ("cuda:0", "cuda:1")]
+    server.say(json.dumps({**said, "devices": devices, "placement": "least-loaded"}))
+    expect(section(page, "Devices")).to_contain_text(
+        "New notebooks: least-loadedEach starts on the device with the fewest notebooks in use.From"
+    )
