@@ -63,7 +63,7 @@ def test_from_signing_in_to_signing_out(page: Page, stack: LocalStack) -> None:
     async def end(*kernels: str) -> None:
         own, others = (Client(stack.gateway_url, stack.token(name)) for name in (user, other))
         await own.request("DELETE", f"/api/kernels/{kernels[0]}?linger=0")
-        await others.end(kernels[1])
+        await others.request("DELETE", f"/api/kernels/{kernels[1]}?linger=0")
 
     kernels = apart(work())
     try:
@@ -72,6 +72,14 @@ def test_from_signing_in_to_signing_out(page: Page, stack: LocalStack) -> None:
         keep_picture(page, "gateway-page-live", full_page=True)
         mine.get_by_role("button", name="Offload").click()
         expect(page.locator("li", has_text="train.ipynb").first).to_contain_text("offloaded")
+        page.get_by_label(f"Select the notebooks of {other}").check()
+        page.get_by_role("button", name="Stop 1").click()
+        page.get_by_role("dialog").get_by_role("button", name="Stop 1").click()
+        expect(page.get_by_text("Nobody else has a session.")).to_be_visible()
+        page.get_by_role("button", name="Show who did what").click()
+        expect(page.get_by_role("region", name="Audit log").get_by_role("row").nth(1)).to_contain_text(
+            f"{user}end session · {kernels[1][:8]} of {other}"
+        )
         page.get_by_role("button", name="Show a fresh token").click()
         expect(page.get_by_text("This one is shown once")).to_be_visible()
         page.get_by_role("button", name="Sign out").click()
