@@ -20,6 +20,7 @@ import { followCurrentKernel } from './currentkernel';
 import { DeviceModel } from './model';
 import { ModelAdapter } from './modeladapter';
 import { OutputsKeeper } from './outputs';
+import { notifyOfTurns } from './notifier';
 import { DevicePanel } from './panel';
 import { notifyOfRequests } from './roomnotifications';
 import { StatusItem } from './statusitem';
@@ -30,6 +31,8 @@ const DOMAIN = 'sharedkernel';
 interface ISharedDevice {
   model: DeviceModel;
   actions: Actions;
+  /** Keep whether the user wants notifications of the browser. */
+  setNotifies: (notifies: boolean) => void;
 }
 
 const ISharedDevice = new Token<ISharedDevice>(
@@ -57,19 +60,26 @@ const device: JupyterFrontEndPlugin<ISharedDevice> = {
       onLost: heard => model.lose(heard)
     });
     followCurrentKernel(app, model);
+    // Where there are no settings, a choice lasts as long as the page.
+    let keep: ISharedDevice['setNotifies'] = notifies => {
+      model.notifies = notifies;
+    };
     if (settings !== null) {
       void settings.load(device.id).then(loaded => {
         const apply = () => {
           model.refreshInterval = loaded.get('refreshInterval').composite as number;
           model.units = loaded.get('units').composite as DeviceModel['units'];
+          model.notifies = loaded.get('notifications').composite as boolean;
         };
+        keep = notifies => void loaded.set('notifications', notifies);
         loaded.changed.connect(apply);
         apply();
       });
     }
     const actions = new Actions(app, api, model, trans);
     notifyOfRequests(model, actions, trans);
-    return { model, actions };
+    notifyOfTurns(model, trans);
+    return { model, actions, setNotifies: notifies => keep(notifies) };
   }
 };
 
@@ -81,12 +91,12 @@ const panel: JupyterFrontEndPlugin<void> = {
   optional: [ILayoutRestorer, ITranslator],
   activate: (
     app: JupyterFrontEnd,
-    { model, actions }: ISharedDevice,
+    { model, actions, setNotifies }: ISharedDevice,
     restorer: ILayoutRestorer | null,
     translator: ITranslator | null
   ): void => {
     const trans = (translator ?? nullTranslator).load(DOMAIN);
-    const widget = new DevicePanel(new ModelAdapter(model), actions, trans);
+    const widget = new DevicePanel(new ModelAdapter(model), actions, setNotifies, trans);
     app.shell.add(widget, 'left', { rank: 350, type: 'Shared GPU' });
     restorer?.add(widget, widget.id);
     app.commands.addCommand(CommandIDs.showPanel, {

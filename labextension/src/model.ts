@@ -55,6 +55,16 @@ export class DeviceModel implements IDisposable {
     this._changed.emit();
   }
 
+  /** Whether the user wants notifications of the browser. */
+  get notifies(): boolean {
+    return this._notifies;
+  }
+
+  set notifies(notifies: boolean) {
+    this._notifies = notifies;
+    this._changed.emit();
+  }
+
   /** Shortest time between two signals, in milliseconds. */
   refreshInterval = 100;
 
@@ -132,6 +142,7 @@ export class DeviceModel implements IDisposable {
   private _changed = new Signal<this, void>(this);
   private _currentKernel: string | null = null;
   private _disposed = false;
+  private _notifies = false;
   private _problem: PageProblem = null;
   private _timer: ReturnType<typeof setTimeout> | undefined;
   private _toldAt = -Infinity;

@@ -13,6 +13,7 @@ import { DeviceSection } from './device';
 import { deviceIcon } from './icons';
 import { ModelAdapter } from './modeladapter';
 import { notice } from './notice';
+import { NotifySwitch } from './notifyswitch';
 import { userColours } from './palette';
 import { QuotasSection } from './quotas';
 import { RoomRequests } from './room';
@@ -24,6 +25,7 @@ export class DevicePanel extends VDomRenderer<ModelAdapter> {
   constructor(
     model: ModelAdapter,
     private readonly _actions: Actions,
+    private readonly _setNotifies: (notifies: boolean) => void,
     private readonly _trans: TranslationBundle
   ) {
     super(model);
@@ -66,7 +68,9 @@ export class DevicePanel extends VDomRenderer<ModelAdapter> {
               colours={colours}
               requests={status.roomRequests}
               {...names}
-            />
+            >
+              <NotifySwitch isOn={device.notifies} onChange={this._setNotifies} trans={trans} />
+            </SessionsSection>
             <TurnsSection status={status} colours={colours} {...names} />
             <DeviceSection status={status} api={user?.admin === true ? this._actions.api : null} {...names} />
             <TimelineSection api={this._actions.api} colours={colours} isFolded {...names} />

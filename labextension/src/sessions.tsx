@@ -39,6 +39,8 @@ interface IProps extends INames {
   /** Ids of the sessions that are selected; null or absent where none can be. */
   selected?: ReadonlySet<string> | null;
   onSelect?: (sessions: readonly ISession[], isSelected: boolean) => void;
+  /** Below the sessions. */
+  children?: React.ReactNode;
 }
 
 /** More sessions of others than so many are shown on request only. */
@@ -54,6 +56,7 @@ export function SessionsSection(props: IProps): React.ReactElement {
         {sessions.length > 0 && <span className="sk-Faint">{sessions.length}</span>}
       </h2>
       {sessions.length === 0 ? <p className="sk-Faint">{empty}</p> : <SessionList {...props} />}
+      {props.children}
     </section>
   );
 }

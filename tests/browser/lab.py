@@ -50,10 +50,20 @@ def start_lab_with(directory: Path, environment: Mapping[str, str]) -> JupyterSe
 class LabPage:
     """A browser window with JupyterLab."""
 
-    def __init__(self, browser: Browser, server: JupyterServer, *, size: tuple[int, int] = (1280, 800)) -> None:
+    def __init__(
+        self,
+        browser: Browser,
+        server: JupyterServer,
+        *,
+        size: tuple[int, int] = (1280, 800),
+        script: str = "",
+        **options: Any,
+    ) -> None:
         self.server = server
-        self.context = browser.new_context(viewport={"width": size[0], "height": size[1]})
+        self.context = browser.new_context(viewport={"width": size[0], "height": size[1]}, **options)
         self.context.set_default_timeout(PATIENCE)
+        if script:
+            self.context.add_init_script(script)
         self.page: Page = self.context.new_page()
         #: what the page complained of
         self.errors: list[str] = []

@@ -5,9 +5,12 @@ import { createRoot } from 'preact/compat/client';
 
 import { Connection } from '../connection';
 import { DeviceModel } from '../model';
+import { notifyOfTurns } from '../notifier';
 import { VERSION } from '../view';
 import { IMe, PageApi, SIGN_IN, SignInNeededError } from './api';
+import { english } from './english';
 import { Invitation, takeCode } from './invitation';
+import { keptChoice } from './notifychoice';
 import { Page } from './page';
 
 import '../../style/base.css';
@@ -41,6 +44,8 @@ async function start(place: HTMLElement): Promise<void> {
   }
   const model = new DeviceModel();
   model.refreshInterval = 200;
+  model.notifies = keptChoice();
+  notifyOfTurns(model, english);
   const user = JSON.stringify({ name: me.user, admin: me.admin });
   new Connection({
     open: () => api.openFigures(),

@@ -6,6 +6,7 @@ import { safeText } from '../describe';
 import { DeviceSection } from '../device';
 import type { DeviceModel } from '../model';
 import { notice } from '../notice';
+import { NotifySwitch } from '../notifyswitch';
 import { userColours } from '../palette';
 import { RoomRequests } from '../room';
 import { OthersSection, SessionsSection } from '../sessions';
@@ -21,6 +22,7 @@ import { english as trans } from './english';
 import { Header } from './header';
 import { HistorySection } from './historysection';
 import { PeopleSection } from './peoplesection';
+import { keepChoice } from './notifychoice';
 import { IQuestion, Question } from './question';
 import { selectedOf, withSessions } from './selection';
 import { SelectionBar } from './selectionbar';
@@ -105,7 +107,16 @@ export function Page(props: IProps): React.ReactElement {
                 colours={colours}
                 requests={status.roomRequests}
                 {...names}
-              />
+              >
+                <NotifySwitch
+                  isOn={model.notifies}
+                  onChange={notifies => {
+                    model.notifies = notifies;
+                    keepChoice(notifies);
+                  }}
+                  trans={trans}
+                />
+              </SessionsSection>
             </div>
             <div className="sk-Column">
               <TurnsSection status={status} colours={colours} {...names} />
