@@ -57,7 +57,8 @@ c.Spawner.environment = {{
 c.JupyterHub.load_groups = {groups!r}
 c.JupyterHub.custom_scopes = {{"{admin_scope}": {{"description": "Administer shared devices."}}}}
 c.JupyterHub.services = [
-    {{"name": "{service}", "url": "http://127.0.0.1:8585", "oauth_no_confirm": True, "api_token": "{service_token}"}},
+    {{"name": "{service}", "oauth_redirect_uri": "{redirect_uri}", "oauth_no_confirm": True,
+     "api_token": "{service_token}", "oauth_client_allowed_scopes": ["{admin_scope}"]}},
     {{"name": "operator", "api_token": "{operator_token}"}},
 ]
 c.JupyterHub.load_roles = [
@@ -74,21 +75,30 @@ c.JupyterHub.load_roles = [
 
 
 class Hub:
-    """One JupyterHub in *directory*; stopped and started as a test wants."""
+    """One JupyterHub in *directory*; stopped and started as a test wants.
 
-    def __init__(self, directory: Path, *, groups: Mapping[str, Sequence[str]], chiefs: Sequence[str]) -> None:
+    Its users may sign in at a gateway on the port *gateway_port*.
+    """
+
+    def __init__(
+        self, directory: Path, *, groups: Mapping[str, Sequence[str]], chiefs: Sequence[str], gateway_port: int
+    ) -> None:
         self.directory = directory
         self.port = free_port()
-        self.api_url = f"http://127.0.0.1:{self.port}/hub/api"
+        self.url = f"http://127.0.0.1:{self.port}/hub"
+        self.api_url = f"{self.url}/api"
         #: of the one user's server that may run at a time
         self._server_port = free_port()
         self._operator_token = secrets.token_hex(16)
+        #: what the gateway shows the hub when somebody signs in
+        self.service_token = secrets.token_hex(16)
         self._process: subprocess.Popen[bytes] | None = None
         users = {user for members in groups.values() for user in members} | set(chiefs)
         loaded = {name: {"users": list(members)} for name, members in groups.items()}
         config = _CONFIG.format(
             public_port=free_port(), port=self.port, users=users, groups=loaded,
-            admin_scope=ADMIN_SCOPE, service=SERVICE, service_token=secrets.token_hex(16),
+            redirect_uri=f"http://127.0.0.1:{gateway_port}/sharedkernel/page/hub/return",
+            admin_scope=ADMIN_SCOPE, service=SERVICE, service_token=self.service_token,
             operator_token=self._operator_token, chiefs=list(chiefs), server_port=self._server_port,
             homes=f"{directory}/homes/{{username}}", jupyter_path=str(self.image / "share" / "jupyter"),
             config_path=str(self.image / "etc" / "jupyter"),

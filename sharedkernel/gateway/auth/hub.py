@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from typing import Any
 
 from tornado.web import HTTPError
@@ -17,6 +18,7 @@ from traitlets.config import Config
 
 from sharedkernel.distribution import install_hint
 from sharedkernel.errors import ConfigError
+from sharedkernel.gateway.auth.hub_sign_in import HubSignIn, PendingSignIn
 from sharedkernel.gateway.auth.identity import GatewayUser, IdentityUnavailable, TokenOnlyIdentity
 from sharedkernel.jupyter.names import is_user_name
 
@@ -33,6 +35,9 @@ class HubUsers(TokenOnlyIdentity):
         super().__init__(**kwargs)
         self._cache_seconds = self._gateway.hub_cache_seconds
         self._hub = make_hub_auth(parent=self._gateway, cache_max_age=self._cache_seconds)
+        sign_in = HubSignIn(self._url_for_browsers(), self._gateway)
+        #: how people sign in on the page without typing a token; None where the hub's address or secret is not known
+        self.sign_in = sign_in if sign_in.is_possible() else None
 
     @default("token")
     def _token_default(self) -> str:
@@ -44,6 +49,41 @@ class HubUsers(TokenOnlyIdentity):
         host = self._hub.hub_host
         named = os.environ.get("JUPYTERHUB_PUBLIC_HUB_URL", "") or (host and f"{host}{self._hub.hub_prefix}")
         return str(named).rstrip("/")
+
+    def _url_for_browsers(self) -> str:
+        """Return where browsers find the hub; "" if that is not known."""
+        if self.public_url:
+            return self.public_url
+        is_behind_hub = os.environ.get("JUPYTERHUB_SERVICE_PREFIX", "") == self._gateway.base_url != "/"
+        return str(self._hub.hub_prefix) if is_behind_hub else ""
+
+    async def user_for_code(
+        self, code: str, pending: PendingSignIn, redirect_uri: str, address: str
+    ) -> tuple[GatewayUser, str] | None:
+        """Return who has signed in at the hub, and their token; None for a wrong code, or if they may not use this.
+
+        Parameters
+        ----------
+        code, pending, redirect_uri
+            Of the sign-in that ends.
+        address
+            IP address of the browser; wrong codes count as wrong tokens do.
+
+        Raises
+        ------
+        Refused
+            When the hub cannot be asked, or too many wrong codes came from the address.
+        """
+        if self.sign_in is None:
+            return None
+        async with self._limit.turn(address, code, now=time.monotonic()):
+            token = await self.sign_in.token_for(code, pending, redirect_uri)
+        if token is None:
+            if self._limit.failed(address, code, now=time.monotonic()):
+                self._gateway.record_wrong_token(address, "sign-in code")
+            return None
+        user = await self.check_token(token, address)
+        return None if user is None else (user, token)
 
     async def identify(self, token: str) -> GatewayUser | None:
         """Return the user of *token* according to the hub, if they may use this service.

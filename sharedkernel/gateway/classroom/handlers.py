@@ -16,7 +16,7 @@ from sharedkernel.gateway.classroom.classroom import Classroom
 from sharedkernel.gateway.http.handlers import GatewayHandler, read_body
 from sharedkernel.gateway.http.request_guard import INVITATION_PATH
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
-from sharedkernel.gateway.page.handlers import (
+from sharedkernel.gateway.page.page_handler import (
     PageHandler,
     install_command,
     start_page_session,

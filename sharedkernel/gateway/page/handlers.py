@@ -4,108 +4,38 @@ from __future__ import annotations
 
 import html
 import json
+import os
 from http import HTTPStatus
-from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 from jupyter_server.auth.decorator import allow_unauthenticated, authorized
-from jupyter_server.base.handlers import JupyterHandler
 from jupyter_server.utils import url_path_join
 from tornado import web
 
 from sharedkernel._version import __version__
-from sharedkernel.distribution import pip_install
 from sharedkernel.errors import Refused
-from sharedkernel.gateway.auth.audit import AuditedHandler
 from sharedkernel.gateway.auth.hub import HubUsers
+from sharedkernel.gateway.auth.hub_sign_in import SIGN_IN_SECONDS, PendingSignIn
 from sharedkernel.gateway.auth.identity import TokenOnlyIdentity, TokenUsers
-from sharedkernel.gateway.errors import ErrorResponseMixin, http_status
+from sharedkernel.gateway.errors import http_status
 from sharedkernel.gateway.http.handlers import GatewayHandler
 from sharedkernel.gateway.http.request_guard import SIGN_IN_PATH
 from sharedkernel.gateway.page.audit_tail import AuditTailHandler
 from sharedkernel.gateway.page.figures import FiguresHandler
 from sharedkernel.gateway.page.history import HistoryHandler
+from sharedkernel.gateway.page.page_handler import (
+    PAGE_POLICY,
+    STATIC,
+    TITLE,
+    PageHandler,
+    install_command,
+    start_page_session,
+)
 from sharedkernel.gateway.page.room_requests import AskForRoomHandler
 from sharedkernel.gateway.page.timeline import TimelineHandler
 
-#: what the browser runs and how it looks, built from `labextension/src/page/`
-STATIC = Path(__file__).parent / "static"
-_SCRIPT, _STYLE = "page.js", "page.css"
-#: the page loads nothing from elsewhere, runs nothing that is written into it, and is shown in no other page
-_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
-)
-_TITLE = "Shared GPU"
-
-
-class PageHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
-    """Base of what people see."""
-
-    auth_resource = "sharedkernel"
-
-    @property
-    def content_security_policy(self) -> str:
-        """What the browser may load and run."""
-        return _POLICY
-
-    def set_default_headers(self) -> None:
-        """Have nothing stored, and no address told to other sites."""
-        super().set_default_headers()
-        self.set_header("Cache-Control", "no-store")
-        self.set_header("Referrer-Policy", "same-origin")  # without any, the form has no origin either
-
-    @property
-    def identity(self) -> TokenOnlyIdentity:
-        """What knows the users."""
-        return cast("TokenOnlyIdentity", self.identity_provider)
-
-    def finish_page(self, body: str, *, script: str = "") -> None:
-        """Answer with a page.
-
-        Parameters
-        ----------
-        body
-            HTML.
-        script
-            Name of the script that it runs; empty: none.
-        """
-        static = html.escape(url_path_join(self.base_url, "sharedkernel/page/static"))
-        loaded = f'<script src="{static}/{script}"></script>' if script else ""
-        self.set_header("Content-Type", "text/html; charset=utf-8")
-        self.finish(
-            '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f'<meta name="color-scheme" content="light dark"><title>{_TITLE}</title>'
-            f'<link rel="stylesheet" href="{static}/{_STYLE}"></head><body>{body}{loaded}</body></html>\n'
-        )
-
-    def finish_script(self, body: str, instead: str = "") -> None:
-        """Answer with a page that its script fills in.
-
-        Parameters
-        ----------
-        body
-            HTML.
-        instead
-            HTML that says what to do where no script runs.
-        """
-        if not (STATIC / _SCRIPT).is_file():
-            self.finish_page(
-                f'<main class="sk-SignIn"><h1>{_TITLE}</h1><p>The page was not built: in a checkout, run '
-                f"<code>make labextension</code>. {instead}</p></main>"
-            )
-            return
-        self.finish_page(f"{body}<noscript>This page needs JavaScript. {instead}</noscript>", script=_SCRIPT)
-
-    def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """Answer with a page of one sentence."""
-        error = kwargs.get("exc_info", (None, None))[1]
-        sentence = str(error) if isinstance(error, Refused) else ""
-        if isinstance(error, web.HTTPError) and "_xsrf" in (error.log_message or ""):
-            sentence = "This form is too old, or your browser keeps no cookies; go back, load the page again and retry."
-        reason = sentence or f"{status_code}: {self._reason}."
-        self.finish_page(f'<main class="sk-SignIn"><h1>{_TITLE}</h1><p>{html.escape(reason)}</p></main>')
+#: where a sign-in with JupyterHub begins; it ends at ``return`` below
+HUB_PATH = "sharedkernel/page/hub"
 
 
 class FrontPageHandler(PageHandler):
@@ -121,13 +51,35 @@ class FrontPageHandler(PageHandler):
         self.finish_script('<div id="page"></div>', "<code>sharedkernel top</code> shows the same in a terminal.")
 
 
-class SignInHandler(PageHandler):
+class SignInFormHandler(PageHandler):
+    """Base of what shows the form for signing in."""
+
+    def show_form(self, problem: str = "", status: HTTPStatus = HTTPStatus.OK) -> None:
+        """Answer with the form, and with the *problem* that there was."""
+        self.set_status(status)
+        said = f'<p id="problem" role="alert">{html.escape(problem)}</p>' if problem else ""
+        form, hub = html.escape(url_path_join(self.base_url, SIGN_IN_PATH)), ""
+        if isinstance(self.identity, HubUsers) and self.identity.sign_in is not None:
+            begin = html.escape(url_path_join(self.base_url, HUB_PATH))
+            hub = f'<p><a class="sk-Button" href="{begin}">Sign in with JupyterHub</a></p><p>Or with a token:</p>'
+        self.finish_page(
+            f'<main class="sk-SignIn"><h1>{TITLE}</h1>{said}{hub}<form method="post" action="{form}">'
+            f"{self.xsrf_form_html()}"
+            '<p><label for="token">Your token</label></p>'
+            '<p><input id="token" name="token" type="password" required autofocus autocomplete="current-password"></p>'
+            '<p><button type="submit">Sign in</button></p></form>'
+            '<p class="sk-SignIn-help">Your admin gives you a token. On a machine that is connected already, '
+            "<code>sharedkernel status</code> and <code>top</code> show the same as this page.</p></main>"
+        )
+
+
+class SignInHandler(SignInFormHandler):
     """``/sharedkernel/page/sign-in``: a form for a token."""
 
     @allow_unauthenticated
     async def get(self) -> None:
         """Show the form."""
-        self._show_form()
+        self.show_form()
 
     @allow_unauthenticated
     async def post(self) -> None:
@@ -138,27 +90,93 @@ class SignInHandler(PageHandler):
         except Refused as refusal:
             if (retry_after := getattr(refusal, "retry_after", None)) is not None:
                 self.set_header("Retry-After", str(max(1, round(retry_after))))
-            self._show_form(f"{refusal}", http_status(refusal))
+            self.show_form(f"{refusal}", http_status(refusal))
             return
         if user is None:
             sentence = "This gateway does not know that token; ask its admin for one." if token else "Enter your token."
-            self._show_form(sentence, HTTPStatus.FORBIDDEN)
+            self.show_form(sentence, HTTPStatus.FORBIDDEN)
             return
         self.settings["audit_log"].record("sign in", user=user.username, address=address)
         start_page_session(self, user.username, token)
         self.redirect(self.base_url, status=HTTPStatus.SEE_OTHER)
 
-    def _show_form(self, problem: str = "", status: HTTPStatus = HTTPStatus.OK) -> None:
-        self.set_status(status)
-        said = f'<p id="problem" role="alert">{html.escape(problem)}</p>' if problem else ""
-        self.finish_page(
-            f'<main class="sk-SignIn"><h1>{_TITLE}</h1><form method="post">{self.xsrf_form_html()}{said}'
-            '<p><label for="token">Your token</label></p>'
-            '<p><input id="token" name="token" type="password" required autofocus autocomplete="current-password"></p>'
-            '<p><button type="submit">Sign in</button></p></form>'
-            '<p class="sk-SignIn-help">Your admin gives you a token. On a machine that is connected already, '
-            "<code>sharedkernel status</code> and <code>top</code> show the same as this page.</p></main>"
+
+class HubSignInHandler(SignInFormHandler):
+    """``/sharedkernel/page/hub``: sends the browser to JupyterHub, which sends it back to ``…/return``."""
+
+    @allow_unauthenticated
+    async def get(self) -> None:
+        """Begin a sign-in."""
+        sign_in = self.hub_users.sign_in
+        assert sign_in is not None
+        pending = PendingSignIn.new()
+        self.set_cookie(
+            self.pending_cookie,
+            pending.cookie,
+            path=self.base_url,
+            max_age=SIGN_IN_SECONDS,
+            httponly=True,
+            samesite="Lax",
+            secure=self.request.protocol == "https",
         )
+        self.redirect(sign_in.address(pending, self.redirect_uri))
+
+    @property
+    def hub_users(self) -> HubUsers:
+        """The hub's users.
+
+        Raises
+        ------
+        HTTPError
+            404, where nobody signs in with a hub.
+        """
+        identity = self.identity
+        if not isinstance(identity, HubUsers) or identity.sign_in is None:
+            raise web.HTTPError(HTTPStatus.NOT_FOUND)
+        return identity
+
+    @property
+    def pending_cookie(self) -> str:
+        """The name of the cookie of a sign-in that has begun."""
+        return f"{self.identity.page_cookie(self.request)}-hub"
+
+    @property
+    def redirect_uri(self) -> str:
+        """Where the hub sends the browser back: its configuration names the same address."""
+        named = os.environ.get("JUPYTERHUB_OAUTH_CALLBACK_URL", "")
+        path = url_path_join(self.base_url, HUB_PATH, "return")
+        return named or f"{self.request.protocol}://{self.request.host}{path}"
+
+
+class HubReturnHandler(HubSignInHandler):
+    """``/sharedkernel/page/hub/return``: ends a sign-in with JupyterHub."""
+
+    @allow_unauthenticated
+    async def get(self) -> None:
+        """Start a page session for who has signed in at the hub."""
+        users, address = self.hub_users, self.request.remote_ip or ""
+        pending = PendingSignIn.from_cookie(self.get_cookie(self.pending_cookie, ""))
+        self.clear_cookie(self.pending_cookie, path=self.base_url)
+        if pending is None or not pending.has_state(self.get_query_argument("state", "")):
+            sentence = "This sign-in is too old, or began in another browser, or yours keeps no cookies; try again."
+            self.show_form(sentence, HTTPStatus.FORBIDDEN)
+            return
+        if refusal := self.get_query_argument("error", ""):
+            self.show_form(f"JupyterHub has not signed you in ({refusal[:200]}).", HTTPStatus.FORBIDDEN)
+            return
+        try:
+            found = await users.user_for_code(self.get_query_argument("code", ""), pending, self.redirect_uri, address)
+        except Refused as refused:
+            self.show_form(f"{refused}", http_status(refused))
+            return
+        if found is None:
+            sentence = "JupyterHub does not answer, or does not let you use this gateway; try again, or ask its admin."
+            self.show_form(sentence, HTTPStatus.FORBIDDEN)
+            return
+        user, token = found
+        self.settings["audit_log"].record("sign in", user=user.username, address=address, by="JupyterHub")
+        start_page_session(self, user.username, token)
+        self.redirect(self.base_url, status=HTTPStatus.SEE_OTHER)
 
 
 class SignOutHandler(GatewayHandler):
@@ -224,7 +242,7 @@ class StaticHandler(web.StaticFileHandler):
     def set_extra_headers(self, path: str) -> None:
         """Have the browser take each file for what it says it is, and ask whether it has changed."""
         self.set_header("X-Content-Type-Options", "nosniff")
-        self.set_header("Content-Security-Policy", _POLICY)
+        self.set_header("Content-Security-Policy", PAGE_POLICY)
         self.set_header("Cache-Control", "no-cache")
 
     @allow_unauthenticated
@@ -238,25 +256,6 @@ class StaticHandler(web.StaticFileHandler):
         await super().get(path, include_body)
 
 
-def start_page_session(handler: JupyterHandler, user: str, token: str) -> None:
-    """Sign *user* in on the page with the answer of *handler*; *token* is theirs."""
-    identity = cast("TokenOnlyIdentity", handler.identity_provider)
-    handler.set_cookie(
-        identity.page_cookie(handler.request),
-        identity.page_sessions.start(user, token),
-        path=handler.base_url,
-        httponly=True,
-        samesite="Lax",
-        secure=handler.request.protocol == "https",
-    )
-
-
-def install_command(handler: JupyterHandler) -> str:
-    """Return what connects a machine to the gateway at the address of *handler*'s request."""
-    url = f"{handler.request.protocol}://{handler.request.host}{handler.base_url}".rstrip("/")
-    return f"{pip_install()} && sharedkernel install --gateway-url {url} --user"
-
-
 def _kind_of(identity: TokenOnlyIdentity) -> str:
     """Return how people sign in: by tokens made here ("token"), by the hub's, or by the only user's."""
     if isinstance(identity, HubUsers):
@@ -267,6 +266,8 @@ def _kind_of(identity: TokenOnlyIdentity) -> str:
 default_handlers = [
     (r"/", FrontPageHandler),
     (rf"/{SIGN_IN_PATH}", SignInHandler),
+    (rf"/{HUB_PATH}", HubSignInHandler),
+    (rf"/{HUB_PATH}/return", HubReturnHandler),
     (r"/sharedkernel/page/sign-out", SignOutHandler),
     (r"/sharedkernel/page/me", MeHandler),
     (r"/sharedkernel/page/token", TokenHandler),

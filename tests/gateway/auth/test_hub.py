@@ -8,8 +8,7 @@ import datetime
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,62 +16,21 @@ import pytest
 from tornado.httpclient import AsyncHTTPClient
 
 from tests.cli.support import COMMAND
+from tests.gateway.auth.conftest import HubStack
 from tests.gateway.client import Channels, Client
-from tests.gateway.conftest import Stack, clean_gateway, run
-from tests.gateway.hub import SERVICE, Hub
+from tests.gateway.conftest import run
+from tests.gateway.hub import SERVICE
 
 pytest.importorskip("jupyterhub")
-
-QUOTAS = {"default": {"memory": "25%"}, "groups": {"class": {"share": 2, "sessions": 1}, "staff": {"share": 3}}}
 
 
 pytestmark = pytest.mark.heavy
 
 
-class HubStack(Stack):
-    """A gateway whose users come from a hub; rosa is an admin by a scope of hers."""
-
-    def __init__(self, hub: Hub) -> None:
-        config = (
-            "c.SharedKernelGateway.identity = 'jupyterhub'\n"
-            "c.SharedKernelGateway.hub_cache_seconds = 1\n"
-            f"c.HubAuth.api_url = {hub.api_url!r}\n"
-            f"c.HubAuth.access_scopes = {{'access:services!service={SERVICE}'}}\n"
-        )
-        super().__init__(users=["nobody"], capacity="1GiB", quotas=QUOTAS, config=config)
-        self.hub = hub
-        self._kept: dict[str, str] = {}
-
-    def token(self, user: str) -> str:
-        """Return *user*'s hub token; the stack itself asks as rosa."""
-        name = "rosa" if user == "nobody" else user
-        if name not in self._kept:
-            self._kept[name] = self.hub.token(name)
-        return self._kept[name]
-
-    def forget(self, user: str) -> None:
-        """Let *user* have another token next time."""
-        self._kept.pop(user, None)
-
-
-@pytest.fixture(scope="module")
-def whole_hub_stack() -> Iterator[HubStack]:
-    with tempfile.TemporaryDirectory(prefix="sk-hub-") as directory:
-        hub = Hub(
-            Path(directory), groups={"class": ["emil", "lise"], "staff": ["lise"], "guests": ["tove"]}, chiefs=["rosa"]
-        )
-        try:
-            hub.start()
-            hub.wait_until_ready()
-            with HubStack(hub) as stack:
-                yield stack
-        finally:
-            hub.stop()
-
-
 @pytest.fixture
-def stack(whole_hub_stack: HubStack) -> Iterator[HubStack]:
-    yield from clean_gateway(whole_hub_stack)
+def stack(hub_stack: HubStack) -> HubStack:
+    """Return the gateway whose users come from a hub."""
+    return hub_stack
 
 
 async def until(client: Client, status: int) -> list[Any]:
@@ -114,7 +72,7 @@ def test_a_class_of_hub_users_is_invited_to_the_hub(stack: HubStack) -> None:
         rosa, emil, lise = (stack.client(user) for user in ("rosa", "emil", "lise"))
         body = {"users": ["emil"], "limits": {"memory": "64MiB"}, "until": until}
         begun = await rosa.request("PUT", path, body)
-        assert (begun.status, begun.body["codes"], begun.body["hub_url"]) == (200, {}, "")
+        assert (begun.status, begun.body["codes"], begun.body["hub_url"]) == (200, {}, stack.hub.url)
         await emil.start()
         await lise.start()
         quotas = (await emil.request("GET", "/sharedkernel/api/quotas")).body["users"]["emil"]
@@ -128,7 +86,7 @@ def test_a_class_of_hub_users_is_invited_to_the_hub(stack: HubStack) -> None:
 
 
 def test_the_links_of_a_hub_s_class_lead_to_the_hub(stack: HubStack, tmp_path: Path) -> None:
-    """Where JupyterLab starts once its user has signed in; the gateway does not know where, so the line says it."""
+    """Where JupyterLab starts once its user has signed in; the line may say where that is."""
     roster = tmp_path / "roster.txt"
     roster.write_text("emil\nlise\n")
     command = [*COMMAND, "class", str(roster), "--until", "1h", "--hub-url", "https://hub.example.org/hub/"]

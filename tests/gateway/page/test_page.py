@@ -91,6 +91,8 @@ def test_a_token_opens_the_page_and_signing_out_closes_it(stack: Stack) -> None:
         front = await browser.request("GET", "/")
         assert (front.status, front.headers["Location"]) == (302, FORM)
         assert (await browser.request("GET", "/sharedkernel/page/me")).status == 401
+        for path in ("", "/return?code=x&state=y"):  # there is no hub
+            assert (await browser.request("GET", f"/sharedkernel/page/hub{path}")).status == 404
         signed_in = await browser.sign_in(stack.token("ada"))
         assert (signed_in.status, signed_in.headers["Location"]) == (303, "/")
         name = cookie_of(browser)
