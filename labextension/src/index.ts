@@ -14,6 +14,7 @@ import { Token } from '@lumino/coreutils';
 
 import { Actions } from './actions';
 import { Api } from './api';
+import { askFromCells } from './askincell';
 import { addCommands, CommandIDs } from './commands';
 import { Connection } from './connection';
 import { followCurrentKernel } from './currentkernel';
@@ -69,6 +70,7 @@ const device: JupyterFrontEndPlugin<ISharedDevice> = {
     }
     const actions = new Actions(app, api, model, trans);
     notifyOfRequests(model, actions, trans);
+    askFromCells(document.body, model, actions);
     return { model, actions };
   }
 };
