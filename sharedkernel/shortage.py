@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+#: least that an idle notebook must hold for others to ask for it, in bytes
+LEAST_ROOM = 16 * 1024**2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:

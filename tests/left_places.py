@@ -24,7 +24,10 @@ def main() -> None:
 def _end_processes(directory: str) -> None:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if any(word.startswith(f"{directory}/") for word in process.cmdline()):
+            words = process.cmdline()
+            if words and words[0].startswith("sharedkernel: "):  # a session's title
+                words = [file.path for file in process.open_files()]
+            if any(word.startswith(f"{directory}/") for word in words):
                 process.kill()
 
 

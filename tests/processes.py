@@ -7,6 +7,8 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
+
 #: flag of a unix socket that listens, and state of such a TCP socket
 _ACCEPTS, _LISTENS = 0x10000, "0A"
 
@@ -18,6 +20,20 @@ def open_files(pid: int) -> dict[int, str]:
         with contextlib.suppress(FileNotFoundError):
             found[int(link.name)] = os.readlink(link)
     return found
+
+
+def belongs_to(process: psutil.Process, directory: Path) -> bool:
+    """Return whether *directory* is on a process's command line; of a session, which shows a title, among its files.
+
+    Raises
+    ------
+    psutil.Error
+        When it has ended, or may not be looked at.
+    """
+    words = process.cmdline()
+    if words and words[0].startswith("sharedkernel: "):
+        return any(str(directory) in file.path for file in process.open_files())
+    return any(str(directory) in word for word in words)
 
 
 def unix_listeners(pid: int) -> set[str]:

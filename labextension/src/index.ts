@@ -14,6 +14,7 @@ import { Token } from '@lumino/coreutils';
 
 import { Actions } from './actions';
 import { Api } from './api';
+import { askFromCells } from './askincell';
 import { addCommands, CommandIDs } from './commands';
 import { Connection } from './connection';
 import { followCurrentKernel } from './currentkernel';
@@ -78,6 +79,7 @@ const device: JupyterFrontEndPlugin<ISharedDevice> = {
     }
     const actions = new Actions(app, api, model, trans);
     notifyOfRequests(model, actions, trans);
+    askFromCells(document.body, model, actions);
     notifyOfTurns(model, trans);
     return { model, actions, setNotifies: notifies => keep(notifies) };
   }

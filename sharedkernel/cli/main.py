@@ -18,6 +18,7 @@ from traitlets.utils.importstring import import_item
 from sharedkernel.cli.base import CommandApp, fail
 from sharedkernel.distribution import install_hint
 from sharedkernel.errors import SharedKernelError
+from sharedkernel.system.processes import set_name
 from sharedkernel.system.slow_imports import skip_address_grammar
 
 #: what each extra brings, by the module that shows that it is there
@@ -193,6 +194,8 @@ class SharedKernelApp(CommandApp):
         obstacle = _obstacle(name, command)
         if obstacle is not None:
             fail(obstacle)
+        if command.extra == "host":  # on Linux, then
+            set_name(f"sk-{name}")
         application: type[Application] = import_item(command.application)
         application.launch_instance(argv)
 

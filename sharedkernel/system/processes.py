@@ -18,13 +18,23 @@ from collections.abc import Container
 from pathlib import Path
 from typing import NoReturn
 
+try:
+    import setproctitle
+except ImportError:  # a Python environment for notebooks that was installed for an earlier version
+    setproctitle = None  # type: ignore[assignment]
+
 #: what is added to a session's score by which the system chooses whom to end when memory runs out (out of 1000)
 _OOM_SCORE = 300
 _CAP_SYS_RESOURCE = 24
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
+#: characters of a user's and of a notebook's name that a title shows
+_USER_LENGTH, _NOTEBOOK_LENGTH = 40, 60
+#: tells setproctitle to leave alone what `/proc/PID/environ` shows
+_KEEP_ENVIRONMENT = "SPT_NOENV"
 #: number of the system call `keyctl`, which no C library wraps, by machine
 _KEYCTL = {"x86_64": 250, "aarch64": 219}
 _KEYCTL_JOIN_SESSION_KEYRING = 1
@@ -59,6 +69,55 @@ def end_with_parent(signum: int) -> None:
 def be_readable_by_own_user() -> None:
     """Let this user's other processes look into this one, as is usual; a change of user takes that away."""
     _prctl(_PR_SET_DUMPABLE, 1)
+
+
+def set_name(name: str) -> None:
+    """Set the short name of this process, which `top` and `ps -e` show; the system keeps 15 bytes of it."""
+    _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+def session_title(user: str, notebook: str | None) -> str:
+    """Return the title of a session: bounded, on one line, and without the notebook's folders.
+
+    Parameters
+    ----------
+    user
+        Whose session it is.
+    notebook
+        The notebook's path; None: not known, or not to be shown.
+    """
+    shown = _printable(user, _USER_LENGTH)
+    name = _printable(notebook.rpartition("/")[2], _NOTEBOOK_LENGTH) if notebook else ""
+    return f"sharedkernel: {shown} · {name}" if name else f"sharedkernel: {shown}"
+
+
+def _printable(text: str, length: int) -> str:
+    return "".join(character if character.isprintable() else "?" for character in text[:length])
+
+
+def prepare_title() -> None:
+    """Find the place of this process's command line, for :func:`show_title`.
+
+    It is found by the first of the variables that the process was started with: call it before they change.
+    """
+    if setproctitle is None:
+        return
+    os.environ[_KEEP_ENVIRONMENT] = "1"
+    try:
+        setproctitle.getproctitle()
+    finally:
+        del os.environ[_KEEP_ENVIRONMENT]
+
+
+def show_title(title: str, name: str) -> None:
+    """Show *title* as the command line of this process, and *name* as its short name.
+
+    Every account of the machine can read both. The title is cut to the length of the command line with which the
+    process, or the one it was forked from, was started.
+    """
+    if setproctitle is not None:
+        setproctitle.setproctitle(title)
+    set_name(name)
 
 
 @functools.cache

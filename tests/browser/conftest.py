@@ -49,7 +49,8 @@ def stack(browser: object) -> Iterator[LocalStack]:
     with WarmStack(
         users=["ada", "grace"],
         capacity="2GiB",
-        quotas={"users": {"grace": {"memory": "1GiB"}}},
+        # hers moves away only when somebody asks
+        quotas={"users": {"grace": {"memory": "1GiB", "offload_after": "never"}}},
         executor_arguments=["--policy", "fifo"],
     ) as stack:
         yield stack

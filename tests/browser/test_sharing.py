@@ -236,3 +236,21 @@ def test_the_panel_has_a_timeline(open_lab: OpenLab) -> None:
     row = page.section("Timeline").get_by_role("img", name="you (Untitled")
     expect(row.first).to_be_visible()
     expect(row.first).to_have_attribute("aria-label", re.compile(r"Ran for \d"))
+
+
+def test_a_waiting_cell_asks_for_room(open_lab: OpenLab) -> None:
+    """It says who holds how much, with a button; whom that asks offloads from the notification, and the cell runs."""
+    grace, ada = open_lab("grace"), open_lab("ada")
+    grace.new_notebook()
+    grace.run("import torch\nkept = torch.ones(900 << 18)")
+    expect(grace.status_item).to_contain_text("idle")
+    ada.new_notebook()
+    ada.run("import torch\nkept = torch.ones(700 << 18)")
+    expect(ada.status_item).to_contain_text("idle")
+    cell = ada.run("more = torch.ones(700 << 18); print('made room')")
+    expect(cell).to_contain_text(re.compile(r"Grace's idle notebook holds 9\d\d MiB\."))
+    cell.get_by_role("button", name="Ask for room").click()
+    notification = grace.page.locator(".jp-toast-content, .Toastify__toast").filter(has_text="ada waits for memory")
+    notification.get_by_role("button", name="Offload").click()
+    expect(ada.output(cell)).to_contain_text("made room")
+    expect(ada.output(cell)).not_to_contain_text("idle notebook")

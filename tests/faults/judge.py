@@ -183,7 +183,9 @@ def holdings(stack: FaultStack) -> Counter[str]:
 
 
 def _role(words: list[str], names: list[str]) -> str:
-    """Return what the process is to the stack; a session still has the warm parent's command line."""
+    """Return what the process is to the stack; a spare still has the warm parent's command line."""
+    if words and words[0].startswith("sharedkernel: "):
+        return "session"
     arguments = [word for word in words[words.index("-m") + 1 :] if not word.isdigit()] if "-m" in words else words
     role = next((word for word in arguments if word not in ("sharedkernel.system.lifetime", "sharedkernel")), "")
     is_session = role.endswith("warm_parent") and any(name.startswith("/memfd:sharedkernel-N") for name in names)

@@ -15,6 +15,7 @@ from sharedkernel.errors import SharedKernelError
 from sharedkernel.executor.processes.process import PersistedSession, start_time
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.paths import KEEPER_SOCKET, RECORDS_DIRECTORY, WARM_PARENT_SOCKET
+from tests.processes import belongs_to
 
 #: of the file system for the services' files
 _DISK_SIZE = "64m"
@@ -71,7 +72,7 @@ class FaultStack(LocalStack):
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.pid != os.getpid() and any(str(self.directory) in word for word in process.cmdline()):
+                if process.pid != os.getpid() and belongs_to(process, self.directory):
                     found.append(process)
         return found
 

@@ -16,6 +16,7 @@ import pytest
 
 from sharedkernel.gateway.kernels.detached import _CELL_INTERVAL
 from sharedkernel.local_stack import LocalStack, Service
+from tests.processes import belongs_to
 from tests.relay.support import TIMEOUT, Notebook, wait_until
 from tests.status.documents import to_json
 from tests.warm_stack import WarmStack
@@ -221,11 +222,7 @@ def test_a_reboot_loses_sessions_and_says_so(stack: LocalStack, notebook: Notebo
     notebook.run("weights = 1")
     message_id = notebook.client.execute("print('begun', flush=True)\nimport time; time.sleep(1000)")
     notebook.wait_for_output(message_id, "begun")
-    everything = [
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if any(str(stack.runtime_directory) in word for word in process.info["cmdline"] or ())
-    ]
+    everything = [process for process in psutil.process_iter() if belongs_to(process, stack.runtime_directory)]
     for process in everything:
         with contextlib.suppress(psutil.NoSuchProcess):  # it has gone with one that was killed before it
             process.kill()

@@ -179,6 +179,15 @@ def _command_line(pid: int) -> list[str]:
         return []
 
 
+def _runs_from(pid: int, start: str) -> bool:
+    """Return whether a process runs a program whose path begins with *start*; a session shows a title instead."""
+    program = _command_line(pid)[0:1]
+    if program and program[0].startswith("sharedkernel: "):
+        with contextlib.suppress(OSError):
+            return start in Path(f"/proc/{pid}/maps").read_text(errors="replace")
+    return any(word.startswith(start) for word in program)
+
+
 def _parent(pid: int) -> tuple[int, bool]:
     """Return a process's parent, and whether it is a zombie."""
     try:
@@ -205,7 +214,7 @@ def _processes_in(directory: Path, *, with_descendants: bool = True) -> list[int
         pid
         for pid in pids
         if pid != os.getpid() and not parents[pid][1]
-        and ((with_descendants and descends(pid)) or any(word.startswith(start) for word in _command_line(pid)[:1]))
+        and ((with_descendants and descends(pid)) or _runs_from(pid, start))
     ]  # fmt: skip
 
 

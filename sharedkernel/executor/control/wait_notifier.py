@@ -10,6 +10,8 @@ from sharedkernel import protocol
 from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.scheduling.model.types import SessionState
+from sharedkernel.scheduling.snapshot import SessionView
+from sharedkernel.shortage import LEAST_ROOM
 from sharedkernel.status.text import expected_waits, notebook_in_words
 
 #: seconds until waiting sessions are first notified, and between looks at what has changed
@@ -53,11 +55,15 @@ class WaitNotifier:
         running = sorted({view.user for view in queue if view.state is SessionState.RUNNING})
         expected = expected_waits(queue, policy=config.policy, quantum=config.quantum)
         self._num_waiting = 0
+        idle: list[SessionView] | None = None
         for view in queue:
             process = self._controller.sessions[view.id]
             if process.wait.since is None or view.waiting_for is None:
                 continue
             self._num_waiting += 1
+            if view.needed is not None and idle is None:
+                idle = self._idle()
+            asked = None if view.needed is None else next((one for one in idle or () if one.user != view.user), None)
             maker = None if view.room_from is None else self._controller.sessions.get(view.room_from)
             message = protocol.Waiting(
                 reason=view.waiting_for,
@@ -67,11 +73,19 @@ class WaitNotifier:
                 needed_bytes=view.needed,
                 free_bytes=view.free,
                 room_from=None if maker is None else self._name(maker, view.user),
+                idle_of=None if asked is None else notebook_in_words(asked.user, None, is_own=False, is_idle=True),
+                idle_bytes=None if asked is None else asked.persistent,
             )
             if process.wait.sent is None or _is_news(message, now, process.wait.sent, process.wait.sent_at):
                 process.wait.sent, process.wait.sent_at = message, now
                 process.send(message)
         self.notify_soon()
+
+    def _idle(self) -> list[SessionView]:
+        """Return the idle sessions that hold enough to be asked for, those with the most first."""
+        views = self._controller.snapshot().sessions
+        idle = [view for view in views if view.state is SessionState.IDLE and view.persistent >= LEAST_ROOM]
+        return sorted(idle, key=lambda view: -view.persistent)
 
     def _name(self, maker: SessionHandle, user: str) -> str:
         """Return the notebook that makes room, as *user* may see it."""

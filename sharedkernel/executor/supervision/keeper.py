@@ -21,7 +21,7 @@ from typing import Any
 from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError
 from sharedkernel.ipc.seqpacket import PEER_PATIENCE, PacketSocket, accept_own, allow_many_descriptors, listen
-from sharedkernel.system.processes import reset_signals
+from sharedkernel.system.processes import reset_signals, set_name
 
 
 class Keeper:
@@ -113,6 +113,7 @@ class Keeper:
 def main(path: str) -> None:
     """Be the keeper."""
     os.setsid()
+    set_name("sk-keeper")
     reset_signals()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     allow_many_descriptors()

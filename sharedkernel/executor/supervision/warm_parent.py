@@ -309,6 +309,7 @@ def main(path: str, executor_socket: str, stamp: str = "") -> None:
     if stamp and parse_build_id(stamp).protocol != protocol.PROTOCOL_VERSION:
         sys.exit("another version of sharedkernel was installed since the executor started; install that one again.")
     os.setsid()
+    processes.set_name("sk-warm-parent")
     processes.reset_signals()
     if sys.path[0] in ("", os.getcwd()):  # sessions look for modules where their notebooks are
         del sys.path[0]

@@ -132,6 +132,8 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         if seen is not None or self._outputs.has_unheard:
             self._held = []
             self._replaying = asyncio.ensure_future(self._replay_missed(seen))
+        if not seen and self.kernel_manager.activity.state == "busy":  # the session itself says so only at changes
+            self._send("iopub", "status", {"execution_state": "busy"}, self.kernel_manager.activity.running_cell)
         if backlog is not None:
             self._send_backlog(backlog)
         self._outputs.attach(self)

@@ -20,12 +20,13 @@ from sharedkernel.errors import Refused
 from sharedkernel.gateway.http.handlers import GatewayHandler
 from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
+from sharedkernel.shortage import LEAST_ROOM
 from sharedkernel.status.document import RoomRequest, SessionStatus, StatusDocument
 
 #: seconds for which a request stands, and after which the same cell may ask again
 _STANDS_SECONDS, _PAUSE_SECONDS = 120.0, 30.0
-#: most sessions that one request asks, those with the most memory first, and least bytes that are worth asking for
-_MOST_ASKED, _LEAST_BYTES = 8, 16 * 1024**2
+#: most sessions that one request asks, those with the most memory first
+_MOST_ASKED = 8
 #: most requests that stand at a time
 _MOST_REQUESTS = 500
 
@@ -133,7 +134,7 @@ def _waits(session: SessionStatus | None) -> bool:
 
 
 def _has_room(session: SessionStatus | None) -> bool:
-    return session is not None and session.state == "idle" and session.persistent_bytes >= _LEAST_BYTES
+    return session is not None and session.state == "idle" and session.persistent_bytes >= LEAST_ROOM
 
 
 class AskForRoomHandler(GatewayHandler):

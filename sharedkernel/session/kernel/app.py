@@ -223,6 +223,9 @@ class SessionRuntime:
         self._assigned = True
         if message.account is not None:
             self._become(message.account)
+        # Where users have accounts of their own, the name of a notebook is nobody else's business.
+        shown = None if self._launch.isolation == "users" else message.notebook
+        processes.show_title(processes.session_title(message.user, shown), f"sk {message.user}")
         os.environ.update(message.env)
         self._app.iopub_thread.serve_children(self._children_socket(message.account))
         place = user_account.enter_directory(message.cwd, message.notebook, own_home=message.account is not None)
@@ -281,6 +284,7 @@ def _reseed() -> None:
 def run(launch: Launch, *, assign: protocol.Assign | None = None) -> None:
     """Be a session's process (called in the forked child, or afresh; returns when the kernel was shut down)."""
     processes.adopt_orphans()
+    processes.prepare_title()
     if launch.isolation == "users":  # now, since each holds for the threads to come only
         processes.gain_no_privileges()
         processes.leave_keyring()

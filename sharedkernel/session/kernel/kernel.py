@@ -105,6 +105,9 @@ class GatedKernel(IPythonKernel):
         self.interrupts = Interrupts()
         #: the sender of a message without a reply was notified of its refusal (on the thread that reads the channel)
         self._has_refused = False
+        #: the request whose cell the main thread runs, and what keeps its states in order with other threads'
+        self._running_cell: dict[str, Any] | None = None
+        self._status_lock = threading.RLock()
         with _unaware_of_modules():
             super().__init__(**kwargs)
         self._kernel_modules = imported_files
@@ -234,6 +237,25 @@ class GatedKernel(IPythonKernel):
     def _publish(self, request: dict[str, Any], kind: str, content: dict[str, Any]) -> None:
         assert self.session is not None
         self.session.send(self.iopub_socket, kind, content, request, ident=self._topic(kind))
+
+    def _publish_status(self, status: str, channel: str, parent: dict[str, Any] | None = None) -> None:
+        """Publish a state; once a request that was handled beside a cell has ended, say again that the cell runs.
+
+        A page shows the last state that it was sent. A widget's message on a subshell ends as idle, and so does a
+        question on the control channel.
+        """
+        parent = parent or self.get_parent(channel)
+        with self._status_lock:
+            header = (parent or {}).get("header", {})
+            is_cell = header.get("msg_type") == "execute_request"
+            if is_cell and status == "busy" and threading.current_thread() is threading.main_thread():
+                self._running_cell = self._running_cell or parent
+            cell = self._running_cell
+            if cell is not None and status == "idle" and cell["header"]["msg_id"] == header.get("msg_id"):
+                cell = self._running_cell = None
+            super()._publish_status(status, channel, parent)
+            if cell is not None and status == "idle":
+                super()._publish_status("busy", "shell", cell)
 
     async def dispatch_shell(self, msg: Any, /, subshell_id: str | None = None, *, concurrent: bool = False) -> None:
         """Handle a message of the shell channel; operations on a subshell's thread pass the gate from now on."""

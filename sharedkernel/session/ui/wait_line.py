@@ -24,6 +24,8 @@ _REASONS = {
 }
 #: what a wait for an amount of memory is for
 _NEEDS = {"memory": "needs", "restore": "bringing back this notebook's memory needs"}
+#: shown by JupyterLab's extension alone (`labextension/src/askincell.ts`), which does what it says
+_ASK_BUTTON = '<button type="button" class="sk-Button sk-AskForRoom" hidden>Ask for room</button>'
 #: characters of a bar in plain text
 _WIDTH = 24
 #: seconds in steps of which a wait is told that lasts less than so many seconds; a longer one is told in the last steps
@@ -39,10 +41,13 @@ class WaitLine:
     label: str = ""
     #: how far it has come, from 0 to 1; None: nobody can tell, and there is none
     fraction: float | None = None
+    #: whether others could be asked to make room
+    can_ask: bool = False
 
     def data(self) -> dict[str, str]:
         """Return it as the data of a display message, by MIME type."""
-        plain, html = f"⏳ {self.sentence}", f"<div>⏳ {escape(self.sentence)}</div>"
+        ask = f" {_ASK_BUTTON}" if self.can_ask else ""
+        plain, html = f"⏳ {self.sentence}", f"<div>⏳ {escape(self.sentence)}{ask}</div>"
         if self.fraction is not None:
             percent = int(100 * self.fraction)
             filled = _WIDTH * percent // 100
@@ -106,7 +111,7 @@ class Wait:
         if told is None:
             return WaitLine(sentence="Waiting for the shared device.")
         if told.reason in _NEEDS and told.needed_bytes is not None and told.free_bytes is not None:
-            return WaitLine(sentence=self._memory_sentence(told, now))
+            return WaitLine(sentence=self._memory_sentence(told, now), can_ask=told.idle_of is not None)
         holder = f" ({safe_text(told.holder)})" if told.holder else ""
         place = f", place {told.position} in the queue" if told.position else ""
         sentence = f"Waiting: {_REASONS.get(told.reason) or safe_text(told.reason)}{holder}{place}."
@@ -130,14 +135,18 @@ class Wait:
         )
 
     def _memory_sentence(self, told: protocol.Waiting, now: float) -> str:
-        """Return how much memory is needed and free, and who makes room, or for how long it was waited."""
+        """Return how much memory is needed and free, and who holds or makes room, or for how long it was waited."""
         needed, free = format_bytes(told.needed_bytes or 0), format_bytes(told.free_bytes or 0)
         sentence = f"Waiting: {_NEEDS[told.reason]} {needed}, {free} free."
         left = None if told.expected_seconds is None else told.expected_seconds - (now - self._told_at)
         when = f"in about {_about(left)}" if left is not None and left > 0 else "soon"
+        if told.idle_of is not None and told.idle_bytes is not None:
+            sentence += f" {_capital(told.idle_of)} holds {format_bytes(told.idle_bytes)}"
+            if told.room_from == told.idle_of:
+                return f"{sentence} and makes room {when}."
+            sentence += "."
         if told.room_from is not None:
-            maker = safe_text(told.room_from)
-            return f"{sentence} {maker[:1].upper()}{maker[1:]} makes room {when}."
+            return f"{sentence} {_capital(told.room_from)} makes room {when}."
         if left is not None and left > 0:
             return f"{sentence} Expected wait: about {_about(left)} more."
         elapsed = now - self._began
@@ -155,6 +164,11 @@ def restore_line(done: int, total: int) -> WaitLine:
         label="Part of this notebook's memory that is back",
         fraction=done / total if total else None,
     )
+
+
+def _capital(words: str) -> str:
+    text = safe_text(words)
+    return text[:1].upper() + text[1:]
 
 
 def _about(seconds: float) -> str:

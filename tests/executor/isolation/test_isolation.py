@@ -179,6 +179,19 @@ def test_sessions_start_at_home_or_below(apart: ApartExecutor) -> None:
     asyncio.run(main())
 
 
+def test_others_do_not_see_the_name_of_a_notebook(apart: ApartExecutor) -> None:
+    """Every account can read every process's title: it has the user's name alone."""
+
+    async def main() -> None:
+        async with Executor(apart) as executor:
+            hers = await executor.notebook(notebook="diagnosis.ipynb")
+            his = await executor.notebook(GRACE)
+            shown = await his.run(f"print(open('/proc/{hers.record.pid}/cmdline').read())")
+            assert shown.text.rstrip("\0\n") == f"sharedkernel: {ADA}"
+
+    asyncio.run(main())
+
+
 def test_status_says_what_keeps_users_apart(apart: ApartExecutor, process: ExecutorProcess) -> None:
     """With accounts of their own; without, one sentence says what that does not protect."""
 

@@ -6,6 +6,7 @@ import asyncio
 import re
 import signal
 
+import psutil
 import pytest
 
 from sharedkernel.errors import Refused, SessionNotFound
@@ -342,5 +343,24 @@ def test_a_session_that_is_ending_is_not_given_back(process: ExecutorProcess) ->
                     notebook.session, kernel="another", notebook=None, client_key=None
                 )
             await ending
+
+    asyncio.run(main())
+
+
+def test_a_session_s_process_is_called_after_user_and_notebook(process: ExecutorProcess) -> None:
+    """In lists of processes; what it forks has the same title."""
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            notebook = await executor.notebook(notebook="lessons/train.ipynb")
+            session = psutil.Process(notebook.record.pid)
+            assert "".join(session.cmdline()) == "sharedkernel: ada · train.ipynb"
+            assert session.name() == "sk ada"
+            shown = await notebook.run(
+                "import multiprocessing; from pathlib import Path\n"
+                "with multiprocessing.get_context('fork').Pool(1) as pool:\n"
+                "    print(pool.apply(Path('/proc/self/cmdline').read_text))"
+            )
+            assert shown.text.rstrip("\0\n") == "sharedkernel: ada · train.ipynb"
 
     asyncio.run(main())

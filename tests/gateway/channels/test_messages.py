@@ -452,3 +452,24 @@ def test_a_bad_request_for_a_session_is_refused(stack: Stack, body: bytes, statu
         assert (await grace.request("GET", "/api/kernels")).body == []
 
     run(scenario())
+
+
+def test_a_new_client_is_told_that_a_cell_runs(stack: Stack, tmp_path: Path) -> None:
+    """A page that was loaded anew would hear of it only at the cell's end."""
+    enough = tmp_path / "enough"
+
+    async def scenario() -> None:
+        grace = stack.client("grace")
+        kernel = await grace.start()
+        async with grace.attach(kernel) as channels:
+            await channels.send("execute_request", {"code": f"print('on')\n{waiting_for(enough)}", "silent": False})
+            cell = (await channels.until("stream", text="on\n"))[-1]["parent_header"]["msg_id"]
+            async with grace.attach(kernel) as others:
+                told = (await others.until("status"))[-1]
+                assert told["content"]["execution_state"] == "busy"
+                assert told["parent_header"]["msg_id"] == cell
+                enough.touch()
+                await others.until("status", execution_state="idle")
+            await channels.until("execute_reply")
+
+    run(scenario())

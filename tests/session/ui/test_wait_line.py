@@ -95,6 +95,19 @@ def test_where_nothing_is_known_there_is_no_bar() -> None:
             {"expected_seconds": 26.0, "room_from": "grace's idle notebook"},
             "Grace's idle notebook makes room in about 25 s.",
         ),
+        (
+            {"expected_seconds": 26.0, "idle_of": "grace's idle notebook", "idle_bytes": 3 << 29},
+            "Grace's idle notebook holds 1.5 GiB. Expected wait: about 25 s more.",
+        ),
+        (
+            {
+                "expected_seconds": 26.0,
+                "room_from": "grace's idle notebook",
+                "idle_of": "grace's idle notebook",
+                "idle_bytes": 3 << 29,
+            },
+            "Grace's idle notebook holds 1.5 GiB and makes room in about 25 s.",
+        ),
         ({"expected_seconds": 1.0, "room_from": "your notebook a.ipynb"}, "Your notebook a.ipynb makes room soon."),
     ],
 )
@@ -105,6 +118,8 @@ def test_a_wait_for_memory_says_what_it_needs_and_who_makes_room(fields: dict[st
     line = wait.line(2.0)
     assert line.sentence == f"Waiting: needs 1.0 GiB, 512 MiB free. {rest}"
     assert line.fraction is None
+    assert ("Ask for room" in line.data()["text/html"]) == ("idle_of" in fields)
+    assert "Ask for room" not in line.data()["text/plain"]
 
 
 def test_a_place_says_nothing_of_when_memory_comes() -> None:

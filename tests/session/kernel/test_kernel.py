@@ -1,0 +1,49 @@
+"""What a session publishes of its state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.session.harness import PATIENCE, SessionUnderTest
+
+
+@pytest.fixture
+def session() -> Iterator[SessionUnderTest]:
+    with SessionUnderTest() as session:
+        yield session
+
+
+def states(session: SessionUnderTest, until: tuple[str, str]) -> list[tuple[str, str]]:
+    """Return the states that are published, each with its request's id, up to the one named."""
+    found: list[tuple[str, str]] = []
+    deadline = time.monotonic() + PATIENCE
+    while not found or found[-1] != until:
+        message = session.client.get_iopub_msg(timeout=deadline - time.monotonic())
+        if message["msg_type"] == "status":
+            found.append((message["parent_header"].get("msg_id", ""), message["content"]["execution_state"]))
+    return found
+
+
+def test_a_request_beside_a_cell_leaves_it_busy(session: SessionUnderTest, tmp_path: Path) -> None:
+    """A client goes by the last state that it was sent; the cell's own end is the last."""
+    enough = tmp_path / "enough"
+    cell = session.client.execute(
+        f"import pathlib, time\nwhile not pathlib.Path({str(enough)!r}).exists(): time.sleep(0.01)"
+    )
+    states(session, (cell, "busy"))
+    for _ in range(3):
+        question = session.client.session.msg("kernel_info_request", {})
+        session.client.control_channel.send(question)
+        asked = question["header"]["msg_id"]
+        assert states(session, (cell, "busy")) == [(asked, "busy"), (asked, "idle"), (cell, "busy")]
+    enough.touch()
+    assert states(session, (cell, "idle")) == [(cell, "idle")]
+    # Nothing comes after it but what belongs to the next request.
+    question = session.client.session.msg("kernel_info_request", {})
+    session.client.control_channel.send(question)
+    asked = question["header"]["msg_id"]
+    assert states(session, (asked, "idle")) == [(asked, "busy"), (asked, "idle")]
