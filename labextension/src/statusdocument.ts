@@ -70,6 +70,20 @@ export interface IDeviceStatus {
   quantum_seconds: number;
 }
 
+/** One of several hosts. */
+export interface IHostEntry {
+  name: string;
+  answering: boolean | null;
+  message: string | null;
+  version: string | null;
+  num_devices: number;
+  num_sessions: number | null;
+  cordoned: boolean | null;
+  drained: boolean | null;
+  in_ray: boolean | null;
+  adopted: boolean | null;
+}
+
 /** A lane. */
 export interface ILaneStatus {
   id: number;
@@ -78,6 +92,7 @@ export interface ILaneStatus {
   queue: string[];
   number?: number;
   device?: string;
+  host?: string;
 }
 
 /** What a session of the reader did besides running, such as ``queued`` or ``offloaded``. */
@@ -160,6 +175,7 @@ export interface IStatusDocument {
   sessions: ISessionStatus[];
   devices?: IDeviceEntry[];
   placement?: string;
+  hosts?: IHostEntry[];
   timeline?: IRecentTimeline | null;
   room_requests?: IRoomRequest[];
 }

@@ -9,6 +9,7 @@
 import type {
   IDeviceEntry,
   IDeviceStatus,
+  IHostEntry,
   ILaneStatus,
   IRoomRequest as IRoomRequestFields,
   ISessionStatus,
@@ -98,8 +99,9 @@ export interface ISession extends IMemory {
   /** Id of the session whose memory is expected to leave the device for it, in about so many seconds; null: not known. */
   roomFrom: string | null;
   roomSeconds: number | null;
-  /** Its device; null where there is only one. */
+  /** Its device and its host; null where there is only one. */
   device: string | null;
+  host: string | null;
   /** Device time that its cell still needs, in seconds; null where nobody knows. */
   remainingSeconds: number | null;
 }
@@ -113,11 +115,29 @@ export interface IRoomRequest {
   askedBy: string;
 }
 
+/** One of several hosts; null: not known. */
+export interface IHost {
+  name: string;
+  isAnswering: boolean;
+  /** Why it does not answer. */
+  trouble: string | null;
+  /** Whether it gets no new sessions, and nobody has anything there any more. */
+  isCordoned: boolean;
+  isDrained: boolean;
+  /** Whether a Ray cluster is in touch with it, where there is one. */
+  isInRay: boolean | null;
+  version: string | null;
+  numDevices: number;
+  numSessions: number;
+}
+
 export interface IStatus {
   /** All of them together. */
   device: IDevice;
   /** Each of several; empty where there is only one. */
   devices: IDevice[];
+  /** Of several hosts; empty where there is only one. */
+  hosts: IHost[];
   lanes: ILane[];
   users: IUser[];
   sessions: ISession[];
@@ -232,6 +252,7 @@ function parseStatus(fields: Fields<IStatusDocument>): IStatus {
   return {
     device: parseDevice(device),
     devices: isNothing(fields.devices) ? [] : list<IDeviceEntry>(fields.devices, 'devices').map(parseDevice),
+    hosts: isNothing(fields.hosts) ? [] : severalHosts(list<IHostEntry>(fields.hosts, 'hosts').map(parseHost)),
     lanes: list<ILaneStatus>(fields.lanes, 'lanes').map(lane => ({
       id: String(lane.id),
       number: String(lane.number ?? lane.id),
@@ -274,6 +295,7 @@ function parseStatus(fields: Fields<IStatusDocument>): IStatus {
       roomFrom: textOrNull(session.room_from),
       roomSeconds: wholeSeconds(numberOrNull(session.memory_wait_seconds)),
       device: textOrNull(session.device),
+      host: textOrNull(session.host),
       remainingSeconds: KNOWN_FROM.includes(session.remaining_from) ? numberOrNull(session.remaining_seconds) : null,
       ...memory(session)
     })),
@@ -286,6 +308,24 @@ function parseStatus(fields: Fields<IStatusDocument>): IStatus {
           askedBy: text(request.asked_by, 'room_requests.asked_by')
         }))
   };
+}
+
+function parseHost(fields: Fields<IHostEntry>): IHost {
+  return {
+    name: text(fields.name, 'hosts.name'),
+    isAnswering: fields.answering === true,
+    trouble: textOrNull(fields.message),
+    isCordoned: fields.cordoned === true,
+    isDrained: fields.drained === true,
+    isInRay: typeof fields.in_ray === 'boolean' ? fields.in_ray : null,
+    version: textOrNull(fields.version),
+    numDevices: amount(fields.num_devices),
+    numSessions: amount(fields.num_sessions)
+  };
+}
+
+function severalHosts(hosts: IHost[]): IHost[] {
+  return hosts.length > 1 ? hosts : [];
 }
 
 function memory(

@@ -17,7 +17,7 @@ from sharedkernel.gateway_client.sessions import offload_session, stop_session
 from sharedkernel.gateway_client.status import fetch_status
 from sharedkernel.status.document import SessionStatus
 from sharedkernel.status.tables import cell, new_table, number, text
-from sharedkernel.status.text import NOTHING, about, safe_text, session_name, session_state
+from sharedkernel.status.text import NOTHING, about, device_on_host, safe_text, session_name, session_state
 from sharedkernel.units import format_bytes
 
 #: characters of an id that are shown, where they suffice
@@ -184,7 +184,9 @@ def sessions_by_id(sessions: Sequence[SessionStatus], ids: dict[str, str]) -> Re
     has_devices = any(session.device is not UNSET for session in sessions)
     width = max(map(len, ids.values()), default=_SHORT)
     columns = (Column("id", min_width=width, no_wrap=True), text("user", 2), text("notebook", 3), text("state", 3))
-    table = new_table(*columns, *([text("device", 2)] if has_devices else []), number("memory", 8), number("idle", 5))
+    has_hosts = len({session.host for session in sessions}) > 1
+    places = [*([text("host")] if has_hosts else []), *([text("device", 2)] if has_devices else [])]
+    table = new_table(*columns, *places, number("memory", 8), number("idle", 5))
     for session in sorted(sessions, key=lambda session: (session.user, session_name(session))):
         idle = NOTHING if session.state in ("running", "preempting") else about(session.idle_seconds)
         memory = session.persistent_bytes + session.framework_bytes
@@ -193,7 +195,8 @@ def sessions_by_id(sessions: Sequence[SessionStatus], ids: dict[str, str]) -> Re
             cell(session.user, "bold"),
             cell(session_name(session) if session.notebook else NOTHING),
             cell(session_state(session)),
-            *([cell(session.device or "")] if has_devices else []),
+            *([cell(session.host or "")] if has_hosts else []),
+            *([cell(device_on_host(session) if has_hosts else session.device or "")] if has_devices else []),
             format_bytes(memory),
             idle,
         )

@@ -4,6 +4,7 @@ import * as React from 'react';
 
 import { safeText } from '../describe';
 import { DeviceSection } from '../device';
+import { HostsSection } from '../hosts';
 import type { DeviceModel } from '../model';
 import { notice } from '../notice';
 import { userColours } from '../palette';
@@ -84,6 +85,7 @@ export function Page(props: IProps): React.ReactElement {
         {status !== null && (
           <>
             <div className="sk-Column">
+              <HostsSection hosts={status.hosts} {...names} />
               <DeviceSection status={status} api={me.admin ? api : null} {...names} />
               <SessionsSection
                 title={trans.__('My sessions')}

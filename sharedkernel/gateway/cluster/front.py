@@ -144,8 +144,7 @@ class Front:
             self.any_host()
             raise HostAway("no host of this cluster says how it is; their logs may say why, try again.")
         documents = {name: read_status(answer, name) for name, answer in answers.items()}
-        away = [host for host in self.hosts.all() if host.name not in documents]
-        return merge_hosts(documents, away, self._executors.placement)
+        return merge_hosts(documents, self.hosts.all(), self._executors.placement)
 
     # --- new sessions -------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from sharedkernel.gateway.cluster.hosts import Host, HostAway
 from sharedkernel.gateway.cluster.registration import PATH, RegistrationHandler
 from sharedkernel.gateway.cluster.requests import no_trust
 from sharedkernel.gateway.cluster.splice import Splice, WebsocketRefused, handshake, open_websocket
+from sharedkernel.gateway.cluster.status import host_entry
 from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.http import handlers
 from sharedkernel.gateway.http.health import HealthHandler
@@ -173,17 +174,9 @@ def describe_host(host: Host, *, with_users: bool) -> dict[str, Any]:
         Whether to name the users who have something there, as admins may know.
     """
     found: dict[str, Any] = {
-        "name": host.name,
+        **msgspec.to_builtins(host_entry(host)),
         "address": host.address,
-        "version": host.version,
-        "answering": host.is_answering,
-        "message": None if host.is_answering else host.why_away(),
         "devices": [device.id for device in host.devices],
-        "num_sessions": host.total_sessions,
-        "cordoned": host.is_cordoned,
-        "drained": host.is_drained,
-        "in_ray": None if host.ray is None else host.ray.is_in and host.is_answering,
-        "adopted": None if host.ray is None else host.ray.has_adopted,
     }
     if with_users:
         found["users"] = {

@@ -71,6 +71,7 @@ def test_sessions_are_on_all_hosts_and_every_front_knows_them(cluster: Cluster) 
 
         status = (await grace.request("GET", STATUS)).body
         assert {entry["host"] for entry in status["devices"]} == set(HOSTS)
+        assert {(entry["name"], entry["answering"]) for entry in status["hosts"]} == {(name, True) for name in HOSTS}
         places = {entry["kernel_id"]: (entry["host"], entry["device"]) for entry in status["sessions"]}
         timelines = (await grace.request("GET", "/sharedkernel/api/timeline?seconds=3600")).body["devices"]
         ran = {(entry["device"], row["session"]) for entry in timelines for row in entry["rows"]}
