@@ -11,7 +11,7 @@ import pytest
 from tornado.httpclient import HTTPClientError
 
 from sharedkernel.gateway.auth.tickets import host_prefix
-from tests.gateway.client import Client
+from tests.gateway.client import Answer, Client
 from tests.gateway.cluster.conftest import HOSTS, Cluster
 from tests.gateway.conftest import Stack, run, wait_for
 from tests.gateway.devices import until
@@ -67,7 +67,11 @@ def test_sessions_are_on_all_hosts_and_every_front_knows_them(cluster: Cluster) 
         assert (await linus.request("GET", "/api/kernels")).body == []
         assert (await linus.request("GET", f"/api/kernels/{kernels['h1']}")).status == 404
         assert (await Client(grace.url, "wrong").request("GET", f"/api/kernels/{kernels['h1']}")).status == 403
-        assert (await grace.request("GET", "/api/kernels/00000000-0000-0000-0000-000000000000")).status == 404
+
+        async def is_unknown() -> bool:  # once the front is sure that all its hosts have registered
+            return (await grace.request("GET", "/api/kernels/00000000-0000-0000-0000-000000000000")).status == 404
+
+        await until(is_unknown)
 
         status = (await grace.request("GET", STATUS)).body
         assert {entry["host"] for entry in status["devices"]} == set(HOSTS)
@@ -287,6 +291,48 @@ def test_a_host_that_is_away_is_not_forgotten(cluster: Cluster) -> None:
     gateway.start()
     wait_for(cluster.is_whole)
     assert asyncio.run(execute(cluster.client("grace"), kernels["h2"], "print(2)")) == "2"
+
+
+def test_an_earlier_session_on_a_host_that_is_away_is_named(cluster: Cluster) -> None:
+    """Its own client is refused, and gets no second session; a new session says it, and so does `%shared attach`."""
+
+    async def start() -> dict[str, str]:
+        grace, keys = cluster.client("grace"), {}
+        while len(keys) < len(HOSTS):
+            key = f"key{len(keys)}"
+            kernel = await grace.start(KERNEL_CLIENT_KEY=key)
+            if keys.setdefault(host_of(kernel), key) != key:
+                await grace.end(kernel)
+        return keys
+
+    keys = asyncio.run(start())
+    gateway = cluster.hosts["h2"].gateway
+    gateway.kill()
+
+    async def ask(key: str) -> Answer:
+        body = {"name": "shared-gpu", "env": {"KERNEL_CLIENT_KEY": key}}
+        return await asyncio.wait_for(cluster.client("grace").request("POST", "/api/kernels", body), 10)
+
+    refused = asyncio.run(ask(keys["h2"]))
+    assert (refused.status, refused.body["reason"]) == (503, "host_away")
+    wait_for(lambda: cluster.answering() == {"h1"})
+    refused = asyncio.run(ask(keys["h2"]))
+    assert (refused.status, refused.body["reason"]) == (503, "host_away")
+    assert "the session of this notebook is on another machine: h2 has not answered for" in refused.body["message"]
+    assert asyncio.run(ask(keys["h1"])).status == 201
+
+    async def new() -> str:
+        grace = cluster.client("grace")
+        kernel = await grace.start(KERNEL_NOTEBOOK="other.ipynb")
+        async with grace.attach(kernel) as channels:
+            first = (await channels.run("1 + 1"))["text"]
+            asked = (await channels.run("%shared attach"))["text"]
+        return f"{first}|{asked}"
+
+    sentence = "An earlier session of this notebook may be on another machine: h2 has not answered for"
+    assert asyncio.run(new()).count(sentence) == 2
+    gateway.start()
+    wait_for(cluster.is_whole)
 
 
 def test_sessions_that_a_host_did_not_start_are_not_counted_there(cluster: Cluster) -> None:
