@@ -338,7 +338,7 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
         Parameters
         ----------
         name
-            Of the device; empty: all devices.
+            Of the device, or of a host for all of its devices; empty: all devices.
 
         Raises
         ------
@@ -346,9 +346,10 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
             When there is no such device.
         """
         documents = self.by_device()
-        if name and name not in documents:
+        found = {each: documents[each] for each in documents if name in ("", each) or each.startswith(f"{name}/")}
+        if not found:
             raise ConfigError(f"there is no device {name!r} here; name one of {', '.join(documents)}.")
-        return {name: documents[name]} if name else documents
+        return found
 
 
 def read_status(data: object, sender: str) -> StatusDocument:

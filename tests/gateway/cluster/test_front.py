@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
@@ -103,6 +107,34 @@ def test_a_limit_on_sessions_counts_over_all_hosts(cluster: Cluster) -> None:
         assert answer.body["reason"] == "quota"
 
     run(test())
+
+
+def test_a_trace_has_the_processes_of_each_host_together(cluster: Cluster, tmp_path: Path) -> None:
+    """Labelled with the host, whose name stands for all of its devices."""
+
+    async def start() -> None:
+        grace = cluster.client("grace")
+        for kernel in (await start_on_both(grace)).values():
+            await execute(grace, kernel, "import torch; print(torch.ones(1).sum())")
+
+    def traced(*arguments: str) -> dict[str, set[str]]:
+        out = tmp_path / "trace.json"
+        environment = os.environ | cluster.client_environment("grace")
+        subprocess.run(
+            [sys.executable, "-m", "sharedkernel", "trace", "--seconds", "1", "--out", str(out), *arguments],
+            env=environment, check=True, timeout=60,
+        )  # fmt: skip
+        events = json.loads(out.read_text())["traceEvents"]
+        names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+        labels = [(event["args"]["labels"], event["pid"]) for event in events if event["name"] == "process_labels"]
+        assert [label for label, _ in labels] == sorted(label for label, _ in labels)
+        return {label: {names[pid] for each, pid in labels if each == label} for label, _ in labels}
+
+    asyncio.run(start())
+    h1, h2 = ({f"{name}/host: lanes"} for name in HOSTS)
+    found = traced()
+    assert (h1, h2) == (found["host h1"] & h1, found["host h2"] & h2)
+    assert set(traced("--device", "h2")) == {"host h2"}
 
 
 def test_a_front_has_no_class(cluster: Cluster) -> None:
