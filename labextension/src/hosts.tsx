@@ -4,18 +4,20 @@ import * as React from 'react';
 
 import { safeText } from './describe';
 import type { INames } from './names';
-import type { IHost } from './view';
-import { hostWords } from './words';
+import type { IStatus } from './view';
+import { hostWords, leftOutWords } from './words';
 
 /** More hosts than so many are shown on request only. */
 const FEW = 8;
 
 interface IProps extends INames {
-  hosts: readonly IHost[];
+  status: IStatus;
 }
 
 export function HostsSection(props: IProps): React.ReactElement | null {
-  const { hosts, trans } = props;
+  const { status, trans } = props;
+  const { hosts } = status;
+  const leftOut = leftOutWords(status, trans);
   const [all, setAll] = React.useState(false);
   const id = React.useId();
   if (hosts.length === 0) {
@@ -51,6 +53,7 @@ export function HostsSection(props: IProps): React.ReactElement | null {
           ))}
         </tbody>
       </table>
+      {leftOut !== null && <p className="sk-Hint">{leftOut}</p>}
       {hosts.length > FEW && (
         <button type="button" className="sk-Button" aria-expanded={all} onClick={() => setAll(!all)}>
           {all ? trans.__('Show fewer') : trans.__('Show all %1', hosts.length)}

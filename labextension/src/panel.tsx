@@ -69,7 +69,7 @@ export class DevicePanel extends VDomRenderer<ModelAdapter> {
               {...names}
             />
             <TurnsSection status={status} colours={colours} {...names} />
-            <HostsSection hosts={status.hosts} {...names} />
+            <HostsSection status={status} {...names} />
             <DeviceSection status={status} api={user?.admin === true ? this._actions.api : null} {...names} />
             <TimelineSection api={this._actions.api} colours={colours} isFolded {...names} />
             {user?.admin === true && (

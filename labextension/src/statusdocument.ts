@@ -95,6 +95,15 @@ export interface ILaneStatus {
   host?: string;
 }
 
+/** How much of a large cluster a document leaves out. */
+export interface ILeftOut {
+  hosts: number;
+  devices: number;
+  lanes: number;
+  sessions: number;
+  users: number;
+}
+
 /** What a session of the reader did besides running, such as ``queued`` or ``offloaded``. */
 export interface IOwnActivity {
   session: string;
@@ -176,6 +185,7 @@ export interface IStatusDocument {
   devices?: IDeviceEntry[];
   placement?: string;
   hosts?: IHostEntry[];
+  left_out?: ILeftOut;
   timeline?: IRecentTimeline | null;
   room_requests?: IRoomRequest[];
 }

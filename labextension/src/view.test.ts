@@ -2,7 +2,7 @@ import { describe, expect, it } from 'vitest';
 
 import { english, session, status, view } from './testdocuments';
 import { parseView, VersionError, ViewError } from './view';
-import { hostWords } from './words';
+import { hostWords, leftOutWords } from './words';
 
 describe('parseView', () => {
   it('reads what the server sends', () => {
@@ -42,6 +42,11 @@ describe('parseView', () => {
     expect(parsed.hosts.map(host => hostWords(host, english))).toEqual(['answers, in Ray', 'away, draining']);
     expect(parsed.hosts[0]).toMatchObject({ version: '1.0', numDevices: 2, numSessions: 3 });
     expect(parsed.hosts[1]).toMatchObject({ trouble: 'it is silent', numDevices: 0 });
+    expect(leftOutWords(parsed, english)).toBe(null);
+    const large = { ...status(), hosts, left_out: { hosts: 0, devices: 936, lanes: 7, sessions: 19500, users: 0 } };
+    expect(leftOutWords(parseView(view({ status: large })).status!, english)).toBe(
+      'Not shown: 936 devices, 19500 sessions. Your own come first.'
+    );
     expect(read(hosts.slice(0, 1)).hosts).toEqual([]);
     expect(parseView(view()).status!.hosts).toEqual([]);
   });

@@ -11,6 +11,7 @@ import type {
   IDeviceStatus,
   IHostEntry,
   ILaneStatus,
+  ILeftOut,
   IRoomRequest as IRoomRequestFields,
   ISessionStatus,
   IStatusDocument,
@@ -138,6 +139,8 @@ export interface IStatus {
   devices: IDevice[];
   /** Of several hosts; empty where there is only one. */
   hosts: IHost[];
+  /** How many of each kind a large cluster's document leaves out; empty: none. */
+  leftOut: ReadonlyMap<string, number>;
   lanes: ILane[];
   users: IUser[];
   sessions: ISession[];
@@ -247,12 +250,16 @@ function parseDevice(fields: Fields<IDeviceStatus & Partial<IDeviceEntry>>): IDe
 }
 
 function parseStatus(fields: Fields<IStatusDocument>): IStatus {
+  const leftOut = isNothing(fields.left_out) ? {} : record<ILeftOut>(fields.left_out, 'left_out');
   const device = record<IDeviceStatus>(fields.device, 'device');
   text(device.kind, 'device.kind');
   return {
     device: parseDevice(device),
     devices: isNothing(fields.devices) ? [] : list<IDeviceEntry>(fields.devices, 'devices').map(parseDevice),
     hosts: isNothing(fields.hosts) ? [] : severalHosts(list<IHostEntry>(fields.hosts, 'hosts').map(parseHost)),
+    leftOut: new Map(
+      LEFT_OUT.map((kind): [string, number] => [kind, amount(leftOut[kind])]).filter(([, count]) => count > 0)
+    ),
     lanes: list<ILaneStatus>(fields.lanes, 'lanes').map(lane => ({
       id: String(lane.id),
       number: String(lane.number ?? lane.id),
@@ -309,6 +316,9 @@ function parseStatus(fields: Fields<IStatusDocument>): IStatus {
         }))
   };
 }
+
+/** Kinds of what a large cluster's document may leave out. */
+const LEFT_OUT = ['hosts', 'devices', 'sessions', 'users'] as const;
 
 function parseHost(fields: Fields<IHostEntry>): IHost {
   return {

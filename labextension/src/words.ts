@@ -170,6 +170,21 @@ export function deviceTitle(device: IDevice, trans: TranslationBundle): string {
       : trans.__('CPU (%1 cores), demo device', cores[1]);
 }
 
+/** Return what a large cluster's document leaves out; null: nothing. */
+export function leftOutWords(status: IStatus, trans: TranslationBundle): string | null {
+  if (status.leftOut.size === 0) {
+    return null;
+  }
+  const names: Record<string, (count: number) => string> = {
+    hosts: count => trans.__('%1 hosts', count),
+    devices: count => trans.__('%1 devices', count),
+    sessions: count => trans.__('%1 sessions', count),
+    users: count => trans.__('%1 people', count)
+  };
+  const parts = [...status.leftOut].map(([kind, count]) => names[kind]?.(count) ?? '');
+  return trans.__('Not shown: %1. Your own come first.', parts.join(', '));
+}
+
 /** Return whether a host answers, how far it is drained, and whether it is in Ray where there is one. */
 export function hostWords(host: IHost, trans: TranslationBundle): string {
   const words = [host.isAnswering ? trans.__('answers') : trans.__('away')];

@@ -49,7 +49,8 @@ class SessionsApp(GatewayCommandApp):
         SharedKernelError
             When the gateway does not answer, or refuses.
         """
-        sessions = fetch_status(self.credentials()).sessions
+        status = fetch_status(self.credentials(), about=self.user)
+        sessions = status.sessions
         shown = [session for session in sessions if self.user in ("", session.user)]
         if self.as_json:
             print(msgspec.json.encode(shown).decode())  # noqa: T201
@@ -57,6 +58,8 @@ class SessionsApp(GatewayCommandApp):
             Console(highlight=False).print(sessions_by_id(shown, short_ids(sessions)))
         else:
             print("No sessions.")  # noqa: T201
+        if status.left_out and not self.as_json:
+            print(status.left_out.sentence(how="`sharedkernel status --about NAME`"))  # noqa: T201
 
 
 class _SessionCommandApp(GatewayCommandApp):
@@ -83,17 +86,20 @@ class _SessionCommandApp(GatewayCommandApp):
             fail(f"--user names nobody; see `sharedkernel {self.name} --help`.", status=2)
         if bool(self.extra_args) == bool(self.user):
             fail(f"name the sessions to {self.verb} by their ids, or all of one user by --user NAME.", status=2)
-        sessions = fetch_status(self.credentials()).sessions
         if self.user:
+            sessions = fetch_status(self.credentials(), about=self.user).sessions
             chosen = [session for session in sessions if session.user == self.user and session.kernel_id]
             if not chosen:
                 fail(f"there is no session of {self.user!r} that you may {self.verb}.")
         else:
             # all are found before the first is touched
-            chosen = list({found.id: found for word in self.extra_args for found in [find(word, sessions)]}.values())
+            chosen = list({found.id: found for word in self.extra_args for found in [self._find(word)]}.values())
         for session in chosen:
             self.act(session.kernel_id or "")
             print(f"{self.done} {session_name(session)} of {safe_text(session.user)}")  # noqa: T201
+
+    def _find(self, word: str) -> SessionStatus:
+        return find(word, fetch_status(self.credentials(), about=word).sessions)
 
     def act(self, kernel_id: str) -> None:
         """Do it to one session."""

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from sharedkernel.errors import ConfigError, ProtocolError
-from sharedkernel.status.hosts import HostEntry
+from sharedkernel.status.hosts import HostEntry, LeftOut
 
 
 class DeviceDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -262,7 +262,7 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     """A status document.
 
     `devices` and `placement`, the rule that places new sessions, are there only for several devices; `hosts` only for
-    several hosts; `timeline` only inside sessions.
+    several hosts, `left_out` where they are too many for one answer; `timeline` only inside sessions.
     """
 
     device: DeviceStatus
@@ -272,6 +272,7 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     devices: list[DeviceEntry] | UnsetType = UNSET
     placement: str | UnsetType = UNSET
     hosts: list[HostEntry] | UnsetType = UNSET
+    left_out: LeftOut | UnsetType = UNSET
     timeline: RecentTimeline | UnsetType | None = UNSET
     room_requests: list[RoomRequest] | UnsetType = UNSET
 

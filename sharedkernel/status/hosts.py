@@ -1,4 +1,4 @@
-"""The entry of a host in the status document of several hosts, and short text about it."""
+"""What the status document of several hosts has besides: an entry for each, and what is left out of a large one."""
 
 from __future__ import annotations
 
@@ -36,3 +36,18 @@ class HostEntry(msgspec.Struct, frozen=True, kw_only=True):
             return "-"
         how = {True: ", adopted", False: ", started", None: ""}[self.adopted]
         return f"{'in Ray' if self.in_ray else 'not in Ray'}{how}"
+
+
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of a large cluster a document leaves out."""
+
+    hosts: int = 0
+    devices: int = 0
+    lanes: int = 0
+    sessions: int = 0
+    users: int = 0
+
+    def sentence(self, how: str = "`--about NAME`") -> str:
+        """Return what is not shown, and *how* to see it."""
+        counts = [f"{getattr(self, name):,} {name}" for name in self.__struct_fields__ if getattr(self, name)]
+        return f"Not shown: {', '.join(counts)}. {how} shows those of a host, a device, a user or a notebook."

@@ -85,7 +85,7 @@ export function Page(props: IProps): React.ReactElement {
         {status !== null && (
           <>
             <div className="sk-Column">
-              <HostsSection hosts={status.hosts} {...names} />
+              <HostsSection status={status} {...names} />
               <DeviceSection status={status} api={me.admin ? api : null} {...names} />
               <SessionsSection
                 title={trans.__('My sessions')}

@@ -257,5 +257,10 @@ def devices_away(status: StatusDocument) -> Sequence[str]:
     ]
 
 
+def left_out_words(status: StatusDocument) -> str:
+    """Return what the document of a large cluster leaves out, to be added to a line; empty: nothing."""
+    return f" · {status.left_out.sentence(how='`status --about NAME`')}" if status.left_out else ""
+
+
 def _largest_first(value: float | None) -> tuple[int, float]:
     return _LAST if value is None else (0, -value)

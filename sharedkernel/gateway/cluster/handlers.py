@@ -30,6 +30,7 @@ from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.http import handlers
 from sharedkernel.gateway.http.health import HealthHandler
 from sharedkernel.gateway.http.status_feed import StatusFeedHandler
+from sharedkernel.status.excerpt import excerpt
 
 #: headers of a host's answer that its client gets
 _ANSWERED = ("Content-Type", "Location", "Retry-After", "Cache-Control")
@@ -255,10 +256,12 @@ class FrontStatusHandler(FrontHandler):
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """Return the status document, as this user may see it."""
+        """Return the status document, as this user may see it; of a large cluster with what ``?about=NAME`` names."""
+        about = self.get_query_argument("about", "")
         status = await self.front.status()
         user = self.current_user
-        self.finish(msgspec.json.encode(status if user.admin else status.visible_to(user.username)))
+        visible = status if user.admin else status.visible_to(user.username)
+        self.finish(msgspec.json.encode(excerpt(visible, user.username, about)))
 
 
 class FrontReadyHandler(web.RequestHandler):
