@@ -20,6 +20,7 @@ from tornado.httpclient import HTTPResponse
 
 from sharedkernel.errors import QuotaExceeded, Refused
 from sharedkernel.gateway.auth.identity import GatewayUser
+from sharedkernel.gateway.cluster.changes import PendingChanges
 from sharedkernel.gateway.cluster.hosts import ClusterHosts, Host, HostAway
 from sharedkernel.gateway.cluster.requests import HostRequests, HostUnreached
 from sharedkernel.gateway.cluster.status import merge_hosts
@@ -52,6 +53,8 @@ class Front:
         Has the limits on the number of sessions.
     executors
         Has the rule that chooses the host of a new session.
+    changes
+        Has what hosts that were away must get.
     """
 
     def __init__(
@@ -60,8 +63,10 @@ class Front:
         requests: HostRequests,
         rules: FleetRules,
         executors: PlacementOwner,
+        changes: PendingChanges,
     ) -> None:
         self.hosts = hosts
+        self.changes = changes
         self.requests = requests
         self._rules = rules
         self._executors = executors
@@ -321,6 +326,7 @@ class Front:
         """Forget a host that is gone for good; see :meth:`ClusterHosts.forget`."""
         self.hosts.forget(name)
         self.requests.forget(name)
+        self.changes.forget(name)
 
 
 def choose_device(rule: str, hosts: Sequence[Host], user: str) -> Host:

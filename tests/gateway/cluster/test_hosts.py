@@ -129,6 +129,6 @@ def test_fronts_are_urls() -> None:
 def test_a_front_that_has_just_started_does_not_say_that_a_kernel_is_gone(tmp_path: Path) -> None:
     """Its host may not have registered yet, and clients give up what does not exist."""
     hosts = ClusterHosts(tmp_path / "hosts.json")
-    front = Front(hosts, *cast("Any", [None] * 3))
+    front = Front(hosts, *cast("Any", [None] * 4))
     with pytest.raises(HostAway, match="has just started"):
         front.host_of("00000000-0000-4000-8000-000000000000")
