@@ -72,10 +72,11 @@ export function sessionState(session: ISession, trans: TranslationBundle): strin
   }
   if (session.queuePosition !== null) {
     const where = place(session.queuePosition, trans);
-    return session.waitingFor === null || session.waitingFor === 'lane' ? where : trans.__('%1, %2', where, reason);
+    const isTurn = session.waitingFor === null || session.waitingFor === 'lane';
+    return onHost(isTurn ? where : trans.__('%1, %2', where, reason), session, trans);
   }
   if (session.waitingFor !== null) {
-    return reason;
+    return onHost(reason, session, trans);
   }
   switch (session.state) {
     case 'idle':
@@ -101,6 +102,11 @@ export function sessionState(session: ISession, trans: TranslationBundle): strin
     default:
       return safeText(session.state);
   }
+}
+
+/** Return what a session waits for, with its host where there are several. */
+export function onHost(words: string, session: ISession, trans: TranslationBundle): string {
+  return session.host === null ? words : trans.__('%1 on %2', words, safeText(session.host));
 }
 
 /** Whether it was shut down, and nothing of it runs any more. */

@@ -10,6 +10,7 @@ import * as React from 'react';
 
 import { Actions } from './actions';
 import { DeviceSection } from './device';
+import { HostsSection } from './hosts';
 import { deviceIcon } from './icons';
 import { ModelAdapter } from './modeladapter';
 import { notice } from './notice';
@@ -72,6 +73,7 @@ export class DevicePanel extends VDomRenderer<ModelAdapter> {
               <NotifySwitch isOn={device.notifies} onChange={this._setNotifies} trans={trans} />
             </SessionsSection>
             <TurnsSection status={status} colours={colours} {...names} />
+            <HostsSection status={status} {...names} />
             <DeviceSection status={status} api={user?.admin === true ? this._actions.api : null} {...names} />
             <TimelineSection api={this._actions.api} colours={colours} isFolded {...names} />
             {user?.admin === true && (

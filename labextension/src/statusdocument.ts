@@ -70,6 +70,20 @@ export interface IDeviceStatus {
   quantum_seconds: number;
 }
 
+/** One of several hosts. */
+export interface IHostEntry {
+  name: string;
+  answering: boolean | null;
+  message: string | null;
+  version: string | null;
+  num_devices: number;
+  num_sessions: number | null;
+  cordoned: boolean | null;
+  drained: boolean | null;
+  in_ray: boolean | null;
+  adopted: boolean | null;
+}
+
 /** A lane. */
 export interface ILaneStatus {
   id: number;
@@ -78,6 +92,16 @@ export interface ILaneStatus {
   queue: string[];
   number?: number;
   device?: string;
+  host?: string;
+}
+
+/** How much of a large cluster a document leaves out. */
+export interface ILeftOut {
+  hosts: number;
+  devices: number;
+  lanes: number;
+  sessions: number;
+  users: number;
 }
 
 /** What a session of the reader did besides running, such as ``queued`` or ``offloaded``. */
@@ -160,6 +184,8 @@ export interface IStatusDocument {
   sessions: ISessionStatus[];
   devices?: IDeviceEntry[];
   placement?: string;
+  hosts?: IHostEntry[];
+  left_out?: ILeftOut;
   timeline?: IRecentTimeline | null;
   room_requests?: IRoomRequest[];
 }

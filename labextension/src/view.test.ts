@@ -1,7 +1,8 @@
 import { describe, expect, it } from 'vitest';
 
-import { session, status, view } from './testdocuments';
+import { english, session, status, view } from './testdocuments';
 import { parseView, VersionError, ViewError } from './view';
+import { hostWords, leftOutWords } from './words';
 
 describe('parseView', () => {
   it('reads what the server sends', () => {
@@ -27,6 +28,27 @@ describe('parseView', () => {
   it('counts what an older gateway does not tell as none', () => {
     const [read] = parseView(view({ status: status({ id: 'a', user: 'b', state: 'c' }) })).status!.sessions;
     expect(read).toMatchObject({ notebook: null, liveBytes: 0, offloadNote: null, waitingFor: null });
+  });
+
+  it('reads the hosts where there are several', () => {
+    const hosts = [
+      { name: 'h1', answering: true, message: null, version: '1.0', num_devices: 2, num_sessions: 3, in_ray: true },
+      { name: 'h2', answering: false, message: 'it is silent', version: null, cordoned: true }
+    ];
+    const read = (listed: unknown[]) =>
+      parseView(view({ status: { ...status(session({ host: 'h1' })), hosts: listed } })).status!;
+    const parsed = read(hosts);
+    expect(parsed.sessions[0]!.host).toBe('h1');
+    expect(parsed.hosts.map(host => hostWords(host, english))).toEqual(['answers, in Ray', 'away, draining']);
+    expect(parsed.hosts[0]).toMatchObject({ version: '1.0', numDevices: 2, numSessions: 3 });
+    expect(parsed.hosts[1]).toMatchObject({ trouble: 'it is silent', numDevices: 0 });
+    expect(leftOutWords(parsed, english)).toBe(null);
+    const large = { ...status(), hosts, left_out: { hosts: 0, devices: 936, lanes: 7, sessions: 19500, users: 0 } };
+    expect(leftOutWords(parseView(view({ status: large })).status!, english)).toBe(
+      'Not shown: 936 devices, 19500 sessions. Your own come first.'
+    );
+    expect(read(hosts.slice(0, 1)).hosts).toEqual([]);
+    expect(parseView(view()).status!.hosts).toEqual([]);
   });
 
   it('reads what is said of several devices', () => {

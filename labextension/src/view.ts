@@ -9,7 +9,9 @@
 import type {
   IDeviceEntry,
   IDeviceStatus,
+  IHostEntry,
   ILaneStatus,
+  ILeftOut,
   IRoomRequest as IRoomRequestFields,
   ISessionStatus,
   IStatusDocument,
@@ -98,8 +100,9 @@ export interface ISession extends IMemory {
   /** Id of the session whose memory is expected to leave the device for it, in about so many seconds; null: not known. */
   roomFrom: string | null;
   roomSeconds: number | null;
-  /** Its device; null where there is only one. */
+  /** Its device and its host; null where there is only one. */
   device: string | null;
+  host: string | null;
   /** Device time that its cell still needs, in seconds; null where nobody knows. */
   remainingSeconds: number | null;
 }
@@ -113,11 +116,31 @@ export interface IRoomRequest {
   askedBy: string;
 }
 
+/** One of several hosts; null: not known. */
+export interface IHost {
+  name: string;
+  isAnswering: boolean;
+  /** Why it does not answer. */
+  trouble: string | null;
+  /** Whether it gets no new sessions, and nobody has anything there any more. */
+  isCordoned: boolean;
+  isDrained: boolean;
+  /** Whether a Ray cluster is in touch with it, where there is one. */
+  isInRay: boolean | null;
+  version: string | null;
+  numDevices: number;
+  numSessions: number;
+}
+
 export interface IStatus {
   /** All of them together. */
   device: IDevice;
   /** Each of several; empty where there is only one. */
   devices: IDevice[];
+  /** Of several hosts; empty where there is only one. */
+  hosts: IHost[];
+  /** How many of each kind a large cluster's document leaves out; empty: none. */
+  leftOut: ReadonlyMap<string, number>;
   lanes: ILane[];
   users: IUser[];
   sessions: ISession[];
@@ -229,11 +252,16 @@ function parseDevice(fields: Fields<IDeviceStatus & Partial<IDeviceEntry>>): IDe
 }
 
 function parseStatus(fields: Fields<IStatusDocument>): IStatus {
+  const leftOut = isNothing(fields.left_out) ? {} : record<ILeftOut>(fields.left_out, 'left_out');
   const device = record<IDeviceStatus>(fields.device, 'device');
   text(device.kind, 'device.kind');
   return {
     device: parseDevice(device),
     devices: isNothing(fields.devices) ? [] : list<IDeviceEntry>(fields.devices, 'devices').map(parseDevice),
+    hosts: isNothing(fields.hosts) ? [] : severalHosts(list<IHostEntry>(fields.hosts, 'hosts').map(parseHost)),
+    leftOut: new Map(
+      LEFT_OUT.map((kind): [string, number] => [kind, amount(leftOut[kind])]).filter(([, count]) => count > 0)
+    ),
     lanes: list<ILaneStatus>(fields.lanes, 'lanes').map(lane => ({
       id: String(lane.id),
       number: String(lane.number ?? lane.id),
@@ -276,6 +304,7 @@ function parseStatus(fields: Fields<IStatusDocument>): IStatus {
       roomFrom: textOrNull(session.room_from),
       roomSeconds: wholeSeconds(numberOrNull(session.memory_wait_seconds)),
       device: textOrNull(session.device),
+      host: textOrNull(session.host),
       remainingSeconds: KNOWN_FROM.includes(session.remaining_from) ? numberOrNull(session.remaining_seconds) : null,
       ...memory(session)
     })),
@@ -289,6 +318,27 @@ function parseStatus(fields: Fields<IStatusDocument>): IStatus {
           askedBy: text(request.asked_by, 'room_requests.asked_by')
         }))
   };
+}
+
+/** Kinds of what a large cluster's document may leave out. */
+const LEFT_OUT = ['hosts', 'devices', 'sessions', 'users'] as const;
+
+function parseHost(fields: Fields<IHostEntry>): IHost {
+  return {
+    name: text(fields.name, 'hosts.name'),
+    isAnswering: fields.answering === true,
+    trouble: textOrNull(fields.message),
+    isCordoned: fields.cordoned === true,
+    isDrained: fields.drained === true,
+    isInRay: typeof fields.in_ray === 'boolean' ? fields.in_ray : null,
+    version: textOrNull(fields.version),
+    numDevices: amount(fields.num_devices),
+    numSessions: amount(fields.num_sessions)
+  };
+}
+
+function severalHosts(hosts: IHost[]): IHost[] {
+  return hosts.length > 1 ? hosts : [];
 }
 
 function memory(

@@ -51,6 +51,14 @@ describe('waitWords', () => {
     expect(words(place, 'grace')).toBe('2nd');
     expect(words({ state: 'queued' })).toBe('In line');
   });
+
+  it('says which host it is for where there are several', () => {
+    const place = { state: 'queued', queue_position: 2, waiting_for: 'lane', host: 'h2' };
+    expect(words(place)).toBe('You are 2nd on h2');
+    const needs = { state: 'waiting', waiting_for: 'memory', needed_bytes: MIB, free_bytes: 0, host: 'h2' };
+    expect(words(needs)).toBe('Needs 1.0 MiB, 0 B free on h2');
+    expect(words({ state: 'waiting', waiting_for: 'memory', host: 'h2' })).toBe('Waiting for memory on h2');
+  });
 });
 
 describe('ordinal', () => {

@@ -2,9 +2,9 @@
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import { isShutDown, safeText, sessionName, sessionState } from './describe';
+import { isShutDown, onHost, safeText, sessionName, sessionState } from './describe';
 import { formatBytes, Units } from './format';
-import type { IDevice, ISession, IStatus } from './view';
+import type { IDevice, IHost, ISession, IStatus } from './view';
 
 /** Sessions by what they do now; the ones in `next` in their order. */
 export interface ITurns {
@@ -69,20 +69,17 @@ export function ordinal(position: number, trans: TranslationBundle): string {
 export function waitWords(session: ISession, own: string | null, units: Units, trans: TranslationBundle): string {
   if (waitsForMemory(session)) {
     if (session.neededBytes !== null && session.freeBytes !== null) {
-      return trans.__(
-        'Needs %1, %2 free',
-        formatBytes(session.neededBytes, units),
-        formatBytes(session.freeBytes, units)
-      );
+      const needed = formatBytes(session.neededBytes, units);
+      return onHost(trans.__('Needs %1, %2 free', needed, formatBytes(session.freeBytes, units)), session, trans);
     }
     const state = sessionState({ ...session, queuePosition: null }, trans);
     return state.charAt(0).toUpperCase() + state.slice(1);
   }
   if (session.queuePosition === null) {
-    return trans.__('In line');
+    return onHost(trans.__('In line'), session, trans);
   }
   const place = ordinal(session.queuePosition, trans);
-  return session.user === own ? trans.__('You are %1', place) : place;
+  return onHost(session.user === own ? trans.__('You are %1', place) : place, session, trans);
 }
 
 /** Return whose notebook makes room for a session that waits for memory, and when; null where nobody knows. */
@@ -171,4 +168,33 @@ export function deviceTitle(device: IDevice, trans: TranslationBundle): string {
     : cores[1] === '1'
       ? trans.__('CPU (1 core), demo device')
       : trans.__('CPU (%1 cores), demo device', cores[1]);
+}
+
+/** Return what a large cluster's document leaves out; null: nothing. */
+export function leftOutWords(status: IStatus, trans: TranslationBundle): string | null {
+  if (status.leftOut.size === 0) {
+    return null;
+  }
+  const names: Record<string, (count: number) => string> = {
+    hosts: count => trans.__('%1 hosts', count),
+    devices: count => trans.__('%1 devices', count),
+    sessions: count => trans.__('%1 sessions', count),
+    users: count => trans.__('%1 people', count)
+  };
+  const parts = [...status.leftOut].map(([kind, count]) => names[kind]?.(count) ?? '');
+  return trans.__('Not shown: %1. Your own come first.', parts.join(', '));
+}
+
+/** Return whether a host answers, how far it is drained, and whether it is in Ray where there is one. */
+export function hostWords(host: IHost, trans: TranslationBundle): string {
+  const words = [host.isAnswering ? trans.__('answers') : trans.__('away')];
+  if (host.isDrained) {
+    words.push(trans.__('drained'));
+  } else if (host.isCordoned) {
+    words.push(trans.__('draining'));
+  }
+  if (host.isInRay !== null) {
+    words.push(host.isInRay ? trans.__('in Ray') : trans.__('not in Ray'));
+  }
+  return words.join(', ');
 }

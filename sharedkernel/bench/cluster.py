@@ -23,78 +23,32 @@ from typing import Any
 
 import msgspec
 import psutil
-from tornado.httpclient import HTTPRequest
+from tornado.httpclient import AsyncHTTPClient, HTTPRequest
 from tornado.httpserver import HTTPServer
 from tornado.web import Application
-from tornado.websocket import WebSocketClientConnection, WebSocketHandler, websocket_connect
+from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from sharedkernel.bench.stack.results import Conditions, Result, Target, brief, percentile
+from sharedkernel.bench.stack.stub_hosts import UUID_REST, EchoHandler, StubStatusHandler, make_status, make_summaries
 from sharedkernel.gateway.auth.tickets import TicketKey, host_prefix
 from sharedkernel.gateway.auth.tokens import TokenFile
 from sharedkernel.gateway.cluster.front import choose_device
 from sharedkernel.gateway.cluster.hosts import ClusterHosts
 from sharedkernel.gateway.cluster.registration import HostRegistration
-from sharedkernel.gateway.cluster.summary import DeviceSummary, HostSummary, UserSummary
+from sharedkernel.gateway.cluster.summary import HostSummary
 from sharedkernel.gateway.tls import peer_context
 from sharedkernel.local_stack import Service, free_port
 from sharedkernel.scheduling.placement import PlacementName
 
-#: devices of a host, and users for each of its devices
-_DEVICES_OF_HOST, _USERS_OF_DEVICE = 8, 10
 _MESSAGE = bytes(1024)
 #: messages of one websocket in a block, websockets at a time, and placements by each rule
 _BLOCK, _WEBSOCKETS, _PLACEMENTS = 500, 20, 500
-_UUID_REST = "-1111-4111-8111-111111111111"
 
 
 def run(conditions: Conditions) -> list[Result]:
     """Run the benchmark `cluster`."""
     with tempfile.TemporaryDirectory(prefix="skc-") as directory:
         return asyncio.run(_measure(conditions, Path(directory)))
-
-
-class _Echo(WebSocketHandler):
-    """A stub host's websocket."""
-
-    def on_message(self, message: str | bytes) -> None:
-        self.write_message(message, binary=True)
-
-
-def make_summaries(devices: int, sessions: int, address: str) -> list[HostSummary]:
-    """Return the summaries of hosts of eight devices.
-
-    Parameters
-    ----------
-    devices
-        Number of all devices.
-    sessions
-        Number of sessions on each.
-    address
-        URL of all hosts.
-    """
-    hosts = []
-    for host in range(-(-devices // _DEVICES_OF_HOST)):
-        count = min(_DEVICES_OF_HOST, devices - host * _DEVICES_OF_HOST)
-        hosts.append(
-            HostSummary(
-                name=f"host{host}",
-                address=address,
-                version="1.0",
-                devices=[
-                    DeviceSummary(
-                        name=f"cuda:{number}", model="NVIDIA H100 80GB HBM3", capacity_bytes=80 << 30,
-                        free_bytes=(80 << 30) * (number + 1) // 10, active=sessions // (2 + number % 3),
-                        utilisation=round(0.37 * sessions, 2),
-                    )
-                    for number in range(count)
-                ],
-                users={
-                    f"student-{host}-{user}": UserSummary(sessions=-(-sessions // _USERS_OF_DEVICE))
-                    for user in range(count * min(_USERS_OF_DEVICE, sessions))
-                },
-            )
-        )  # fmt: skip
-    return hosts
 
 
 async def _measure(conditions: Conditions, directory: Path) -> list[Result]:
@@ -106,6 +60,7 @@ async def _measure(conditions: Conditions, directory: Path) -> list[Result]:
         uss = front.process.memory_full_info().uss
         how = f"memory of its own of a front that knows {shape}, without a websocket."
         results.append(Result(metric="front_bytes", value=uss, unit="bytes", target=Target("<=", 200e6), how=how))
+        results += await _status_cost(front, shape)
         results.append(await _message_cost(conditions, front))
         results.append(await _added_time(conditions, front))
     if (certificate := _make_certificate(directory)) is None:
@@ -163,7 +118,12 @@ async def _running_front(
     conditions: Conditions, directory: Path, summaries: Sequence[HostSummary], certificate: _Certificate | None
 ) -> AsyncIterator[_Front]:
     """Run a front and stub hosts with these *summaries*; connections are encrypted if there is a *certificate*."""
-    application, port = Application([(r"/api/kernels/.*/channels", _Echo)]), free_port()
+    status = {"document": msgspec.json.encode(make_status(conditions.sessions))}
+    routes: list[Any] = [
+        (r"/api/kernels/.*/channels", EchoHandler),
+        ("/sharedkernel/api/status", StubStatusHandler, status),
+    ]
+    application, port = Application(routes), free_port()
     server = HTTPServer(application, ssl_options=None if certificate is None else certificate.server_context())
     server.listen(port, "127.0.0.1")
     stub = f"{'https' if certificate else 'http'}://127.0.0.1:{port}"
@@ -182,7 +142,7 @@ async def _running_front(
             task = asyncio.create_task(HostRegistration([url], key, partial(_answer, here), context).keep())
             exits.callback(task.cancel)
         process = await asyncio.to_thread(_wait_for_hosts, front, url, token, len(summaries), context)
-        kernels = [host_prefix(summary.name) + _UUID_REST for summary in summaries]
+        kernels = [host_prefix(summary.name) + UUID_REST for summary in summaries]
         yield _Front(process=process, url=url, stub=stub, token=token, kernels=kernels, certificate=certificate)
 
 
@@ -267,6 +227,26 @@ def _wait_for_hosts(front: Service, url: str, token: str, count: int, context: s
         time.sleep(0.1)
     assert front.process is not None
     return psutil.Process(front.process.pid)
+
+
+async def _status_cost(front: _Front, shape: str) -> list[Result]:
+    seconds, size = [], 0
+    for _ in range(3):
+        began = time.perf_counter()
+        request = HTTPRequest(
+            f"{front.url}/sharedkernel/api/status",
+            headers={"Authorization": f"token {front.token}"},
+            request_timeout=60,
+        )
+        size = len((await AsyncHTTPClient().fetch(request)).body)
+        seconds.append(time.perf_counter() - began)
+    how = f"the front's status document, for which it asks all hosts, stub hosts in one process: {shape}; median of 3."
+    return [
+        Result(metric="status_bytes", value=size, unit="bytes", target=Target("<=", 1e6), how=how),
+        Result(
+            metric="status_seconds", value=statistics.median(seconds), unit="seconds", target=Target("<=", 1.0), how=how
+        ),
+    ]
 
 
 async def _message_cost(conditions: Conditions, front: _Front) -> Result:

@@ -17,7 +17,7 @@ from sharedkernel.gateway_client.sessions import offload_session, stop_session
 from sharedkernel.gateway_client.status import fetch_status
 from sharedkernel.status.document import SessionStatus
 from sharedkernel.status.tables import cell, new_table, number, text
-from sharedkernel.status.text import NOTHING, about, safe_text, session_name, session_state
+from sharedkernel.status.text import NOTHING, about, device_on_host, safe_text, session_name, session_state
 from sharedkernel.units import format_bytes
 
 #: characters of an id that are shown, where they suffice
@@ -49,7 +49,8 @@ class SessionsApp(GatewayCommandApp):
         SharedKernelError
             When the gateway does not answer, or refuses.
         """
-        sessions = fetch_status(self.credentials()).sessions
+        status = fetch_status(self.credentials(), about=self.user)
+        sessions = status.sessions
         shown = [session for session in sessions if self.user in ("", session.user)]
         if self.as_json:
             print(msgspec.json.encode(shown).decode())  # noqa: T201
@@ -57,6 +58,8 @@ class SessionsApp(GatewayCommandApp):
             Console(highlight=False).print(sessions_by_id(shown, short_ids(sessions)))
         else:
             print("No sessions.")  # noqa: T201
+        if status.left_out and not self.as_json:
+            print(status.left_out.sentence(how="`sharedkernel status --about NAME`"))  # noqa: T201
 
 
 class _SessionCommandApp(GatewayCommandApp):
@@ -83,17 +86,20 @@ class _SessionCommandApp(GatewayCommandApp):
             fail(f"--user names nobody; see `sharedkernel {self.name} --help`.", status=2)
         if bool(self.extra_args) == bool(self.user):
             fail(f"name the sessions to {self.verb} by their ids, or all of one user by --user NAME.", status=2)
-        sessions = fetch_status(self.credentials()).sessions
         if self.user:
+            sessions = fetch_status(self.credentials(), about=self.user).sessions
             chosen = [session for session in sessions if session.user == self.user and session.kernel_id]
             if not chosen:
                 fail(f"there is no session of {self.user!r} that you may {self.verb}.")
         else:
             # all are found before the first is touched
-            chosen = list({found.id: found for word in self.extra_args for found in [find(word, sessions)]}.values())
+            chosen = list({found.id: found for word in self.extra_args for found in [self._find(word)]}.values())
         for session in chosen:
             self.act(session.kernel_id or "")
             print(f"{self.done} {session_name(session)} of {safe_text(session.user)}")  # noqa: T201
+
+    def _find(self, word: str) -> SessionStatus:
+        return find(word, fetch_status(self.credentials(), about=word).sessions)
 
     def act(self, kernel_id: str) -> None:
         """Do it to one session."""
@@ -184,7 +190,9 @@ def sessions_by_id(sessions: Sequence[SessionStatus], ids: dict[str, str]) -> Re
     has_devices = any(session.device is not UNSET for session in sessions)
     width = max(map(len, ids.values()), default=_SHORT)
     columns = (Column("id", min_width=width, no_wrap=True), text("user", 2), text("notebook", 3), text("state", 3))
-    table = new_table(*columns, *([text("device", 2)] if has_devices else []), number("memory", 8), number("idle", 5))
+    has_hosts = len({session.host for session in sessions}) > 1
+    places = [*([text("host")] if has_hosts else []), *([text("device", 2)] if has_devices else [])]
+    table = new_table(*columns, *places, number("memory", 8), number("idle", 5))
     for session in sorted(sessions, key=lambda session: (session.user, session_name(session))):
         idle = NOTHING if session.state in ("running", "preempting") else about(session.idle_seconds)
         memory = session.persistent_bytes + session.framework_bytes
@@ -193,7 +201,8 @@ def sessions_by_id(sessions: Sequence[SessionStatus], ids: dict[str, str]) -> Re
             cell(session.user, "bold"),
             cell(session_name(session) if session.notebook else NOTHING),
             cell(session_state(session)),
-            *([cell(session.device or "")] if has_devices else []),
+            *([cell(session.host or "")] if has_hosts else []),
+            *([cell(device_on_host(session) if has_hosts else session.device or "")] if has_devices else []),
             format_bytes(memory),
             idle,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 from rich.console import Console
-from traitlets import Bool
+from traitlets import Bool, Unicode
 
 from sharedkernel.cli.options import GatewayCommandApp
 from sharedkernel.gateway_client.status import fetch_status
@@ -22,12 +22,17 @@ class StatusApp(GatewayCommandApp):
         sharedkernel status --json | python -m json.tool
     """
 
+    about = Unicode(
+        help="Show this first where a cluster is too large to show all: a host, a device, a user or a notebook."
+    ).tag(config=True)
     as_json = Bool(False, help="Print the document itself instead of tables.").tag(config=True, option="json")
 
     def start(self) -> None:
         """Ask the gateway once and print its answer."""
-        status = fetch_status(self.credentials())
+        status = fetch_status(self.credentials(), about=self.about)
         if self.as_json:
             print(msgspec.json.encode(status).decode())  # noqa: T201
         else:
             Console(highlight=False).print(status_view(status))
+            if status.left_out:
+                print(status.left_out.sentence())  # noqa: T201

@@ -14,13 +14,14 @@ from rich.console import Console
 from traitlets import Bool, Unicode
 
 from sharedkernel.cli.base import CommandApp, fail
-from sharedkernel.cluster.report import hosts_table, merge_hosts_known, messages
+from sharedkernel.cluster.report import host_entry, merge_hosts_known, messages
 from sharedkernel.cluster.settings import LABEL, RESOURCE, ClusterSettings, split_options
 from sharedkernel.cluster.trust import open_to_strangers, readable_token, shared_account
 from sharedkernel.distribution import install_hint
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.gateway.auth.tickets import read_key
 from sharedkernel.gateway.config.settings import parse_devices, parse_fronts
+from sharedkernel.status.tables import hosts_table
 from sharedkernel.units import parse_duration
 
 if TYPE_CHECKING:
@@ -248,7 +249,7 @@ def report(hosts: list[dict[str, Any]], *, as_json: bool) -> None:
         print(json.dumps({"hosts": hosts}))  # noqa: T201
         return
     if hosts:
-        Console(highlight=False).print(hosts_table(hosts))
+        Console(highlight=False).print(hosts_table([host_entry(host) for host in hosts]))
     for line in messages(hosts):
         print(line, file=sys.stderr)  # noqa: T201
 

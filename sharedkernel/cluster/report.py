@@ -1,14 +1,14 @@
-"""The hosts of a cluster as fronts and Ray know them, merged; and as a table. Imports no Ray."""
+"""The hosts of a cluster as fronts and Ray know them, merged; and short text about them. Imports no Ray."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import RenderableType
+import msgspec
 
-from sharedkernel.status.tables import cell, new_table, number, text
-from sharedkernel.status.text import NOTHING, safe_text
+from sharedkernel.status.hosts import HostEntry
+from sharedkernel.status.text import safe_text
 
 
 def merge_hosts_known(at_front: Sequence[dict[str, Any]], in_ray: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -48,35 +48,9 @@ def _merge(name: str, front: dict[str, Any] | None, member: dict[str, Any] | Non
     return host
 
 
-def state_words(host: dict[str, Any]) -> str:
-    """Return whether a host answers, and how far it is drained."""
-    answers = {True: "answers", False: "away", None: NOTHING}[host["answering"]]
-    if host["drained"]:
-        return f"{answers}, drained"
-    return f"{answers}, draining" if host["cordoned"] else answers
-
-
-def ray_words(host: dict[str, Any]) -> str:
-    """Return whether a host is in Ray, and whether its agent started its services or adopted them."""
-    if host["in_ray"] is None:
-        return NOTHING
-    how = {True: ", adopted", False: ", started", None: ""}[host["adopted"]]
-    return f"{'in Ray' if host['in_ray'] else 'not in Ray'}{how}"
-
-
-def hosts_table(hosts: Sequence[dict[str, Any]]) -> RenderableType:
-    """Return the hosts as a table."""
-    table = new_table(
-        text("host", 2), text("state", 2), text("Ray", 2), number("devices", 7), number("sessions", 8), text("version")
-    )
-    for host in hosts:
-        sessions = NOTHING if host["num_sessions"] is None else str(host["num_sessions"])
-        version = cell(host["version"] or NOTHING)
-        devices = str(len(host["devices"]))
-        table.add_row(
-            cell(host["name"], "bold"), cell(state_words(host)), cell(ray_words(host)), devices, sessions, version
-        )
-    return table
+def host_entry(host: dict[str, Any]) -> HostEntry:
+    """Return a host as status documents have it."""
+    return msgspec.convert(host | {"num_devices": len(host["devices"])}, HostEntry)
 
 
 def messages(hosts: Sequence[dict[str, Any]]) -> list[str]:

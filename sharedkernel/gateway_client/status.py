@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 from sharedkernel.gateway_client.connection import STATUS_PATH, fetch
 from sharedkernel.gateway_client.credentials import Credentials
 from sharedkernel.gateway_client.refusals import no_gateway
 from sharedkernel.status.document import StatusDocument, read_status
 
 
-def fetch_status(credentials: Credentials, *, timeout: float = 5.0) -> StatusDocument:
+def fetch_status(credentials: Credentials, *, about: str = "", timeout: float = 5.0) -> StatusDocument:
     """Return the status document as the token's user may see it; blocks until then.
 
     Parameters
     ----------
     credentials
         The gateway and the token.
+    about
+        What a large cluster's document must have, as the reader names it: a host, a user, a session; others ignore it.
     timeout
         Seconds to wait for the answer.
 
@@ -27,7 +31,8 @@ def fetch_status(credentials: Credentials, *, timeout: float = 5.0) -> StatusDoc
     ProtocolError
         When its document is one that this version cannot read.
     """
-    status = fetch(credentials, STATUS_PATH, timeout=timeout)
+    path = f"{STATUS_PATH}?about={quote(about, safe='')}" if about else STATUS_PATH
+    status = fetch(credentials, path, timeout=timeout)
     if not isinstance(status.get("device"), dict):
         raise no_gateway(credentials.url)
     return read_status(status, f"the gateway at {credentials.url}")

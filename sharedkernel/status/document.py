@@ -17,6 +17,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from sharedkernel.errors import ConfigError, ProtocolError
+from sharedkernel.status.hosts import HostEntry, LeftOut
 
 
 class DeviceDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +100,8 @@ class LaneStatus(msgspec.Struct, frozen=True, kw_only=True):
     #: id at its own executor, and name of its device; of several devices only
     number: int | UnsetType = UNSET
     device: str | UnsetType = UNSET
+    #: name of its host; of several hosts only
+    host: str | UnsetType = UNSET
 
 
 class UserOnDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -258,8 +261,8 @@ class RoomRequest(msgspec.Struct, frozen=True, kw_only=True):
 class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     """A status document.
 
-    `devices` and `placement`, the rule that places new sessions, are there only for several devices; `timeline` only
-    inside sessions.
+    `devices` and `placement`, the rule that places new sessions, are there only for several devices; `hosts` only for
+    several hosts, `left_out` where they are too many for one answer; `timeline` only inside sessions.
     """
 
     device: DeviceStatus
@@ -268,6 +271,8 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     sessions: list[SessionStatus] = []
     devices: list[DeviceEntry] | UnsetType = UNSET
     placement: str | UnsetType = UNSET
+    hosts: list[HostEntry] | UnsetType = UNSET
+    left_out: LeftOut | UnsetType = UNSET
     timeline: RecentTimeline | UnsetType | None = UNSET
     room_requests: list[RoomRequest] | UnsetType = UNSET
 
@@ -297,6 +302,11 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
             return msgspec.structs.replace(self, sessions=sessions)
         requests = [request for request in self.room_requests if user in (request.owner, request.asked_by)]
         return msgspec.structs.replace(self, sessions=sessions, room_requests=requests)
+
+    @property
+    def has_hosts(self) -> bool:
+        """Whether it is of more than one host, so that people have to be told which."""
+        return self.hosts is not UNSET and len(self.hosts) > 1
 
     def by_device(self) -> dict[str, StatusDocument | DeviceEntry]:
         """Return a document for each device, by the device's name, in the configured order.
@@ -329,7 +339,7 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
         Parameters
         ----------
         name
-            Of the device; empty: all devices.
+            Of the device, or of a host for all of its devices; empty: all devices.
 
         Raises
         ------
@@ -337,9 +347,10 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
             When there is no such device.
         """
         documents = self.by_device()
-        if name and name not in documents:
+        found = {each: documents[each] for each in documents if name in ("", each) or each.startswith(f"{name}/")}
+        if not found:
             raise ConfigError(f"there is no device {name!r} here; name one of {', '.join(documents)}.")
-        return {name: documents[name]} if name else documents
+        return found
 
 
 def read_status(data: object, sender: str) -> StatusDocument:

@@ -6,6 +6,8 @@ below the other.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich import box
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -13,6 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from sharedkernel.status.document import DeviceEntry, SessionStatus, StatusDocument
+from sharedkernel.status.hosts import HostEntry
 from sharedkernel.status.text import (
     NOTHING,
     about,
@@ -45,10 +48,10 @@ _LEFT_WIDTH = 5
 
 
 def status_view(status: StatusDocument) -> RenderableType:
-    """Return the whole document: the devices, their lanes, everybody's sessions and what users have."""
+    """Return the whole document: hosts, the devices, their lanes, everybody's sessions and what users have."""
     documents = status.by_device().values()
     users = users_table(status)
-    parts: list[RenderableType] = []
+    parts: list[RenderableType] = [hosts_table(status.hosts or [])] if status.has_hosts else []
     for document in documents:
         if isinstance(document, DeviceEntry):
             parts.append(_away_view(document))
@@ -59,6 +62,23 @@ def status_view(status: StatusDocument) -> RenderableType:
     if len(documents) > 1:
         parts.append(users)
     return Group(*(Padding(part, (0, 0, 1, 0)) for part in parts))
+
+
+def hosts_table(hosts: Sequence[HostEntry]) -> RenderableType:
+    """Return one row per host: whether it answers, its place in a Ray cluster, devices, sessions and version."""
+    table = new_table(
+        text("host", 2), text("state", 2), text("Ray", 2), number("devices", 7), number("sessions", 8), text("version")
+    )
+    for host in hosts:
+        table.add_row(
+            cell(host.name, "bold"),
+            cell(host.state_words()),
+            cell(host.ray_words()),
+            str(host.num_devices),
+            NOTHING if host.num_sessions is None else str(host.num_sessions),
+            cell(host.version or NOTHING),
+        )
+    return table
 
 
 def device_line(document: StatusDocument | DeviceEntry) -> Text:

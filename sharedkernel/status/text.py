@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from typing import Protocol
 
-from sharedkernel.status.document import DeviceStatus, SessionStatus, StatusDocument, UserStatus
+from sharedkernel.status.document import DeviceStatus, LaneStatus, SessionStatus, StatusDocument, UserStatus
 from sharedkernel.units import format_bytes, format_seconds
 
 #: the executor's name for the processor, with how many cores it has
@@ -60,7 +60,7 @@ def session_state(session: SessionStatus) -> str:
     """Return a session's state in a few words.
 
     With its place in the queue or what is moved away: ``running``, ``2nd in line``, ``waits for memory``,
-    ``offloaded 512 MiB``, ``shut down, ~9 m left``.
+    ``offloaded 512 MiB``, ``shut down, ~9 m left``. Of several hosts a wait has its host, too: ``2nd in line on h2``.
     """
     if session.lingering and session.state in _AT_REST:
         left = session.lingering_seconds
@@ -71,10 +71,19 @@ def session_state(session: SessionStatus) -> str:
         return f"{session.state} {format_bytes(amount)}" if amount else safe_text(session.state)
     if position is not None:
         why = f" ({reason})" if reason not in (None, "lane") else ""
-        return f"{ordinal(position)} in line{why}"
+        return f"{ordinal(position)} in line{why}{_on_host(session)}"
     if reason is not None:
-        return f"waits {_REASONS.get(reason, safe_text(reason))}"
+        return f"waits {_REASONS.get(reason, safe_text(reason))}{_on_host(session)}"
     return safe_text(session.state)
+
+
+def _on_host(session: SessionStatus) -> str:
+    return f" on {safe_text(session.host)}" if session.host else ""
+
+
+def device_on_host(entry: SessionStatus | LaneStatus) -> str:
+    """Return the device of a session or lane without its host, such as ``cuda:1`` of ``h2/cuda:1``."""
+    return (entry.device or "").removeprefix(f"{entry.host}/")
 
 
 def lingering_words(session: SessionStatus) -> str | None:

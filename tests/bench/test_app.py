@@ -89,6 +89,8 @@ def test_figures_and_targets_are_whole_at_80_columns_and_have_units() -> None:
                 "placements_per_second",
                 "placement_p95_seconds",
                 "front_bytes",
+                "status_bytes",
+                "status_seconds",
                 "message_seconds",
                 "added_p50_seconds",
                 "encrypted_message_seconds",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from sharedkernel.cli.trace.document import Recording, trace_document
 from sharedkernel.cli.trace.live import LiveRecorder, record_live
@@ -262,6 +263,21 @@ def test_several_devices_are_recorded_live() -> None:
         record_live(fetch, 0.05, device="cuda:9")
     with pytest.raises(SharedKernelError, match="does not answer"):
         record_live(fetch, 0.05, device="cuda:2")
+
+
+def test_the_devices_of_a_host_are_together() -> None:
+    """Also those of one that comes later; a host's name stands for all of its devices."""
+
+    def on_hosts(*names: str) -> StatusDocument:
+        status = merge({name: document() for name in names}, {}, names, "least-loaded")
+        hosts = [replace(entry, host=entry.name.partition("/")[0]) for entry in status.devices or ()]
+        return replace(status, devices=hosts)
+
+    answers = iter([on_hosts("h2/cuda:0", "h3/cuda:0")])
+    recordings = record_live(lambda: next(answers, on_hosts("h1/cuda:0", "h2/cuda:0", "h2/cuda:1")), 0.3)
+    assert [recording.device for recording in recordings] == ["h1/cuda:0", "h2/cuda:0", "h2/cuda:1", "h3/cuda:0"]
+    assert [recording.host for recording in recordings] == ["h1", "h2", "h2", "h3"]
+    assert {recording.host for recording in record_live(lambda: on_hosts("h1/a", "h2/a"), 0.1, device="h2")} == {"h2"}
 
 
 def test_a_gateway_that_goes_away_leaves_a_gap() -> None:

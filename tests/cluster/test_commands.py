@@ -14,7 +14,7 @@ import pytest
 
 from sharedkernel.cluster import trust
 from sharedkernel.cluster.launch import ends_with_ray, host_environment, start_detached
-from sharedkernel.cluster.report import left_words, merge_hosts_known, messages, ray_words, state_words
+from sharedkernel.cluster.report import host_entry, left_words, merge_hosts_known, messages
 from sharedkernel.cluster.settings import ClusterSettings
 from sharedkernel.errors import ConfigError
 from sharedkernel.status.text import NOTHING
@@ -166,6 +166,12 @@ FRONT: dict[str, Any] = {
 }  # fmt: skip
 
 
+def host_words(host: dict[str, Any]) -> tuple[str, str]:
+    """Return what a table says of a host."""
+    entry = host_entry(host)
+    return entry.state_words(), entry.ray_words()
+
+
 def test_what_a_front_and_ray_know_is_merged() -> None:
     """Ray knows best who is in it, and why services do not run; a front who answers."""
     members = [
@@ -173,12 +179,12 @@ def test_what_a_front_and_ray_know_is_merged() -> None:
         {"name": "h2", "in_ray": True, "has_left": False, "problem": "no resource."},
     ]
     first, second = merge_hosts_known([FRONT], members)
-    assert (state_words(first), ray_words(first)) == ("answers, draining", "not in Ray, adopted")
-    assert (state_words(second), ray_words(second)) == (NOTHING, "in Ray")
+    assert host_words(first) == ("answers, draining", "not in Ray, adopted")
+    assert host_words(second) == (NOTHING, "in Ray")
     assert messages([first, second]) == ["h2: no resource."]
     assert left_words(first) == ["ada: 1 session and a shelf or a session to have back", "bob: 2 sessions"]
     (alone,) = merge_hosts_known([FRONT | {"answering": False, "drained": True}], ())
-    assert (state_words(alone), ray_words(alone)) == ("away, drained", "in Ray, started")
+    assert host_words(alone) == ("away, drained", "in Ray, started")
 
 
 def test_only_three_modules_import_ray() -> None:

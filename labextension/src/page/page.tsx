@@ -4,6 +4,7 @@ import * as React from 'react';
 
 import { safeText } from '../describe';
 import { DeviceSection } from '../device';
+import { HostsSection } from '../hosts';
 import type { DeviceModel } from '../model';
 import { notice } from '../notice';
 import { NotifySwitch } from '../notifyswitch';
@@ -97,6 +98,7 @@ export function Page(props: IProps): React.ReactElement {
         {status !== null && (
           <>
             <div className="sk-Column">
+              <HostsSection status={status} {...names} />
               <DeviceSection status={status} api={me.admin ? api : null} {...names} />
               <SessionsSection
                 title={trans.__('My sessions')}

@@ -18,6 +18,7 @@ from sharedkernel.status.text import (
     NOTHING,
     about,
     bytes_or_nothing,
+    device_on_host,
     lingering_words,
     memory_by_kind,
     safe_text,
@@ -99,25 +100,41 @@ class RowView:
 
 def sessions_view(status: StatusDocument) -> RowView:
     """Return all sessions: who runs or waits first, in the order of the queue."""
-    is_one = not status.devices
     columns = (
         ViewColumn(name="user", ratio=2),
         ViewColumn(name="notebook", ratio=3),
         ViewColumn(name="state", ratio=4),
-        *(() if is_one else (ViewColumn(name="device", ratio=2),)),
+        *_place_columns(status),
         ViewColumn(name="memory", width=8),
         ViewColumn(name="used", width=8),
         ViewColumn(name="left", width=5),
         ViewColumn(name="idle", width=5),
     )
-    return RowView(columns=columns, rows=tuple(_session_row(session, is_one) for session in status.sessions))
+    return RowView(
+        columns=columns, rows=tuple(_session_row(session, _place(session, status)) for session in status.sessions)
+    )
 
 
-def _session_row(session: SessionStatus, is_one: bool) -> ViewRow:
+def _place_columns(status: StatusDocument) -> tuple[ViewColumn, ...]:
+    """Return the columns that say where something is, as far as there is more than one such place."""
+    if not status.devices:
+        return ()
+    device = ViewColumn(name="device", ratio=2)
+    return (ViewColumn(name="host", ratio=1), device) if status.has_hosts else (device,)
+
+
+def _place(entry: SessionStatus | LaneStatus, status: StatusDocument) -> tuple[str, ...]:
+    """Return where a session or lane is, for :func:`_place_columns`."""
+    if not status.devices:
+        return ()
+    return (entry.host or "", device_on_host(entry)) if status.has_hosts else (entry.device or "",)
+
+
+def _session_row(session: SessionStatus, place: tuple[str, ...]) -> ViewRow:
     memory = session.persistent_bytes + session.framework_bytes
     left = time_left(session)
     idle = None if session.state in ("running", "preempting") else session.idle_seconds
-    name, state, device = session_name(session), session_state(session), session.device or ""
+    name, state = session_name(session), session_state(session)
     order = queue_order(session)
     return ViewRow(
         key=session.id,
@@ -125,7 +142,7 @@ def _session_row(session: SessionStatus, is_one: bool) -> ViewRow:
             cell(session.user, "bold"),
             Text(name),
             Text(state, STATE_STYLES.get(session.state, "")),
-            *(() if is_one else (cell(device),)),
+            *map(cell, place),
             Text(format_bytes(memory)),
             Text(seconds_or_nothing(session.attained_service_seconds)),
             Text(NOTHING if left is None else about(left)),
@@ -135,7 +152,7 @@ def _session_row(session: SessionStatus, is_one: bool) -> ViewRow:
             session.user.casefold(),
             name.casefold(),
             order[:2],
-            *(() if is_one else (device,)),
+            *place,
             *(_largest_first(value) for value in (memory, session.attained_service_seconds, left, idle)),
         ),
         place=(*order, session.id),
@@ -183,34 +200,32 @@ def _user_row(user: UserStatus, sessions: int) -> ViewRow:
 
 def lanes_view(status: StatusDocument) -> RowView:
     """Return the lanes of all devices: those in use first."""
-    is_one = not status.devices
     columns = (
-        *(() if is_one else (ViewColumn(name="device", ratio=2),)),
+        *_place_columns(status),
         ViewColumn(name="lane", width=5),
         ViewColumn(name="size", width=8),
         ViewColumn(name="running", ratio=3),
         ViewColumn(name="next in line", ratio=5),
     )
     names = {session.id: f"{safe_text(session.user)} {session_name(session)}" for session in status.sessions}
-    return RowView(columns=columns, rows=tuple(_lane_row(lane, names, is_one) for lane in status.lanes))
+    return RowView(columns=columns, rows=tuple(_lane_row(lane, names, _place(lane, status)) for lane in status.lanes))
 
 
-def _lane_row(lane: LaneStatus, names: dict[str, str], is_one: bool) -> ViewRow:
+def _lane_row(lane: LaneStatus, names: dict[str, str], place: tuple[str, ...]) -> ViewRow:
     number = lane.id if lane.number is UNSET else lane.number
-    device = lane.device or ""
     holder = names.get(lane.holder, "?") if lane.holder else NOTHING
     queue = ", ".join(names.get(session, "?") for session in lane.queue) or NOTHING
     return ViewRow(
         key=str(lane.id),
         cells=(
-            *(() if is_one else (cell(device),)),
+            *map(cell, place),
             Text(str(number)),
             Text(format_bytes(lane.size_bytes)),
             Text(holder, "green"),
             Text(queue),
         ),
         ranks=(
-            *(() if is_one else (device,)),
+            *place,
             number,
             _largest_first(lane.size_bytes),
             holder.casefold(),
@@ -240,6 +255,11 @@ def devices_away(status: StatusDocument) -> Sequence[str]:
         for entry in status.by_device().values()
         if isinstance(entry, DeviceEntry)
     ]
+
+
+def left_out_words(status: StatusDocument) -> str:
+    """Return what the document of a large cluster leaves out, to be added to a line; empty: nothing."""
+    return f" · {status.left_out.sentence(how='`status --about NAME`')}" if status.left_out else ""
 
 
 def _largest_first(value: float | None) -> tuple[int, float]:

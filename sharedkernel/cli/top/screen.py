@@ -28,6 +28,7 @@ from sharedkernel.cli.top.rows import (
     ViewRow,
     devices_away,
     lanes_view,
+    left_out_words,
     people_view,
     session_words,
     sessions_view,
@@ -275,7 +276,7 @@ class TopScreen(App[None]):
         states = [session.state for session in self._status.sessions]
         running = sum(state in ("running", "preempting") for state in states)
         waiting = sum(session.waiting_for is not None for session in self._status.sessions)
-        return Text(f"{what} · {running} running, {waiting} waiting", style="dim")
+        return Text(f"{what} · {running} running, {waiting} waiting{left_out_words(self._status)}", style="dim")
 
     @property
     def _chosen(self) -> ViewRow | None:

@@ -50,7 +50,8 @@ class TraceApp(GatewayCommandApp):
         config=True
     )
     device = Unicode(
-        help="Only this one of several devices, as the configuration names it, such as cuda:1. Default: all."
+        help="Only this one of several devices, as the configuration names it, such as cuda:1; of several hosts, "
+        "such as h2/cuda:1, or h2 for all of one host. Default: all."
     ).tag(config=True)
     last = Unicode("10m", help='How much of the executor\'s record, such as "90s" or "2h"; 0: all of it.').tag(
         config=True
@@ -83,6 +84,7 @@ class TraceApp(GatewayCommandApp):
         seconds = max(recording.end - recording.begin for recording in recordings)
         spans = [(recording.device, span) for recording in recordings for span in recording.spans]
         counts = {
+            **({"hosts": len(hosts)} if (hosts := {recording.host for recording in recordings} - {""}) else {}),
             "devices": len(recordings),
             "sessions": len({span.session for _, span in spans}),
             "lanes": len({(device, span.lane) for device, span in spans if span.lane is not None}),

@@ -2,8 +2,8 @@
 
 One process is the device, with a track for each lane at a time (see `scheduling/spans.py`) and counters; each user is a
 process with a track for each session: when it ran, waited, was offloaded, was restored. Of several devices each has
-processes of its own. A grant that was revoked has the time from then to its end marked inside. Times are microseconds
-from the begin of the earliest recording.
+processes of its own, labelled with the host if there are several. A grant that was revoked has the time from then to
+its end marked inside. Times are microseconds from the begin of the earliest recording.
 
 Names come from other people: they arrive as text without control characters, and JSON has no other way to be read.
 """
@@ -39,6 +39,8 @@ class Recording:
 
     #: what to call it beside others
     device: str = ""
+    #: name of its host, beside others; empty: there is one host
+    host: str = ""
     begin: float
     end: float
     spans: list[Span]
@@ -114,6 +116,8 @@ class _Tracks:
         yield from _named("process", self._process, 0, f"{title}: lanes", self._process)
         for track in sorted({span.track for span in spans if span.track is not None}):
             yield from _named("thread", self._process, track, f"lane track {track}", track)
+        for process in (self._process, *self.users.values()) if self._recording.host else ():
+            yield _labelled(process, f"host {safe_text(self._recording.host)}")
         for user, process in self.users.items():
             yield from _named("process", process, 0, f"user {safe_text(user)}{where}", process)
         users = {span.session: span.user for span in spans}
@@ -176,6 +180,11 @@ class _Tracks:
     def _at(self, when: float) -> int:
         # Whole microseconds: a sum of fractions would make slices overlap that only touch.
         return round((when - self._recording.begin + self._shift) * 1e6)
+
+
+def _labelled(process: int, label: str) -> TraceEvent:
+    """Return what labels a process."""
+    return {"ph": "M", "pid": process, "tid": 0, "ts": 0, "name": "process_labels", "args": {"labels": label}}
 
 
 def _named(kind: str, process: int, thread: int, name: str, place: int) -> Iterator[TraceEvent]:

@@ -83,11 +83,12 @@ class LiveRecorder:
             # A counter holds from its time on: this is what was served since the document before.
             shares.append((since, 100 * (served - before) / (now - since)))
 
-    def recording(self, device: str = "") -> Recording:
-        """Return what was taken in, of *device*."""
+    def recording(self, device: str = "", host: str = "") -> Recording:
+        """Return what was taken in, of *device* on *host*."""
         end = self._times[-1]
         return Recording(
             device=device,
+            host=host,
             begin=self._times[0],
             end=end,
             spans=[*self._spans, *self._tracker.under_way(end)],
@@ -119,7 +120,7 @@ def record_live(fetch: Callable[[], StatusDocument], seconds: float, *, device: 
     seconds
         How long.
     device
-        Only this one; empty: all.
+        Only this one, or those of a host of this name; empty: all, those of each host together.
 
     Raises
     ------
@@ -128,9 +129,11 @@ def record_live(fetch: Callable[[], StatusDocument], seconds: float, *, device: 
         a while only leaves a gap.
     """
     recorders: dict[str, LiveRecorder] = {}
+    hosts: dict[str, str] = {}
 
     def take(status: StatusDocument) -> None:
         now = time.monotonic()
+        hosts.update({entry.name: entry.host for entry in status.devices or () if entry.host})
         for name, document in status.only_device(device).items():
             if not isinstance(document, DeviceEntry):
                 recorders.setdefault(name, LiveRecorder()).take(now, document)
@@ -149,4 +152,6 @@ def record_live(fetch: Callable[[], StatusDocument], seconds: float, *, device: 
         pass
     if not recorders:
         raise SharedKernelError("the device's executor does not answer, so there is nothing to record; start it first.")
-    return [recorder.recording(name) for name, recorder in recorders.items()]
+    # A host that comes later has its place among the others, and one host's devices stay in their order.
+    names = sorted(recorders, key=lambda name: hosts.get(name, ""))
+    return [recorders[name].recording(name, hosts.get(name, "")) for name in names]

@@ -20,10 +20,12 @@ from tornado.httpclient import HTTPResponse
 
 from sharedkernel.errors import QuotaExceeded, Refused
 from sharedkernel.gateway.auth.identity import GatewayUser
+from sharedkernel.gateway.cluster.changes import PendingChanges
 from sharedkernel.gateway.cluster.hosts import ClusterHosts, Host, HostAway
 from sharedkernel.gateway.cluster.requests import HostRequests, HostUnreached
 from sharedkernel.gateway.cluster.status import merge_hosts
 from sharedkernel.gateway.fleet.rules import FleetRules
+from sharedkernel.gateway.kernels.starting import NOTE_HEADER
 from sharedkernel.scheduling.placement import Demand, place_session
 from sharedkernel.status.document import StatusDocument, read_status
 from sharedkernel.status.refusal_text import explain_session_limit
@@ -51,6 +53,8 @@ class Front:
         Has the limits on the number of sessions.
     executors
         Has the rule that chooses the host of a new session.
+    changes
+        Has what hosts that were away must get.
     """
 
     def __init__(
@@ -59,8 +63,10 @@ class Front:
         requests: HostRequests,
         rules: FleetRules,
         executors: PlacementOwner,
+        changes: PendingChanges,
     ) -> None:
         self.hosts = hosts
+        self.changes = changes
         self.requests = requests
         self._rules = rules
         self._executors = executors
@@ -81,15 +87,18 @@ class Front:
         Raises
         ------
         HostAway
-            When it does not.
+            When it does not, or may not have registered yet.
         Refused
             When no host has such ids.
         """
         host = self.hosts.of_kernel(kernel_id)
+        if host is None and self.hosts.is_new:
+            # Clients give up a kernel that does not exist.
+            raise HostAway("this gateway has just started and does not know all its hosts yet; try again.")
         if host is None:
             raise Refused(f"Kernel does not exist: {kernel_id}", reason="no_such_kernel")
         if not host.is_answering:
-            raise HostAway(f"this session is on {host.why_away()}")
+            raise HostAway(f"this session is on another machine: {host.why_away()}")
         return host
 
     def any_host(self) -> Host:
@@ -144,8 +153,7 @@ class Front:
             self.any_host()
             raise HostAway("no host of this cluster says how it is; their logs may say why, try again.")
         documents = {name: read_status(answer, name) for name, answer in answers.items()}
-        away = [host for host in self.hosts.all() if host.name not in documents]
-        return merge_hosts(documents, away, self._executors.placement)
+        return merge_hosts(documents, self.hosts.all(), self._executors.placement)
 
     # --- new sessions -------------------------------------------------------------------------------------------------
 
@@ -216,6 +224,8 @@ class Front:
         # Nothing is awaited between the check and the session's being counted in its host's summary, so parallel
         # requests cannot exceed the limit.
         await self._check_number(user.username)
+        if (note := self.hosts.note_on_earlier(user.username)) is not None:
+            headers = [*headers, (NOTE_HEADER, note)]
         refused: set[str] = set()
         answer: HTTPResponse | None = None
         while True:
@@ -295,13 +305,15 @@ class Front:
 
     async def _host_of_client(self, user: GatewayUser, client_key: str) -> Host | None:
         """Return the host that has the session of a client; None if it has none."""
-        kernel = self._kernels.pop((user.username, client_key), None)
+        kernel = self._kernels.get((user.username, client_key))
+        if kernel is not None:
+            self.hosts.check_client(kernel)
         host = None if kernel is None else self.hosts.of_kernel(kernel)
         if kernel is not None and host is not None and host.is_answering:
             found = await self.requests.fetch(host, user, "GET", f"/api/kernels/{kernel}")
             if found.code == HTTPStatus.OK:
-                self._kernels[user.username, client_key] = kernel
                 return host
+        self._kernels.pop((user.username, client_key), None)
         # This front may be new: the hosts know.
         hosts = {host.name: host for host in self.hosts.answering() if user.username in host.users}
         plain = GatewayUser(user.username)
@@ -314,6 +326,7 @@ class Front:
         """Forget a host that is gone for good; see :meth:`ClusterHosts.forget`."""
         self.hosts.forget(name)
         self.requests.forget(name)
+        self.changes.forget(name)
 
 
 def choose_device(rule: str, hosts: Sequence[Host], user: str) -> Host:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable, Sequence
 from http import HTTPStatus
 from typing import Any, ClassVar, cast
 
@@ -19,16 +19,19 @@ from tornado.iostream import IOStream
 
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.audit import AuditedHandler
+from sharedkernel.gateway.cluster.changes import RuleChange
 from sharedkernel.gateway.cluster.cordon import PATH as CORDON_PATH
 from sharedkernel.gateway.cluster.front import Front
 from sharedkernel.gateway.cluster.hosts import Host, HostAway
 from sharedkernel.gateway.cluster.registration import PATH, RegistrationHandler
 from sharedkernel.gateway.cluster.requests import no_trust
 from sharedkernel.gateway.cluster.splice import Splice, WebsocketRefused, handshake, open_websocket
+from sharedkernel.gateway.cluster.status import host_entry
 from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.http import handlers
 from sharedkernel.gateway.http.health import HealthHandler
 from sharedkernel.gateway.http.status_feed import StatusFeedHandler
+from sharedkernel.status.excerpt import excerpt
 
 #: headers of a host's answer that its client gets
 _ANSWERED = ("Content-Type", "Location", "Retry-After", "Cache-Control")
@@ -48,8 +51,8 @@ class FrontHandler(ErrorResponseMixin, AuditedHandler, APIHandler):
 
     @property
     def uri(self) -> str:
-        """Path and query at a host, whose base URL is ``/``."""
-        return "/" + (self.request.uri or "").removeprefix(self.base_url)
+        """Path and query at a host."""
+        return _uri(self)
 
     @property
     def headers(self) -> list[tuple[str, str]]:
@@ -120,7 +123,7 @@ class ListedHandler(FrontHandler):
 
 
 class EverywhereHandler(FrontHandler):
-    """``/sharedkernel/api/policy``: read from one host, changed on all that answer."""
+    """``/sharedkernel/api/policy``: read from one host, changed on all; those that are away get it later."""
 
     actions: ClassVar[dict[str, str]] = {"PUT": "change policy"}
 
@@ -131,35 +134,84 @@ class EverywhereHandler(FrontHandler):
 
     @web.authenticated
     async def put(self) -> None:
-        """Forward the request to all hosts, and answer with the last one's answer."""
-        await put_everywhere(self)
+        """Forward the request to all hosts, and answer with the first refusal, or an answer."""
+        self.front.any_host()
+        self.front.changes.check(self.front.hosts.all(), self.request.body)
+        answers, unreached = await change_everywhere(self, self.front, self.headers)
+        passed = max(answers.values(), key=lambda answer: answer.code, default=None)
+        if passed is None:
+            raise HostAway("no host has answered; nothing was changed, try again.")
+        if passed.code < HTTPStatus.BAD_REQUEST:
+            let_wait(self, self.front, unreached)
+        self.pass_on(passed)
 
 
 class FrontQuotasHandler(handlers.QuotasHandler):
-    """``/sharedkernel/api/quotas``: the front's own, which are changed on all hosts, too."""
+    """``/sharedkernel/api/quotas``: the front's own, changed on all hosts; those that are away get it later."""
 
     @web.authenticated
     async def put(self) -> None:
-        """Override the configuration's quotas here and on all hosts that answer; for admins."""
+        """Override the configuration's quotas here and on all hosts; for admins."""
+        self._check()
         await cast("Awaitable[None]", super().put())
-        await self._forward(self.request.body)
+        await self._forward()
 
     @web.authenticated
     async def delete(self) -> None:
-        """Undo such overrides here and on all hosts that answer; for admins."""
+        """Undo such overrides here and on all hosts; for admins."""
+        self._check()
         await cast("Awaitable[None]", super().delete())
         await self._forward()
 
-    async def _forward(self, body: bytes | None = None) -> None:
+    def _check(self) -> None:
+        self._manager_for_admin()
         front: Front = self.settings["front"]
-        uri = f"/sharedkernel/api/quotas{f'?{self.request.query}' if self.request.query else ''}"
-        answers = await front.requests.fetch_from_each(
-            front.hosts.answering(), self.current_user, self.request.method or "PUT", uri, body=body
-        )
+        front.changes.check(front.hosts.all(), self.request.body)
+
+    async def _forward(self) -> None:
+        front: Front = self.settings["front"]
+        answers, unreached = await change_everywhere(self, front)
         for name, answer in answers.items():
-            if isinstance(answer, HostAway) or answer.code >= HTTPStatus.BAD_REQUEST:
-                why = answer if isinstance(answer, HostAway) else f"it answers {answer.code} {answer.reason}"
-                self.log.warning("the quotas of %s are as they were: %s", name, why)
+            if answer.code >= HTTPStatus.BAD_REQUEST:
+                self.log.warning(
+                    "the quotas of %s are as they were: it answers %s %s", name, answer.code, answer.reason
+                )
+        let_wait(self, front, unreached)
+
+
+async def change_everywhere(
+    handler: APIHandler, front: Front, headers: Iterable[tuple[str, str]] = ()
+) -> tuple[dict[str, HTTPResponse], list[str]]:
+    """Forward a request to all hosts, and return the answers by host, and the hosts that have not got it.
+
+    Those get it later, and so do those for which others wait already: changes keep their order.
+    """
+    now = [host for host in front.hosts.answering() if host.name not in front.changes]
+    method, uri, body = handler.request.method or "PUT", _uri(handler), handler.request.body
+    found = await front.requests.fetch_from_each(
+        now, handler.current_user, method, uri, body=body or None, headers=headers
+    )
+    answers = {name: answer for name, answer in found.items() if not isinstance(answer, HostAway)}
+    # Not sure whether one has got it that has not answered: twice does no harm.
+    return answers, [host.name for host in front.hosts.all() if host.name not in answers]
+
+
+def let_wait(handler: APIHandler, front: Front, hosts: Sequence[str]) -> None:
+    """Let the change that a request asks for wait for *hosts*."""
+    change = RuleChange(
+        method=handler.request.method or "PUT",
+        uri=_uri(handler),
+        body=handler.request.body.decode(),
+        user=handler.current_user.username,
+    )
+    for name in hosts:
+        handler.log.info("a change waits for %s: %s %s", name, change.method, change.uri)
+        front.changes.add(name, change)
+
+
+def _uri(handler: APIHandler) -> str:
+    """Return path and query at a host, whose base URL is ``/``."""
+    return "/" + (handler.request.uri or "").removeprefix(handler.base_url)
 
 
 def describe_host(host: Host, *, with_users: bool) -> dict[str, Any]:
@@ -173,51 +225,15 @@ def describe_host(host: Host, *, with_users: bool) -> dict[str, Any]:
         Whether to name the users who have something there, as admins may know.
     """
     found: dict[str, Any] = {
-        "name": host.name,
+        **msgspec.to_builtins(host_entry(host)),
         "address": host.address,
-        "version": host.version,
-        "answering": host.is_answering,
-        "message": None if host.is_answering else host.why_away(),
         "devices": [device.id for device in host.devices],
-        "num_sessions": host.total_sessions,
-        "cordoned": host.is_cordoned,
-        "drained": host.is_drained,
-        "in_ray": None if host.ray is None else host.ray.is_in and host.is_answering,
-        "adopted": None if host.ray is None else host.ray.has_adopted,
     }
     if with_users:
         found["users"] = {
             name: {"sessions": user.sessions, "has_left": user.has_left} for name, user in host.users.items()
         }
     return found
-
-
-async def put_everywhere(handler: FrontHandler) -> None:
-    """Forward a request to all hosts that answer, and pass on the first refusal, or an answer.
-
-    Raises
-    ------
-    HostAway
-        When one does not, after all.
-    """
-    handler.front.any_host()
-    request = handler.request
-    answers = await handler.front.requests.fetch_from_each(
-        handler.front.hosts.answering(),
-        handler.current_user,
-        "PUT",
-        handler.uri,
-        body=request.body,
-        headers=handler.headers,
-    )
-    passed = None
-    for answer in answers.values():
-        if isinstance(answer, HostAway):
-            raise answer
-        if passed is None or answer.code >= HTTPStatus.BAD_REQUEST > passed.code:
-            passed = answer
-    if passed is not None:
-        handler.pass_on(passed)
 
 
 class HostsHandler(FrontHandler):
@@ -262,10 +278,12 @@ class FrontStatusHandler(FrontHandler):
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """Return the status document, as this user may see it."""
+        """Return the status document, as this user may see it; of a large cluster with what ``?about=NAME`` names."""
+        about = self.get_query_argument("about", "")
         status = await self.front.status()
         user = self.current_user
-        self.finish(msgspec.json.encode(status if user.admin else status.visible_to(user.username)))
+        visible = status if user.admin else status.visible_to(user.username)
+        self.finish(msgspec.json.encode(excerpt(visible, user.username, about)))
 
 
 class FrontReadyHandler(web.RequestHandler):

@@ -183,6 +183,30 @@ class ClusterHosts:
         del self._hosts[name], self._by_prefix[host_prefix(name)]
         self._store()
 
+    @property
+    def is_new(self) -> bool:
+        """Whether hosts may not have registered yet since this front started."""
+        return time.monotonic() < self._began + _PATIENCE
+
+    def note_on_earlier(self, user: str) -> str | None:
+        """Return a sentence for a new session of *user*, who has something on a host that is away, or None."""
+        away = [host for host in self.all() if user in host.users and not host.is_answering]
+        return f"An earlier session of this notebook may be on another machine: {away[0].why_away()}" if away else None
+
+    def check_client(self, kernel_id: str) -> None:
+        """Check that the kernel of a client, which asks for it by the client's key, is on no host that is away.
+
+        Raises
+        ------
+        HostAway
+            When it is; not for ever, since that host may never come back.
+        """
+        host = self.of_kernel(kernel_id)
+        if host is None or host.is_answering or host.heard is None:
+            return
+        if time.monotonic() < host.heard + _LIST_PATIENCE:
+            raise HostAway(f"the session of this notebook is on another machine: {host.why_away()}")
+
     def check_listed(self, user: str) -> None:
         """Check that what the hosts list is complete for *user*: clients give up a kernel that is not listed.
 

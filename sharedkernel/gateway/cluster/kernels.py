@@ -10,6 +10,7 @@ from typing import Any, Protocol, cast
 from sharedkernel._version import __version__
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.auth.tickets import check_host_name, read_key
+from sharedkernel.gateway.cluster.changes import PendingChanges
 from sharedkernel.gateway.cluster.front import Front
 from sharedkernel.gateway.cluster.hosts import ClusterHosts
 from sharedkernel.gateway.cluster.requests import HostRequests
@@ -29,9 +30,11 @@ class FrontKernels(SessionKernels):
         deployment = cast("DeploymentOwner", self.parent).deployment
         peers = deployment.peers
         assert peers is not None
-        hosts = ClusterHosts(gateway_directory(deployment.runtime_directory) / "hosts.json")
+        directory = gateway_directory(deployment.runtime_directory)
+        requests = HostRequests(peers.key, peers.context)
+        changes = PendingChanges(directory / "changes.json", requests, self._tasks)
         #: routes requests to the hosts
-        self.front = Front(hosts, HostRequests(peers.key, peers.context), self.rules, self.executors)
+        self.front = Front(ClusterHosts(directory / "hosts.json"), requests, self.rules, self.executors, changes)
 
     def connect(self) -> None:
         """Do nothing: a front has no executors."""

@@ -1,7 +1,7 @@
 """One status document for several hosts, merged from their own. Pure.
 
-As that of several devices (`fleet/merged_status.py`), and there is `host` on each device and session. A device's name
-begins with its host's, as in ``h2/cuda:1``.
+As that of several devices (`fleet/merged_status.py`), with the hosts themselves. If there is more than one, each
+device, lane and session has its `host`. A device's name begins with its host's, as in ``h2/cuda:1``.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from msgspec import UNSET
 from sharedkernel.gateway.cluster.hosts import Host
 from sharedkernel.gateway.fleet.merged_status import combine, merge
 from sharedkernel.status.document import DeviceEntry, StatusDocument, UserOnDevice, UserStatus
+from sharedkernel.status.hosts import HostEntry
 
 
-def merge_hosts(documents: Mapping[str, StatusDocument], away: Sequence[Host], placement: str) -> StatusDocument:
+def merge_hosts(documents: Mapping[str, StatusDocument], hosts: Sequence[Host], placement: str) -> StatusDocument:
     """Return the document of all hosts.
 
     Parameters
     ----------
     documents
         Of the hosts that answer, by name; at least one.
-    away
-        The other hosts.
+    hosts
+        All hosts.
     placement
         Rule that chooses the host of a new session.
     """
     several = {name: _with_devices(document) for name, document in sorted(documents.items())}
-    parts = [_of_host(name, document) for name, document in several.items()]
+    parts = [_of_host(name, document, is_alone=len(hosts) == 1) for name, document in several.items()]
     numbers = count()
     lanes, sessions = [], []
     for part in parts:
@@ -46,7 +47,9 @@ def merge_hosts(documents: Mapping[str, StatusDocument], away: Sequence[Host], p
             users.setdefault(user.name, []).append(user)
     return StatusDocument(
         device=msgspec.structs.replace(combine([part.device for part in parts]), name=" + ".join(several)),
-        devices=[entry for part in parts for entry in part.devices or []] + [_away(host) for host in away],
+        devices=[entry for part in parts for entry in part.devices or []]
+        + [_away(host) for host in hosts if host.name not in documents],
+        hosts=[host_entry(host) for host in hosts],
         placement=placement,
         lanes=lanes,
         users=[
@@ -68,19 +71,36 @@ def _with_devices(document: StatusDocument) -> StatusDocument:
     return merge({name: document}, {}, [name], "")
 
 
-def _of_host(host: str, document: StatusDocument) -> StatusDocument:
+def _of_host(host: str, document: StatusDocument, *, is_alone: bool) -> StatusDocument:
     """Return the document of *host* with its name on devices, lanes and sessions."""
     replace = msgspec.structs.replace
+    named = UNSET if is_alone else host
 
     def rename(user: UserOnDevice) -> UserOnDevice:
         return replace(user, device=f"{host}/{user.device}")
 
     return replace(
         document,
-        devices=[replace(entry, name=f"{host}/{entry.name}", host=host) for entry in document.devices or ()],
-        lanes=[replace(lane, device=f"{host}/{lane.device}") for lane in document.lanes],
+        devices=[replace(entry, name=f"{host}/{entry.name}", host=named) for entry in document.devices or ()],
+        lanes=[replace(lane, device=f"{host}/{lane.device}", host=named) for lane in document.lanes],
         users=[replace(user, devices=[rename(each) for each in user.devices or ()]) for user in document.users],
-        sessions=[replace(entry, device=f"{host}/{entry.device}", host=host) for entry in document.sessions],
+        sessions=[replace(entry, device=f"{host}/{entry.device}", host=named) for entry in document.sessions],
+    )
+
+
+def host_entry(host: Host) -> HostEntry:
+    """Return what people are told of a host."""
+    return HostEntry(
+        name=host.name,
+        answering=host.is_answering,
+        message=None if host.is_answering else host.why_away(),
+        version=host.version or None,
+        num_devices=len(host.devices),
+        num_sessions=host.total_sessions,
+        cordoned=host.is_cordoned,
+        drained=host.is_drained,
+        in_ray=None if host.ray is None else host.ray.is_in and host.is_answering,
+        adopted=None if host.ray is None else host.ray.has_adopted,
     )
 
 

@@ -16,6 +16,7 @@ import msgspec
 from jupyter_server.auth.decorator import ws_authenticated
 from jupyter_server.base.handlers import JupyterHandler
 from jupyter_server.base.websocket import WebSocketMixin
+from msgspec import UNSET
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
 from sharedkernel.errors import SharedKernelError
@@ -23,6 +24,7 @@ from sharedkernel.gateway.auth.identity import GatewayUser
 from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.http.websocket_registry import JupyterPingMixin
 from sharedkernel.status.document import StatusDocument
+from sharedkernel.status.excerpt import excerpt
 
 log = logging.getLogger(__name__)
 
@@ -121,16 +123,22 @@ class FeedText:
 
     def __init__(self, status: StatusDocument | FeedTrouble) -> None:
         self._status = status
-        self._texts: dict[str | None, bytes] = {}
+        self._texts: dict[tuple[str | None, bool], bytes] = {}
 
     def text_for(self, user: GatewayUser) -> bytes:
         """Return the JSON that *user* may see."""
         status = self._status
-        name = None if user.admin or isinstance(status, FeedTrouble) else user.username
-        if name not in self._texts:
-            visible = status.visible_to(name) if name is not None and isinstance(status, StatusDocument) else status
-            self._texts[name] = msgspec.json.encode(visible)
-        return self._texts[name]
+        has_hosts = isinstance(status, StatusDocument) and status.hosts is not UNSET
+        # An admin of a large cluster has a document of their own, too: it begins with their sessions.
+        key = user.username if has_hosts or not user.admin else None
+        if isinstance(status, FeedTrouble):
+            key = None
+        if (key, user.admin) not in self._texts:
+            if isinstance(status, StatusDocument):
+                status = status if user.admin else status.visible_to(user.username)
+                status = excerpt(status, user.username) if has_hosts else status
+            self._texts[key, user.admin] = msgspec.json.encode(status)
+        return self._texts[key, user.admin]
 
 
 class StatusFeedHandler(ErrorResponseMixin, JupyterPingMixin, WebSocketMixin, WebSocketHandler, JupyterHandler):

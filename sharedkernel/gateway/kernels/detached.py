@@ -103,6 +103,8 @@ class DetachedSessions:
         self._executors = executors
         self._tasks = tasks
         self._questions: WeakKeyDictionary[SessionKernel, _Questions] = WeakKeyDictionary()
+        #: what was known of earlier sessions on hosts that were away when a session started
+        self._elsewhere: WeakKeyDictionary[SessionKernel, str] = WeakKeyDictionary()
         #: by session, in the order in which they were shut down
         self._sessions: dict[str, EarlierSession] = {}
         #: sessions that are taking another one's place right now, so that no other takes them
@@ -195,11 +197,21 @@ class DetachedSessions:
             if kernel is not other_than and kernel.has_kernel and kernel.session_id not in self._reserved
         ]
 
-    def describe(self, kernel: SessionKernel) -> str | None:
-        """Return the notice about an earlier session for *kernel*, which is about to start; None: there is none."""
+    def describe(self, kernel: SessionKernel, *, elsewhere: str | None = None) -> str | None:
+        """Return the notice about an earlier session for *kernel*, which is about to start; None: there is none.
+
+        Parameters
+        ----------
+        kernel
+            The new session.
+        elsewhere
+            What is known of an earlier one on another host, which is away.
+        """
         earlier = self.find(kernel, include_open=True)
         if earlier is None:
-            return None
+            if elsewhere is not None:
+                self._elsewhere[kernel] = elsewhere
+            return elsewhere
         if earlier.is_open:
             return (
                 "Another session of this notebook is open in another page or program; once it is closed there, "
@@ -246,7 +258,7 @@ class DetachedSessions:
         earlier = self.find(kernel, include_open=True)
         question, questions.newest = questions.newest, None
         if question is not None:
-            await kernel.notify(_outlook(earlier), question=question)
+            await kernel.notify(_outlook(earlier, self._elsewhere.get(kernel)), question=question)
         return earlier
 
     async def _reattach(self, kernel: SessionKernel, questions: _Questions) -> None:
@@ -302,7 +314,7 @@ class DetachedSessions:
             raise SessionNotFound(
                 "the earlier session of this notebook is open in another page or program; close it there first."
                 if is_open
-                else _outlook(None)
+                else _outlook(None, self._elsewhere.get(kernel))
             )
         if kernel.execution_state == "busy":
             raise Refused(
@@ -349,8 +361,10 @@ class DetachedSessions:
             await asyncio.sleep(_CELL_INTERVAL)
 
 
-def _outlook(earlier: EarlierSession | None) -> str:
-    """Return what the user who asks for *earlier* can expect."""
+def _outlook(earlier: EarlierSession | None, elsewhere: str | None) -> str:
+    """Return what the user who asks for *earlier*, or for one that may be *elsewhere*, can expect."""
+    if earlier is None and elsewhere is not None:
+        return elsewhere
     if earlier is None:
         return "There is no earlier session of this notebook: it has ended, or there was none."
     if earlier.is_open:

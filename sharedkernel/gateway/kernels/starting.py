@@ -19,8 +19,10 @@ from typing import Any
 from uuid import uuid4
 
 from jupyter_server._tz import utcnow
+from jupyter_server.base.call_context import CallContext
 
 from sharedkernel.errors import ExecutorUnavailable, QuotaExceeded, Refused, SharedKernelError
+from sharedkernel.gateway.auth.identity import requesting_user
 from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.gateway.kernels.detached import DetachedSessions, EarlierSession
@@ -35,8 +37,19 @@ log = logging.getLogger(__name__)
 _ENVIRONMENT_PREFIX = "KERNEL_"
 #: most characters of them and the notebook's path together: they travel in small messages
 _ENVIRONMENT_SIZE = 16 * 1024
+#: what a front adds to a start for its user: an earlier session may be on a host that is away; and its most characters
+NOTE_HEADER, _MAX_NOTE = "X-SharedKernel-Note", 500
 #: an idle session counts as in use for this long after its last activity, when a new one is placed
 _RECENT = timedelta(minutes=10)
+
+
+def _note_of_front() -> str | None:
+    """Return what a front adds for the user of the request that it forwards; None: nothing."""
+    handler, user = CallContext.get(CallContext.JUPYTER_HANDLER), requesting_user()
+    if handler is None or user is None or not user.is_vouched_for:
+        return None
+    note: str | None = handler.request.headers.get(NOTE_HEADER)
+    return note and note[:_MAX_NOTE]
 
 
 class SessionStarter:
@@ -212,7 +225,7 @@ class SessionStarter:
         try:
             with self._registry.starting(kernel_id):
                 kernel = self._make_kernel(kernel_id, user=user, device=device, **session)
-                kernel.notice = self._detached.describe(kernel)
+                kernel.notice = self._detached.describe(kernel, elsewhere=_note_of_front())
                 await kernel.start_kernel()
                 self._registry.register(kernel)
         except ExecutorUnavailable:

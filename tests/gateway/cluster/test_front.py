@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +15,7 @@ import pytest
 from tornado.httpclient import HTTPClientError
 
 from sharedkernel.gateway.auth.tickets import host_prefix
-from tests.gateway.client import Client
+from tests.gateway.client import Answer, Client
 from tests.gateway.cluster.conftest import HOSTS, Cluster
 from tests.gateway.conftest import Stack, run, wait_for
 from tests.gateway.devices import until
@@ -67,10 +71,15 @@ def test_sessions_are_on_all_hosts_and_every_front_knows_them(cluster: Cluster) 
         assert (await linus.request("GET", "/api/kernels")).body == []
         assert (await linus.request("GET", f"/api/kernels/{kernels['h1']}")).status == 404
         assert (await Client(grace.url, "wrong").request("GET", f"/api/kernels/{kernels['h1']}")).status == 403
-        assert (await grace.request("GET", "/api/kernels/00000000-0000-0000-0000-000000000000")).status == 404
+
+        async def is_unknown() -> bool:  # once the front is sure that all its hosts have registered
+            return (await grace.request("GET", "/api/kernels/00000000-0000-0000-0000-000000000000")).status == 404
+
+        await until(is_unknown)
 
         status = (await grace.request("GET", STATUS)).body
         assert {entry["host"] for entry in status["devices"]} == set(HOSTS)
+        assert {(entry["name"], entry["answering"]) for entry in status["hosts"]} == {(name, True) for name in HOSTS}
         places = {entry["kernel_id"]: (entry["host"], entry["device"]) for entry in status["sessions"]}
         timelines = (await grace.request("GET", "/sharedkernel/api/timeline?seconds=3600")).body["devices"]
         ran = {(entry["device"], row["session"]) for entry in timelines for row in entry["rows"]}
@@ -102,6 +111,34 @@ def test_a_limit_on_sessions_counts_over_all_hosts(cluster: Cluster) -> None:
         assert answer.body["reason"] == "quota"
 
     run(test())
+
+
+def test_a_trace_has_the_processes_of_each_host_together(cluster: Cluster, tmp_path: Path) -> None:
+    """Labelled with the host, whose name stands for all of its devices."""
+
+    async def start() -> None:
+        grace = cluster.client("grace")
+        for kernel in (await start_on_both(grace)).values():
+            await execute(grace, kernel, "import torch; print(torch.ones(1).sum())")
+
+    def traced(*arguments: str) -> dict[str, set[str]]:
+        out = tmp_path / "trace.json"
+        environment = os.environ | cluster.client_environment("grace")
+        subprocess.run(
+            [sys.executable, "-m", "sharedkernel", "trace", "--seconds", "1", "--out", str(out), *arguments],
+            env=environment, check=True, timeout=60,
+        )  # fmt: skip
+        events = json.loads(out.read_text())["traceEvents"]
+        names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+        labels = [(event["args"]["labels"], event["pid"]) for event in events if event["name"] == "process_labels"]
+        assert [label for label, _ in labels] == sorted(label for label, _ in labels)
+        return {label: {names[pid] for each, pid in labels if each == label} for label, _ in labels}
+
+    asyncio.run(start())
+    h1, h2 = ({f"{name}/host: lanes"} for name in HOSTS)
+    found = traced()
+    assert (h1, h2) == (found["host h1"] & h1, found["host h2"] & h2)
+    assert set(traced("--device", "h2")) == {"host h2"}
 
 
 def test_a_front_has_no_class(cluster: Cluster) -> None:
@@ -290,6 +327,48 @@ def test_a_host_that_is_away_is_not_forgotten(cluster: Cluster) -> None:
     gateway.start()
     wait_for(cluster.is_whole)
     assert asyncio.run(execute(cluster.client("grace"), kernels["h2"], "print(2)")) == "2"
+
+
+def test_an_earlier_session_on_a_host_that_is_away_is_named(cluster: Cluster) -> None:
+    """Its own client is refused, and gets no second session; a new session says it, and so does `%shared attach`."""
+
+    async def start() -> dict[str, str]:
+        grace, keys = cluster.client("grace"), {}
+        while len(keys) < len(HOSTS):
+            key = f"key{len(keys)}"
+            kernel = await grace.start(KERNEL_CLIENT_KEY=key)
+            if keys.setdefault(host_of(kernel), key) != key:
+                await grace.end(kernel)
+        return keys
+
+    keys = asyncio.run(start())
+    gateway = cluster.hosts["h2"].gateway
+    gateway.kill()
+
+    async def ask(key: str) -> Answer:
+        body = {"name": "shared-gpu", "env": {"KERNEL_CLIENT_KEY": key}}
+        return await asyncio.wait_for(cluster.client("grace").request("POST", "/api/kernels", body), 10)
+
+    refused = asyncio.run(ask(keys["h2"]))
+    assert (refused.status, refused.body["reason"]) == (503, "host_away")
+    wait_for(lambda: cluster.answering() == {"h1"})
+    refused = asyncio.run(ask(keys["h2"]))
+    assert (refused.status, refused.body["reason"]) == (503, "host_away")
+    assert "the session of this notebook is on another machine: h2 has not answered for" in refused.body["message"]
+    assert asyncio.run(ask(keys["h1"])).status == 201
+
+    async def new() -> str:
+        grace = cluster.client("grace")
+        kernel = await grace.start(KERNEL_NOTEBOOK="other.ipynb")
+        async with grace.attach(kernel) as channels:
+            first = (await channels.run("1 + 1"))["text"]
+            asked = (await channels.run("%shared attach"))["text"]
+        return f"{first}|{asked}"
+
+    sentence = "An earlier session of this notebook may be on another machine: h2 has not answered for"
+    assert asyncio.run(new()).count(sentence) == 2
+    gateway.start()
+    wait_for(cluster.is_whole)
 
 
 def test_sessions_that_a_host_did_not_start_are_not_counted_there(cluster: Cluster) -> None:

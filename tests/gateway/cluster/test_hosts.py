@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from sharedkernel.errors import ConfigError, ProtocolError, Refused
+from sharedkernel.gateway.cluster.front import Front
 from sharedkernel.gateway.cluster.hosts import ClusterHosts, Host, HostAway
 from sharedkernel.gateway.cluster.splice import handshake
 from sharedkernel.gateway.cluster.summary import DeviceSummary, HostSummary, UserSummary, read_summary
@@ -122,3 +124,11 @@ def test_fronts_are_urls() -> None:
     for wrong in ("a:1", ["https://a/x"], [1], 7):
         with pytest.raises(ConfigError, match="write URLs"):
             parse_fronts(wrong)
+
+
+def test_a_front_that_has_just_started_does_not_say_that_a_kernel_is_gone(tmp_path: Path) -> None:
+    """Its host may not have registered yet, and clients give up what does not exist."""
+    hosts = ClusterHosts(tmp_path / "hosts.json")
+    front = Front(hosts, *cast("Any", [None] * 4))
+    with pytest.raises(HostAway, match="has just started"):
+        front.host_of("00000000-0000-4000-8000-000000000000")

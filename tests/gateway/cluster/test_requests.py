@@ -104,7 +104,9 @@ def test_many_who_ask_for_the_status_are_one_request(requests: HostRequests, tmp
         async with host("h1") as only:
             hosts = ClusterHosts(tmp_path / "hosts.json")
             hosts.register(HostSummary(name="h1", address=only.address, version="1.0", devices=[]))
-            front = Front(hosts, requests, cast("FleetRules", None), SimpleNamespace(placement="least-loaded"))
+            front = Front(
+                hosts, requests, cast("FleetRules", None), SimpleNamespace(placement="least-loaded"), cast("Any", None)
+            )
             Status.asked = 0
             first = asyncio.create_task(front.status())
             while not Status.asked:  # noqa: ASYNC110
