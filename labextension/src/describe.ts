@@ -8,7 +8,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 
 import { formatBytes, Units } from './format';
-import type { IMemory, ISession, IStatus } from './view';
+import type { IMemory, ISession, IStatus, IUserMemory } from './view';
 
 /** What the colour of a session's dot says; the words beside it say it too. */
 export type Tone = 'idle' | 'busy' | 'running' | 'waiting' | 'offloaded';
@@ -155,6 +155,11 @@ export function timeLeft(session: ISession, trans: TranslationBundle): string | 
 /** Return what a session has on the device now. */
 export function memoryInUse(session: ISession): number {
   return session.persistentBytes + session.liveBytes;
+}
+
+/** Return what of a user's memory counts for a quota: all that stays, and the largest iteration. */
+export function charged(user: IUserMemory): number {
+  return user.persistentBytes + user.ephemeralBytes + user.shelfBytes;
 }
 
 /** Return memory by kind, in one line. */

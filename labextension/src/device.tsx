@@ -2,13 +2,13 @@
 
 import * as React from 'react';
 
-import { memoryByKind, safeText } from './describe';
+import { charged, memoryByKind, safeText } from './describe';
 import { formatBytes, percent } from './format';
 import type { IAdminApi } from './limits';
 import type { INames } from './names';
 import { userColours } from './palette';
 import { PlacementLine, PolicyLine } from './policy';
-import type { IDevice, IMemory, IStatus, IUser } from './view';
+import type { IDevice, IStatus, IUser, IUserMemory } from './view';
 import { deviceTitle, level, sensorWords } from './words';
 
 const KINDS = ['persistent', 'ephemeral', 'framework'] as const;
@@ -37,7 +37,7 @@ export function DeviceSection(props: IProps): React.ReactElement {
     framework: trans.__('framework')
   };
   const several = status.devices.length > 1;
-  const parts = (memoryOf: (user: IUser) => IMemory | undefined): IPart[] =>
+  const parts = (memoryOf: (user: IUser) => IUserMemory | undefined): IPart[] =>
     users.map(user => ({ user: user.name, colour: colours.get(user.name) ?? '', memory: memoryOf(user) ?? null }));
   return (
     <section className="sk-Section" aria-labelledby="sk-device-title">
@@ -86,7 +86,7 @@ interface IPart {
   user: string;
   colour: string;
   /** Null: nothing. */
-  memory: IMemory | null;
+  memory: IUserMemory | null;
 }
 
 interface IDeviceProps extends INames {
@@ -136,9 +136,10 @@ function Device(props: IDeviceProps): React.ReactElement {
 
 function UserParts(props: { part: IPart; device: IDevice }): React.ReactElement {
   const { part, device } = props;
+  // What is in use now: with all users' it comes to the device's figure.
   const bytes = {
-    persistent: part.memory?.persistentBytes ?? 0,
-    ephemeral: part.memory?.ephemeralBytes ?? 0,
+    persistent: (part.memory?.persistentBytes ?? 0) + (part.memory?.shelfBytes ?? 0),
+    ephemeral: part.memory?.liveBytes ?? 0,
     framework: part.memory?.frameworkBytes ?? 0
   };
   return (
@@ -165,10 +166,6 @@ function largest(users: readonly IUser[], own: string | null): IUser[] {
   const weight = (user: IUser) => (user.name === own ? Infinity : charged(user) + user.frameworkBytes);
   const kept = new Set([...users].sort((one, other) => weight(other) - weight(one) || 0).slice(0, FEW));
   return users.filter(user => kept.has(user));
-}
-
-function charged(user: IMemory): number {
-  return user.persistentBytes + user.ephemeralBytes;
 }
 
 /** What a user has, and of how much; quotas of several devices are no one amount. */

@@ -212,10 +212,11 @@ export interface IUserOnDevice {
   persistent_bytes: number;
   ephemeral_bytes: number;
   framework_bytes: number;
+  live_bytes: number;
   shelf_bytes: number;
 }
 
-/** A user; memory is the sum over their sessions. */
+/** A user; memory is the sum over their sessions, and `ephemeral_bytes` the largest of them. */
 export interface IUserStatus {
   name: string;
   share: number;
@@ -223,6 +224,7 @@ export interface IUserStatus {
   persistent_bytes: number;
   ephemeral_bytes: number;
   framework_bytes: number;
+  live_bytes: number;
   shelf_bytes: number;
   offloaded_bytes: number;
   attained_service_seconds: number;

@@ -59,14 +59,21 @@ export interface IMemory {
   persistentBytes: number;
   ephemeralBytes: number;
   frameworkBytes: number;
+  /** In use right now beyond the persistent memory. */
+  liveBytes: number;
 }
 
-export interface IUser extends IMemory {
+/** A user's memory: `ephemeralBytes` is the largest of their sessions'. */
+export interface IUserMemory extends IMemory {
+  shelfBytes: number;
+}
+
+export interface IUser extends IUserMemory {
   name: string;
   share: number;
   quotaBytes: number | null;
   /** By device; empty where there is only one. */
-  byDevice: ReadonlyMap<string, IMemory>;
+  byDevice: ReadonlyMap<string, IUserMemory>;
 }
 
 export interface ISession extends IMemory {
@@ -82,8 +89,6 @@ export interface ISession extends IMemory {
   lingeringMinutes: number | null;
   /** Path of its notebook; null where there is none, or where it is not this user's to know. */
   notebook: string | null;
-  /** Memory of the iteration that runs now. */
-  liveBytes: number;
   offloadedBytes: number;
   /** What stayed on the device when it was offloaded, or why it was not. */
   offloadNote: string | null;
@@ -279,10 +284,10 @@ function parseStatus(fields: Fields<IStatusDocument>): IStatus {
           ? []
           : list<IUserOnDevice>(user.devices, 'users.devices').map(entry => [
               text(entry.device, 'users.devices.device'),
-              memory(entry)
+              userMemory(entry)
             ])
       ),
-      ...memory(user)
+      ...userMemory(user)
     })),
     sessions: list<ISessionStatus>(fields.sessions, 'sessions').map(session => ({
       id: text(session.id, 'sessions.id'),
@@ -292,7 +297,6 @@ function parseStatus(fields: Fields<IStatusDocument>): IStatus {
       lingering: session.lingering === true,
       lingeringMinutes: minutes(numberOrNull(session.lingering_seconds)),
       notebook: textOrNull(session.notebook),
-      liveBytes: amount(session.live_bytes),
       offloadedBytes: amount(session.offloaded_bytes),
       offloadNote: textOrNull(session.offload_note),
       iterations: amount(session.iterations),
@@ -341,13 +345,18 @@ function severalHosts(hosts: IHost[]): IHost[] {
   return hosts.length > 1 ? hosts : [];
 }
 
+function userMemory(fields: Fields<IUserStatus> | Fields<IUserOnDevice>): IUserMemory {
+  return { ...memory(fields), shelfBytes: amount(fields.shelf_bytes) };
+}
+
 function memory(
-  fields: Fields<Pick<IUserStatus, 'persistent_bytes' | 'ephemeral_bytes' | 'framework_bytes'>>
+  fields: Fields<Pick<IUserStatus, 'persistent_bytes' | 'ephemeral_bytes' | 'framework_bytes' | 'live_bytes'>>
 ): IMemory {
   return {
     persistentBytes: amount(fields.persistent_bytes),
     ephemeralBytes: amount(fields.ephemeral_bytes),
-    frameworkBytes: amount(fields.framework_bytes)
+    frameworkBytes: amount(fields.framework_bytes),
+    liveBytes: amount(fields.live_bytes)
   };
 }
 

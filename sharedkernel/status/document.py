@@ -112,11 +112,15 @@ class UserOnDevice(msgspec.Struct, frozen=True, kw_only=True):
     persistent_bytes: int = 0
     ephemeral_bytes: int = 0
     framework_bytes: int = 0
+    live_bytes: int = 0
     shelf_bytes: int = 0
 
 
 class UserStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A user; memory is the sum over their sessions."""
+    """A user; memory is the sum over their sessions, and `ephemeral_bytes` the largest of them.
+
+    A device's `used_bytes` are all users' persistent, framework, live and shelf bytes.
+    """
 
     name: str
     share: float = 1.0
@@ -125,6 +129,8 @@ class UserStatus(msgspec.Struct, frozen=True, kw_only=True):
     persistent_bytes: int = 0
     ephemeral_bytes: int = 0
     framework_bytes: int = 0
+    #: in use right now beyond the persistent memory
+    live_bytes: int = 0
     shelf_bytes: int = 0
     offloaded_bytes: int = 0
     #: device-seconds, those of ended sessions too

@@ -44,6 +44,11 @@ def safe_text(text: object) -> str:
     )
 
 
+def charged_bytes(user: UserStatus) -> int:
+    """Return what of a user's memory counts for their quota: all that stays, and the largest iteration."""
+    return user.persistent_bytes + user.ephemeral_bytes + user.shelf_bytes
+
+
 def ordinal(number: int) -> str:
     """Return *number* as ``1st``, ``2nd``, ``3rd``, ``4th``."""
     suffix = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")

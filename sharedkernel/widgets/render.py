@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from sharedkernel.status.document import LaneStatus, SessionStatus, StatusDocument
 from sharedkernel.status.text import (
+    charged_bytes,
     lingering_words,
     memory_by_kind,
     queue_sentence,
@@ -70,7 +71,7 @@ def usage_html(status: StatusDocument, session_id: str, history: Sequence[int] =
     if session is None or user is None:
         return paragraph(GONE)
     whole = user.quota_bytes or status.device.capacity_bytes
-    charged = user.persistent_bytes + user.ephemeral_bytes
+    charged = charged_bytes(user)
     own = {"persistent": session.persistent_bytes, "ephemeral": session.ephemeral_bytes or 0}
     others = max(charged - sum(own.values()), 0)
     kinds = [
@@ -257,7 +258,7 @@ def _against_quota(status: StatusDocument, name: str) -> str:
     if user is None:
         return GONE
     device = status.device
-    charged = format_bytes(user.persistent_bytes + user.ephemeral_bytes)
+    charged = format_bytes(charged_bytes(user))
     if user.quota_bytes is None:
         limit = f"no quota, the device has {format_bytes(device.capacity_bytes)}"
     else:

@@ -1,5 +1,6 @@
 /** Who uses the device, for admins: one entry for each person. */
 
+import { charged } from '../describe';
 import type { ILimits } from '../limits';
 import type { IStatus } from '../view';
 
@@ -37,7 +38,7 @@ export function peopleOf(status: IStatus, limits: ReadonlyMap<string, ILimits>):
   }
   for (const user of status.users) {
     const entry = person(user.name);
-    entry.usedBytes = user.persistentBytes + user.ephemeralBytes;
+    entry.usedBytes = charged(user);
     entry.quotaBytes = user.quotaBytes;
   }
   for (const session of status.sessions) {

@@ -131,7 +131,7 @@ def _place(entry: SessionStatus | LaneStatus, status: StatusDocument) -> tuple[s
 
 
 def _session_row(session: SessionStatus, place: tuple[str, ...]) -> ViewRow:
-    memory = session.persistent_bytes + session.framework_bytes
+    memory = session.persistent_bytes + session.framework_bytes + session.live_bytes  # as the device's line counts
     left = time_left(session)
     idle = None if session.state in ("running", "preempting") else session.idle_seconds
     name, state = session_name(session), session_state(session)

@@ -184,8 +184,10 @@ def _user(view: UserView, record: UserRecord, device: Device, sessions: Sequence
         share=view.share,
         quota_bytes=quota_of(record.limits, device),
         persistent_bytes=sum(entry.persistent_bytes for entry in sessions),
-        ephemeral_bytes=sum(entry.ephemeral_bytes or 0 for entry in sessions),
+        # sessions reuse the same bytes for it, and a quota counts the largest iteration
+        ephemeral_bytes=max((entry.ephemeral_bytes or 0 for entry in sessions), default=0),
         framework_bytes=sum(entry.framework_bytes for entry in sessions),
+        live_bytes=sum(entry.live_bytes for entry in sessions),
         shelf_bytes=view.shelf,
         offloaded_bytes=sum(entry.offloaded_bytes for entry in sessions),
         attained_service_seconds=record.attained_before + view.attained,

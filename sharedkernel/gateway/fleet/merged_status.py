@@ -130,6 +130,7 @@ def _users(users: Mapping[str, Sequence[UserStatus]]) -> list[UserStatus]:
                     persistent_bytes=entry.persistent_bytes,
                     ephemeral_bytes=entry.ephemeral_bytes,
                     framework_bytes=entry.framework_bytes,
+                    live_bytes=entry.live_bytes,
                     shelf_bytes=entry.shelf_bytes,
                 )
                 for device, entry in by_device.items()
@@ -158,7 +159,7 @@ def _first(values: Sequence[Any]) -> Any:
 #: how a field of several devices or users becomes one; others are absent unless all agree
 _RULES: dict[str, Callable[[Sequence[Any]], Any]] = {
     **dict.fromkeys(("capacity_bytes", "reserve_bytes", "used_bytes", "quota_bytes", "persistent_bytes"), _sum),
-    **dict.fromkeys(("ephemeral_bytes", "framework_bytes", "shelf_bytes", "offloaded_bytes"), _sum),
+    **dict.fromkeys(("ephemeral_bytes", "framework_bytes", "live_bytes", "shelf_bytes", "offloaded_bytes"), _sum),
     **dict.fromkeys(("attained_service_seconds", "iterations"), _sum),
     **dict.fromkeys(("quantum_seconds", "peak_bytes", "wait_p50_seconds", "wait_p95_seconds"), _largest),
     **dict.fromkeys(("kind", "policy"), _join),

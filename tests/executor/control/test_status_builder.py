@@ -1,7 +1,8 @@
-"""The status document that is kept is the one that would be built."""
+"""The status document: the one that is kept is the one that would be built, and its figures add up."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from hypothesis import given
@@ -11,6 +12,16 @@ from sharedkernel.executor.devices.host import HostLimits
 from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.isolation.policy import Isolation, IsolationOptions
 from tests.executor.dispatch.test_limits import draw_steps, run_steps
+from tests.executor.harness import Executor, ExecutorProcess
+
+MIB = 1 << 20
+#: keeps some memory, and needs more in its middle
+_CELL = """
+import torch
+kept = torch.ones({kept} << 18)
+more = torch.ones({more} << 18)
+del more
+"""
 
 
 @given(draw_steps())
@@ -32,3 +43,33 @@ def test_the_document_is_new_after_each_event(steps: list[tuple[str, int, int]])
         assert kept[0].view("ada") == anew.view("ada")
 
     run_steps(steps, check)
+
+
+def test_sessions_users_and_the_device_add_up(process: ExecutorProcess) -> None:
+    """Bytes in use are sums. Of the peaks of idle notebooks the largest counts, since no two of them run at once."""
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            for user, kept, more in (("ada", 40, 200), ("ada", 60, 120), ("ada", 1, 1), ("grace", 30, 90)):
+                notebook = await executor.notebook(user)
+                assert (await notebook.run(_CELL.format(kept=kept, more=more))).status == "ok"
+            shelves = "from sharedkernel import shelf; shelf['figures'] = kept"
+            assert (await notebook.run(shelves)).status == "ok"
+            status = await executor.client.status()
+            for user in status.users:
+                own = [session for session in status.sessions if session.user == user.name]
+                for kind in ("persistent_bytes", "framework_bytes", "live_bytes", "offloaded_bytes"):
+                    assert getattr(user, kind) == sum(getattr(session, kind) for session in own), kind
+                assert user.ephemeral_bytes == max(session.ephemeral_bytes or 0 for session in own)
+            by_name = {user.name: user for user in status.users}
+            assert 100 * MIB < by_name["ada"].persistent_bytes < 150 * MIB
+            assert 190 * MIB < by_name["ada"].ephemeral_bytes < 250 * MIB
+            assert by_name["grace"].shelf_bytes >= 30 * MIB
+            assert status.device.used_bytes == sum(
+                user.persistent_bytes + user.framework_bytes + user.live_bytes + user.shelf_bytes
+                for user in status.users
+            )
+            del_ = "from sharedkernel import shelf; del shelf['figures']"
+            assert (await notebook.run(del_)).status == "ok"
+
+    asyncio.run(main())
