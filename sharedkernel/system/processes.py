@@ -95,16 +95,17 @@ def _printable(text: str, length: int) -> str:
     return "".join(character if character.isprintable() else "?" for character in text[:length])
 
 
-def prepare_title() -> None:
-    """Find the place of this process's command line, for :func:`show_title`.
+def prepare_titles() -> None:
+    """Make titles possible in this process, which has that of a spare session from then on.
 
-    It is found by the first of the variables that the process was started with: call it before they change.
+    The place of the command line is found by the first of the variables that the process was started with: call it
+    before they change.
     """
     if setproctitle is None:
         return
     os.environ[_KEEP_ENVIRONMENT] = "1"
     try:
-        setproctitle.getproctitle()
+        show_title("sharedkernel: spare", "sk-spare")
     finally:
         del os.environ[_KEEP_ENVIRONMENT]
 

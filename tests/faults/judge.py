@@ -183,7 +183,7 @@ def holdings(stack: FaultStack) -> Counter[str]:
 
 
 def _role(words: list[str], names: list[str]) -> str:
-    """Return what the process is to the stack; a spare still has the warm parent's command line."""
+    """Return what the process is to the stack; a session that was just forked has its parent's command line."""
     if words and words[0].startswith("sharedkernel: "):
         return "session"
     arguments = [word for word in words[words.index("-m") + 1 :] if not word.isdigit()] if "-m" in words else words

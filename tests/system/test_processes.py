@@ -11,7 +11,7 @@ _SHOW = """if True:
     import os, sys
     from pathlib import Path
     from sharedkernel.system import processes
-    processes.prepare_title()
+    processes.prepare_titles()
     os.environ["MARK"] = "changed"
     processes.show_title(sys.argv[1], "sk ada")
     own = Path("/proc/self")

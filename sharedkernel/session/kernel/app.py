@@ -284,7 +284,7 @@ def _reseed() -> None:
 def run(launch: Launch, *, assign: protocol.Assign | None = None) -> None:
     """Be a session's process (called in the forked child, or afresh; returns when the kernel was shut down)."""
     processes.adopt_orphans()
-    processes.prepare_title()
+    processes.prepare_titles()
     if launch.isolation == "users":  # now, since each holds for the threads to come only
         processes.gain_no_privileges()
         processes.leave_keyring()

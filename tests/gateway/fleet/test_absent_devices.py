@@ -264,8 +264,8 @@ async def spare_of(stack: Stack, device: str) -> psutil.Process:
     while [socket.laddr for socket in executor.net_connections("unix")].count(path) < 3:  # noqa: ASYNC110
         await asyncio.sleep(0.02)
     await status_of(stack)  # by its answer, it has heard what was said before
-    forks = [process for process in psutil.process_iter() if str(directory / WARM_PARENT_SOCKET) in words_of(process)]
-    (spare,) = [fork for fork in forks if fork.ppid() in [parent.pid for parent in forks]]
+    parents = [process for process in psutil.process_iter() if str(directory / WARM_PARENT_SOCKET) in words_of(process)]
+    (spare,) = [fork for parent in parents for fork in parent.children()]
     return spare
 
 
