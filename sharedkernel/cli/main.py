@@ -18,7 +18,6 @@ from traitlets.utils.importstring import import_item
 from sharedkernel.cli.base import CommandApp, fail
 from sharedkernel.distribution import install_hint
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.system.processes import set_name
 from sharedkernel.system.slow_imports import skip_address_grammar
 
 #: what each extra brings, by the module that shows that it is there
@@ -194,7 +193,9 @@ class SharedKernelApp(CommandApp):
         obstacle = _obstacle(name, command)
         if obstacle is not None:
             fail(obstacle)
-        if command.extra == "host":  # on Linux, then
+        if command.extra == "host":
+            from sharedkernel.system.processes import set_name  # on Linux alone
+
             set_name(f"sk-{name}")
         application: type[Application] = import_item(command.application)
         application.launch_instance(argv)

@@ -139,13 +139,14 @@ def test_no_command_shows_the_help() -> None:
 
 
 def test_the_users_side_needs_no_torch() -> None:
-    """``sharedkernel status`` loads neither torch nor Jupyter's server."""
+    """``sharedkernel status`` loads neither torch nor Jupyter's server, nor what asks Linux for something."""
     script = (
         "import sys\n"
         "import sharedkernel.cli.main\n"
         "from sharedkernel.cli import status, top\n"
         "from sharedkernel.cli.trace import app\n"
-        "print([name for name in ('torch', 'jupyter_server', 'numpy', 'IPython') if name in sys.modules])"
+        "unwanted = ('torch', 'jupyter_server', 'numpy', 'IPython', 'sharedkernel.system.processes')\n"
+        "print([name for name in unwanted if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
