@@ -45,6 +45,8 @@ while True:
     training.iterate()
     time.sleep(0.02)
 """
+#: seconds after which what was opened is drawn, with its history and timeline
+_OPENING = 5.0
 _PANEL, _PAGE = "#sharedkernel-panel", "#page"
 _TAB = '.lm-TabBar-tab[data-id="sharedkernel-panel"]'
 #: notes when each card begins to show that its session is busy, by the place of the card
@@ -94,6 +96,7 @@ async def _measure(conditions: Conditions, stack: LocalStack, chromium: str) -> 
             ):
                 conditions.say(f"opening {what}")
                 async with shown as (page, place):
+                    await asyncio.sleep(_OPENING)
                     conditions.say(f"{what} for {seconds:g} s")
                     used = await _processor_seconds(stack, seconds)
                     conditions.say(f"{repeats} short cells")
