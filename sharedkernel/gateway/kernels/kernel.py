@@ -344,7 +344,7 @@ class SessionKernel(ServerKernelManager):
         self.reason = message
         self.outputs.show(message)
         if self._restarter is not None:
-            # It would notice by itself within seconds. It also gives up on a process that keeps dying at once.
+            # It would notice by itself within a minute. It also gives up on a process that keeps dying at once.
             await self._restarter.poll()
 
     def write_connection_file(self, **_: Any) -> None:

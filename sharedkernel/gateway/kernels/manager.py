@@ -37,6 +37,7 @@ from sharedkernel.gateway.kernels.owners_file import OwnersFile
 from sharedkernel.gateway.kernels.process_ends import ProcessEnds
 from sharedkernel.gateway.kernels.recovery import SessionRecovery
 from sharedkernel.gateway.kernels.registry import SessionRegistry
+from sharedkernel.gateway.kernels.restarter import SessionRestarter
 from sharedkernel.gateway.kernels.starting import SessionStarter
 from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.jupyter.names import KERNEL_NAME, kernel_of
@@ -303,6 +304,7 @@ class SessionKernels(AsyncMappingKernelManager):
             kernel_id=kernel_id,
             kernel_name=kernel_of(session.get("environment", "")),
             kernel_spec_manager=self.kernel_spec_manager,
+            restarter_class=SessionRestarter,
             session_id=session_id or kernel_id,
             **session,
         )
