@@ -13,13 +13,13 @@ eventfd's or a pipe's, their calls do not depend on flags that everybody can set
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import struct
 from typing import NamedTuple
 
 _TOKEN, _CALL = struct.Struct("=QqQ"), struct.Struct("=Q")
-_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+_PEEK = int(socket.MSG_PEEK)
 #: packets that are looked at when a token is taken back: one is there unless its session has put others beside it
 _MOST_LOOKED_AT = 16
 
@@ -60,7 +60,7 @@ def put(end: socket.socket, token: Token) -> bool:
 
 def peek(end: socket.socket) -> Token | None:
     """Return the token that is there, and leave it there; None: none is."""
-    return _read(end, socket.MSG_PEEK)
+    return _read(end, _PEEK)
 
 
 def take(end: socket.socket) -> Token | None:
@@ -78,10 +78,10 @@ def take_back(end: socket.socket, token: Token) -> bool:
 
 
 def _read(end: socket.socket, flags: int) -> Token | None:
-    with contextlib.suppress(OSError, struct.error):
-        data = end.recv(_TOKEN.size + 1, _FLAGS | flags)
-        return Token(*_TOKEN.unpack(data))
-    return None
+    try:
+        return Token(*_TOKEN.unpack(end.recv(_TOKEN.size + 1, _FLAGS | flags)))
+    except (OSError, struct.error):
+        return None
 
 
 def call(line: socket.socket, number: int) -> bool:

@@ -29,7 +29,9 @@ from _signal import getsignal as _getsignal
 from _signal import signal as _set_handler
 from collections.abc import Callable, Iterator
 from signal import SIGINT, raise_signal
-from typing import Any
+from typing import Any, TypeVar, cast
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Held:
@@ -64,37 +66,58 @@ class _Held:
 _held = _Held()
 
 
-@contextlib.contextmanager
-def signals_held() -> Iterator[None]:
+class signals_held:
     """Hold interrupts and :func:`holdable` handlers off; what came happens at the end. Does nothing in other threads.
 
-    Stretches may lie within each other, and count as one.
+    Stretches may lie within each other, and count as one. Decorates functions as well. No generator: that costs 1.7
+    times as much, several times a turn.
     """
-    if not _is_main():
-        yield
-        return
-    # First of all: what a holdable handler does may hold signals off itself, and must not find this half done.
-    _held.depth += 1
-    was_open, usual = _held.is_open, None
-    try:
-        if was_open:
-            usual = _getsignal(SIGINT)
-            _set_handler(SIGINT, _held.note)
-            _held.is_open, _held.usual = False, usual
-        yield
-    finally:
+
+    __slots__ = ("_is_main", "_usual", "_was_open")
+
+    def __enter__(self) -> None:
+        self._is_main = _is_main()
+        if not self._is_main:
+            return
+        # First of all: what a holdable handler does may hold signals off itself, and must not find this half done.
+        _held.depth += 1
+        self._was_open, self._usual = _held.is_open, None
+        if self._was_open:
+            try:
+                self._usual = _getsignal(SIGINT)
+                _set_handler(SIGINT, _held.note)
+                _held.is_open, _held.usual = False, self._usual
+            except BaseException:  # an interrupt that came first
+                self._end()
+                raise
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_main:
+            self._end()
+
+    def _end(self) -> None:
         try:
-            if usual is not None:
-                _set_handler(SIGINT, usual)  # from now on an interrupt may be raised here
+            if self._usual is not None:
+                _set_handler(SIGINT, self._usual)  # from now on an interrupt may be raised here
         finally:
-            _held.is_open = was_open
+            _held.is_open = self._was_open
             _held.depth -= 1
             try:
                 if not _held.depth:
                     _held.do_due()
             finally:
-                if was_open:
+                if self._was_open:
                     _held.raise_noted()
+
+    def __call__(self, function: F) -> F:
+        """Return *function*, which holds signals off while it runs."""
+
+        @functools.wraps(function)
+        def held(*args: Any, **kwargs: Any) -> Any:
+            with signals_held():
+                return function(*args, **kwargs)
+
+        return cast("F", held)
 
 
 class interrupts_let_through:

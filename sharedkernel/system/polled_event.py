@@ -1,12 +1,18 @@
-"""An event that the main thread can wait for together with a descriptor."""
+"""Events with a descriptor: one that the main thread waits for together with another, and one that comes later."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import time
 from collections.abc import Callable
+
+_libc = ctypes.CDLL(None, use_errno=True)
+# Keeps the interpreter's lock: it does not wait, and another thread that took the lock would keep the caller waiting.
+_set_timer = ctypes.PyDLL(None).timerfd_settime
+_CLOEXEC_NONBLOCK = os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class PolledEvent:
@@ -17,7 +23,7 @@ class PolledEvent:
     other
         Returns a descriptor to wait for as well; None: there is none at present.
     on_other
-        Called by who waits when that is readable; has to read it. May set this event.
+        Called by who waits when that is readable; has to read it. May end the wait.
 
     Raises
     ------
@@ -35,6 +41,10 @@ class PolledEvent:
         """End the wait, and those to come."""
         self._is_set = True
         os.eventfd_write(self._descriptor, 1)
+
+    def end_wait(self) -> None:
+        """Set this event where something else has come, by who waits: there is nobody else to be woken."""
+        self._is_set = True
 
     def clear(self) -> None:
         """Let the next one wait again."""
@@ -57,3 +67,69 @@ class PolledEvent:
             if not self._is_set and any(descriptor == other for descriptor, _ in ready):
                 self._on_other()
         return self._is_set
+
+
+class _Timer(ctypes.Structure):
+    """C's `struct itimerspec`."""
+
+    _fields_ = [(name, ctypes.c_long) for name in ("every", "every_ns", "after", "after_ns")]
+
+
+_NEVER = _Timer()
+
+
+class DelayedEvent:
+    """A `threading.Event` whose waits end *seconds* after it was set, unless it is cleared before that.
+
+    A thread that wakes up asks for the interpreter's lock at once, and gets it where the caller of :meth:`set` lets go
+    of it next. With the delay it does so when the caller has got on.
+
+    Parameters
+    ----------
+    seconds
+        The delay.
+
+    Raises
+    ------
+    OSError
+        When this process can open no more files.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._is_set = False
+        #: the delay is over
+        self._has_come = False
+        self._pid = os.getpid()
+        whole, rest = divmod(max(1, round(seconds * 1e9)), 10**9)
+        self._soon = _Timer(after=whole, after_ns=rest)
+        self._descriptor = int(_libc.timerfd_create(time.CLOCK_MONOTONIC, _CLOEXEC_NONBLOCK))
+        if self._descriptor < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        self._poll = select.poll()
+        self._poll.register(self._descriptor, select.POLLIN)
+
+    def set(self) -> None:
+        """End the wait after the delay, and those to come."""
+        if not self._is_set:
+            self._is_set = True
+            self._start(self._soon)
+
+    def clear(self) -> None:
+        """Let waits go on."""
+        self._is_set = self._has_come = False
+        self._start(_NEVER)
+
+    def _start(self, timer: _Timer) -> None:
+        if os.getpid() == self._pid:  # a forked child has the same timer, and nobody who waits
+            _set_timer(self._descriptor, 0, ctypes.byref(timer), None)
+
+    def is_set(self) -> bool:
+        """Return whether it is set, though waits may not have ended yet."""
+        return self._is_set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the delay is over, for *timeout* seconds at most; return whether it is. In one thread only."""
+        # To look at the timer is to let go of the interpreter's lock; and it may have been cleared just after a look.
+        if not (self._has_come and self._is_set):
+            self._has_come = bool(self._poll.poll(None if timeout is None else timeout * 1000))
+        return self._has_come

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sharedkernel.system.polled_event import PolledEvent
+from sharedkernel.system.polled_event import DelayedEvent, PolledEvent
 
 
 @pytest.fixture
@@ -60,3 +60,48 @@ def test_an_interrupt_ends_the_wait_and_leaves_it_usable() -> None:
         event.wait()
     event.set()
     assert event.wait()
+
+
+def test_what_else_has_come_may_be_all_that_is_waited_for(pipe: tuple[int, int]) -> None:
+    """Then who waits ends its own wait, and nothing of that is left for the next one."""
+    reader, writer = pipe
+
+    def read() -> None:
+        os.read(reader, 1)
+        event.end_wait()
+
+    event = PolledEvent(lambda: reader, read)
+    os.write(writer, b"!")
+    assert event.wait()
+    event.clear()
+    assert not event.wait(0)
+
+
+def test_a_delayed_event_comes_later_and_not_if_it_is_cleared_before() -> None:
+    """To set it again meanwhile changes nothing; after a clear it takes its time anew."""
+    late, soon = DelayedEvent(3600), DelayedEvent(0.001)
+    late.set()
+    assert late.is_set()
+    assert not late.wait(0)
+    late.clear()
+    assert not late.is_set()
+    soon.set()
+    soon.set()
+    assert soon.wait()
+    assert soon.wait(0)
+    soon.clear()
+    assert not soon.wait(0.01)
+    soon.set()
+    assert soon.wait(60)
+
+
+def test_a_forked_child_leaves_the_timer_of_a_delayed_event_alone() -> None:
+    """Parent and child have the same one; and only in the parent does anybody wait."""
+    event = DelayedEvent(0.2)
+    event.set()
+    child = os.fork()
+    if not child:
+        event.clear()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert event.wait(60)

@@ -98,6 +98,8 @@ class Acquisition(GatePart):
         """Request a grant with *growth* more bytes and *spare* ones that hold nothing, and wait for it."""
         self.is_main_waiting = threading.get_ident() == self._main
         check = None if is_pythons(threading.get_ident()) else self._interrupt_check()
+        # Before the wait: to look at the heap takes a tenth of a millisecond in a process that has just been woken.
+        is_crowded = self._grant.threads.is_due and self._growth.is_crowded
         self.request.send(growth, spare)
         try:
             self.request.wait(check)
@@ -119,7 +121,7 @@ class Acquisition(GatePart):
             raise torch.OutOfMemoryError(self.request.refusal.message)
         self._meter.device_acquired()
         if threading.get_ident() == self._main:
-            if self._grant.threads.is_due and self._growth.is_crowded:
+            if is_crowded:
                 self._grant.threads.make()
             if self.lanes is not None:
                 self.lanes.turn_began(has_lane=self._grant.has_lane)

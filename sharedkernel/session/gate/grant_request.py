@@ -164,5 +164,5 @@ class GrantRequest(GatePart):
                 self._grant.threads.granted = 0
                 self._grant.has_lane = False
                 self._grant.is_held = True
-                self.answered.set()
+                self.answered.end_wait()
                 self._grant.begin()

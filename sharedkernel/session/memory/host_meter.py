@@ -24,6 +24,7 @@ from sharedkernel.ipc.shared_page import Page, Word
 from sharedkernel.protocol import Allowance, Memory
 from sharedkernel.shelf.memory import bytes_mapped_alone
 from sharedkernel.system.malloc import trim
+from sharedkernel.system.polled_event import DelayedEvent
 
 #: seconds between samples while the profile is young, and once it is stable
 YOUNG_INTERVAL, STABLE_INTERVAL = 0.002, 0.05
@@ -174,7 +175,7 @@ class HostMeter:
         self._is_unsettled = False
         self._held_since = 0.0
         self._cpu_since = 0.0
-        self._holding = threading.Event()
+        self._holding = DelayedEvent(YOUNG_INTERVAL)
         self._sampler: threading.Thread | None = None
 
     def start(
@@ -222,9 +223,9 @@ class HostMeter:
         """Do nothing: the host needs no preparation."""
 
     def grant_began(self) -> None:
-        """Start to look for the peak."""
-        self._peak = used = self.used_bytes
-        self._words[Word.LIVE] = max(0, used - self._persistent)
+        """Start to look for the peak: a moment later, when the operation that waited for the grant is under way."""
+        # Nothing was added since the last one ended: to look at the heap takes as long as all else of a turn's begin.
+        self._peak = self._persistent
         self._held_since, self._cpu_since = time.monotonic(), time.process_time()
         self._holding.set()
 
@@ -344,7 +345,9 @@ class HostMeter:
         last_tick = sample_at = 0.0
         while True:
             if not self._holding.wait(SETTLE_INTERVAL if self._is_unsettled else None):
-                if not self._away:  # it may be on its way back, a part of it there and none of it counted
+                if (
+                    not self._away and not self._holding.is_set()
+                ):  # it may be on its way back, a part of it there and none of it counted
                     self._measure_framework()
                 continue
             self._is_unsettled = True
