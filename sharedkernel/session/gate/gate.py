@@ -143,6 +143,7 @@ class Gate(GatePart):
     def source_read(self, source: str) -> None:
         """Record which *source* the new section runs, by its hash."""
         self._forecast.source_read(source)
+        self._interception.code_changed()
         self._meter.source_read(source)
 
     @property
@@ -179,6 +180,7 @@ class Gate(GatePart):
             if self.sections.num_open == 0:
                 self.sections.open_for_stray_operation()
             if not self.grant.is_held:
+                self._interception.device_wanted()
                 self._acquisition.acquire()
                 self._quiet_until = 0.0
         if main:
@@ -218,8 +220,7 @@ class Gate(GatePart):
         -------
         Whether the same cell, run again, requests that memory first.
         """
-        place = "in" if self._mode.is_in else "out"
-        log.info("an allocation failed with the dispatch mode %s; %s", place, self._growth.figures)
+        log.info("an allocation failed with the mode %s; %s", "in" if self._mode.is_in else "out", self._growth.figures)
         return self._growth.failed(error, self._forecast.source)
 
     def _grow_after(self, operation: Any, error: BaseException) -> bool:
@@ -258,17 +259,23 @@ class Gate(GatePart):
             return
         if not self._mode.is_in and is_transform_under_way():
             return
-        if self._words[_PREEMPT] or (self.grant.release_due and not self._interception.onlookers):
+        is_ahead, was_in, is_asked = bool(self._interception.onlookers), self._mode.is_in, bool(self._words[_PREEMPT])
+        if is_asked or (self.grant.release_due and not is_ahead):
             # Somebody waits for the device now: all else comes after, and the next request sends what is new.
             self.reports.count_cost(is_known=is_known)
             self._acquisition.release("boundary")
             self.reports.record_progress(is_known=is_known)
+            if is_known and is_asked and not was_in:  # else the mode is needed, or must stay as it is
+                is_ahead |= self._interception.device_left()
         else:
             is_cost_due = is_known and self._forecast.cost.is_wanted
             if not self._mode.is_in and not self._interception.onlookers and (is_cost_due or self._growth.is_guard_due):
                 self._mode.put_in()
             if self.grant.measure_due or self._mode.is_in or not self._growth.is_measured:
-                self._measure()
+                self.grant.measure_due = False
+                self._meter.boundary_measured()
+                self._growth.boundary_passed()
+                self._check_memory(self._meter.memory)
                 self.reports.count_cost(is_known=is_known)
                 self.reports.record_progress(is_known=is_known)
                 if is_known:
@@ -281,16 +288,16 @@ class Gate(GatePart):
                 with signals_held():
                     lanes.boundary_passed()
 
-        if self._interception.onlookers and not self.grant.is_held:
+        if is_ahead and not self.grant.is_held:
             self._acquire_ahead()
         if is_known and self._is_quiet():
             self._quiet_until = time.monotonic() + BOUNDARY_INTERVAL
 
     def _is_quiet(self) -> bool:
         """Whether nothing is to be done at boundaries for now, unless the executor asks for the device."""
-        is_measured = self._growth.is_measured and not self._forecast.cost.is_wanted
-        is_watched = self._mode.is_in or bool(self._interception.onlookers) or self._acquisition.lanes is not None
-        return self.grant.is_held and is_measured and not is_watched
+        if not self._growth.is_measured or self._forecast.cost.is_wanted or self._interception.onlookers:
+            return False
+        return self.grant.is_held and not self._mode.is_in and self._acquisition.lanes is None
 
     # --- the mode -----------------------------------------------------------------------------------------------------
 
@@ -314,10 +321,8 @@ class Gate(GatePart):
             return
         if self._observer is not None:
             self._observer.look_began()
-        self._interception.onlookers.add(onlooker)
+        self._interception.look_began(onlooker, is_firm=is_firm)
         self._quiet_until = 0.0
-        if is_firm:
-            self._interception.firm_onlookers.add(onlooker)
         try:
             self.pass_device()
         except BaseException:
@@ -328,8 +333,7 @@ class Gate(GatePart):
     def look_ends(self, onlooker: int) -> None:
         """Let the mode return when it is needed, unless something else than *onlooker* looks on."""
         if threading.get_ident() == self._main:
-            self._interception.onlookers.discard(onlooker)
-            self._interception.firm_onlookers.discard(onlooker)
+            self._interception.look_ended(onlooker)
 
     def _acquire_ahead(self) -> None:
         """Acquire the device at a boundary where it was given back, so that the mode need not notice the next use."""
@@ -337,6 +341,9 @@ class Gate(GatePart):
             self.pass_device()
         except torch.OutOfMemoryError as error:
             log.info("the next operation asks again: %s", error)
+        finally:
+            if not self.grant.is_held:
+                self._mode.put_in()
         self._interception.take_out()
 
     def watch_memory(self, used: int) -> None:
@@ -345,12 +352,6 @@ class Gate(GatePart):
         if self.grant.is_held and not is_guarded and self._growth.wants_guard(used):
             self._is_guard_due = True
             signal.pthread_kill(self._main, FORCE_SIGNAL)
-
-    def _measure(self) -> None:
-        self.grant.measure_due = False
-        self._meter.boundary_measured()
-        self._growth.boundary_passed()
-        self._check_memory(self._meter.memory)
 
     def _come_if_summoned(self) -> None:
         """Ask for the device although nothing needs it: meanwhile the memory can be offloaded for others."""

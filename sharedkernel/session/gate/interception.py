@@ -7,6 +7,7 @@ Threads of subshells have modes of their own, which stay in.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,11 @@ from sharedkernel.session.gate.dispatch_mode import DeviceMode, OperationFilter
 from sharedkernel.session.gate.grant import GatePart, GateParts, HeldGrant
 from sharedkernel.session.gate.torch_internals import is_transform_under_way
 from sharedkernel.system.deferred_signals import signals_held
+
+#: seconds from a boundary to the next operation within which a session counts as prompt
+PROMPT = 0.002
+#: times after which it is looked at again whether it still is
+_LOOK_AFTER = 16
 
 
 class Interception(GatePart):
@@ -56,12 +62,28 @@ class Interception(GatePart):
         #: numbers of what looks at dispatch now, and of those that bear no yield in their middle
         self.onlookers: set[int] = set()
         self.firm_onlookers: set[int] = set()
+        #: the code wanted the device soon after the last boundary where it was given back
+        self._is_prompt = False
+        #: when it was given back, if nothing has been wanted since; else 0
+        self._left_at = 0.0
+        self._times_left = 0
 
     def guard_thread(self) -> None:
         """Let every operation of the calling thread, not the main one, pass the gate from now on."""
         if threading.get_ident() != self._main and not hasattr(self._modes, "mode"):
             self._modes.mode = DeviceMode(self._before_operation, concerns=self._concerns)
             self._modes.mode.put_in()
+
+    def look_began(self, onlooker: int, *, is_firm: bool) -> None:
+        """Keep the mode out for *onlooker*, which bears no yield in its middle if *is_firm*."""
+        self.onlookers.add(onlooker)
+        if is_firm:
+            self.firm_onlookers.add(onlooker)
+
+    def look_ended(self, onlooker: int) -> None:
+        """Let the mode come in again, unless others look on."""
+        self.onlookers.discard(onlooker)
+        self.firm_onlookers.discard(onlooker)
 
     def _may_leave(self) -> bool:
         """Whether the mode may be taken out, with the grant held: nothing needs it."""
@@ -73,3 +95,29 @@ class Interception(GatePart):
             with signals_held():
                 if self._grant.is_held and self.mode.take_out():  # a force signal may have ended the grant meanwhile
                     self._forecast.cost.mode_left()
+
+    # --- where a session waits that has given the device back at a boundary -------------------------------------------
+
+    def device_left(self) -> bool:
+        """Handle a boundary where the device was given back; return whether to wait for it there, with the mode out.
+
+        Otherwise the next operation waits. Code that goes on with an operation at once loses nothing if it waits at the
+        boundary, and the mode need not come in to notice that operation, nor leave it when every microsecond counts.
+        Code that does something else first, such as loading data, does that while others have the device.
+        """
+        self._times_left += 1
+        if self._is_prompt and self._times_left % _LOOK_AFTER and not self._forecast.is_at_end:
+            self.mode.take_out()
+            return True
+        self._left_at = time.monotonic()
+        return False
+
+    def device_wanted(self) -> None:
+        """Handle an operation that needs the device, which the session has not."""
+        if self._left_at and threading.get_ident() == self._main:
+            self._is_prompt = time.monotonic() < self._left_at + PROMPT
+            self._left_at = 0.0
+
+    def code_changed(self) -> None:
+        """Prepare for other code than before."""
+        self._is_prompt, self._left_at = False, 0.0

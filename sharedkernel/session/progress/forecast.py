@@ -90,6 +90,11 @@ class Forecast:
         """The hash of what runs; None: not known."""
         return self._source
 
+    @property
+    def is_at_end(self) -> bool:
+        """Whether no iteration is left after this one, as far as is known."""
+        return self._remaining is not None and self._remaining <= 1
+
     def look(self, iterations: int) -> None:
         """Look at a pass of the known boundary, when the session has completed *iterations* in all."""
         counters = self.progress.counters()
