@@ -345,9 +345,8 @@ class HostMeter:
         last_tick = sample_at = 0.0
         while True:
             if not self._holding.wait(SETTLE_INTERVAL if self._is_unsettled else None):
-                if (
-                    not self._away and not self._holding.is_set()
-                ):  # it may be on its way back, a part of it there and none of it counted
+                # If it is away, it may be on its way back, a part of it there and none of it counted.
+                if not self._away and not self._holding.is_set():
                     self._measure_framework()
                 continue
             self._is_unsettled = True
