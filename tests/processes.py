@@ -32,7 +32,9 @@ def belongs_to(process: psutil.Process, directory: Path) -> bool:
     """
     words = process.cmdline()
     if words and words[0].startswith("sharedkernel: "):
-        return any(str(directory) in file.path for file in process.open_files())
+        with contextlib.suppress(OSError):  # psutil's own list leaves out files that were removed
+            return any(str(directory) in path for path in open_files(process.pid).values())
+        return False
     return any(str(directory) in word for word in words)
 
 
