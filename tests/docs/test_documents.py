@@ -10,6 +10,8 @@ import ast
 import asyncio
 import re
 import shlex
+import shutil
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -137,7 +139,7 @@ def test_the_errors_that_are_explained_are_said() -> None:
     assert unknown == ["DefaultCPUAllocator: can't allocate memory"]  # torch says this
 
 
-def test_the_commands_in_them_exist() -> None:
+def test_the_commands_in_them_exist(tmp_path: Path) -> None:
     """With these options and targets."""
     makefile = (ROOT / "Makefile").read_text()
     seen = set()
@@ -153,6 +155,13 @@ def test_the_commands_in_them_exist() -> None:
                 assert f"\n{arguments[0]}:" in makefile, arguments
             case "pip":
                 assert arguments[0] == "install"  # `test_installing.py` looks at what
+            case "openssl" if shutil.which(program):
+                subprocess.run([program, *arguments], cwd=tmp_path, check=True, capture_output=True, timeout=60)
+                ssl.create_default_context(cafile=tmp_path / "gpu.crt").load_cert_chain(
+                    tmp_path / "gpu.crt", tmp_path / "gpu.key"
+                )
+            case "openssl":
+                pass
             case _:
                 raise AssertionError(f"nothing checks {program}")
     assert seen >= {"sharedkernel", "make", "pip"}

@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 import sysconfig
+import urllib.error
+import urllib.request
 import venv
 import zipfile
 from pathlib import Path
@@ -86,6 +88,38 @@ def test_a_wheel_has_the_gateways_page(wheel: Path) -> None:
     """Git does not have what is built of it."""
     names = zipfile.ZipFile(wheel).namelist()
     assert {f"sharedkernel/gateway/page/static/page.{kind}" for kind in ("js", "css")} <= set(names)
+
+
+def test_a_gateway_serves_the_wheel_that_it_was_installed_from(python: Path, wheel: Path, tmp_path: Path) -> None:
+    """What its page has people install is the same, but for compression, and pip takes it; other names are unknown."""
+    private = {name: str(tmp_path) for name in ("HOME", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "XDG_RUNTIME_DIR")}
+    command = [str(python), "-m", "sharedkernel", "gateway", "--ip", "127.0.0.1", "--port", "0"]
+    process = subprocess.Popen(command, env=os.environ | private, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        announced = next(line for line in process.stdout if line.startswith("Serving on "))
+        url, token = announced.removeprefix("Serving on ").partition(";")[0], announced.split()[-1]
+        request = urllib.request.Request(f"{url}/sharedkernel/page/me", headers={"Authorization": f"token {token}"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            me = json.load(answer)
+        assert me["needs_checkout"] is False
+        install = me["install_command"].partition(" && ")[0]
+        address = install.removeprefix("pip install ")
+        assert address == f"{url}/sharedkernel/package/{wheel.name}"
+        run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", tmp_path, address)
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"{url}/sharedkernel/package/other.whl", timeout=60)
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+    first, second = zipfile.ZipFile(wheel), zipfile.ZipFile(tmp_path / wheel.name)
+    assert sorted(first.namelist()) == sorted(second.namelist())
+    changed = [name for name in first.namelist() if first.read(name) != second.read(name)]
+    assert [name for name in changed if not name.endswith(".dist-info/RECORD")] == []
+    venv.create(tmp_path / "user", with_pip=False)
+    user = tmp_path / "user" / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", user, "install", "--quiet", "--no-deps", tmp_path / wheel.name)
+    assert (user.parent / "sharedkernel").is_file()
 
 
 def test_jupyterlab_finds_the_extension_of_a_wheel(python: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ export interface IMe {
   version: string;
   /** What connects a machine, without a token. */
   installCommand: string;
+  needsCheckout: boolean;
 }
 
 /** Nobody is signed in. */
@@ -35,7 +36,8 @@ export class PageApi implements IAdminApi, ITimelineApi {
       admin: answer?.admin === true,
       auth: text('auth'),
       version: text('version'),
-      installCommand: text('install_command')
+      installCommand: text('install_command'),
+      needsCheckout: answer?.needs_checkout === true
     };
   }
 

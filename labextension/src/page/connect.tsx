@@ -23,8 +23,13 @@ export function ConnectSection(props: IProps): React.ReactElement {
       <h2 id="sk-connect-title" className="sk-Section-title">
         {trans.__('How to connect')}
       </h2>
-      <p>{trans.__('Run this once on your own machine, then pick “Shared GPU” in JupyterLab:')}</p>
+      <p>
+        {me.needsCheckout
+          ? trans.__('Run this once on your own machine, in a checkout of sharedkernel:')
+          : trans.__('Run this once on your own machine, where JupyterLab is:')}
+      </p>
       <Copyable label={trans.__('Copy the command')} text={me.installCommand} />
+      <p>{trans.__('Then pick “Shared GPU” in JupyterLab.')}</p>
       {me.auth === 'token' && token === null && (
         <p>
           <button type="button" className="sk-Button" onClick={() => void get()}>

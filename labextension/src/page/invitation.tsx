@@ -12,6 +12,7 @@ interface IAdmission {
   user: string;
   until: Date;
   installCommand: string;
+  needsCheckout: boolean;
 }
 
 /** Return the code in the page's address, and take it out of the address bar and the history. */
@@ -64,7 +65,7 @@ export function Invitation(props: { code: string }): React.ReactElement {
 }
 
 function Welcome(props: IAdmission): React.ReactElement {
-  const { user, until, installCommand } = props;
+  const { user, until, installCommand, needsCheckout } = props;
   const heading = React.useRef<HTMLHeadingElement>(null);
   // The button that had the focus is gone; a screen reader goes on here.
   React.useEffect(() => heading.current?.focus(), []);
@@ -76,7 +77,12 @@ function Welcome(props: IAdmission): React.ReactElement {
       <p>{trans.__('The class ends %1; your sessions and their variables end with it.', inWords(until))}</p>
       <ol>
         <li>
-          <p>{trans.__('Run this on your own machine. It holds your token, so keep it to yourself:')}</p>
+          <p>
+            {needsCheckout
+              ? trans.__('Run this on your own machine, in a checkout of sharedkernel.')
+              : trans.__('Run this on your own machine, where JupyterLab is.')}{' '}
+            {trans.__('It holds your token, so keep it to yourself:')}
+          </p>
           <Copyable label={trans.__('Copy the command')} text={installCommand} />
         </li>
         <li>
@@ -95,7 +101,8 @@ async function admit(code: string): Promise<IAdmission> {
   return {
     user: String(answer.user),
     until: new Date(String(answer.until)),
-    installCommand: String(answer.install_command)
+    installCommand: String(answer.install_command),
+    needsCheckout: answer.needs_checkout === true
   };
 }
 

@@ -16,11 +16,8 @@ from sharedkernel.gateway.classroom.classroom import Classroom
 from sharedkernel.gateway.http.handlers import GatewayHandler, read_body
 from sharedkernel.gateway.http.request_guard import INVITATION_PATH
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
-from sharedkernel.gateway.page.page_handler import (
-    PageHandler,
-    install_command,
-    start_page_session,
-)
+from sharedkernel.gateway.page.page_handler import PageHandler, start_page_session
+from sharedkernel.gateway.page.wheel import installation
 
 
 class ClassHandler(GatewayHandler):
@@ -137,12 +134,14 @@ class AdmissionHandler(GatewayHandler):
             )
         self.settings["audit_log"].record("join class", user=admission.user, address=self.request.remote_ip)
         start_page_session(self, admission.user, admission.token)
+        install = await installation(self, "--token", admission.token)
         self.finish(
             json.dumps(
                 {
                     "user": admission.user,
                     "until": admission.until.astimezone(datetime.UTC).isoformat(timespec="seconds"),
-                    "install_command": f"{install_command(self)} --token {admission.token}",
+                    "install_command": install.command,
+                    "needs_checkout": install.needs_checkout,
                 }
             )
         )

@@ -28,11 +28,12 @@ from sharedkernel.gateway.page.page_handler import (
     STATIC,
     TITLE,
     PageHandler,
-    install_command,
     start_page_session,
 )
 from sharedkernel.gateway.page.room_requests import AskForRoomHandler
 from sharedkernel.gateway.page.timeline import TimelineHandler
+from sharedkernel.gateway.page.wheel import PATH as WHEEL_PATH
+from sharedkernel.gateway.page.wheel import WheelHandler, installation
 
 #: where a sign-in with JupyterHub begins; it ends at ``return`` below
 HUB_PATH = "sharedkernel/page/hub"
@@ -207,6 +208,7 @@ class MeHandler(GatewayHandler):
             self.set_status(HTTPStatus.UNAUTHORIZED)
             self.finish(json.dumps({"message": "you are not signed in.", "reason": "not_signed_in"}))
             return
+        install = await installation(self)
         self.finish(
             json.dumps(
                 {
@@ -215,7 +217,8 @@ class MeHandler(GatewayHandler):
                     "auth": _kind_of(cast("TokenOnlyIdentity", self.identity_provider)),
                     "version": __version__,
                     # it asks for the token
-                    "install_command": install_command(self),
+                    "install_command": install.command,
+                    "needs_checkout": install.needs_checkout,
                 }
             )
         )
@@ -271,6 +274,7 @@ default_handlers = [
     (r"/sharedkernel/page/sign-out", SignOutHandler),
     (r"/sharedkernel/page/me", MeHandler),
     (r"/sharedkernel/page/token", TokenHandler),
+    (rf"/{WHEEL_PATH}/(.*)", WheelHandler),
     (r"/sharedkernel/page/figures", FiguresHandler),
     (r"/sharedkernel/api/audit", AuditTailHandler),
     (r"/sharedkernel/api/history", HistoryHandler),

@@ -10,7 +10,6 @@ from jupyter_server.base.handlers import JupyterHandler
 from jupyter_server.utils import url_path_join
 from tornado import web
 
-from sharedkernel.distribution import pip_install
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.audit import AuditedHandler
 from sharedkernel.gateway.auth.identity import TokenOnlyIdentity
@@ -107,9 +106,3 @@ def start_page_session(handler: JupyterHandler, user: str, token: str) -> None:
         samesite="Lax",
         secure=handler.request.protocol == "https",
     )
-
-
-def install_command(handler: JupyterHandler) -> str:
-    """Return what connects a machine to the gateway at the address of *handler*'s request."""
-    url = f"{handler.request.protocol}://{handler.request.host}{handler.base_url}".rstrip("/")
-    return f"{pip_install()} && sharedkernel install --gateway-url {url} --user"

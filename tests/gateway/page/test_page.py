@@ -108,7 +108,7 @@ def test_a_token_opens_the_page_and_signing_out_closes_it(stack: Stack) -> None:
         assert (front.headers["X-Content-Type-Options"], front.headers["Referrer-Policy"]) == ("nosniff", "same-origin")
         me = (await browser.request("GET", "/sharedkernel/page/me")).body
         assert (me["user"], me["admin"], me["auth"]) == ("ada", True, "token")
-        assert f"sharedkernel install --gateway-url {stack.gateway_url} --user" in me["install_command"]
+        assert me["install_command"].endswith(f" && sharedkernel install --gateway-url {stack.gateway_url} --user")
         old = dict(browser.cookies)
         assert (await browser.request("POST", "/sharedkernel/page/sign-out")).status == 204
         browser.cookies = old

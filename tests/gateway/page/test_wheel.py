@@ -1,0 +1,69 @@
+"""The wheel that a gateway makes of itself; `tests/labextension/test_wheel.py` tries a whole one."""
+
+from __future__ import annotations
+
+import csv
+import io
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from sharedkernel.gateway.page.wheel import pack
+from tests.gateway.conftest import Stack, run
+
+
+def test_a_gateway_of_a_checkout_has_no_wheel_and_says_that_people_need_one(stack: Stack) -> None:
+    """They are told to run pip there."""
+
+    async def scenario() -> None:
+        ada = stack.client("ada")
+        me = (await ada.request("GET", "/sharedkernel/page/me")).body
+        assert me["needs_checkout"] is True
+        assert me["install_command"].startswith("pip install . && ")
+        assert (await ada.request("GET", "/sharedkernel/package/x.whl")).status == 404
+
+    run(scenario())
+
+
+def _install(site: Path, record: list[str], **files: str) -> metadata.Distribution:
+    info = site / "demo-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "WHEEL").write_text("Wheel-Version: 1.0\n")
+    (info / "METADATA").write_text("Name: demo\nVersion: 1.0\n")
+    for name, text in files.items():
+        (info / name).write_text(text)
+    rows = [*record, "demo-1.0.dist-info/WHEEL", "demo-1.0.dist-info/METADATA", "demo-1.0.dist-info/RECORD"]
+    (info / "RECORD").write_text("".join(f"{row},,\n" for row in rows))
+    return metadata.Distribution.at(info)
+
+
+def test_a_wheel_has_what_its_installation_had(tmp_path: Path) -> None:
+    """Without scripts and bytecode; what lies beside the packages is data; the record has every file."""
+    site = tmp_path / "lib" / "python3" / "site-packages"
+    placed = {"demo.py": "x = 1\n", "__pycache__/demo.cpython-311.pyc": "", "../../../share/demo.txt": "y"}
+    for name in placed:
+        (site / name).resolve().parent.mkdir(parents=True, exist_ok=True)
+        (site / name).resolve().write_text(placed[name])
+    wheel = pack(_install(site, [*placed, "../../../bin/demo", "demo-1.0.dist-info/INSTALLER"]))
+    archive = zipfile.ZipFile(io.BytesIO(wheel.content))
+    names = {
+        "demo.py",
+        "demo-1.0.data/data/share/demo.txt",
+        *(f"demo-1.0.dist-info/{n}" for n in ("WHEEL", "METADATA")),
+    }
+    assert set(archive.namelist()) == {*names, "demo-1.0.dist-info/RECORD"}
+    record = list(csv.reader(io.StringIO(archive.read("demo-1.0.dist-info/RECORD").decode())))
+    assert {row[0] for row in record} == set(archive.namelist())
+    assert wheel.name == "demo-1.0-py3-none-any.whl"
+
+
+def test_what_no_wheel_can_be_made_of_is_said(tmp_path: Path) -> None:
+    """A checkout, a file that is gone, and one in a place that no wheel has."""
+    with pytest.raises(ValueError, match="checkout"):
+        pack(_install(tmp_path / "a", [], **{"direct_url.json": '{"url": "", "dir_info": {"editable": true}}'}))
+    with pytest.raises(OSError, match="gone"):
+        pack(_install(tmp_path / "b", ["gone.py"]))
+    with pytest.raises(ValueError, match="unknown place"):
+        pack(_install(tmp_path / "c", ["../x.py"]))
