@@ -30,7 +30,7 @@ SET_LATER = {
 }  # fmt: skip
 #: its streams, sockets, event loops and log, its page, its messages, and its history
 _SESSION_FILES = (
-    r"/dev/null|pipe:.*|socket:.*|anon_inode:\[event(fd|poll)\]|/.*/logs/session-[0-9a-f]{12}\.log"
+    r"/dev/null|pipe:.*|socket:.*|anon_inode:\[(event(fd|poll)|timerfd)\]|/.*/logs/session-[0-9a-f]{12}\.log"
     r"|/memfd:sharedkernel-([0-9a-f]{12}|outbox) \(deleted\)|/.*/profile_default(/history\.sqlite(-journal)?)?"
 )
 _SESSION_SOCKETS = r"/.*/run/s/[0-9a-f]{12}-(ipc-\d|out)"
