@@ -170,13 +170,17 @@ class Admission:
         Memory that cannot move may be released some day, so the refusal waits, above all while other cells are open,
         which may end soon or be refused. It counts from the session's first request, however often it was moved since.
         A cell that was offloaded in the middle is not refused before it is back: it can neither continue nor end.
+        One that was refused and asks again, without anything being different, does not wait another time: its code
+        has to come to where it frees memory, and others cannot run meanwhile.
         """
         if session.iteration.growth or session.iteration.live:
             return math.inf
         excess = self.demand.excess(session) + (session.need if session.offload.is_cut_short else 0)
         if excess <= 0:
-            session.wait.hopeless_since = None
+            session.wait.hopeless_since, session.wait.was_in_vain = None, False
             return math.inf
+        if session.wait.was_in_vain and not session.offload.is_cut_short:
+            return -math.inf
         if session.wait.hopeless_since is None:
             session.wait.hopeless_since = self._now
         patience = math.inf if session.offload.is_cut_short else self.config.overtake_patience
@@ -236,7 +240,7 @@ class Admission:
         for session in self.queue():
             if is_barred:
                 if self._has_expired(session, now):
-                    result.refused.append(self.refuse_wait(session, waited=now - session.waits_since))
+                    result.refused.append(self._expire(session, now))
                 continue
             is_behind = self._is_behind(session, passed) or (keeps_barred and self.demand.persistent_claim(session) > 0)
             if session.offload.shortfall_bytes and now >= self.patience_ends(session):
@@ -250,7 +254,7 @@ class Admission:
                     if other.wait.overtaken_at is None:
                         other.wait.overtaken_at = now
             elif self._has_expired(session, now):
-                result.refused.append(self.refuse_wait(session, waited=now - session.waits_since))
+                result.refused.append(self._expire(session, now))
             else:
                 passed.append(session)
                 if is_behind:
@@ -260,6 +264,11 @@ class Admission:
                 is_barred = is_first and not is_behind and self.is_attainable(session)
                 keeps_barred = keeps_barred or (is_first and not self._is_hopeless(session))
         return result
+
+    def _expire(self, session: Session, now: float) -> Refuse:
+        """Return the refusal of a claim that has waited for long enough."""
+        session.wait.was_in_vain = not session.iteration.growth
+        return self.refuse_wait(session, waited=now - session.waits_since)
 
     def _is_behind(self, session: Session, passed: list[Session]) -> bool:
         """Return whether *session* waits to grow, behind another one that could not."""

@@ -47,6 +47,8 @@ class AdmissionWait:
     has_room_made: bool = False
     #: since when its claim exceeds what it can have while all others stay; None: it does not
     hopeless_since: float | None = None
+    #: whether a want of its open cell has waited in vain for what it can still not have: it is not waited for again
+    was_in_vain: bool = False
     #: whether it was named as a holder's heir since it wants the device: once, see `steps/heirs.py`
     was_heir: bool = False
 

@@ -87,6 +87,8 @@ class GrantRequest(GatePart):
         spare
             Bytes that the limit on the process has to allow beside them.
         """
+        if self.refusal is not None:
+            self._meter.measure_freed()  # code that was refused memory frees some, and no grant has ended since
         memory, data_bytes = self._meter.memory, self._meter.data_bytes() + spare
         self._notice.wait_begins()
         with self._link.lock:

@@ -293,6 +293,13 @@ class CudaMeter:
         self._stays = now.allocated
         self._show(0, held)
 
+    def measure_freed(self) -> None:
+        """Take note of persistent memory that was freed while no grant was held."""
+        now = self.cuda.look()
+        own, _held = self._weigh(now)
+        self._set_persistent(min(self._persistent, own))
+        self._stays = min(self._stays, now.allocated)
+
     def record_offload(self, size: int) -> None:
         """Record that *size* bytes were moved off the device."""
         self.measure_idle()

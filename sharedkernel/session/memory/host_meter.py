@@ -293,6 +293,10 @@ class HostMeter:
         self._interrupted_peak = 0
         self._set_persistent(self.used_bytes)
 
+    def measure_freed(self) -> None:
+        """Take note of persistent memory that was freed while no grant was held."""
+        self._set_persistent(min(self._persistent, self.used_bytes))
+
     def record_offload(self, size: int) -> None:
         """Record that *size* bytes were offloaded, at unchanged addresses."""
         self._away = size

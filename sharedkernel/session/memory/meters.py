@@ -87,6 +87,9 @@ class Meter(Protocol):
     def measure_idle(self) -> None:
         """Measure between cells, when everything in use is persistent."""
 
+    def measure_freed(self) -> None:
+        """Take note of persistent memory that was freed while no grant was held."""
+
     def record_offload(self, size: int) -> None:
         """Record that *size* bytes were offloaded."""
 

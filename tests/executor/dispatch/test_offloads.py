@@ -240,6 +240,46 @@ def test_what_can_never_fit_is_refused_with_who_holds_what() -> None:
     asyncio.run(check())
 
 
+def test_a_cell_that_frees_memory_once_it_is_refused_goes_on(tmp_path: Path) -> None:
+    """Two have taken more than there is, where nothing asks before: what one frees then counts with its next request.
+
+    Arrays of NumPy are seen once a boundary or a cell's end measures them.
+    """
+    taken = tmp_path / "taken"
+
+    async def check() -> None:
+        async with small_device("800MiB") as executor:
+            ada = await executor.notebook("ada", limits=Limits(user="ada", offload_after=None))
+            grace = await executor.notebook("grace")
+            for notebook in (ada, grace):
+                await notebook.run("import time, torch, numpy; from pathlib import Path")
+            first = asyncio.create_task(
+                ada.run(
+                    f"large = numpy.ones(400 << 17)\nwhile not Path({str(taken)!r}).exists():\n    time.sleep(0.01)",
+                    2 * PATIENCE,
+                )
+            )
+            outcome = await grace.run(
+                f"""if True:
+                large, refusals = numpy.ones(400 << 17), 0
+                Path({str(taken)!r}).touch()
+                time.sleep(1.0)
+                try:
+                    for _ in range(100_000):
+                        torch.ones(1)
+                except torch.OutOfMemoryError:
+                    refusals += 1
+                large = None
+                print(refusals, sum(float(torch.ones(1)) for _ in range(3)))
+                """,
+                2 * PATIENCE,
+            )
+            assert (outcome.text, outcome.message) == ("1 3.0\n", "")
+            assert (await first).status == "ok"
+
+    asyncio.run(check())
+
+
 def test_what_fails_within_backward_is_told_with_who_holds_most() -> None:
     """There nobody can be waited for, so the error's figures must do: whose memory it is that is missing."""
 

@@ -257,6 +257,26 @@ def test_a_context_is_charged_with_the_first_grant_or_refused_soon(sched: Desk) 
     assert sched.view("dan").framework == 300
 
 
+def test_one_that_waited_in_vain_waits_no_second_time(sched: Desk) -> None:
+    """Its code catches the error and asks again: at once refused, until it has freed some, or in another cell."""
+    sched.start("ada", framework=300)
+    sched.begin("bob", ephemeral=0)
+    assert sched.release("bob", persistent=750) == [RemoveLane(lane=1)]
+    assert sched.want("bob", 50) == []
+    assert refused(sched.tick_at_deadline()).shortage.waited > 0.0
+    asked_again = sched.now
+    for _ in range(3):
+        assert refused(sched.want("bob", 0)).shortage.reason == "memory"
+    assert sched.now == asked_again
+    assert Grant(session="bob", lane=2) in sched.want("bob", 50, persistent=600)
+    # In the next cell it may wait again: others have had time to give memory back.
+    sched.release("bob", "cell", persistent=750)
+    sched.close("bob")
+    sched.open("bob")
+    assert sched.want("bob", 50) == []
+    assert refused(sched.tick_at_deadline()).shortage.waited > 0.0
+
+
 def test_a_context_that_is_charged_before_its_lane_fits_counts_for_all(sched: Desk) -> None:
     """Another session's memory made room for the context alone; the lane comes with a boundary soon."""
     sched.start("ada", "eve")
