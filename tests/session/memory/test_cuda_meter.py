@@ -123,6 +123,19 @@ def test_a_peak_belongs_to_its_iteration(session: Session) -> None:
         assert meter.memory.ephemeral == pytest.approx(expected, abs=1)
 
 
+def test_what_is_freed_without_a_grant_lowers_persistent_memory(session: Session) -> None:
+    """What was added meanwhile does not raise it: an iteration may have it in its middle."""
+    torch, meter = session.torch, session.meter
+    torch.allocate(4 * GIB)
+    meter.measure_idle()
+    torch.free(3 * GIB)
+    meter.measure_freed()
+    assert (meter.memory.persistent, session.word(Word.PERSISTENT)) == (GIB, GIB)
+    torch.allocate(2 * GIB)
+    meter.measure_freed()
+    assert meter.memory.persistent == GIB
+
+
 def test_in_the_middle_of_an_iteration_live_bytes_are_not_persistent(session: Session) -> None:
     """A yield reports what is live and leaves persistent as it was."""
     torch, meter = session.torch, session.meter

@@ -72,6 +72,25 @@ def test_a_refusal_is_the_users_error(session: SessionUnderTest) -> None:
     assert reply["text"] == "grace holds 7 GiB of 8.\n3\n"
 
 
+def test_what_is_freed_after_a_refusal_counts_with_the_next_request(session: SessionUnderTest) -> None:
+    """The figures of the last boundary would be refused again, though the memory is there."""
+    session.run("kept = torch.ones(16 << 20)")
+    asked: list[protocol.DeviceWantedReport] = []
+
+    def refuse_first(wanted: protocol.DeviceWantedReport) -> None:
+        asked.append(wanted)
+        is_large = wanted.memory.persistent > 48 * MIB
+        session.say(protocol.RefusedGrant(reason="memory", message="full") if is_large else protocol.Granted())
+
+    session.on_wanted = refuse_first
+    reply = session.run(
+        "try:\n    torch.ones(1)\nexcept torch.OutOfMemoryError as error:\n    del kept\n    print(error)\n"
+        "print(int(torch.ones(3).sum()))"
+    )
+    assert reply["text"] == "full\n3\n"
+    assert asked[0].memory.persistent - asked[-1].memory.persistent == pytest.approx(64 * MIB, abs=MIB)
+
+
 def refuse_all(session: SessionUnderTest) -> None:
     session.on_wanted = lambda wanted: session.say(protocol.RefusedGrant(reason="memory", message="full"))
 
