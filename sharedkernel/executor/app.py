@@ -173,7 +173,8 @@ class ExecutorApp(CommandApp):
     spares = Int(1, help="Sessions kept ready for the next users; 0 saves their memory.").tag(config=True)
     spares_in_demand = Int(
         IN_DEMAND,
-        help="Sessions kept ready while they are started within a minute of each other, unless `spares` is 0.",
+        help="Sessions kept ready while they are started within a minute of each other, unless `spares` is 0; in a "
+        "rush, as when a class begins, as many as were started within a minute, up to three times this number.",
     ).tag(config=True, option=None)
     end_sessions_on_exit = Bool(
         False, help="End all sessions when this ends; else they run on and the next executor adopts them."

@@ -1,6 +1,7 @@
 """Initialised sessions that wait for the next users, so that nobody waits for a fork.
 
 Their number follows demand: who comes after another within a minute is probably not the last, as when a class begins.
+After a rush there are as many as came within a minute, up to a bound.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ log = logging.getLogger(__name__)
 _DELAY = 0.3
 #: an environment is in demand after two starts within so many seconds
 _DEMAND_WITHIN = 60.0
-#: spares in one that is
-IN_DEMAND = 4
+#: spares in one that is; and how many times as many there are at most, after a rush
+IN_DEMAND, RUSH_FACTOR = 4, 3
 #: seconds without a start after which there are no more spares than usual again
 QUIET = 600.0
 #: free memory of the machine, in bytes, below which demand makes no more of them: it is for the sessions that there are
@@ -45,7 +46,7 @@ class SessionPool:
     number
         In each environment, while there is no demand; 0: none, whatever the demand.
     in_demand
-        In an environment in demand, if that is more.
+        In an environment in demand, if that is more; up to :data:`RUSH_FACTOR` times as many after as many starts.
     first_retry
         Seconds until a spare is forked again after the first one has failed.
     quiet
@@ -68,8 +69,10 @@ class SessionPool:
         #: when the last spare failed, in the event loop's seconds
         self._failed_at = -math.inf
         self._quiet = quiet
-        #: when the last two sessions were started in each environment, in the event loop's seconds
+        #: when the last sessions were started in each environment, in the event loop's seconds
         self._starts: dict[str, deque[float]] = {}
+        #: the most starts within a minute since each environment is in demand
+        self._rushes: dict[str, int] = {}
         #: until when each environment is in demand
         self._demand_until: dict[str, float] = {}
         self._due: asyncio.TimerHandle | None = None
@@ -129,10 +132,12 @@ class SessionPool:
     def _note_start(self, environment: str) -> None:
         """Record a start; a second one soon after it begins demand, or extends it."""
         loop = asyncio.get_running_loop()
-        starts = self._starts.setdefault(environment, deque(maxlen=2))
+        starts = self._starts.setdefault(environment, deque(maxlen=max(2, RUSH_FACTOR * self._in_demand)))
         starts.append(loop.time())
-        is_second = len(starts) == 2 and starts[1] - starts[0] <= _DEMAND_WITHIN
-        if is_second or self._is_in_demand(environment):
+        recent = sum(start >= starts[-1] - _DEMAND_WITHIN for start in starts)
+        was_in_demand = self._is_in_demand(environment)
+        self._rushes[environment] = max(recent, self._rushes.get(environment, 0) if was_in_demand else 0)
+        if recent > 1 or was_in_demand:
             self._demand_until[environment] = loop.time() + self._quiet
         if self._demand_ends is not None:
             self._demand_ends.cancel()
@@ -145,8 +150,9 @@ class SessionPool:
         """Return how many spares an environment is to have now."""
         if not 0 < self._number < self._in_demand or not self._is_in_demand(environment):
             return self._number
+        most = min(max(self._in_demand, self._rushes.get(environment, 0)), RUSH_FACTOR * self._in_demand)
         has_room = psutil.virtual_memory().available > _FREE_MEMORY
-        return self._in_demand if has_room else max(self._number, min(len(self._there(environment)), self._in_demand))
+        return most if has_room else max(self._number, min(len(self._there(environment)), most))
 
     def _record_failure(self, why: str) -> None:
         now = asyncio.get_running_loop().time()

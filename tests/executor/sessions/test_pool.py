@@ -115,6 +115,26 @@ def test_spares_follow_demand() -> None:
     asyncio.run(main())
 
 
+def test_after_a_rush_as_many_spares_are_kept_as_came() -> None:
+    """Up to three times the usual number, and one again after a quiet time."""
+
+    async def main() -> None:
+        machine = _Machine()
+        pool = SessionPool(machine, 1, in_demand=2, quiet=3.0)
+        for _ in range(4):
+            await pool.take(OWN)
+        await machine.until_spares(4)
+        for _ in range(5):
+            await pool.take(OWN)
+        await machine.until_spares(6)
+        await machine.until_spares(1)
+        pool.close()
+        for process in machine.processes.values():
+            process.page.close()
+
+    asyncio.run(main())
+
+
 def test_no_spares_are_kept_where_none_are_wanted() -> None:
     """Whatever the demand: their memory is to be saved."""
 
