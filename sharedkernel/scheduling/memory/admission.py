@@ -23,6 +23,7 @@ from sharedkernel.scheduling.memory.demand import MemoryDemand
 from sharedkernel.scheduling.memory.lanes import LanePlanner
 from sharedkernel.scheduling.memory.ledger import Ledger
 from sharedkernel.scheduling.memory.offloading import Offloading, can_be_offloaded
+from sharedkernel.scheduling.memory.patience import Patience
 from sharedkernel.scheduling.memory.refusals import refuse_restore, refuse_wait, refuse_want
 from sharedkernel.scheduling.memory.revision_cache import RevisionCache
 from sharedkernel.scheduling.memory.turns import MemoryTurns, late_at
@@ -75,6 +76,7 @@ class Admission:
         self.turns = turns
         self.users = users
         self.holders = holders
+        self.patience = Patience(config, demand)
         #: all queued sessions: `waiting`, or `restoring` without room yet
         self.waiting: dict[SessionId, Session] = {}
         #: queued sessions that the last pass left out only because others before them wait for the same
@@ -138,10 +140,6 @@ class Admission:
         others = (session for session in self.waiting.values() if session is not latest)
         return latest if any(self.demand.shortfall(session) > 0 for session in others) else None
 
-    def patience_ends(self, session: Session) -> float:
-        """Return until when *session* may wait while it holds memory itself, seconds."""
-        return session.wait.since + self.config.growth_patience
-
     def refuse_wait(self, session: Session, *, waited: float = 0.0) -> Refuse:
         """Return the refusal of a claim that waits in vain.
 
@@ -156,53 +154,22 @@ class Admission:
 
     def _has_expired(self, session: Session, now: float) -> bool:
         if session.iteration.growth > 0:
-            return now >= self.patience_ends(session) and not self._is_about_to_be_helped(session)
-        return self._is_hopeless_from(session) <= now
+            return now >= self.patience.ends(session) and not self._is_about_to_be_helped(session)
+        return self.patience.hopeless_from(session, now) <= now
 
     def _is_about_to_be_helped(self, session: Session) -> bool:
         """Return whether others are making room for *session*, or will when their quantum is over."""
         is_coming = session.wait.has_room_made and self.turns.coming(self._now) > 0
         return is_coming or self.offloading.eviction.waiting is session
 
-    def _is_hopeless_from(self, session: Session) -> float:
-        """Return from when on *session* waits in vain, for more than it could have if all others moved; else infinity.
-
-        Memory that cannot move may be released some day, so the refusal waits, above all while other cells are open,
-        which may end soon or be refused. It counts from the session's first request, however often it was moved since.
-        A cell that was offloaded in the middle is not refused before it is back: it can neither continue nor end.
-        One that was refused and asks again, without anything being different, does not wait another time: its code
-        has to come to where it frees memory, and others cannot run meanwhile.
-        """
-        if session.iteration.growth or session.iteration.live:
-            return math.inf
-        excess = self.demand.excess(session) + (session.need if session.offload.is_cut_short else 0)
-        if excess <= 0:
-            session.wait.hopeless_since, session.wait.was_in_vain = None, False
-            return math.inf
-        if session.wait.was_in_vain and not session.offload.is_cut_short:
-            return -math.inf
-        if session.wait.hopeless_since is None:
-            session.wait.hopeless_since = self._now
-        patience = math.inf if session.offload.is_cut_short else self.config.overtake_patience
-        return max(self._is_refused_from(session, excess), session.wait.hopeless_since + patience)
-
-    def _is_refused_from(self, session: Session, excess: int) -> float:
-        """Return when *session* has lacked *excess* bytes for good for long enough."""
-        patience = self.config.overtake_patience
-        if session.state is SessionState.WAITING and (session.is_measured or session.context):
-            kept, since = self.demand.unmovable_of_others(session)
-            if excess > kept:
-                # It may ask again for less: its present need may differ from the measured one.
-                return max(session.waits_since, since) + patience
-        return session.waits_since + self.config.growth_patience + patience
-
     def next_deadline(self) -> float | None:
         """Return when the next queued session is refused for having waited too long; None: none will be."""
 
         def earliest() -> tuple[float | None, float]:
             growing = (session for session in self._staying() if session.is_growing)
-            moments = [moment for moment in map(self.patience_ends, growing) if moment > self._now]
-            moments += [moment for moment in map(self._is_hopeless_from, self._staying()) if moment < math.inf]
+            moments = [moment for moment in map(self.patience.ends, growing) if moment > self._now]
+            hopeless = (self.patience.hopeless_from(session, self._now) for session in self._staying())
+            moments += [moment for moment in hopeless if moment < math.inf]
             return min(moments, default=None), min(moments, default=math.inf)
 
         return self._deadlines.get(self._now, earliest)
@@ -216,8 +183,8 @@ class Admission:
             if session.wait.overtaken_at is not None:
                 moments.append(session.wait.overtaken_at + patience)
             if session.is_growing:
-                moments.append(self.patience_ends(session))
-            moments.append(self._is_hopeless_from(session))
+                moments.append(self.patience.ends(session))
+            moments.append(self.patience.hopeless_from(session, self._now))
         moments += map(late_at, self.turns.leaving.values())
         moments += map(self.turns.delayed_until, self.waiting.values())
         moments += map(self.turns.settled_at, self.waiting.values())
@@ -243,7 +210,7 @@ class Admission:
                     result.refused.append(self._expire(session, now))
                 continue
             is_behind = self._is_behind(session, passed) or (keeps_barred and self.demand.persistent_claim(session) > 0)
-            if session.offload.shortfall_bytes and now >= self.patience_ends(session):
+            if session.offload.shortfall_bytes and now >= self.patience.ends(session):
                 session.offload.shortfall_bytes = 0  # it is restored without these, and refused them then
                 self.ledger.revision += 1
             if refusal := self.refusal(session):

@@ -185,7 +185,7 @@ class Reconciler:
         """
         admission = self._records.admission
         latest = admission.latest_in_the_way() if self._is_still() else None
-        return None if latest is None else admission.patience_ends(latest)
+        return None if latest is None else admission.patience.ends(latest)
 
     def _settled_at(self) -> Iterator[float]:
         """Yield from when on restored sessions that wait again may be offloaded."""
