@@ -108,6 +108,10 @@ async function admit(code: string): Promise<IAdmission> {
 
 function inWords(until: Date): string {
   const isToday = until.toDateString() === new Date().toDateString();
-  const time = until.toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' });
+  const time = until.toLocaleTimeString([], {
+    hour: '2-digit',
+    minute: '2-digit',
+    hourCycle: 'h23' // as the commands have it
+  });
   return isToday ? trans.__('at %1', time) : trans.__('on %1 at %2', until.toLocaleDateString(), time);
 }

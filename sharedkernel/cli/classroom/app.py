@@ -23,8 +23,8 @@ from sharedkernel.units import format_bytes, format_seconds, parse_expiry
 
 #: seconds that an answer may take: a class's sessions end before it
 _PATIENCE = 180.0
-#: after how long an idle session of a class ends, unless the line says so
-_CULL_AFTER = "1h"
+#: what each user of a class may use, unless the line says otherwise: idle sessions end, and a few notebooks are open
+_LIMITS = {"cull_after": "1h", "sessions": 5}
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -96,15 +96,18 @@ class ClassApp(LimitCommandApp):
             fail("until when? Add --until with a time such as 18:00, or a duration such as 90m.", status=2)
         body = {
             "users": [person.user for person in people],
-            "limits": {"cull_after": _CULL_AFTER} | limits,
+            "limits": _LIMITS | limits,
             "until": _iso(_moment(self.until)),
             "allow_known": self.known,
         }
+        self._warn_of_loopback()
         self._show_links(self._ask("PUT", body), people)
 
     def _invite(self, people: Sequence[Person]) -> None:
         body = {"users": [person.user for person in people], "allow_known": self.known}
+        self._warn_of_loopback()
         self._show_links(self._ask("POST", body), people)
+        _say("Links that the same people were given before work no longer.")
 
     def _end(self) -> None:
         done = self._ask("DELETE")
@@ -147,10 +150,20 @@ class ClassApp(LimitCommandApp):
                 _say("The hub's address is not known here; name it with --hub-url for links that start JupyterLab.")
                 return dict.fromkeys((person.user for person in people), "")
             return dict.fromkeys((person.user for person in people), f"{hub}/user-redirect/lab")
-        address = (self.address or self.credentials().url).rstrip("/")
-        if urlsplit(address).hostname in _LOOPBACK:
-            _say(f"The links lead to {address}, which only this machine reaches; name another with --address.")
-        return {user: f"{address}/{answer['invitation_path']}#{code}" for user, code in codes.items()}
+        return {user: f"{self._class_address}/{answer['invitation_path']}#{code}" for user, code in codes.items()}
+
+    @property
+    def _class_address(self) -> str:
+        """The gateway's address in links."""
+        return (self.address or self.credentials().url).rstrip("/")
+
+    def _warn_of_loopback(self) -> None:
+        """Say, before links are made, that they would lead where their readers are not."""
+        if not self.hub_url and urlsplit(self._class_address).hostname in _LOOPBACK:
+            _say(
+                f"You reach the gateway at {self._class_address}, which only this machine does, and so do links to it; "
+                "name the address that your class uses with --address."
+            )
 
     def _show(self, answer: Mapping[str, Any]) -> None:
         found = answer["class"]

@@ -140,7 +140,7 @@ def answer(forecast: ClassForecast) -> str:
 
 
 def _later(seconds: float) -> str:
-    return format_seconds(seconds) if math.isfinite(seconds) else "more than half an hour"
+    return format_seconds(max(seconds, 0.001)) if math.isfinite(seconds) else "more than half an hour"
 
 
 def memory_picture(forecast: ClassForecast) -> Text:

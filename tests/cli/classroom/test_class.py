@@ -67,7 +67,7 @@ def test_a_class_from_its_roster_to_its_end(stack: LocalStack, tmp_path: Path) -
     lines = [line.split() for line in begun.stdout.splitlines()]
     assert [line[:2] for line in lines] == [["maria", "maria@x.org"], ["niels", "niels@x.org"]]
     assert all(line[2].startswith(f"{stack.gateway_url}/sharedkernel/page/invitation#") for line in lines)
-    assert "only this machine reaches" in begun.stderr
+    assert begun.stderr.startswith(f"You reach the gateway at {stack.gateway_url}, which only this machine does")
     assert "Each link works once; the class ends at" in begun.stderr
     maria = join(stack, lines[0][2])
     kernel = asyncio.run(maria.start())
@@ -75,11 +75,13 @@ def test_a_class_from_its_roster_to_its_end(stack: LocalStack, tmp_path: Path) -
     assert "A class of 2, 1 of them joined; it ends at" in shown
     assert "memory 64MiB" in shown
     assert "cull after 1 h" in shown
+    assert "sessions 5" in shown
     assert max(map(len, shown.splitlines()[1:])) <= 80
     rows = {line.split()[0]: line.split()[1:] for line in shown.splitlines()[1:] if line}
     assert (rows["maria"][0], rows["maria"][-1]) == ("used", "1")
     assert (rows["niels"][0], rows["niels"][-1]) == ("sent", "0")
     later = run(stack, "ada", "invite", "niels", "otto", "--json", status=0)
+    assert "before work no longer" in later.stderr
     invitations = json.loads(later.stdout)["invitations"]
     assert [invitation["user"] for invitation in invitations] == ["niels", "otto"]
     join(stack, invitations[1]["link"])
