@@ -16,7 +16,7 @@ from sharedkernel.cli.base import fail
 from sharedkernel.cli.options import StackCommandApp
 from sharedkernel.demo.report import FairnessMeter, make_report
 from sharedkernel.demo.runs import NotebookRuns, examples_directory
-from sharedkernel.demo.views import ended_line, progress_view, report_view
+from sharedkernel.demo.views import ended_line, progress_line, progress_view, report_view
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.status.document import StatusDocument
 from sharedkernel.system.signals import ended_by_signals, uninterrupted
@@ -25,6 +25,8 @@ from sharedkernel.system.signals import ended_by_signals, uninterrupted
 _NOTEBOOKS = {"ada": "cnn_training.ipynb", "grace": "sweep.ipynb", "hedy": "interactive.ipynb"}
 #: seconds between two looks at the device
 _INTERVAL = 0.25
+#: seconds between two lines about the notebooks, where there is no terminal
+_LINE_INTERVAL = 15.0
 _STANDARD_OUTPUT = "-"
 
 
@@ -95,6 +97,7 @@ def _watch(runs: NotebookRuns, stack: LocalStack, console: Console) -> tuple[dic
     if not console.is_terminal:
         console.print("They run, for a minute or several; each says when it has ended.")
     said: set[str] = set()
+    line_at = started_at + _LINE_INTERVAL
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
             ended = runs.ended
@@ -106,6 +109,9 @@ def _watch(runs: NotebookRuns, stack: LocalStack, console: Console) -> tuple[dic
                     live.console.print(ended_line(run))
             if ended:
                 break
+            if not console.is_terminal and time.monotonic() >= line_at:
+                line_at += _LINE_INTERVAL
+                live.console.print(progress_line(runs.runs, time.monotonic() - started_at))
             live.update(progress_view(runs.runs, status), refresh=console.is_terminal)
             time.sleep(_INTERVAL)
     wall = time.monotonic() - started_at

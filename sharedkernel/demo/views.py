@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -51,6 +51,20 @@ def ended_line(run: NotebookRun) -> str:
     """Return one line that says how a notebook ended."""
     how = f"failed in {run.failure}" if run.failure else "done, every tensor as it was"
     return f"{safe_text(run.user)}: {safe_text(run.notebook.name)} {safe_text(how)} ({format_seconds(run.seconds)})"
+
+
+def progress_line(runs: Iterable[NotebookRun], seconds: float) -> str:
+    """Return one line that says how far the notebooks are.
+
+    Parameters
+    ----------
+    runs
+        The notebooks.
+    seconds
+        Since they were started.
+    """
+    far = (f"{safe_text(run.user)} {run.cells_done} of {run.cells} cells" for run in runs)
+    return f"after {seconds:.0f} s: {', '.join(far)}"
 
 
 def report_view(report: Report, status: StatusDocument) -> RenderableType:

@@ -12,6 +12,7 @@ import pytest
 
 from sharedkernel.demo.report import FairnessMeter, jain_index, make_report
 from sharedkernel.demo.runs import NotebookRuns
+from sharedkernel.demo.views import progress_line
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.status.document import StatusDocument
 from tests.cli.support import COMMAND, PATIENCE, processes_of, wait_until
@@ -57,6 +58,7 @@ def test_notebooks_run_at_once_and_are_reported(stack: LocalStack, tmp_path: Pat
         (2, 2, None),
         (1, 3, "cell 2: AssertionError: a tensor changed"),
     ]
+    assert progress_line(runs.runs, 14.9) == "after 15 s: ada 2 of 2 cells, grace 2 of 2 cells, hedy 1 of 3 cells"
     report = make_report(runs.runs, status, wall_seconds=1.5, jain=None)
     assert not report["ok"]
     by_name = {entry["name"]: entry for entry in report["users"]}
