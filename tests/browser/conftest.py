@@ -49,8 +49,8 @@ def stack(browser: object) -> Iterator[LocalStack]:
     with WarmStack(
         users=["ada", "grace"],
         capacity="2GiB",
-        # hers moves away only when somebody asks
-        quotas={"users": {"grace": {"memory": "1GiB", "offload_after": "never"}}},
+        # hers moves away soon only if somebody asks; a cell that nobody could make room for would fail at once
+        quotas={"users": {"grace": {"memory": "1GiB", "offload_after": "1h"}}},
         executor_arguments=["--policy", "fifo"],
     ) as stack:
         yield stack
