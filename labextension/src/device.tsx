@@ -32,9 +32,9 @@ export function DeviceSection(props: IProps): React.ReactElement {
   const [all, setAll] = React.useState(false);
   const listed = all ? users : largest(users, own);
   const names = {
-    persistent: trans.__('persistent'),
-    ephemeral: trans.__('ephemeral'),
-    framework: trans.__('framework')
+    persistent: trans.__('persistent: kept between cells'),
+    ephemeral: trans.__('ephemeral: while a cell runs'),
+    framework: trans.__('framework: PyTorch itself')
   };
   const several = status.devices.length > 1;
   const parts = (memoryOf: (user: IUser) => IUserMemory | undefined): IPart[] =>
@@ -67,10 +67,10 @@ export function DeviceSection(props: IProps): React.ReactElement {
           {all ? trans.__('Show fewer') : trans.__('Show all %1 people', users.length)}
         </button>
       )}
-      <p className="sk-Kinds" aria-hidden="true">
+      <p className="sk-Kinds">
         {KINDS.map(kind => (
           <span key={kind} className="sk-Kind">
-            <span className={`sk-Swatch sk-mod-sample sk-mod-${kind}`} />
+            <span className={`sk-Swatch sk-mod-sample sk-mod-${kind}`} aria-hidden="true" />
             {names[kind]}
           </span>
         ))}
