@@ -99,8 +99,7 @@ class Usage(_LiveView):
     --------
     In a notebook's cell::
 
-        from sharedkernel.status.document import StatusDocument
-    from sharedkernel.widgets import Usage
+        from sharedkernel.widgets import Usage
 
         Usage()
     """
@@ -121,8 +120,7 @@ class Queue(_LiveView):
     --------
     In a notebook's cell::
 
-        from sharedkernel.status.document import StatusDocument
-    from sharedkernel.widgets import Queue
+        from sharedkernel.widgets import Queue
 
         Queue()
     """
@@ -143,8 +141,7 @@ class Lanes(_LiveView):
     --------
     In a notebook's cell::
 
-        from sharedkernel.status.document import StatusDocument
-    from sharedkernel.widgets import Lanes
+        from sharedkernel.widgets import Lanes
 
         Lanes()
     """
@@ -165,8 +162,7 @@ class Dashboard(_LiveView):
     --------
     In a notebook's cell::
 
-        from sharedkernel.status.document import StatusDocument
-    from sharedkernel.widgets import Dashboard
+        from sharedkernel.widgets import Dashboard
 
         Dashboard()
     """
