@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from ipywidgets import HTML
 
@@ -28,12 +28,18 @@ _FIRST_FIGURES_TIMEOUT = 1.0
 _IDLE_INTERVAL = 2.0
 #: points of a curve, about a minute of them
 _HISTORY_LENGTH = 150
+#: marks an output for JupyterLab's extension, which draws it as its panel does (`labextension/src/notebookview.tsx`)
+_VIEW = "application/vnd.sharedkernel.view+json"
 
 
 class _LiveView(HTML):
     """Base of the widgets: follows the status document and shows a rendering of it until closed."""
 
+    #: what it shows: ``usage``, ``queue``, ``lanes``
+    parts: ClassVar[tuple[str, ...]]
+
     def __init__(self, **kwargs: Any) -> None:
+        self._session_id: str | None = None
         self._leave: Callable[[], None] | None = None
         self._text = render.NOT_SHARED
         self._state: str | None = None
@@ -68,6 +74,7 @@ class _LiveView(HTML):
         super().close()
 
     def _take(self, status: StatusDocument, session_id: str) -> None:
+        self._session_id = session_id
         session = status.session(session_id)
         state = None if session is None else session.state
         now = time.monotonic()
@@ -86,6 +93,8 @@ class _LiveView(HTML):
         data = bundle[0] if isinstance(bundle, tuple) else bundle
         data["text/plain"] = self._text
         data["text/html"] = self.value
+        if self._session_id is not None:
+            data[_VIEW] = {"session": self._session_id, "parts": [*self.parts]}
         return bundle
 
     def __repr__(self) -> str:
@@ -103,6 +112,8 @@ class Usage(_LiveView):
 
         Usage()
     """
+
+    parts = ("usage",)
 
     def render_text(self, status: StatusDocument, session_id: str) -> str:
         """Return the memory figures."""
@@ -125,6 +136,8 @@ class Queue(_LiveView):
         Queue()
     """
 
+    parts = ("queue",)
+
     def render_text(self, status: StatusDocument, session_id: str) -> str:
         """Return this notebook's place and the lanes."""
         return render.queue_text(status, session_id)
@@ -146,6 +159,8 @@ class Lanes(_LiveView):
         Lanes()
     """
 
+    parts = ("lanes",)
+
     def render_text(self, status: StatusDocument, session_id: str) -> str:
         """Return each lane as a line of blocks."""
         return lanes.lanes_text(status, session_id)
@@ -166,6 +181,8 @@ class Dashboard(_LiveView):
 
         Dashboard()
     """
+
+    parts = ("queue", "usage", "lanes")
 
     def render_text(self, status: StatusDocument, session_id: str) -> str:
         """Return all three as text."""
