@@ -29,6 +29,7 @@ export function DeviceSection(props: IProps): React.ReactElement {
   const users = [...status.users].sort(
     (one, other) => Number(other.name === own) - Number(one.name === own) || one.name.localeCompare(other.name)
   );
+  const id = React.useId();
   const [all, setAll] = React.useState(false);
   const listed = all ? users : largest(users, own);
   const names = {
@@ -40,8 +41,8 @@ export function DeviceSection(props: IProps): React.ReactElement {
   const parts = (memoryOf: (user: IUser) => IUserMemory | undefined): IPart[] =>
     users.map(user => ({ user: user.name, colour: colours.get(user.name) ?? '', memory: memoryOf(user) ?? null }));
   return (
-    <section className="sk-Section" aria-labelledby="sk-device-title">
-      <h2 id="sk-device-title" className="sk-Section-title">
+    <section className="sk-Section" aria-labelledby={id}>
+      <h2 id={id} className="sk-Section-title">
         {several ? trans.__('Devices') : trans.__('Device')}
       </h2>
       {several ? (

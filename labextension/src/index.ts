@@ -20,6 +20,7 @@ import { Connection } from './connection';
 import { followCurrentKernel } from './currentkernel';
 import { DeviceModel } from './model';
 import { ModelAdapter } from './modeladapter';
+import { NotebookViews } from './notebookview';
 import { OutputsKeeper } from './outputs';
 import { notifyOfTurns } from './notifier';
 import { DevicePanel } from './panel';
@@ -163,4 +164,16 @@ const outputs: JupyterFrontEndPlugin<void> = {
   }
 };
 
-export default [device, panel, statusBar, commands, outputs];
+const views: JupyterFrontEndPlugin<void> = {
+  id: 'sharedkernel:views',
+  description: 'Draws the notebook widgets as the panel draws its parts.',
+  autoStart: true,
+  requires: [ISharedDevice],
+  optional: [ITranslator],
+  activate: (app: JupyterFrontEnd, { model, actions }: ISharedDevice, translator: ITranslator | null): void => {
+    const trans = (translator ?? nullTranslator).load(DOMAIN);
+    app.docRegistry.addWidgetExtension('Notebook', new NotebookViews(model, actions.api, trans));
+  }
+};
+
+export default [device, panel, statusBar, commands, outputs, views];

@@ -21,9 +21,10 @@ interface IProps extends INames {
 export function TurnsSection(props: IProps): React.ReactElement {
   const { status, trans } = props;
   const { running, next, waiting } = turnsOf(status);
+  const id = React.useId();
   return (
-    <section className="sk-Section sk-Turns" aria-labelledby="sk-turns-title">
-      <h2 id="sk-turns-title" className="sk-Section-title">
+    <section className="sk-Section sk-Turns" aria-labelledby={id}>
+      <h2 id={id} className="sk-Section-title">
         {trans.__('Running and next')}
       </h2>
       <Turns

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from ipywidgets import HTML
 
@@ -28,12 +28,18 @@ _FIRST_FIGURES_TIMEOUT = 1.0
 _IDLE_INTERVAL = 2.0
 #: points of a curve, about a minute of them
 _HISTORY_LENGTH = 150
+#: marks an output for JupyterLab's extension, which draws it as its panel does (`labextension/src/notebookview.tsx`)
+_VIEW = "application/vnd.sharedkernel.view+json"
 
 
 class _LiveView(HTML):
     """Base of the widgets: follows the status document and shows a rendering of it until closed."""
 
+    #: what it shows: ``usage``, ``queue``, ``lanes``
+    parts: ClassVar[tuple[str, ...]]
+
     def __init__(self, **kwargs: Any) -> None:
+        self._session_id: str | None = None
         self._leave: Callable[[], None] | None = None
         self._text = render.NOT_SHARED
         self._state: str | None = None
@@ -68,6 +74,7 @@ class _LiveView(HTML):
         super().close()
 
     def _take(self, status: StatusDocument, session_id: str) -> None:
+        self._session_id = session_id
         session = status.session(session_id)
         state = None if session is None else session.state
         now = time.monotonic()
@@ -86,6 +93,8 @@ class _LiveView(HTML):
         data = bundle[0] if isinstance(bundle, tuple) else bundle
         data["text/plain"] = self._text
         data["text/html"] = self.value
+        if self._session_id is not None:
+            data[_VIEW] = {"session": self._session_id, "parts": [*self.parts]}
         return bundle
 
     def __repr__(self) -> str:
@@ -99,11 +108,12 @@ class Usage(_LiveView):
     --------
     In a notebook's cell::
 
-        from sharedkernel.status.document import StatusDocument
-    from sharedkernel.widgets import Usage
+        from sharedkernel.widgets import Usage
 
         Usage()
     """
+
+    parts = ("usage",)
 
     def render_text(self, status: StatusDocument, session_id: str) -> str:
         """Return the memory figures."""
@@ -121,11 +131,12 @@ class Queue(_LiveView):
     --------
     In a notebook's cell::
 
-        from sharedkernel.status.document import StatusDocument
-    from sharedkernel.widgets import Queue
+        from sharedkernel.widgets import Queue
 
         Queue()
     """
+
+    parts = ("queue",)
 
     def render_text(self, status: StatusDocument, session_id: str) -> str:
         """Return this notebook's place and the lanes."""
@@ -143,11 +154,12 @@ class Lanes(_LiveView):
     --------
     In a notebook's cell::
 
-        from sharedkernel.status.document import StatusDocument
-    from sharedkernel.widgets import Lanes
+        from sharedkernel.widgets import Lanes
 
         Lanes()
     """
+
+    parts = ("lanes",)
 
     def render_text(self, status: StatusDocument, session_id: str) -> str:
         """Return each lane as a line of blocks."""
@@ -165,11 +177,12 @@ class Dashboard(_LiveView):
     --------
     In a notebook's cell::
 
-        from sharedkernel.status.document import StatusDocument
-    from sharedkernel.widgets import Dashboard
+        from sharedkernel.widgets import Dashboard
 
         Dashboard()
     """
+
+    parts = ("queue", "usage", "lanes")
 
     def render_text(self, status: StatusDocument, session_id: str) -> str:
         """Return all three as text."""

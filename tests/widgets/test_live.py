@@ -13,6 +13,8 @@ import pytest
 from jupyter_client.asynchronous.client import AsyncKernelClient
 
 from sharedkernel.local_stack import LocalStack
+from sharedkernel.widgets import Dashboard
+from sharedkernel.widgets.render import NOT_SHARED
 from tests.cli.support import shared_kernel, wait_until
 from tests.status.documents import to_json
 from tests.warm_stack import WarmStack
@@ -85,6 +87,9 @@ def test_usage_shows_figures_at_once_and_follows_a_running_cell(stack: LocalStac
             assert "of your quota of 512 MiB" in data["text/plain"]
             assert "of your quota of 512 MiB" in data["text/html"]
             assert "application/vnd.jupyter.widget-view+json" in data
+            mark = data["application/vnd.sharedkernel.view+json"]
+            assert mark["parts"] == ["usage"]
+            assert mark["session"] in {one["id"] for one in to_json(stack.status())["sessions"]}
             async with busy(client, tmp_path / "end") as cell:
                 await wait_for_update(client, cell, r"This notebook: 6[4-9]\.\d MiB persistent")
 
@@ -128,6 +133,15 @@ def test_queue_tells_a_waiting_cell_its_place(tmp_path: Path) -> None:
 
     with WarmStack(users=["ada", "grace"], capacity="1GiB", executor_arguments=["--policy", "fifo"]) as stack:
         asyncio.run(scenario(stack))
+
+
+def test_a_kernel_that_is_not_shared_leaves_no_mark() -> None:
+    """No page can have figures of it: JupyterLab shows the sentence."""
+    with contextlib.closing(Dashboard()) as view:
+        bundle = view._repr_mimebundle_()
+    data = bundle[0] if isinstance(bundle, tuple) else bundle
+    assert data["text/plain"] == NOT_SHARED
+    assert not [kind for kind in data if "sharedkernel" in kind]
 
 
 async def printed_by(client: AsyncKernelClient, code: str) -> str:

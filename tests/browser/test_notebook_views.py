@@ -1,0 +1,69 @@
+"""The notebook widgets in JupyterLab: the panel's own components, in a cell's output."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator, expect
+
+from tests.browser.conftest import OpenLab
+
+pytestmark = pytest.mark.heavy
+
+_SHOW = "from sharedkernel.widgets import Dashboard; Dashboard()"
+_BUSY = """
+import pathlib, torch
+kept = torch.ones(1 << 24)
+while not pathlib.Path({enough!r}).exists():
+    (kept[:4096] * 2).sum()
+"""
+_HELD = re.compile(r"6\d\.\d MiB")
+_COLOURS = "swatches => swatches.map(swatch => getComputedStyle(swatch).backgroundColor)"
+
+
+def colours_in(shown: Locator) -> list[str]:
+    colours: list[str] = shown.locator(".sk-Legend .sk-Swatch").evaluate_all(_COLOURS)
+    return colours
+
+
+def test_a_dashboard_is_drawn_as_the_panel_is_also_after_a_reload(open_lab: OpenLab, tmp_path: Path) -> None:
+    """Same parts, same colours, live while a cell runs."""
+    lab = open_lab("ada")
+    lab.new_notebook()
+    cell = lab.run(_SHOW)
+    view = lab.output(cell).locator(".sk-View")
+    expect(view.get_by_role("heading", name="Device", exact=True)).to_be_visible()
+    expect(view.get_by_text("Nobody uses the device now.")).to_be_visible()
+    lab.run(_BUSY.format(enough=str(tmp_path / "enough")))
+    expect(view.locator(".sk-Card.sk-mod-current")).to_contain_text(_HELD)
+    lab.show_panel()
+    for shown in (view, lab.panel):
+        expect(shown.locator(".sk-Legend li")).to_have_count(2)
+    assert colours_in(view) == colours_in(lab.panel) != []
+    lab.save()
+    lab.reload()
+    expect(view.locator(".sk-Card.sk-mod-current")).to_contain_text(_HELD)
+    (tmp_path / "enough").touch()
+    expect(view.get_by_text("Nobody uses the device now.")).to_be_visible()
+    lab.wait_for_kernel()
+
+
+def test_a_dashboard_of_a_session_that_has_ended_shows_what_it_said(open_lab: OpenLab) -> None:
+    """Its HTML takes the place of the figures, and is there after a reload, which starts another session."""
+    lab = open_lab("ada")
+    lab.new_notebook()
+    cell = lab.run(_SHOW)
+    view = lab.output(cell).locator(".sk-View")
+    expect(view.get_by_role("heading", name="Device", exact=True)).to_be_visible()
+    lab.wait_for_kernel()
+    lab.page.evaluate("window.jupyterapp.commands.execute('notebook:shutdown-kernel')")
+    static = lab.output(cell).get_by_role("group", name="Memory of the shared device")
+    expect(static).to_be_visible()
+    expect(view).to_have_count(0)
+    lab.save()
+    lab.reload()
+    lab.wait_for_kernel()
+    expect(static).to_be_visible()
+    expect(view).to_have_count(0)
