@@ -222,7 +222,11 @@ def test_a_reboot_loses_sessions_and_says_so(stack: LocalStack, notebook: Notebo
     notebook.run("weights = 1")
     message_id = notebook.client.execute("print('begun', flush=True)\nimport time; time.sleep(1000)")
     notebook.wait_for_output(message_id, "begun")
-    everything = [process for process in psutil.process_iter() if belongs_to(process, stack.runtime_directory)]
+    everything = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it has ended
+            if belongs_to(process, stack.runtime_directory):
+                everything.append(process)
     for process in everything:
         with contextlib.suppress(psutil.NoSuchProcess):  # it has gone with one that was killed before it
             process.kill()
