@@ -1,9 +1,10 @@
-"""How the main thread waits for another one: by what an interrupt cannot leave locked."""
+"""How the main thread waits for another one, and looks at it: by what an interrupt cannot leave half done."""
 
 from __future__ import annotations
 
 import contextlib
 import queue
+import threading
 import time
 from concurrent.futures import Future
 from typing import Any
@@ -45,6 +46,19 @@ class InterruptSafeEvent:
             if self._is_set:
                 self._news.put(None)  # for other waiting threads
         return self._is_set
+
+
+class InterruptSafeThread(threading.Thread):
+    """A thread that the main thread may ask whether it runs.
+
+    An interrupt in the middle of that leaves a `threading.Thread` marked as ended for ever, in Python 3.11 and 3.12
+    (bpo-45274).
+    """
+
+    @signals_held()
+    def is_alive(self) -> bool:
+        """Return whether it runs."""
+        return super().is_alive()
 
 
 def wait_for(coming: Future[Any]) -> None:

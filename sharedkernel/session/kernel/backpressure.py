@@ -35,7 +35,7 @@ from zmq.eventloop.zmqstream import ZMQStream
 from sharedkernel.jupyter.wire import MAX_OUTPUT_BYTES
 from sharedkernel.session.kernel.likeness import named_as
 from sharedkernel.system.deferred_signals import signals_held
-from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
+from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent, InterruptSafeThread
 from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -137,6 +137,12 @@ class OutputThread(IOPubThread):
     _children_at = ""
     #: it was woken, and will do all that was scheduled by then
     _is_woken = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # The main thread asks at each output whether it runs, and would publish by itself, between the other's frames.
+        self.thread = InterruptSafeThread(target=self._thread_main, name=self.thread.name, daemon=True)
+        self.thread.pydev_do_not_trace = self.thread.is_pydev_daemon_thread = True  # as its base has it
 
     def schedule(self, f: Callable[[], Any]) -> None:
         """Call *f* on this thread; now, if it does not run. It is woken once for all that comes until it is awake."""

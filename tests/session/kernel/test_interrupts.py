@@ -46,6 +46,43 @@ def test_a_cell_that_is_interrupted_at_any_moment_has_its_reply(
     assert session.run(code)["status"] == "ok"
 
 
+def test_outputs_are_whole_after_interrupts_where_a_cell_prints(session: SessionUnderTest) -> None:
+    """One thread sends them; where the main thread takes that for ended it sends beside it, between its frames."""
+    reply = session.run(
+        """if True:
+    import _thread, threading, time
+    outputs = get_ipython().kernel.iopub_thread
+    has_begun, is_over, num_interrupts = False, False, 0
+    def interrupt():
+        while not is_over:
+            time.sleep(1e-4)
+            if has_begun:
+                _thread.interrupt_main()
+    threading.Thread(target=interrupt).start()
+    while num_interrupts < 300:
+        try:
+            has_begun = True
+            while True:
+                print(end="o")
+                for _ in range(100):
+                    outputs.thread.is_alive()  # as each output asks
+        except KeyboardInterrupt:
+            num_interrupts += 1
+    while has_begun or not is_over:
+        try:
+            is_over = True
+            time.sleep(0.1)  # one may be on its way
+            has_begun = False
+        except KeyboardInterrupt:
+            pass
+    print("over", outputs.thread.is_alive())
+    """
+    )
+    assert reply["status"] == "ok"
+    assert set(reply["text"].removesuffix("over True\n")) == {"o"}
+    assert session.run("print(6 * 7)")["text"] == "42\n"
+
+
 def test_a_grant_that_crosses_an_interrupt_does_not_answer_the_next_cell(session: SessionUnderTest) -> None:
     """Nor does the answer to the withdrawal, which comes late: the next cell waits for a grant of its own."""
     wanted = threading.Semaphore(0)
