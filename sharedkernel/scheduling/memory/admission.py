@@ -234,7 +234,7 @@ class Admission:
 
     def _expire(self, session: Session, now: float) -> Refuse:
         """Return the refusal of a claim that has waited for long enough."""
-        session.wait.was_in_vain = not session.iteration.growth
+        session.wait.was_in_vain = session.memory.persistent > 0 and not session.iteration.growth
         return self.refuse_wait(session, waited=now - session.waits_since)
 
     def _is_behind(self, session: Session, passed: list[Session]) -> bool:

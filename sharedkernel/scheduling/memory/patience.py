@@ -3,8 +3,8 @@
 Memory that cannot move may be released some day, so the refusal waits, above all while other cells are open, which may
 end soon or be refused. It counts from a session's first request, however often the session was moved since.
 
-A want that was refused and comes again, without anything being different, does not wait another time in the same cell:
-its code has to come to where it frees memory, and on a device that is over its capacity others cannot run meanwhile.
+A session that holds memory, was refused and wants the same again in that cell does not wait a second time: its code has
+to come to where it frees memory, and on a device that is over its capacity nobody else can run meanwhile.
 """
 
 from __future__ import annotations

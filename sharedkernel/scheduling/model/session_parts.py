@@ -47,7 +47,7 @@ class AdmissionWait:
     has_room_made: bool = False
     #: since when its claim exceeds what it can have while all others stay; None: it does not
     hopeless_since: float | None = None
-    #: whether a want of its open cell has waited in vain for what it can still not have: it is not waited for again
+    #: whether it holds memory and has waited in vain in its open cell: it does not wait again until it can be served
     was_in_vain: bool = False
     #: whether it was named as a holder's heir since it wants the device: once, see `steps/heirs.py`
     was_heir: bool = False

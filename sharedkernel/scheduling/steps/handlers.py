@@ -141,7 +141,8 @@ class EventHandlers:
         records, session = self._records, self._records.sessions[event.session]
         session.cell.number = next(self._cells)
         session.cell.opened_at = records.clock.now
-        session.cell.started = session.wait.was_in_vain = False
+        session.cell.started = False
+        session.wait.was_in_vain = False
         session.cell.source, session.cell.attained_before = event.source, session.service.attained
         session.forecast.declared, session.forecast.is_misjudged = None, False
         session.forecast.remaining = records.predictions.estimate(session).seconds

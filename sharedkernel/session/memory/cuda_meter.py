@@ -294,7 +294,7 @@ class CudaMeter:
         self._show(0, held)
 
     def measure_freed(self) -> None:
-        """Take note of persistent memory that was freed while no grant was held."""
+        """Lower the persistent memory by what was freed while no grant was held."""
         now = self.cuda.look()
         own, _held = self._weigh(now)
         self._set_persistent(min(self._persistent, own))

@@ -294,7 +294,7 @@ class HostMeter:
         self._set_persistent(self.used_bytes)
 
     def measure_freed(self) -> None:
-        """Take note of persistent memory that was freed while no grant was held."""
+        """Lower the persistent memory by what was freed while no grant was held."""
         self._set_persistent(min(self._persistent, self.used_bytes))
 
     def record_offload(self, size: int) -> None:

@@ -88,7 +88,7 @@ class Meter(Protocol):
         """Measure between cells, when everything in use is persistent."""
 
     def measure_freed(self) -> None:
-        """Take note of persistent memory that was freed while no grant was held."""
+        """Lower the persistent memory by what was freed while no grant was held."""
 
     def record_offload(self, size: int) -> None:
         """Record that *size* bytes were offloaded."""

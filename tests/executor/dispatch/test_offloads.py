@@ -245,7 +245,7 @@ def test_a_cell_that_frees_memory_once_it_is_refused_goes_on(tmp_path: Path) -> 
 
     Arrays of NumPy are seen once a boundary or a cell's end measures them.
     """
-    taken = tmp_path / "taken"
+    taken, measured = tmp_path / "taken", tmp_path / "measured"
 
     async def check() -> None:
         async with small_device("800MiB") as executor:
@@ -259,11 +259,13 @@ def test_a_cell_that_frees_memory_once_it_is_refused_goes_on(tmp_path: Path) -> 
                     2 * PATIENCE,
                 )
             )
-            outcome = await grace.run(
-                f"""if True:
+            second = asyncio.create_task(
+                grace.run(
+                    f"""if True:
                 large, refusals = numpy.ones(400 << 17), 0
                 Path({str(taken)!r}).touch()
-                time.sleep(1.0)
+                while not Path({str(measured)!r}).exists():
+                    time.sleep(0.01)
                 try:
                     for _ in range(100_000):
                         torch.ones(1)
@@ -272,10 +274,18 @@ def test_a_cell_that_frees_memory_once_it_is_refused_goes_on(tmp_path: Path) -> 
                 large = None
                 print(refusals, sum(float(torch.ones(1)) for _ in range(3)))
                 """,
-                2 * PATIENCE,
+                    2 * PATIENCE,
+                )
             )
-            assert (outcome.text, outcome.message) == ("1 3.0\n", "")
             assert (await first).status == "ok"
+
+            async def is_measured() -> bool:
+                return bool((await executor.session(ada))["persistent_bytes"] > 390 * MIB)
+
+            await until(is_measured, "the first one's array is counted")
+            measured.touch()
+            outcome = await second
+            assert (outcome.text, outcome.message) == ("1 3.0\n", "")
 
     asyncio.run(check())
 

@@ -168,8 +168,6 @@ def test_one_who_declined_is_not_asked_again_before_its_next_cell_closed(make_sc
     assert sched.decline("ada") == [Offload(session="bob")]
     assert sched.decline("bob") == []
     assert [type(action) for action in sched.tick(200.0)] == [Refuse]
-    sched.close("cleo")
-    sched.open("cleo")
     assert sched.want("cleo") == []
     sched.open("ada")
     assert sched.close("ada") == []
