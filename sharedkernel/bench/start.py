@@ -90,7 +90,8 @@ async def _at_once(conditions: Conditions, stock: Route, gateway: Route) -> Resu
         unit="ratio",
         target=Target(">=", 25),
         how=f"Until the last of {_MANY} kernels asked for at once has replied to a cell that imports torch: "
-        f"{medians[stock]} for stock kernels of a stock Jupyter server, {medians[gateway]} for the gateway's sessions; "
+        f"{medians[stock]} for stock kernels of a stock Jupyter server, {medians[gateway]} for the gateway's sessions, "
+        "some of which are spares, as many as the starts before made it keep; "
         f"medians, and the median ratio, of {runs} alternating pairs.",
     )
 

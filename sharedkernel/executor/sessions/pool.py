@@ -71,8 +71,6 @@ class SessionPool:
         self._quiet = quiet
         #: when the last sessions were started in each environment, in the event loop's seconds
         self._starts: dict[str, deque[float]] = {}
-        #: the most starts within a minute since each environment is in demand
-        self._rushes: dict[str, int] = {}
         #: until when each environment is in demand
         self._demand_until: dict[str, float] = {}
         self._due: asyncio.TimerHandle | None = None
@@ -134,14 +132,16 @@ class SessionPool:
         loop = asyncio.get_running_loop()
         starts = self._starts.setdefault(environment, deque(maxlen=max(2, RUSH_FACTOR * self._in_demand)))
         starts.append(loop.time())
-        recent = sum(start >= starts[-1] - _DEMAND_WITHIN for start in starts)
-        was_in_demand = self._is_in_demand(environment)
-        self._rushes[environment] = max(recent, self._rushes.get(environment, 0) if was_in_demand else 0)
-        if recent > 1 or was_in_demand:
+        if self._num_recent(environment) > 1 or self._is_in_demand(environment):
             self._demand_until[environment] = loop.time() + self._quiet
         if self._demand_ends is not None:
             self._demand_ends.cancel()
         self._demand_ends = loop.call_later(self._quiet, self.want)
+
+    def _num_recent(self, environment: str) -> int:
+        """Return how many sessions were started in the minute before the last start."""
+        starts = self._starts.get(environment, deque())
+        return sum(start >= starts[-1] - _DEMAND_WITHIN for start in starts)
 
     def _is_in_demand(self, environment: str) -> bool:
         return asyncio.get_running_loop().time() < self._demand_until.get(environment, -math.inf)
@@ -150,7 +150,7 @@ class SessionPool:
         """Return how many spares an environment is to have now."""
         if not 0 < self._number < self._in_demand or not self._is_in_demand(environment):
             return self._number
-        most = min(max(self._in_demand, self._rushes.get(environment, 0)), RUSH_FACTOR * self._in_demand)
+        most = min(max(self._in_demand, self._num_recent(environment)), RUSH_FACTOR * self._in_demand)
         has_room = psutil.virtual_memory().available > _FREE_MEMORY
         return most if has_room else max(self._number, min(len(self._there(environment)), most))
 
