@@ -106,8 +106,10 @@ class ClassApp(LimitCommandApp):
     def _invite(self, people: Sequence[Person]) -> None:
         body = {"users": [person.user for person in people], "allow_known": self.known}
         self._warn_of_loopback()
-        self._show_links(self._ask("POST", body), people)
-        _say("Links that the same people were given before work no longer.")
+        answer = self._ask("POST", body)
+        self._show_links(answer, people)
+        if answer["codes"]:
+            _say("Links that the same people were given before work no longer.")
 
     def _end(self) -> None:
         done = self._ask("DELETE")

@@ -129,8 +129,8 @@ class AdmissionHandler(GatewayHandler):
         admission = await identity.check_code(code, self.request.remote_ip or "", classroom.admit)
         if admission is None:
             raise Refused(
-                "this invitation works no longer: a newer one was made for the same person, or its class is over. Use "
-                "the newest one, or ask for another.",
+                "this invitation is not known here: a newer one was made for the same person, its class is over, or "
+                "the link is incomplete. Use the newest link, or ask for another.",
                 reason="wrong_invitation",
             )
         self.settings["audit_log"].record("join class", user=admission.user, address=self.request.remote_ip)
