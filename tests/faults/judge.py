@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
+import socket
 import statistics
 import time
 import urllib.error
@@ -13,7 +13,6 @@ import urllib.request
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -22,12 +21,15 @@ from sharedkernel.paths import LOGS_DIRECTORY
 from tests.faults.holds import Hold
 from tests.faults.notebooks import PATIENCE, Worker
 from tests.faults.stack import FaultStack
+from tests.processes import open_files
 
 #: what a clean report has nothing of, beside what was left
 BAD = ("tensors_lost", "wrong", "outcomes_lost", "unexplained", "ended", "grown", "failures")
 #: descriptors of a kind that a process may open only when it first needs them: sockets of threads that publish
 _LATE = 2
-#: sockets by which a session hands the device to another, made when it first waits for one: so many at either end
+#: what is counted apart: packet sockets without a name, as are the two ends of a pair
+_UNNAMED = "unnamed packet socket"
+#: of these, what a session and its executor have each to hand the device on, made when it first waits for another
 _LINES = 4
 
 
@@ -134,7 +136,7 @@ def growth(stack: FaultStack, before: Counter[str]) -> dict[str, int]:
     end_left_sessions(stack)
     deadline = time.monotonic() + PATIENCE / 4
     late = Counter({name: _LATE for name in before if name.endswith(("]", ":N"))})
-    late += Counter({"executor: socket:[N]": _LINES * stack.num_records(), "session: socket:[N]": _LINES})
+    late += Counter({f"executor: {_UNNAMED}": _LINES * stack.num_records(), f"session: {_UNNAMED}": _LINES})
     while (grown := holdings(stack) - before - late) and time.monotonic() < deadline:
         time.sleep(0.5)
         end_left_sessions(stack)  # the last try may have met a service that was just back
@@ -175,7 +177,7 @@ def holdings(stack: FaultStack) -> Counter[str]:
     found: Counter[str] = Counter()
     for process in stack.processes():
         with contextlib.suppress(psutil.Error, OSError):
-            names = [_kind_of(stack, name) for name in _open(process.pid)]
+            names = [_kind_of(stack, name) for name in _open(process)]
             role = _role(process.cmdline(), names)
             found[f"process: {role}"] += 1
             found |= Counter(f"{role}: {name}" for name in names)
@@ -200,7 +202,8 @@ def _kind_of(stack: FaultStack, name: str) -> str:
     return re.sub(r"[0-9a-f]{6,}|\d+", "N", name.removeprefix(str(stack.directory))).removesuffix(" (deleted)")
 
 
-def _open(pid: int) -> Iterator[str]:
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            yield os.readlink(descriptor)
+def _open(process: psutil.Process) -> Iterator[str]:
+    sockets = process.net_connections("unix")
+    unnamed = {each.fd for each in sockets if each.type == socket.SOCK_SEQPACKET and not each.laddr}
+    for descriptor, name in open_files(process.pid).items():
+        yield _UNNAMED if descriptor in unnamed else name
