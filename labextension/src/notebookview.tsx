@@ -9,7 +9,6 @@ import type { DocumentRegistry } from '@jupyterlab/docregistry';
 import type { IRenderMime } from '@jupyterlab/rendermime-interfaces';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { VDomRenderer } from '@jupyterlab/ui-components';
-import { DisposableDelegate, IDisposable } from '@lumino/disposable';
 import type { Message } from '@lumino/messaging';
 import { PanelLayout, Widget } from '@lumino/widgets';
 import * as React from 'react';
@@ -24,7 +23,7 @@ import { TimelineSection } from './timelinesection';
 import { TurnsSection } from './turns';
 
 /** As in `sharedkernel/widgets/live.py`. */
-export const MIME_TYPE = 'application/vnd.sharedkernel.view+json';
+const MIME_TYPE = 'application/vnd.sharedkernel.view+json';
 /** Before the widgets of ipywidgets, whose rank is -10. */
 const RANK = -20;
 
@@ -50,12 +49,11 @@ export class NotebookViews implements DocumentRegistry.WidgetExtension {
     private readonly _trans: TranslationBundle
   ) {}
 
-  createNew(panel: Widget): IDisposable {
+  createNew(panel: Widget): void {
     const { rendermime } = (panel as unknown as IRenderMimeOwner).content;
     const createRenderer = () =>
       new NotebookView(this._device, this._api, this._trans, () => rendermime.createRenderer('text/html'));
     rendermime.addFactory({ safe: true, mimeTypes: [MIME_TYPE], createRenderer }, RANK);
-    return new DisposableDelegate(() => undefined);
   }
 }
 
