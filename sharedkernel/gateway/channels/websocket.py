@@ -98,6 +98,11 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         if PROCESS_HEADER in self.websocket_handler.request.headers:
             self._process = self.kernel_manager.process
 
+    def withdraw(self) -> None:
+        """Undo :meth:`prepare`: the client has hung up before it was attached."""
+        if self._open_sessions.get(self.session_key) is self.websocket_handler:
+            del self._open_sessions[self.session_key]
+
     def connect(self) -> asyncio.Future[None]:  # type: ignore[override]
         """Attach to the session; no message of the client is read before the result is done."""
         # A reply is several small frames: by default the network delays the later ones by 40 ms.
@@ -190,13 +195,7 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         self._replayed = ReplayFilter(messages)
 
     async def _ask_for_missed(self, seen: list[str] | None) -> Missed:
-        """Return the messages that the client has missed; none if the session does not answer, but sends others.
-
-        Raises
-        ------
-        SessionNotFound, ProtocolError
-            As :meth:`~sharedkernel.gateway.channels.replay.MissedRequests.ask` does.
-        """
+        """Return the messages that the client has missed; none if the session does not answer, but sends others."""
         kernel = self.kernel_manager
         asking = asyncio.ensure_future(kernel.missed.ask(kernel.connect("control"), seen, self.session.session))
         try:

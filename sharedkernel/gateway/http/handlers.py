@@ -92,7 +92,13 @@ class KernelActionHandler(ErrorResponseMixin, AuditedHandler, kernels.KernelActi
 
 
 class KernelChannelsHandler(ErrorResponseMixin, AuditedHandler, JupyterPingMixin, KernelWebsocketHandler):
-    """``/api/kernels/ID/channels``: the websocket for a session's messages."""
+    """``/api/kernels/ID/channels``: the websocket for a session's messages.
+
+    Jupyter's has a client that hangs up while it is being accepted attached to its session for ever.
+    """
+
+    #: whether it has been attached to the session, and whether the client hung up before
+    _was_attached = _has_hung_up = False
 
     @ws_authenticated
     async def get(self, kernel_id: str) -> None:
@@ -101,9 +107,20 @@ class KernelChannelsHandler(ErrorResponseMixin, AuditedHandler, JupyterPingMixin
             await super().get(kernel_id)
 
     async def open(self, kernel_id: str) -> None:  # type: ignore[override]
-        """Attach to the session."""
+        """Attach to the session, unless the client has hung up."""
+        if self._has_hung_up:
+            self.connection.withdraw()
+            self.connection = None
+            return
+        self._was_attached = True
         self.record_action("attach to session")
         await super().open(kernel_id)
+
+    def on_close(self) -> None:
+        """Detach from the session."""
+        self._has_hung_up = True
+        if self._was_attached:
+            super().on_close()
 
 
 class NotebookSessionBodyMixin(ErrorResponseMixin):
