@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sysconfig
 from pathlib import Path
 
 import psutil
@@ -20,6 +22,13 @@ def open_files(pid: int) -> dict[int, str]:
         with contextlib.suppress(FileNotFoundError):
             found[int(link.name)] = os.readlink(link)
     return found
+
+
+def stacks_of(pid: int) -> str:
+    """Return where each thread of a Python process is, also of one that is stopped, or why that is not known."""
+    command = [Path(sysconfig.get_path("scripts")) / "py-spy", "dump", "--nonblocking", "--pid", str(pid)]
+    dump = subprocess.run(command, capture_output=True, text=True)
+    return dump.stdout or dump.stderr
 
 
 def belongs_to(process: psutil.Process, directory: Path) -> bool:

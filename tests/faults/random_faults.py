@@ -21,6 +21,7 @@ from tests.faults.judge import Fault, growth, holdings
 from tests.faults.notebooks import PATIENCE, STEPS_PER_CELL, Worker, undisturbed
 from tests.faults.server import ServerNotebook
 from tests.faults.stack import FaultStack
+from tests.processes import stacks_of
 from tests.relay.support import Notebook
 
 #: what faults happen to, and how often compared with the others
@@ -93,6 +94,7 @@ class Campaign:
         self._random = random.Random(seed)
         self._lock = threading.Lock()
         self._server: ServerNotebook | None = None
+        self._stacks: dict[str, str] = {}
         user = stack.users[0]
         with self._client(user, "undisturbed") as notebook:
             expected = undisturbed(notebook, stack.torch_device)
@@ -147,6 +149,7 @@ class Campaign:
                 worker.start()
                 notebooks.callback(worker.leave)
             notebooks.callback(self._end_holds)
+            notebooks.push(self._keep_stacks)
             self._wait_until(lambda: all(worker.findings.cells for worker in self.workers))
             # The executor makes a spare session ready when the last one was taken a while ago.
             self._wait_until(lambda: self.stack.num_records() > len(self.workers))
@@ -171,6 +174,11 @@ class Campaign:
 
     def _choose(self, weights: Mapping[str, int]) -> str:
         return self._random.choices(list(weights), list(weights.values()))[0]
+
+    def _keep_stacks(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Keep where the sessions are, if something went wrong and they may hang."""
+        if kind is not None or self._has_failed:
+            self._stacks = {session: stacks_of(pid) for session, pid in self.stack.sessions().items()}
 
     @property
     def _has_failed(self) -> bool:
@@ -381,9 +389,11 @@ class Campaign:
             hold.end()
 
     def say_stories(self, say: Callable[[str], None]) -> None:
-        """Tell what each notebook did and heard lately."""
+        """Tell what each notebook did and heard lately, and where the sessions were when it failed."""
         for worker in self.workers:
             say("\n".join([f"--- {worker.name}", *worker.story]))
+        for session, stacks in self._stacks.items():
+            say(f"--- where {session} was\n{stacks}")
 
 
 _HOLDS = {"SIGSTOP": stopped, "descriptors": without_descriptors, "processes": without_processes}
