@@ -111,7 +111,8 @@ class DescriptorClient:
     def start(self, message: Any, descriptors: Sequence[Descriptor] = ()) -> Future[Answer]:
         """Start a request and return its future at once.
 
-        Requests are sent one at a time, and each runs to its end even if nobody waits for its answer.
+        Requests are sent one at a time, and each runs to its end even if nobody waits for its answer. One that cannot
+        be started, as no thread can be, has failed.
         """
         answer: Future[Answer] = Future()
 
@@ -125,7 +126,10 @@ class DescriptorClient:
                 answer.set_result(result)
 
         with signals_held():  # an interrupt could keep the thread from ever starting
-            threading.Thread(target=run, name="sharedkernel-descriptors", daemon=True).start()
+            try:
+                threading.Thread(target=run, name="sharedkernel-descriptors", daemon=True).start()
+            except RuntimeError as error:
+                answer.set_exception(ExecutorUnavailable(f"{error} in this session; end some, and try again."))
         return answer
 
     def _exchange(self, message: Any, descriptors: Sequence[Descriptor]) -> Answer:

@@ -144,8 +144,13 @@ class Link:
     def _run(self, make_hello: Callable[[], protocol.SessionHello], on_message: Callable[[Any], None]) -> None:
         interval = RETRY_INTERVAL
         while not self._stop.is_set():
-            connection = self._connect(make_hello)
-            is_refused = connection is not None and not self._read(connection, on_message)
+            is_refused = True
+            try:
+                connection = self._connect(make_hello)
+                is_refused = connection is not None and not self._read(connection, on_message)
+            except Exception:
+                # Without this thread the session would hear of nothing any more. A greeting covers what was missed.
+                log.exception("what the executor said could not be handled; this session greets it anew")
             interval = min(2 * interval, _MOST_INTERVAL) if is_refused else RETRY_INTERVAL
             self._stop.wait(interval)
 
