@@ -189,7 +189,7 @@ class _Executor:
             self.controller,
             nobody,
             api,
-            DetachTimers(lambda process: None, lambda process: None),
+            DetachTimers(self.controller, lambda process: None, lambda process: None),
             self.waits,
             StatusStream(self.status.view),
             served,

@@ -37,6 +37,7 @@ describe('sessionState', () => {
     [{ state: 'offloaded' }, 'offloaded', 'offloaded'],
     [{ state: 'offloaded', lingering: true, lingering_seconds: 500 }, 'shut down', 'offloaded'],
     [{ state: 'idle', lingering: true }, 'shut down', 'idle'],
+    [{ state: 'idle', lingering: true, restarted: true }, 'kept after a restart', 'idle'],
     [{ state: 'running', lingering: true }, 'running', 'running'],
     [{ state: 'dreaming' }, 'dreaming', 'idle'],
     [{ state: 'queued', queue_position: 1, waiting_for: 'rain' }, '1st in line, waiting for its turn', 'waiting']
@@ -66,7 +67,11 @@ describe('lingeringWords', () => {
       { lingering: true, lingering_seconds: 541 },
       'Shut down; stays for 10 min, %shared attach in its notebook brings it back'
     ],
-    [{ lingering: true }, 'Shut down; %shared attach in its notebook brings it back']
+    [{ lingering: true }, 'Shut down; %shared attach in its notebook brings it back'],
+    [
+      { lingering: true, lingering_seconds: 541, restarted: true },
+      'Kept after a restart; stays for 10 min, %shared attach in its notebook brings it back'
+    ]
   ])('tell how to have it back: %j', (fields, words) => {
     expect(lingeringWords(read(fields), english)).toBe(words);
   });

@@ -68,7 +68,7 @@ function place(position: number, trans: TranslationBundle): string {
 export function sessionState(session: ISession, trans: TranslationBundle): string {
   const reason = waitReason(session, trans);
   if (isShutDown(session)) {
-    return trans.__('shut down');
+    return session.restarted ? trans.__('kept after a restart') : trans.__('shut down');
   }
   if (session.queuePosition !== null) {
     const where = place(session.queuePosition, trans);
@@ -109,7 +109,7 @@ export function onHost(words: string, session: ISession, trans: TranslationBundl
   return session.host === null ? words : trans.__('%1 on %2', words, safeText(session.host));
 }
 
-/** Whether it was shut down, and nothing of it runs any more. */
+/** Whether it was shut down or restarted, and nothing of it runs any more. */
 export function isShutDown(session: ISession): boolean {
   return session.lingering && (session.state === 'idle' || session.state === 'offloaded');
 }
@@ -119,9 +119,10 @@ export function lingeringWords(session: ISession, trans: TranslationBundle): str
   if (!session.lingering) {
     return null;
   }
+  const end = session.restarted ? trans.__('Kept after a restart') : trans.__('Shut down');
   return session.lingeringMinutes === null
-    ? trans.__('Shut down; %shared attach in its notebook brings it back')
-    : trans.__('Shut down; stays for %1 min, %shared attach in its notebook brings it back', session.lingeringMinutes);
+    ? trans.__('%1; %shared attach in its notebook brings it back', end)
+    : trans.__('%1; stays for %2 min, %shared attach in its notebook brings it back', end, session.lingeringMinutes);
 }
 
 function waitReason(session: ISession, trans: TranslationBundle): string {

@@ -32,7 +32,9 @@ export function shutDownQuestion(
   if (session.lingering) {
     return {
       title: trans.__('End %1 for good?', name),
-      text: trans.__('It was shut down already. Its variables and tensors will be gone.'),
+      text: session.restarted
+        ? trans.__('It was left by a restart. Its variables and tensors will be gone.')
+        : trans.__('It was shut down already. Its variables and tensors will be gone.'),
       agree: trans.__('End it')
     };
   }

@@ -139,6 +139,7 @@ export interface ISessionStatus {
   kernel_id: string | null;
   lingering: boolean;
   lingering_seconds: number | null;
+  restarted: boolean;
   idle_seconds: number;
   notebook: string | null;
   client_key: string | null;

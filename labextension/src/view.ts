@@ -85,6 +85,8 @@ export interface ISession extends IMemory {
   state: string;
   /** Whether it was shut down, and can still be brought back. */
   lingering: boolean;
+  /** Whether it was shut down because its notebook's kernel was restarted. */
+  restarted: boolean;
   /** For how much longer, in whole minutes, so that not every message changes it; null where nobody knows. */
   lingeringMinutes: number | null;
   /** Path of its notebook; null where there is none, or where it is not this user's to know. */
@@ -295,6 +297,7 @@ function parseStatus(fields: Fields<IStatusDocument>): IStatus {
       user: text(session.user, 'sessions.user'),
       state: text(session.state, 'sessions.state'),
       lingering: session.lingering === true,
+      restarted: session.restarted === true,
       lingeringMinutes: minutes(numberOrNull(session.lingering_seconds)),
       notebook: textOrNull(session.notebook),
       offloadedBytes: amount(session.offloaded_bytes),

@@ -144,7 +144,9 @@ class ExecutorService:
         self._pool = SessionPool(self._supervisor, spares[0], in_demand=spares[1])
         self._interventions = Interventions(self._controller, self._supervisor, self._tasks)
         self._detached = DetachTimers(
-            self._interventions.offload, lambda process: self._tasks.spawn(self._supervisor.end(process))
+            self._controller,
+            self._interventions.offload,
+            lambda process: self._tasks.spawn(self._supervisor.end(process)),
         )
         self._idle_monitor = IdleMonitor(self._controller.sessions)
         self._shelves = ShelfStore(self._keeper.send, self._shelf_room, self._controller.shelf_changed)

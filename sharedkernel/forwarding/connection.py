@@ -184,11 +184,11 @@ class SessionConnection:
         if self._websocket is not None:
             self._websocket.close()
 
-    async def end(self, *, at_once: bool) -> None:
-        """End the session, if there is one: *at_once*, or after it has lingered."""
+    async def end(self, *, restarts: bool) -> None:
+        """End the session, if there is one; whether another one takes its place, as it *restarts*."""
         while self._gateway is not None and self._kernel_id is not None:
             try:
-                return await self._gateway.end(self._kernel_id, at_once=at_once)
+                return await self._gateway.end(self._kernel_id, restarts=restarts)
             except GatewayRefused as error:
                 if error.status != 404:
                     log.warning("the gateway did not end the session: %s", error)

@@ -99,17 +99,19 @@ class SessionGateway:
             raise no_gateway(self.url)
         return kernel_id
 
-    async def end(self, kernel_id: str, *, at_once: bool) -> None:
-        """End a session.
+    async def end(self, kernel_id: str, *, restarts: bool) -> None:
+        """End a session; it can be brought back for as long as its user's quota lets it linger.
 
         Parameters
         ----------
         kernel_id
             What :meth:`start` returned.
-        at_once
-            Whether it ends now; else it can be brought back for as long as its user's quota lets it linger.
+        restarts
+            Whether another one takes its place at once.
         """
-        path = kernel_path(kernel_id, at_once=at_once)
+        path = kernel_path(kernel_id, at_once=restarts)
+        if restarts:
+            path += "&restart=1"
         connection, _ = await self._request("DELETE", path, seconds=self._connect_timeout)
         connection.close()
 

@@ -277,9 +277,9 @@ class ExecutorClient:
         """End a session; returns once its process is reaped."""
         await self._ask(protocol.EndSession(session=session))
 
-    async def linger_session(self, session: str, seconds: float) -> None:
-        """Let a session that was shut down stay for *seconds*; one that never ran anything is ended."""
-        await self._ask(protocol.LingerSession(session=session, seconds=seconds))
+    async def linger_session(self, session: str, seconds: float, *, restarted: bool = False) -> None:
+        """Let a session that was shut down or *restarted* stay for *seconds*; one that never ran anything is ended."""
+        await self._ask(protocol.LingerSession(session=session, seconds=seconds, restarted=restarted))
 
     async def reclaim_session(
         self, session: str, *, kernel: str, notebook: str | None, client_key: str | None, if_lingering: bool = False

@@ -60,6 +60,8 @@ class LingerSession(ControlRequest, frozen=True, kw_only=True):
 
     session: str
     seconds: float
+    #: a new one takes its place: its cell is interrupted, and it ends soon unless its memory can be moved away
+    restarted: bool = False
 
 
 class ReclaimSession(ControlRequest, frozen=True, kw_only=True):
@@ -199,6 +201,8 @@ class SessionRecord(SessionIdentity, kw_only=True):
     connection: dict[str, Any]
     #: seconds for which it still lingers; None: it was not shut down
     lingers: float | None = None
+    #: it lingers since its user has restarted its notebook's kernel
+    restarted: bool = False
 
 
 class SessionReady(Message, frozen=True, kw_only=True):

@@ -151,7 +151,6 @@ class Relay(Forwarder):
         """End the session, because the client shuts the kernel down or restarts it; then end this process."""
         if self._state is State.ENDED:
             return
-        # What is restarted is to begin clean; what is shut down may be wanted back.
         restarts = bool(wire.read_object(request.content).get("restart"))
         asked_for_session = self._connecting if self._state is State.JOINING else None
         self._state = State.ENDED
@@ -159,7 +158,7 @@ class Relay(Forwarder):
             async with asyncio.timeout(SHUTDOWN_PATIENCE):
                 if asked_for_session is not None:
                     await asyncio.wait([asked_for_session])
-                await self._upstream.end(at_once=restarts)
+                await self._upstream.end(restarts=restarts)
         except TimeoutError:
             log.warning("the gateway did not end the session in time; it may run on there")
         content = {"status": "ok", "restart": restarts}

@@ -156,6 +156,8 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     #: it was shut down and can be brought back, for how long still (None: it was not shut down)
     lingering: bool = False
     lingering_seconds: float | None = None
+    #: it was shut down because its notebook's kernel was restarted
+    restarted: bool = False
     #: since something last ran in it
     idle_seconds: float = 0.0
     #: path

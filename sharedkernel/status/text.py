@@ -68,8 +68,8 @@ def session_state(session: SessionStatus) -> str:
     ``offloaded 512 MiB``, ``shut down, ~9 m left``. Of several hosts a wait has its host, too: ``2nd in line on h2``.
     """
     if session.lingering and session.state in _AT_REST:
-        left = session.lingering_seconds
-        return "shut down" if left is None else f"shut down, {about(left)} left"
+        words, left = _end_words(session), session.lingering_seconds
+        return words if left is None else f"{words}, {about(left)} left"
     position, reason = session.queue_position, session.waiting_for
     if session.state == "offloaded" or (session.state == "restoring" and position is None):
         amount = session.offloaded_bytes
@@ -92,12 +92,16 @@ def device_on_host(entry: SessionStatus | LaneStatus) -> str:
 
 
 def lingering_words(session: SessionStatus) -> str | None:
-    """Return what to know of a session that was shut down and can be brought back; None for any other."""
+    """Return what to know of a session that was shut down or restarted and can be brought back; None for any other."""
     if not session.lingering:
         return None
     left = session.lingering_seconds
     stays = "is still there" if left is None else f"stays for {about(left)}"
-    return f"shut down; {stays}, `%shared attach` in its notebook brings it back"
+    return f"{_end_words(session)}; {stays}, `%shared attach` in its notebook brings it back"
+
+
+def _end_words(session: SessionStatus) -> str:
+    return "kept after a restart" if session.restarted else "shut down"
 
 
 def device_title(device: DeviceStatus) -> str:

@@ -71,6 +71,25 @@ def test_a_click_brings_variables_back(lab: LabPage) -> None:
     expect(lab.page.locator(".jp-Dialog")).to_have_count(0)
 
 
+def test_a_restart_from_the_menu_can_be_undone(lab: LabPage) -> None:
+    """The new session says nothing of the old one; the panel has it."""
+    lab.new_notebook()
+    expect(lab.output(lab.run("x = 41; print('there')"))).to_contain_text("there")
+    lab.show_panel()
+    mine = lab.section("My sessions")
+    lab.page.evaluate("void jupyterapp.commands.execute('kernelmenu:restart')")
+    lab.dialog_button("Confirm Kernel Restart").click()
+    expect(mine).to_contain_text("kept after a restart")
+    lab.wait_for_kernel()
+    fresh = lab.run("print('x' in globals())")
+    expect(fresh).to_contain_text("False")
+    expect(fresh).not_to_contain_text("earlier session")
+    mine.get_by_role("button", name="Bring back variables").click()
+    expect(mine).not_to_contain_text("kept after a restart")
+    lab.wait_for_kernel()
+    expect(lab.run("print(x + 1)")).to_contain_text("42")
+
+
 def test_what_was_shut_down_can_be_ended_for_good(lab: LabPage) -> None:
     """After a question that says so."""
     lab.new_notebook()

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from sharedkernel.executor.sessions.detached import PATIENCE
 from sharedkernel.protocol import Limits
 from tests.executor.harness import Executor, ExecutorProcess
 from tests.software_gpu.support import MIB, settings
@@ -39,6 +40,31 @@ def test_without_room_for_a_context_a_cell_ends_with_figures_and_runs_later() ->
             assert not (await executor.session(last))["framework_bytes"], "it has made none in vain"
             await executor.client.end_session(first[0].session)
             assert (await last.run(CELL, timeout=MOST_SECONDS)).text == str(1 << 20)
+
+    with settings(CONTEXT=CONTEXT, CAPACITY=CAPACITY):
+        process = ExecutorProcess("--device", "cuda:0", "--reserve", str(RESERVE), capacity=str(CAPACITY))
+        try:
+            asyncio.run(scenario(process))
+        finally:
+            process.close()
+
+
+def test_what_a_restart_has_left_gives_its_context_to_who_needs_one() -> None:
+    """It is kept for its user, until others lack the memory."""
+
+    async def scenario(process: ExecutorProcess) -> None:
+        async with Executor(process) as executor:
+            first, second, third, last = [await executor.notebook(f"user{number}") for number in range(4)]
+            for notebook in (first, second, third):
+                assert (await notebook.run(CELL, timeout=MOST_SECONDS)).text == str(1 << 20)
+            await executor.client.linger_session(first.session, 600, restarted=True)
+            await asyncio.sleep(1.5 * PATIENCE)
+            assert (await executor.session(first))["restarted"]
+            while (outcome := await last.run(CELL, timeout=MOST_SECONDS)).error:
+                assert "takes 300 MiB for a context" in outcome.message
+                await asyncio.sleep(1.0)
+            assert outcome.text == str(1 << 20)
+            assert first.session not in {session.id for session in (await executor.client.status()).sessions}
 
     with settings(CONTEXT=CONTEXT, CAPACITY=CAPACITY):
         process = ExecutorProcess("--device", "cuda:0", "--reserve", str(RESERVE), capacity=str(CAPACITY))

@@ -94,6 +94,7 @@ def test_what_was_shut_down_says_so_and_how_it_comes_back() -> None:
         document(sessions=[session("a", "ada", lingering=True)])
     )
     assert session_state(session("a", "ada", "running", **left)) == "running"
+    assert session_state(session("a", "ada", "idle", restarted=True, **left)) == "kept after a restart, ~9 m left"
     assert "shut down" not in shown(document(sessions=[session("a", "ada", "offloaded", lingering=False)]))
 
 

@@ -115,8 +115,8 @@ class ControlApi:
                 return protocol.SessionReady(request=message.request, record=process.record())
             case protocol.EndSession():
                 await self._supervisor.end(self._session(message.session))
-            case protocol.LingerSession(seconds=seconds):
-                await self._detach(self._session(message.session), seconds)
+            case protocol.LingerSession(seconds=seconds, restarted=restarted):
+                await self._detach(self._session(message.session), seconds, restarted=restarted)
             case protocol.ReclaimSession():
                 process = self._reclaim(message)
                 self._status.forget()
@@ -126,10 +126,7 @@ class ControlApi:
             case protocol.OffloadSession():
                 await self._controller.offloads.request(self._session(message.session))
             case protocol.SignalSession():
-                process = self._session(message.session)
-                if message.signum == signal.SIGINT:
-                    process.page.words[Word.INTERRUPTS] += 1
-                process.send_signal(message.signum)
+                _signal(self._session(message.session), message.signum)
             case protocol.ListSessions():
                 records = [
                     process.record() for process in self._controller.sessions.values() if process.connection is not None
@@ -177,11 +174,13 @@ class ControlApi:
                 groups.set_share(process.uid, process.limits.share)
                 groups.set_memory(process.uid, process.process, hard_limit(process.limits, self._device))
 
-    async def _detach(self, process: SessionHandle, seconds: float) -> None:
+    async def _detach(self, process: SessionHandle, seconds: float, *, restarted: bool) -> None:
         if not process.used:
             await self._supervisor.end(process)
             return
-        self._detached.begin(process, seconds)
+        if restarted:
+            _signal(process, signal.SIGINT)
+        self._detached.begin(process, seconds, restarted=restarted)
         self._supervisor.keep(process)
 
     def _reclaim(self, message: protocol.ReclaimSession) -> SessionHandle:
@@ -198,3 +197,9 @@ class ControlApi:
         process.incarnation = self._launcher.next_incarnation()
         self._supervisor.keep(process)
         return process
+
+
+def _signal(process: SessionHandle, signum: int) -> None:
+    if signum == signal.SIGINT:
+        process.page.words[Word.INTERRUPTS] += 1
+    process.send_signal(signum)

@@ -141,6 +141,7 @@ def _session(view: SessionView, process: SessionHandle) -> SessionStatus:
         kernel_id=process.kernel or view.id,
         lingering=process.lingers_until is not None,
         lingering_seconds=None if process.lingers_until is None else max(0.0, process.lingers_until - now),
+        restarted=process.restarted,
         idle_seconds=0.0 if process.used_at is None else now - process.used_at,
         notebook=process.notebook,
         client_key=process.client_key,

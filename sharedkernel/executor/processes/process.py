@@ -46,6 +46,8 @@ class PersistedSession(SessionIdentity, kw_only=True):
     stamp: str = ""
     #: when it ends, on `time.monotonic`'s axis, since its user has shut it down; None: they have not
     lingers_until: float | None = None
+    #: it lingers since its user has restarted its notebook's kernel
+    restarted: bool = False
     #: it has run something, so it may hold what its user wants back
     used: bool = True
     #: it has said that it serves its session; until then nobody has come to it

@@ -4,6 +4,10 @@ A clean stop of a user's Jupyter server looks like a shutdown to its kernels. So
 its memory is moved away as soon as nothing of it runs, and it ends when its time is over. It counts for its user's
 quota until then. One that never ran a cell has nothing to give back and ends at once.
 
+A session whose kernel was restarted lingers, too, but in nobody's way: a restart is to free what it has. It ends soon
+unless its cell ended and its memory could be moved away. If its context keeps memory on the device (as it does on most
+GPUs), it also ends as soon as anybody waits for memory or is refused some; and when the machine's memory runs short.
+
 Covers the executor's side: when it began and ends. Who may have a session back, and who is told of it, is the
 gateway's business (`gateway/kernels/detached.py`).
 """
@@ -14,10 +18,24 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 
-from sharedkernel.executor.processes.process import SessionHandle
+import psutil
+
+from sharedkernel.executor.dispatch.controller import SessionController
+from sharedkernel.executor.processes.process import SessionHandle, id_of
+from sharedkernel.scheduling.model.types import SessionState
 
 log = logging.getLogger(__name__)
+
+#: seconds in which the memory of a restarted session has to be moved away
+PATIENCE = 10.0
+#: device memory that it may keep, in bytes: arrays that cannot be moved
+_MOST_LEFT = 32 << 20
+#: part of the machine's memory that has to be free while there are any
+_FREE_PART = 0.1
+#: seconds between two looks at it
+_LOOK_INTERVAL = 1.0
 
 
 class DetachTimers:
@@ -25,29 +43,38 @@ class DetachTimers:
 
     Parameters
     ----------
+    controller
+        Knows what sessions do.
     offload
         Has an idle session's memory moved away.
     end
         Ends a session.
     """
 
-    def __init__(self, offload: Callable[[SessionHandle], None], end: Callable[[SessionHandle], object]) -> None:
+    def __init__(
+        self,
+        controller: SessionController,
+        offload: Callable[[SessionHandle], None],
+        end: Callable[[SessionHandle], object],
+    ) -> None:
+        self._controller = controller
         self._offload = offload
         self._end = end
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
-    def begin(self, process: SessionHandle, seconds: float) -> None:
-        """Let *process* linger for *seconds* from now on."""
+    def begin(self, process: SessionHandle, seconds: float, *, restarted: bool = False) -> None:
+        """Let *process* linger for *seconds* from now on; whether it does so because its kernel was *restarted*."""
         process.lingers_until = time.monotonic() + seconds
+        process.restarted = restarted
         log.info("session %s of %s lingers for %.0f s", process.session, process.user, seconds)
         self.resume(process)
 
     def resume(self, process: SessionHandle) -> None:
         """Keep time for *process*, which lingers already (an executor before this one let it)."""
-        assert process.lingers_until is not None
-        self.forget(process)
-        left = max(0.0, process.lingers_until - time.monotonic())
-        self._timers[process.process] = asyncio.get_running_loop().call_later(left, self._over, process)
+        if process.restarted:
+            self._look_again(process, time.monotonic() + PATIENCE, self._num_refusals())
+        else:
+            self._end_in_time(process)
         self._offload(process)
 
     def came_to_rest(self, process: SessionHandle) -> None:
@@ -57,7 +84,7 @@ class DetachTimers:
 
     def give_back(self, process: SessionHandle) -> None:
         """Let *process* be an ordinary session again."""
-        process.lingers_until = None
+        process.lingers_until, process.restarted = None, False
         self.forget(process)
 
     def forget(self, process: SessionHandle) -> None:
@@ -71,7 +98,51 @@ class DetachTimers:
             timer.cancel()
         self._timers.clear()
 
-    def _over(self, process: SessionHandle) -> None:
+    def _set(self, process: SessionHandle, seconds: float, then: Callable[[], None]) -> None:
         self.forget(process)
-        log.info("session %s of %s has lingered for long enough", process.session, process.user)
+        self._timers[process.process] = asyncio.get_running_loop().call_later(max(0.0, seconds), then)
+
+    def _end_in_time(self, process: SessionHandle) -> None:
+        why = "it has lingered for long enough"
+        self._set(process, _left(process), partial(self._end_now, process, why))
+
+    def _end_now(self, process: SessionHandle, why: str) -> None:
+        self.forget(process)
+        log.info("session %s of %s ends: %s", process.session, process.user, why)
         self._end(process)
+
+    # --- restarted ones -----------------------------------------------------------------------------------------------
+
+    def _look_again(self, process: SessionHandle, patient_until: float, num_refusals: int) -> None:
+        if _left(process) <= _LOOK_INTERVAL:
+            self._end_in_time(process)
+        else:
+            self._set(process, _LOOK_INTERVAL, partial(self._look, process, patient_until, num_refusals))
+
+    def _look(self, process: SessionHandle, patient_until: float, num_refusals: int) -> None:
+        """End a restarted session that is in the way; *num_refusals* of memory were before it lingered."""
+        views = self._controller.snapshot().sessions
+        own = next(view for view in views if view.id == id_of(process))
+        is_at_rest = own.state in (SessionState.IDLE, SessionState.OFFLOADED)
+        is_memory_short = self._num_refusals() > num_refusals or any(view.waiting_for == "memory" for view in views)
+        if time.monotonic() > patient_until and not (is_at_rest and own.persistent <= _MOST_LEFT):
+            self._end_now(process, "it still runs or has memory, though it was restarted")
+        elif is_at_rest and own.framework and is_memory_short:
+            self._end_now(process, "others need the memory of its context, and it was restarted")
+        elif _is_machine_full():
+            self._end_now(process, "the machine's memory runs short, and it was restarted")
+        else:
+            self._look_again(process, patient_until, num_refusals)
+
+    def _num_refusals(self) -> int:
+        return sum(self._controller.counts().refusals.values())
+
+
+def _is_machine_full() -> bool:
+    memory = psutil.virtual_memory()
+    return memory.available < _FREE_PART * memory.total
+
+
+def _left(process: SessionHandle) -> float:
+    assert process.lingers_until is not None
+    return process.lingers_until - time.monotonic()

@@ -73,14 +73,19 @@ class KernelHandler(ErrorResponseMixin, AuditedHandler, kernels.KernelHandler):
     @web.authenticated
     @authorized
     async def delete(self, kernel_id: str) -> None:
-        """Shut a session down; with ``?linger=0`` it ends at once, even if it is detached already."""
+        """Shut a session down; with ``?linger=0`` it ends at once, even if it is detached already.
+
+        With ``?restart=1`` a new session takes its place, whatever the other says; gateways that do not know this go by
+        the other.
+        """
         try:
             linger = self.get_query_argument("linger", None)
             seconds = None if linger is None else parse_duration(float(linger) if linger.isdecimal() else linger)
         except ConfigError as error:
             raise Refused(f"`linger`: {error}", reason="bad_request") from None
         manager = kernel_manager_of(self)
-        await manager.shut_down(kernel_id, linger=seconds)
+        is_restarted = self.get_query_argument("restart", "0") == "1"
+        await manager.shut_down(kernel_id, linger=None if is_restarted else seconds, is_restarted=is_restarted)
         self.set_status(HTTPStatus.NO_CONTENT)
         self.finish()
 

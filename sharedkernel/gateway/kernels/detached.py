@@ -53,6 +53,8 @@ class EarlierSession:
     incarnation: int
     #: the kernel that it still has; None: it is detached
     kernel: SessionKernel | None = None
+    #: whether it is detached because its user has restarted the notebook's kernel
+    is_restarted: bool = False
     #: when it ends, on the event loop's clock; None: never by itself
     until: float | None = field(default=None, compare=False)
 
@@ -142,6 +144,7 @@ class DetachedSessions:
                 user=record.user,
                 notebook=record.notebook,
                 incarnation=record.incarnation,
+                is_restarted=record.restarted,
             )
             self.add(found, record.lingers or 0.0)
 
@@ -208,7 +211,7 @@ class DetachedSessions:
             What is known of an earlier one on another host, which is away.
         """
         earlier = self.find(kernel, include_open=True)
-        if earlier is None:
+        if earlier is None or earlier.is_restarted:  # who restarts wants to begin anew
             if elsewhere is not None:
                 self._elsewhere[kernel] = elsewhere
             return elsewhere

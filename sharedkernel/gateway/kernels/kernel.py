@@ -219,10 +219,10 @@ class SessionKernel(ServerKernelManager):
         """
         await self._executor.notify_session(self.session_id, sentence, question=question)
 
-    async def linger(self, seconds: float) -> None:
-        """Shut it down, but keep its process for *seconds*."""
+    async def linger(self, seconds: float, *, restarted: bool) -> None:
+        """Shut it down, but keep its process for *seconds*; *restarted*: another session takes its place at once."""
         async with self._changing:
-            await self._executor.linger_session(self.session_id, seconds)
+            await self._executor.linger_session(self.session_id, seconds, restarted=restarted)
             self._alive = False
             self.stop_restarter()
 

@@ -23,7 +23,7 @@ from tornado.ioloop import PeriodicCallback
 from tornado.web import HTTPError, RequestHandler
 from traitlets import Float, Integer, default
 
-from sharedkernel.errors import ExecutorUnavailable, Refused, SessionNotFound, SharedKernelError
+from sharedkernel.errors import ExecutorUnavailable, Refused
 from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.auth.identity import GatewayUser, requesting_user
 from sharedkernel.gateway.channels.backlog import Backlog
@@ -31,7 +31,8 @@ from sharedkernel.gateway.config.quotas import Quotas
 from sharedkernel.gateway.fleet.executors import ONLY, Executors
 from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.gateway.kernels.culling import IdleCuller
-from sharedkernel.gateway.kernels.detached import DetachedSessions, EarlierSession
+from sharedkernel.gateway.kernels.detached import DetachedSessions
+from sharedkernel.gateway.kernels.ending import SessionEnder
 from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.owners_file import OwnersFile
 from sharedkernel.gateway.kernels.process_ends import ProcessEnds
@@ -127,6 +128,7 @@ class SessionKernels(AsyncMappingKernelManager):
         self.rules = FleetRules(self.executors, deployment.quotas, deployment.policy, self.registry.owners, tasks)
         self.detached = DetachedSessions(self.registry, self.executors, tasks)
         self._ends = ProcessEnds(self.registry, self.detached, tasks)
+        self._ender = SessionEnder(self.detached, self.executors, self.rules, tasks)
         self.recovery = SessionRecovery(
             self.registry,
             self.detached,
@@ -314,7 +316,9 @@ class SessionKernels(AsyncMappingKernelManager):
         """Shut a session down; it is detached if its user's quota says so (not with *now*)."""
         await self.shut_down(kernel_id, linger=0.0 if now or restart else None)
 
-    async def shut_down(self, kernel_id: str, *, linger: float | None = None, farewell: str | None = None) -> None:
+    async def shut_down(
+        self, kernel_id: str, *, linger: float | None = None, is_restarted: bool = False, farewell: str | None = None
+    ) -> None:
         """Shut a session down, or end a detached one.
 
         Parameters
@@ -324,6 +328,8 @@ class SessionKernels(AsyncMappingKernelManager):
         linger
             Seconds for which a notebook's session stays detached, at most as many as its user's quota says (None: as
             many). 0: it ends, and this returns once its process is reaped.
+        is_restarted
+            Whether another session takes its place at once.
         farewell
             Shown to its clients afterwards.
 
@@ -337,22 +343,7 @@ class SessionKernels(AsyncMappingKernelManager):
             return
         self._check_kernel_id(kernel_id)
         kernel = self._kernels[kernel_id]
-        if self.executors.several:
-            await self.executors.documents()  # the last figures that placement can learn for this notebook
-        most = self.rules.quotas.linger(kernel.user)
-        seconds = most if linger is None else min(linger, most)
-        if seconds and kernel.notebook is not None and kernel.has_kernel:
-            # Recorded first: if the executor ends it at once, that report comes before the answer.
-            self.detached.add(EarlierSession.of(kernel), seconds)
-            try:
-                await kernel.linger(seconds)
-            except SessionNotFound:  # it ended just now
-                self.detached.forget(kernel.session_id)
-            except SharedKernelError:
-                self.detached.forget(kernel.session_id)
-                raise
-        else:
-            await kernel.shutdown_kernel()
+        await self._ender.end(kernel, linger, is_restarted=is_restarted)
         if farewell is not None:
             kernel.outputs.show(farewell)
         self.registry.drop(kernel)

@@ -1,0 +1,86 @@
+"""Ending sessions: shut down, and there for a while; restarted, which is the same to the session; or for good.
+
+A restart through a relay is the end of one session and the start of another. The one that ended stays for a while, as
+after a shutdown: its user may have restarted by mistake. But they did mean to free what it had, and to begin anew. So
+its cell is interrupted, its memory has to move away (`executor/sessions/detached.py`), the new session does not tell of
+it, and of several restarts of a notebook the last one counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sharedkernel.errors import SessionNotFound, SharedKernelError
+from sharedkernel.gateway.fleet.executors import Executors
+from sharedkernel.gateway.fleet.rules import FleetRules
+from sharedkernel.gateway.kernels.detached import DetachedSessions, EarlierSession
+from sharedkernel.gateway.kernels.kernel import SessionKernel
+from sharedkernel.system.tasks import BackgroundTasks
+
+
+class SessionEnder:
+    """Ends the sessions of kernels, or detaches them.
+
+    Parameters
+    ----------
+    detached
+        Gets those that stay for a while.
+    executors
+        Learn the last figures of sessions that end.
+    rules
+        Say how long a user's sessions stay.
+    tasks
+        Runs what takes longer.
+    """
+
+    def __init__(
+        self, detached: DetachedSessions, executors: Executors, rules: FleetRules, tasks: BackgroundTasks
+    ) -> None:
+        self._detached = detached
+        self._executors = executors
+        self._rules = rules
+        self._tasks = tasks
+
+    async def end(self, kernel: SessionKernel, linger: float | None, *, is_restarted: bool) -> None:
+        """End the session of *kernel*, or detach it.
+
+        Parameters
+        ----------
+        kernel
+            It has no session afterwards.
+        linger
+            Seconds for which a notebook's session stays, at most as many as its user's quota says (None: as many). 0:
+            it ends, and this returns once its process is reaped.
+        is_restarted
+            Whether another one takes its place at once.
+
+        Raises
+        ------
+        ExecutorUnavailable
+            When the executor is away: the session runs on.
+        """
+        if self._executors.several:
+            await self._executors.documents()  # the last figures that placement can learn for this notebook
+        most = self._rules.quotas.linger(kernel.user)
+        seconds = most if linger is None else min(linger, most)
+        if not seconds or kernel.notebook is None or not kernel.has_kernel:
+            await kernel.shutdown_kernel()
+            return
+        # Recorded first: if the executor ends it at once, that report comes before the answer.
+        ended = replace(EarlierSession.of(kernel), is_restarted=is_restarted)
+        self._detached.add(ended, seconds)
+        try:
+            await kernel.linger(seconds, restarted=is_restarted)
+        except SessionNotFound:  # it ended just now
+            self._detached.forget(ended.session)
+        except SharedKernelError:
+            self._detached.forget(ended.session)
+            raise
+        if is_restarted and self._detached.get(ended.session) is not None:
+            self._end_restarted_before(ended)
+
+    def _end_restarted_before(self, last: EarlierSession) -> None:
+        """End what earlier restarts of the notebook of *last* have left."""
+        for earlier in self._detached.of_user(last.user):
+            if earlier.is_restarted and earlier.notebook == last.notebook and earlier.session != last.session:
+                self._tasks.spawn(self._detached.end(earlier))

@@ -1,0 +1,109 @@
+"""A restart through the relay: the new session begins clean, and what the old one had can still be had back."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sharedkernel.executor.sessions.detached import PATIENCE
+from sharedkernel.local_stack import LocalStack
+from tests.relay.support import TIMEOUT, Notebook, wait_until
+from tests.status.documents import to_json
+from tests.warm_stack import WarmStack
+
+pytestmark = [pytest.mark.heavy, pytest.mark.skipif(sys.platform != "linux", reason="the executor runs on Linux only")]
+
+_FOR_EVER = "print('begun', flush=True)\nwhile True: time.sleep(0.01)"
+
+
+@pytest.fixture(scope="module")
+def stack(private_jupyter: object) -> Iterator[LocalStack]:
+    quotas = {"users": {"mary": {"linger": "10m"}, "grace": {"linger": "10m", "sessions": 1}}}
+    with WarmStack(users=["mary", "grace", "linus"], capacity="1GiB", quotas=quotas) as stack:
+        yield stack
+
+
+@pytest.fixture
+def notebook(stack: LocalStack, request: pytest.FixtureRequest) -> Iterator[Notebook]:
+    """Yield a notebook of mary's, or of whose the test names, with a variable."""
+    user = getattr(request, "param", "mary")
+    notebook = Notebook(stack.gateway_url, stack.token(user))
+    notebook.environment["JPY_SESSION_NAME"] = f"/home/{user}/{request.node.name}.ipynb"
+    with notebook:
+        notebook.run("import os, time, torch\nx = 41")
+        yield notebook
+
+
+def kept(stack: LocalStack, notebook: Notebook) -> list[dict[str, Any]]:
+    """Return what status says of the sessions of *notebook* that are there to be had back."""
+    name = notebook.environment["JPY_SESSION_NAME"]
+    return [entry for entry in to_json(stack.status())["sessions"] if entry["notebook"] == name and entry["lingering"]]
+
+
+def attach(notebook: Notebook) -> None:
+    """Have back what there is, and return once it is there."""
+    asking = notebook.client.execute("%shared attach")
+    notebook.wait_for_output(asking, "is back, with its variables.")
+    assert notebook.client.get_shell_msg(timeout=TIMEOUT)["content"]["status"] == "ok"
+
+
+@pytest.mark.parametrize("notebook", ["mary", "grace"], indirect=True)
+def test_what_a_restart_has_left_is_brought_back(stack: LocalStack, notebook: Notebook) -> None:
+    """Also to who may have one session; the new one does not speak of it, and its memory is moved away."""
+    notebook.run("ones = torch.ones(64 << 18)")
+    notebook.restart()
+    assert notebook.run("print('x' in globals())").text() == "False\n"
+    wait_until(
+        lambda: [(entry["state"], entry["restarted"]) for entry in kept(stack, notebook)] == [("offloaded", True)]
+    )
+    attach(notebook)
+    assert notebook.run("print(x + 1, int(ones.sum()) >> 18)").text() == "42 64\n"
+    wait_until(lambda: not kept(stack, notebook))
+
+
+def test_a_running_cell_is_interrupted_and_its_variables_stay(stack: LocalStack, notebook: Notebook) -> None:
+    """As by the button for that."""
+    running = notebook.client.execute(_FOR_EVER)
+    notebook.wait_for_output(running, "begun")
+    notebook.restart()
+    wait_until(lambda: [entry["state"] in ("idle", "offloaded") for entry in kept(stack, notebook)] == [True])
+    attach(notebook)
+    assert notebook.run("print(x + 1)").text() == "42\n"
+
+
+def test_of_several_restarts_the_last_one_counts(stack: LocalStack, notebook: Notebook) -> None:
+    """Of those after which something was run."""
+    notebook.restart()
+    notebook.run("x = 1")
+    (first,) = kept(stack, notebook)
+    notebook.restart()
+    wait_until(lambda: [entry["id"] != first["id"] for entry in kept(stack, notebook)] == [True])
+    (second,) = kept(stack, notebook)
+    notebook.restart()
+    notebook.run("1")
+    assert [entry["id"] for entry in kept(stack, notebook)] == [second["id"]]
+    attach(notebook)
+    assert notebook.run("print(x + 1)").text() == "2\n"
+
+
+def test_what_runs_on_or_keeps_memory_ends_soon(stack: LocalStack, notebook: Notebook) -> None:
+    """A restart is to free what the session has."""
+    running = notebook.client.execute(f"import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n{_FOR_EVER}")
+    notebook.wait_for_output(running, "begun")
+    notebook.restart()
+    began = time.monotonic()
+    assert len(kept(stack, notebook)) == 1
+    wait_until(lambda: not kept(stack, notebook))
+    assert time.monotonic() - began > PATIENCE / 2
+
+
+@pytest.mark.parametrize("notebook", ["linus"], indirect=True)
+def test_whose_sessions_do_not_stay_loses_them(stack: LocalStack, notebook: Notebook) -> None:
+    """As after a shutdown."""
+    notebook.restart()
+    assert kept(stack, notebook) == []
+    assert "NameError" in notebook.run("x").error
