@@ -28,6 +28,8 @@ WARM_PARENT_SOCKETS, RETIRED_SOCKETS = "warm*.sock", "old-*.sock"
 SESSIONS_DIRECTORY = "s"
 #: the sessions' records, should the keeper be lost
 RECORDS_DIRECTORY = "records"
+#: room for them where the disk is full
+RESERVE_DIRECTORY = "reserve"
 #: files of a gateway whose account is not the executor's
 GATEWAY_DIRECTORY = "gateway"
 #: logs of the executor's processes and sessions

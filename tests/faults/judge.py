@@ -19,7 +19,8 @@ import psutil
 
 from sharedkernel.paths import LOGS_DIRECTORY
 from tests.faults.holds import Hold
-from tests.faults.notebooks import PATIENCE, Worker
+from tests.faults.notebooks import Worker
+from tests.faults.server import PATIENCE
 from tests.faults.stack import FaultStack
 from tests.processes import open_files
 

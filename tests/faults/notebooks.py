@@ -19,13 +19,12 @@ from typing import Any
 
 from jupyter_core.utils import ensure_event_loop
 
+from sharedkernel.errors import ConfigError
 from sharedkernel.jupyter.names import client_key
 from sharedkernel.relay.sockets import ConnectionInfo
-from tests.faults.server import ServerNotebook
+from tests.faults.server import PATIENCE, ServerNotebook
 from tests.relay.support import Notebook
 
-#: seconds that anything may take while processes are killed and started again beside it, or stopped, on a busy machine
-PATIENCE = 120.0
 #: steps of one training; then it starts over
 STEPS = 240
 #: seconds until a cell is sent again that nobody could run
@@ -205,9 +204,12 @@ class Worker(threading.Thread):
 
     @property
     def client_key(self) -> str:
-        """The name by which the gateway knows this notebook's place."""
-        connection = ConnectionInfo.from_file(Path(self.notebook.manager.connection_file))
-        return client_key(Path(self.notebook.manager.connection_file), connection.key)
+        """The name by which the gateway knows this notebook's place; empty while its relay is being started."""
+        path = Path(self.notebook.manager.connection_file)
+        try:
+            return client_key(path, ConnectionInfo.from_file(path).key)
+        except ConfigError:
+            return ""
 
     # --- training -----------------------------------
 

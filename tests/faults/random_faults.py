@@ -18,8 +18,8 @@ import psutil
 from sharedkernel.local_stack import Service
 from tests.faults.holds import Hold, can_limit_processes, full_disk, stopped, without_descriptors, without_processes
 from tests.faults.judge import Fault, growth, holdings
-from tests.faults.notebooks import PATIENCE, STEPS_PER_CELL, Worker, undisturbed
-from tests.faults.server import ServerNotebook
+from tests.faults.notebooks import STEPS_PER_CELL, Worker, undisturbed
+from tests.faults.server import PATIENCE, ServerNotebook
 from tests.faults.stack import FaultStack
 from tests.processes import stacks_of
 from tests.relay.support import Notebook

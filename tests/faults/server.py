@@ -21,7 +21,11 @@ import websocket
 
 from sharedkernel.jupyter.wire import new_message
 from sharedkernel.local_stack import Service
-from tests.serverextension.server import PATIENCE, TOKEN, JupyterServer
+from tests.serverextension.server import TOKEN, JupyterServer
+
+#: seconds that anything may take while processes are killed and started again beside it on a busy machine, or stopped:
+#: gateway and executor for a minute each, one after the other
+PATIENCE = 300.0
 
 #: the server starts a relay that was killed again at its old place, however often that is
 _RESTARTS = ("--AsyncIOLoopKernelRestarter.random_ports_until_alive=False", "--KernelRestarter.restart_limit=1000000")

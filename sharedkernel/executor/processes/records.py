@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from sharedkernel.executor.processes.process import PersistedSession, start_time
+from sharedkernel.executor.processes.reserved_files import ReservedFiles, overwrite
 from sharedkernel.ipc.shared_page import is_page
 from sharedkernel.paths import make_private_directory
 from sharedkernel.protocol import UNREADABLE
@@ -37,20 +38,24 @@ class SessionRecords:
     ----------
     directory
         Private; made by :meth:`open`.
+    reserve
+        The same, of room for records on a full disk.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, reserve: Path) -> None:
         self._directory = directory
+        self._reserve = ReservedFiles(reserve)
         #: what is in the files, by process
         self._written: dict[str, bytes] = {}
 
     def open(self) -> None:
-        """Make the directory; whatever was written is written again."""
+        """Make the directories; whatever was written is written again."""
         make_private_directory(self._directory)
+        self._reserve.open()
         self._written.clear()
 
     def write(self, kept: PersistedSession) -> None:
-        """Write *kept*, unless no more than its service has changed; on a full disk over what was there before.
+        """Write *kept*, unless no more than its service has changed; on a full disk into room that was kept.
 
         A record that does not say whose client a session is now would give that client another session.
         """
@@ -60,14 +65,21 @@ class SessionRecords:
         try:
             try:
                 replace_file(self._directory / kept.process, data, durable=False)
+                self._reserve.fill_up()
             except OSError as error:
                 if error.errno not in _NO_ROOM:
                     raise
-                _overwrite(self._directory / kept.process, data)
+                self._write_without_room(self._directory / kept.process, data)
         except OSError as error:
             log.warning("the record of session %s was not written (%s)", kept.session, error.strerror)
             return
         self._written[kept.process] = data
+
+    def _write_without_room(self, path: Path, data: bytes) -> None:
+        try:
+            overwrite(path, data)
+        except OSError:  # it is a new one, or longer
+            self._reserve.replace(path, data)
 
     def remove(self, process: str) -> None:
         """Remove the record of a process that ended."""
@@ -120,24 +132,6 @@ def are_there_sessions(directory: Path) -> bool:
                 if start_time(kept.pid) == kept.started:
                     return True
     return False
-
-
-def _overwrite(path: Path, data: bytes) -> None:
-    """Write *data* into the room that the file *path* has: in one call, since a torn record would be of no use.
-
-    Raises
-    ------
-    OSError
-        When there is no such file, or not enough room in it.
-    """
-    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        if len(data) > 512 * os.fstat(descriptor).st_blocks:  # or a part of it would be written
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        os.pwrite(descriptor, data, 0)
-        os.ftruncate(descriptor, len(data))
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from sharedkernel.executor.supervision.environments import OWN, Environment
 from sharedkernel.executor.supervision.keeper_client import KeeperClient
 from sharedkernel.executor.supervision.warm_parents import WarmParents
 from sharedkernel.ipc.shared_page import Page
-from sharedkernel.paths import LOGS_DIRECTORY, RECORDS_DIRECTORY, SESSIONS_DIRECTORY, log_name
+from sharedkernel.paths import LOGS_DIRECTORY, RECORDS_DIRECTORY, RESERVE_DIRECTORY, SESSIONS_DIRECTORY, log_name
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Supervisor:
         self._environments = environments
         self._traits = traits
         self._on_end = on_end
-        self._records = SessionRecords(runtime_directory / RECORDS_DIRECTORY)
+        self._records = SessionRecords(runtime_directory / RECORDS_DIRECTORY, runtime_directory / RESERVE_DIRECTORY)
         self._warm_parents = WarmParents(
             runtime_directory, environments, on_message=self._handle_warm_parent, on_gone=self._warm_parent_gone
         )
@@ -200,7 +200,7 @@ class Supervisor:
                 await process.ready
         except (OSError, SharedKernelError) as error:  # TimeoutError is an OSError
             await self.end(process)
-            why = str(error).rstrip(".") or "no answer"
+            why = getattr(error, "strerror", None) or str(error).rstrip(".") or "no answer"
             raise Refused(f"a session did not start: {why}; try again.", reason="start") from None
         return process
 

@@ -46,7 +46,7 @@ def test_records_stay_while_no_file_can_be_opened(tmp_path: Path) -> None:
     """An executor that starts without a free descriptor would lose all sessions whose keeper is gone."""
 
     async def scenario() -> None:
-        records = SessionRecords(tmp_path / "records")
+        records = SessionRecords(tmp_path / "records", tmp_path / "reserve")
         records.open()
         processes = [make_process(name, pid=os.getpid()) for name in ("0123456789ab", "0123456789ac")]
         pages = [Page.create(f"sharedkernel-{process.process}") for process in processes]  # as sessions have them open
@@ -75,7 +75,7 @@ def test_a_record_says_on_a_full_disk_whose_client_a_session_is_now(small_disk: 
     """It is written over the one before; a longer one than there is room for leaves that as it was."""
 
     async def scenario() -> None:
-        records = SessionRecords(small_disk / "records")
+        records = SessionRecords(small_disk / "records", small_disk / "reserve")
         records.open()
         process = make_process(pid=os.getpid())
         process.client_key, process.notebook = "before", "x" * 100
@@ -85,7 +85,7 @@ def test_a_record_says_on_a_full_disk_whose_client_a_session_is_now(small_disk: 
             process.client_key, process.notebook = client_key, None
             records.write(process.kept())
             assert read().client_key == client_key
-        process.client_key = "too long" * 1000
+        process.client_key = "too long" * 4000
         records.write(process.kept())
         assert read().client_key == "last"
         filling.unlink()
@@ -98,11 +98,41 @@ def test_a_record_says_on_a_full_disk_whose_client_a_session_is_now(small_disk: 
     asyncio.run(scenario())
 
 
+def test_a_new_session_has_a_record_on_a_full_disk(small_disk: Path) -> None:
+    """Or it would be lost where its executor and the keeper end together; there is room for some of them."""
+
+    async def scenario() -> None:
+        records = SessionRecords(small_disk / "records", small_disk / "reserve")
+        records.open()
+        filling = fill(small_disk)
+        first = [make_process(f"{number:012}", pid=os.getpid()) for number in range(8)]
+        for process in first:
+            process.client_key = "x" * 15_000  # all the room of a file
+            records.write(process.kept())
+        assert read() == {process.process: process.kept() for process in first}
+        late = make_process("late", pid=os.getpid())
+        records.write(late.kept())
+        assert late.process not in read()
+        filling.unlink()
+        records.write(late.kept())
+        assert read()[late.process] == late.kept()
+        fill(small_disk)
+        later = make_process("later", pid=os.getpid())
+        records.write(later.kept())
+        assert read()[later.process] == later.kept()
+
+    def read() -> dict[str, PersistedSession]:
+        paths = (small_disk / "records").iterdir()
+        return {path.name: msgspec.msgpack.decode(path.read_bytes(), type=PersistedSession) for path in paths}
+
+    asyncio.run(scenario())
+
+
 def test_sessions_are_there_while_a_process_with_a_record_lives(tmp_path: Path) -> None:
     """A missing folder has none, nor has one with a torn record, or with that of another process of the same number."""
     folder = tmp_path / "records"
     assert not are_there_sessions(folder)
-    records = SessionRecords(folder)
+    records = SessionRecords(folder, tmp_path / "reserve")
     records.open()
     (folder / "torn").write_bytes(b"torn")
     assert not are_there_sessions(folder)
