@@ -126,6 +126,9 @@ describe('devices', () => {
   it('are called what people call them', () => {
     expect(deviceTitle(device({ name: 'host (2 x x86_64)' }), english)).toBe('CPU (2 cores), demo device');
     expect(deviceTitle(device({ name: 'host' }), english)).toBe('CPU, demo device');
+    expect(deviceTitle(device({ name: 'h1/host', description: 'host (2 x x86_64)' }), english)).toBe(
+      'CPU (2 cores), demo device · h1/host'
+    );
     expect(deviceTitle(device({ name: 'lab' }), english)).toBe('lab');
     expect(deviceTitle(device({ name: 'cuda:0', kind: 'cuda' }), english)).toBe('cuda:0');
   });

@@ -157,17 +157,19 @@ export function sensorWords(device: IDevice, trans: TranslationBundle): string[]
   return words;
 }
 
-/** Return what to call a device: processors are named as a demonstration, in words. */
+/** Return what to call a device: processors are named as a demonstration, in words; of several each by its name, too. */
 export function deviceTitle(device: IDevice, trans: TranslationBundle): string {
   const cores = /^(?:host|cpu)(?: \((\d+) x .*\))?$/.exec(device.description ?? device.name);
   if (device.kind !== 'host' || cores === null) {
     return device.name;
   }
-  return cores[1] === undefined
-    ? trans.__('CPU, demo device')
-    : cores[1] === '1'
-      ? trans.__('CPU (1 core), demo device')
-      : trans.__('CPU (%1 cores), demo device', cores[1]);
+  const title =
+    cores[1] === undefined
+      ? trans.__('CPU, demo device')
+      : cores[1] === '1'
+        ? trans.__('CPU (1 core), demo device')
+        : trans.__('CPU (%1 cores), demo device', cores[1]);
+  return device.description === null ? title : `${title} · ${device.name}`;
 }
 
 /** Return what a large cluster's document leaves out; null: nothing. */

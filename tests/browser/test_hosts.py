@@ -1,0 +1,64 @@
+"""The page of a cluster's front: its hosts, and where everybody's notebooks are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from sharedkernel._version import __version__
+from tests.browser.lab import PATIENCE, keep_picture
+from tests.browser.test_gateway_page_live import apart, sign_in
+from tests.gateway.cluster.conftest import HOSTS, Cluster, running_cluster
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with running_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def page(browser: Browser, cluster: Cluster) -> Iterator[Page]:
+    """Yield the page of an admin at the first front; whatever it reports as an error fails the test."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE)
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(cluster.gateway_url)
+    sign_in(page, cluster.token("ada"))
+    yield page
+    context.close()
+    assert not errors
+
+
+def test_hosts_are_listed_and_one_that_is_away_comes_first(page: Page, cluster: Cluster) -> None:
+    """With what is known of each; a notebook says where it is, also while nobody answers there."""
+
+    async def start() -> str:
+        grace = cluster.client("grace")
+        kernel = await grace.start(KERNEL_NOTEBOOK="train.ipynb")
+        async with grace.attach(kernel) as channels:
+            assert (await channels.run("import torch; kept = torch.ones(16 << 18)"))["status"] == "ok"
+        sessions: list[dict[str, Any]] = (await grace.request("GET", "/sharedkernel/api/status")).body["sessions"]
+        return next(str(entry["host"]) for entry in sessions if entry["kernel_id"] == kernel)
+
+    host = apart(start())
+    table = page.get_by_role("region", name="Hosts").get_by_role("table")
+    rows = table.get_by_role("row")
+    for name in HOSTS:
+        row = rows.filter(has=page.get_by_role("rowheader", name=name, exact=True))
+        expect(row.get_by_role("cell")).to_have_text(["answers", "1", "1" if name == host else "0", __version__])
+    expect(page.locator("li", has_text="train.ipynb").first).to_contain_text(f"{host}/host")
+    for name in HOSTS:
+        expect(page.get_by_role("region", name="Devices")).to_contain_text(f"demo device · {name}/host")
+    keep_picture(page, "gateway-page-hosts", full_page=True)
+    cluster.hosts[host].gateway.stop()
+    expect(rows.nth(1).get_by_role("rowheader")).to_have_text(host)
+    expect(rows.nth(1)).to_contain_text("away")
+    cluster.hosts[host].gateway.start()
+    expect(rows.nth(1)).to_contain_text("answers")
+    expect(page.locator("li", has_text="train.ipynb").first).to_be_visible()
