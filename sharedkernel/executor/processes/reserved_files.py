@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sharedkernel.errors import ConfigError
 from sharedkernel.paths import make_private_directory
 
 #: files that are kept, and the bytes of each: any record fits that names a usual environment
@@ -21,16 +22,17 @@ class ReservedFiles:
     Parameters
     ----------
     directory
-        Private, and on the disk that may be full; made by :meth:`open`.
+        On the disk that may be full, in a private directory; made by :meth:`open`.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def open(self) -> None:
-        """Make the directory and its files; those of an earlier process are used."""
-        make_private_directory(self._directory)
-        self.fill_up()
+        """Make the directory and its files, if there is room; those of an earlier process are used."""
+        with contextlib.suppress(ConfigError):  # it lies in a private directory: nobody else can have made it
+            make_private_directory(self._directory)
+            self.fill_up()
 
     def fill_up(self) -> None:
         """Make those files that were used, if there is room for them."""

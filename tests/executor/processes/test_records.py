@@ -128,6 +128,21 @@ def test_a_new_session_has_a_record_on_a_full_disk(small_disk: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_where_no_room_can_be_kept_records_are_written_as_ever(tmp_path: Path) -> None:
+    """An executor that starts on a full disk starts."""
+
+    async def scenario() -> None:
+        (tmp_path / "file").touch()
+        records = SessionRecords(tmp_path / "records", tmp_path / "file" / "reserve")
+        records.open()
+        process = make_process(pid=os.getpid())
+        records.write(process.kept())
+        data = (tmp_path / "records" / process.process).read_bytes()
+        assert msgspec.msgpack.decode(data, type=PersistedSession) == process.kept()
+
+    asyncio.run(scenario())
+
+
 def test_sessions_are_there_while_a_process_with_a_record_lives(tmp_path: Path) -> None:
     """A missing folder has none, nor has one with a torn record, or with that of another process of the same number."""
     folder = tmp_path / "records"
