@@ -25,6 +25,7 @@ import psutil
 from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.processes.process import SessionHandle, id_of
 from sharedkernel.scheduling.model.types import SessionState
+from sharedkernel.scheduling.snapshot import SessionView
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ class DetachTimers:
         views = self._controller.snapshot().sessions
         own = next(view for view in views if view.id == id_of(process))
         is_at_rest = own.state in (SessionState.IDLE, SessionState.OFFLOADED)
-        is_memory_short = self._num_refusals() > num_refusals or any(view.waiting_for == "memory" for view in views)
+        is_memory_short = self._num_refusals() > num_refusals or any(map(_waits_for_memory, views))
         if time.monotonic() > patient_until and not (is_at_rest and own.persistent <= _MOST_LEFT):
             self._end_now(process, "it still runs or has memory, though it was restarted")
         elif is_at_rest and own.framework and is_memory_short:
@@ -136,6 +137,11 @@ class DetachTimers:
 
     def _num_refusals(self) -> int:
         return sum(self._controller.counts().refusals.values())
+
+
+def _waits_for_memory(view: SessionView) -> bool:
+    is_restore_due = view.waiting_for == "restore" and view.queue_position is not None  # else it is under way
+    return view.waiting_for == "memory" or is_restore_due
 
 
 def _is_machine_full() -> bool:
