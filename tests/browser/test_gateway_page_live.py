@@ -2,45 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from sharedkernel.local_stack import LocalStack
-from tests.browser.lab import PATIENCE, keep_picture
+from tests.browser.gateway_page import apart, gateway_page, sign_in
+from tests.browser.lab import keep_picture
 from tests.gateway.client import Client
 
-T = TypeVar("T")
 _KEEP = "import torch\nkept = torch.ones(64 << 18)  # 64 MiB"
 
 
 @pytest.fixture
 def page(browser: Browser, stack: LocalStack) -> Iterator[Page]:
-    """Yield the gateway's address as a browser shows it; whatever the page reports as an error fails the test."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    page = context.new_page()
-    page.set_default_timeout(PATIENCE)
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.goto(stack.gateway_url)
-    yield page
-    context.close()
-    assert not errors
-
-
-def apart(work: Coroutine[Any, Any, T]) -> T:
-    """Return what *work* returns; this thread's event loop is playwright's."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, work).result(PATIENCE)
-
-
-def sign_in(page: Page, token: str) -> None:
-    page.get_by_label("Your token").fill(token)
-    page.get_by_role("button", name="Sign in").click()
+    """Yield the gateway's page."""
+    with gateway_page(browser, stack.gateway_url) as page:
+        yield page
 
 
 def test_from_signing_in_to_signing_out(page: Page, stack: LocalStack) -> None:

@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from sharedkernel._version import __version__
-from tests.browser.lab import PATIENCE, keep_picture
-from tests.browser.test_gateway_page_live import apart, sign_in
+from tests.browser.gateway_page import apart, gateway_page, sign_in
+from tests.browser.lab import keep_picture
 from tests.gateway.cluster.conftest import HOSTS, Cluster, running_cluster
 
 
@@ -22,17 +22,10 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def page(browser: Browser, cluster: Cluster) -> Iterator[Page]:
-    """Yield the page of an admin at the first front; whatever it reports as an error fails the test."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    page = context.new_page()
-    page.set_default_timeout(PATIENCE)
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.goto(cluster.gateway_url)
-    sign_in(page, cluster.token("ada"))
-    yield page
-    context.close()
-    assert not errors
+    """Yield the page of an admin at the first front."""
+    with gateway_page(browser, cluster.gateway_url) as page:
+        sign_in(page, cluster.token("ada"))
+        yield page
 
 
 def test_hosts_are_listed_and_one_that_is_away_comes_first(page: Page, cluster: Cluster) -> None:

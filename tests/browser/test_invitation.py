@@ -10,8 +10,8 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from sharedkernel.local_stack import LocalStack
+from tests.browser.gateway_page import apart
 from tests.browser.lab import PATIENCE, keep_picture
-from tests.browser.test_gateway_page_live import apart
 from tests.gateway.client import Client
 
 _CLASS = "/sharedkernel/api/class"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,16 @@ CELL = "import torch; x = torch.ones(1 << 20, device='cuda'); int(x.sum())"
 NAME = "import torch; torch.cuda.get_device_name(); print(torch.cuda.is_initialized(), end='')"
 #: seconds that a cell may take, with its wait for others
 MOST_SECONDS = 200.0
+
+
+def run_on_full_device(scenario: Callable[[ExecutorProcess], Coroutine[Any, Any, None]]) -> None:
+    """Run *scenario* with an executor whose device has room for three contexts."""
+    with settings(CONTEXT=CONTEXT, CAPACITY=CAPACITY):
+        process = ExecutorProcess("--device", "cuda:0", "--reserve", str(RESERVE), capacity=str(CAPACITY))
+        try:
+            asyncio.run(scenario(process))
+        finally:
+            process.close()
 
 
 def test_without_room_for_a_context_a_cell_ends_with_figures_and_runs_later() -> None:
@@ -41,12 +53,7 @@ def test_without_room_for_a_context_a_cell_ends_with_figures_and_runs_later() ->
             await executor.client.end_session(first[0].session)
             assert (await last.run(CELL, timeout=MOST_SECONDS)).text == str(1 << 20)
 
-    with settings(CONTEXT=CONTEXT, CAPACITY=CAPACITY):
-        process = ExecutorProcess("--device", "cuda:0", "--reserve", str(RESERVE), capacity=str(CAPACITY))
-        try:
-            asyncio.run(scenario(process))
-        finally:
-            process.close()
+    run_on_full_device(scenario)
 
 
 def test_what_a_restart_has_left_gives_its_context_to_who_needs_one() -> None:
@@ -66,9 +73,4 @@ def test_what_a_restart_has_left_gives_its_context_to_who_needs_one() -> None:
             assert outcome.text == str(1 << 20)
             assert first.session not in {session.id for session in (await executor.client.status()).sessions}
 
-    with settings(CONTEXT=CONTEXT, CAPACITY=CAPACITY):
-        process = ExecutorProcess("--device", "cuda:0", "--reserve", str(RESERVE), capacity=str(CAPACITY))
-        try:
-            asyncio.run(scenario(process))
-        finally:
-            process.close()
+    run_on_full_device(scenario)
