@@ -111,8 +111,8 @@ class DescriptorClient:
     def start(self, message: Any, descriptors: Sequence[Descriptor] = ()) -> Future[Answer]:
         """Start a request and return its future at once.
 
-        Requests are sent one at a time, and each runs to its end even if nobody waits for its answer. One that cannot
-        be started, as no thread can be, has failed.
+        Requests are sent one at a time, and each runs to its end even if nobody waits for its answer. If no thread can
+        be started for it, the future has failed.
         """
         answer: Future[Answer] = Future()
 
