@@ -17,7 +17,7 @@ from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.auth.hub import HubUsers
 from sharedkernel.gateway.auth.identity import SingleUser, TokenOnlyIdentity, TokenUsers
-from sharedkernel.gateway.auth.tickets import TicketKey, check_host_name, host_key, host_prefix, read_key
+from sharedkernel.gateway.auth.tickets import TicketKey, check_host_name, host_key, read_key
 from sharedkernel.gateway.channels.user_bytes import UserBudgets
 from sharedkernel.gateway.channels.websocket import SessionWebsocket
 from sharedkernel.gateway.classroom.classroom import Classroom
@@ -198,7 +198,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
                 quotas=self._build_quotas(self.quotas, self.groups, files),
                 policy=parsed["policy"],
                 audit_log=audit_log,
-                id_prefix=host_prefix(check_host_name(self.host_name)) if self.ticket_key else "",
+                host=check_host_name(self.host_name) if self.ticket_key else "",
                 peers=peers,
             )
             super().init_configurables()

@@ -12,6 +12,8 @@ from pathlib import Path
 KERNEL_NAME = "shared-gpu"
 #: what launchers show
 DISPLAY_NAME = "Shared GPU (PyTorch)"
+#: names the host of a session in its environment, where there are several
+HOST_VARIABLE = "KERNEL_SHAREDKERNEL_HOST"
 #: folder of the kernel's logos
 LOGOS = Path(__file__).parent / "kernelspec"
 #: parameter of a websocket's address: ids of the last messages that the client has seen, separated by commas

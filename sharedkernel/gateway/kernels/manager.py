@@ -26,6 +26,7 @@ from traitlets import Float, Integer, default
 from sharedkernel.errors import ExecutorUnavailable, Refused
 from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.auth.identity import GatewayUser, requesting_user
+from sharedkernel.gateway.auth.tickets import host_prefix
 from sharedkernel.gateway.channels.backlog import Backlog
 from sharedkernel.gateway.config.quotas import Quotas
 from sharedkernel.gateway.fleet.executors import ONLY, Executors
@@ -75,10 +76,15 @@ class Deployment:
     #: name of the policy on all executors; "": each keeps its own
     policy: str
     audit_log: AuditLog
-    #: what ids of kernels and notebook sessions begin with, in a cluster
-    id_prefix: str = ""
+    #: name of this host in its cluster; "": it is in none
+    host: str = ""
     #: how the gateways of its cluster know each other, if it is in one
     peers: ClusterPeers | None = None
+
+    @property
+    def id_prefix(self) -> str:
+        """What ids of kernels and notebook sessions begin with."""
+        return host_prefix(self.host) if self.host else ""
 
 
 class DeploymentOwner(Protocol):
@@ -145,6 +151,7 @@ class SessionKernels(AsyncMappingKernelManager):
             self.executors,
             self.rules,
             self._make_kernel,
+            host=deployment.host,
             id_prefix=deployment.id_prefix,
         )
 

@@ -28,7 +28,7 @@ from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.gateway.kernels.detached import DetachedSessions, EarlierSession
 from sharedkernel.gateway.kernels.recovery import SessionRecovery
 from sharedkernel.gateway.kernels.registry import KernelFactory, SessionRegistry
-from sharedkernel.jupyter.names import environment_of, kernel_of
+from sharedkernel.jupyter.names import HOST_VARIABLE, environment_of, kernel_of
 from sharedkernel.status.refusal_text import explain_session_limit
 
 log = logging.getLogger(__name__)
@@ -69,6 +69,8 @@ class SessionStarter:
         Limit the number of a user's sessions.
     make_kernel
         Makes a kernel for a new session.
+    host
+        Name of this host in its cluster, which its sessions are told; empty: it is in none.
     id_prefix
         What kernel ids begin with, in a cluster; at most 8 hexadecimal digits.
     """
@@ -82,6 +84,7 @@ class SessionStarter:
         rules: FleetRules,
         make_kernel: KernelFactory,
         *,
+        host: str,
         id_prefix: str,
     ) -> None:
         self._registry = registry
@@ -90,6 +93,7 @@ class SessionStarter:
         self._executors = executors
         self._rules = rules
         self._make_kernel = make_kernel
+        self._host = host
         self._id_prefix = id_prefix
         #: number of sessions that are starting, by user and notebook
         self._num: Counter[tuple[str, str | None]] = Counter()
@@ -122,6 +126,9 @@ class SessionStarter:
         environment = self._environment(kernel_name)
         env = {name: value for name, value in env.items() if name.startswith(_ENVIRONMENT_PREFIX)}
         env["KERNEL_USERNAME"] = user
+        env.pop(HOST_VARIABLE, None)
+        if self._host:
+            env[HOST_VARIABLE] = self._host
         if sum(map(len, (path or "", *env, *env.values()))) > _ENVIRONMENT_SIZE:
             raise Refused(
                 f"`env` and `path` have more than {_ENVIRONMENT_SIZE} characters; pass data in files instead.",

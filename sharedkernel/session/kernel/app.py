@@ -28,6 +28,7 @@ from sharedkernel.errors import ProtocolError, SessionNotFound
 from sharedkernel.ipc import current_session
 from sharedkernel.ipc.fd_client import DescriptorClient
 from sharedkernel.ipc.shared_page import Page
+from sharedkernel.jupyter.names import HOST_VARIABLE
 from sharedkernel.paths import log_name
 from sharedkernel.session.batons import Batons
 from sharedkernel.session.connection import Link
@@ -103,8 +104,8 @@ class SessionRuntime:
         message_log = MessageLog()
         message_log.attend(self._app)
         Pace().attend(self._app)
-        notice = WaitNotice(self._kernel, out_of_turn)
-        notice.attend(self._app)
+        self._notice = WaitNotice(self._kernel, out_of_turn)
+        self._notice.attend(self._app)
         refuse_long(self._app)
         device_kind, mode = launch.device_kind, DeviceMemoryMode(launch.memory_mode)
         page = Page(launch.page_descriptor)
@@ -120,7 +121,7 @@ class SessionRuntime:
             page=page,
             meter=self._meter,
             link=self._link,
-            notice=notice,
+            notice=self._notice,
             residency=residency,
             growth=growth,
             forecast=forecast,
@@ -142,7 +143,7 @@ class SessionRuntime:
             self._lease,
             on_failure=self._gate.allocation_failed,
         )
-        self._kernel.attach(self._gate, self._lease, translator, notice=notice, message_log=message_log)
+        self._kernel.attach(self._gate, self._lease, translator, notice=self._notice, message_log=message_log)
         # The one that the application will run; its own attribute comes with start(), which an Assign may overtake.
         self._loop = IOLoop.current()
 
@@ -227,6 +228,7 @@ class SessionRuntime:
         shown = None if self._launch.isolation == "users" else message.notebook
         processes.show_title(processes.session_title(message.user, shown), f"sk {message.user}")
         os.environ.update(message.env)
+        self._notice.host = message.env.get(HOST_VARIABLE, "")
         self._app.iopub_thread.serve_children(self._children_socket(message.account))
         place = user_account.enter_directory(message.cwd, message.notebook, own_home=message.account is not None)
         self._kernel.greeting = "\n".join(text for text in (place, message.notice, note) if text) or None

@@ -106,7 +106,9 @@ class WaitNotice:
         self._pid = os.getpid()
         # Reentrant: the line itself passes the lookout for outputs.
         self._lock = threading.RLock()
-        self._wait = Wait(time.monotonic())
+        #: name of this session's host, where there are several
+        self.host = ""
+        self._wait = self._new_wait()
         #: ids of the requests of cells that run and have shown nothing
         self._without_output: set[str] = set()
         #: the request of the cell that shows the line; None: no cell does
@@ -177,7 +179,7 @@ class WaitNotice:
     def wait_begins(self) -> None:
         """Record that a wait begins, before the executor has sent anything about it."""
         with self._lock:
-            self._wait = Wait(time.monotonic())
+            self._wait = self._new_wait()
 
     def show(self, *, has_executor: bool = True) -> None:
         """See :class:`WaitDisplay`."""
@@ -204,9 +206,12 @@ class WaitNotice:
     def end(self) -> None:
         """Remove the line, if it is shown."""
         with self._lock:
-            self._wait = Wait(time.monotonic())
+            self._wait = self._new_wait()
             if self._parent is not None:
                 self._clear()
+
+    def _new_wait(self) -> Wait:
+        return Wait(time.monotonic(), self.host)
 
     def _show(self, line: WaitLine) -> None:
         if self._parent is not None:

@@ -66,10 +66,14 @@ class Wait:
     ----------
     now
         When it began, seconds on a clock of the caller's.
+    host
+        Name of the host whose device it is for, told where there are several; empty: there is one.
     """
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, host: str = "") -> None:
         self._began = now
+        #: how each sentence begins
+        self._waiting = f"Waiting on {safe_text(host)}" if host else "Waiting"
         self._latest: protocol.Waiting | None = None
         self._told_at = now
         #: the worst place it had in the queue
@@ -105,16 +109,17 @@ class Wait:
         """
         if not has_executor:
             return WaitLine(
-                sentence="Waiting: the executor, which shares the device, is away; this cell goes on when it is back."
+                sentence=f"{self._waiting}: the executor, which shares the device, is away; "
+                "this cell goes on when it is back."
             )
         told = self._latest
         if told is None:
-            return WaitLine(sentence="Waiting for the shared device.")
+            return WaitLine(sentence=f"{self._waiting} for the shared device.")
         if told.reason in _NEEDS and told.needed_bytes is not None and told.free_bytes is not None:
             return WaitLine(sentence=self._memory_sentence(told, now), can_ask=told.idle_of is not None)
         holder = f" ({safe_text(told.holder)})" if told.holder else ""
         place = f", place {told.position} in the queue" if told.position else ""
-        sentence = f"Waiting: {_REASONS.get(told.reason) or safe_text(told.reason)}{holder}{place}."
+        sentence = f"{self._waiting}: {_REASONS.get(told.reason) or safe_text(told.reason)}{holder}{place}."
         elapsed = now - self._began
         if told.expected_seconds is not None and (left := told.expected_seconds - (now - self._told_at)) > 0:
             return WaitLine(
@@ -137,7 +142,7 @@ class Wait:
     def _memory_sentence(self, told: protocol.Waiting, now: float) -> str:
         """Return how much memory is needed and free, and who holds or makes room, or for how long it was waited."""
         needed, free = format_bytes(told.needed_bytes or 0), format_bytes(told.free_bytes or 0)
-        sentence = f"Waiting: {_NEEDS[told.reason]} {needed}, {free} free."
+        sentence = f"{self._waiting}: {_NEEDS[told.reason]} {needed}, {free} free."
         left = None if told.expected_seconds is None else told.expected_seconds - (now - self._told_at)
         when = f"in about {_about(left)}" if left is not None and left > 0 else "soon"
         if told.idle_of is not None and told.idle_bytes is not None:

@@ -141,6 +141,33 @@ def test_a_trace_has_the_processes_of_each_host_together(cluster: Cluster, tmp_p
     assert set(traced("--device", "h2")) == {"host h2"}
 
 
+def test_a_waiting_cell_names_the_host_whose_device_it_waits_for(cluster: Cluster) -> None:
+    """Its notebook may be on any of them; what its client claims about that is not believed."""
+
+    async def start_two_on_one(client: Client) -> tuple[str, str, str]:
+        kernels: dict[str, str] = {}
+        while True:
+            kernel = await client.start(KERNEL_SHAREDKERNEL_HOST="elsewhere")
+            if (other := kernels.setdefault(host_of(kernel), kernel)) != kernel:
+                return host_of(kernel), other, kernel
+
+    async def test() -> None:
+        grace = cluster.client("grace")
+        host, first, second = await start_two_on_one(grace)
+        async with grace.attach(first) as holder, grace.attach(second) as waiter:
+            much = "import torch; x = torch.ones(80 * 2**20)"
+            await holder.send("execute_request", {"code": f"{much}; print('has it'); import time; time.sleep(600)"})
+            await holder.until("stream")
+            cell = await waiter.send("execute_request", {"code": much})
+            line = (await waiter.until("display_data", cell))[-1]["content"]["data"]["text/plain"]
+            assert line.startswith(f"⏳ Waiting on {host}: device memory is full"), line
+            for kernel in (second, first):
+                await grace.request("POST", f"/api/kernels/{kernel}/interrupt")
+            await waiter.until("execute_reply", cell, status="error")
+
+    run(test())
+
+
 def test_a_front_has_no_class(cluster: Cluster) -> None:
     """It says so, instead of having one that no host knows."""
 

@@ -40,6 +40,17 @@ def test_reason_place_and_holder_are_told() -> None:
     assert 'aria-label="Way in the queue from place 3"' in data["text/html"]
 
 
+def test_the_host_is_named_where_there_are_several() -> None:
+    """Whatever the wait is for, and whatever is known of it."""
+    wait = Wait(0.0, "gpu-2")
+    assert wait.line(0.0).sentence == "Waiting on gpu-2 for the shared device."
+    assert wait.line(0.0, has_executor=False).sentence.startswith("Waiting on gpu-2: the executor, which shares")
+    wait.take(waiting(2), 0.0)
+    assert wait.line(0.0).sentence == "Waiting on gpu-2: another session has the device (ada), place 2 in the queue."
+    wait.take(waiting(None, reason="memory", needed_bytes=2**30, free_bytes=2**29), 0.0)
+    assert wait.line(0.0).sentence == "Waiting on gpu-2: needs 1.0 GiB, 512 MiB free."
+
+
 def test_the_expected_wait_fills_the_bar() -> None:
     """Its part that is over; what is left is told, coarsely where it is long."""
     wait = Wait(0.0)
