@@ -18,6 +18,6 @@ def test_twenty_faults_over_three_hosts_cost_nobody_anything() -> None:
     if not can_make_machines():
         pytest.skip("no network and process namespaces can be made here")
     said: list[str] = []
-    report = run_campaign(20, seed=11, notebooks=4, say=said.append)
+    report = run_campaign(20, said.append, seed=11, notebooks=4)
     bad = json.dumps({name: value for name, value in report.items() if name in BAD and value})
     assert is_clean(report), "\n".join([bad, *said, json.dumps(report), bad])

@@ -118,6 +118,8 @@ class Worker(threading.Thread):
         Called with this worker and the time at which a cell was sent, whenever its reply is there.
     pace
         Returns the next cell's steps and the seconds to rest after it.
+    patience
+        Seconds that a cell may take.
     """
 
     def __init__(
@@ -128,6 +130,7 @@ class Worker(threading.Thread):
         on_reply: Callable[[Worker, float], None],
         pace: Callable[[], tuple[int, float]],
         device: str = "cpu",
+        patience: float = PATIENCE,
     ) -> None:
         super().__init__(name=name, daemon=True)
         self.notebook = open_notebook(name)
@@ -150,6 +153,7 @@ class Worker(threading.Thread):
         self._open_notebook = open_notebook
         self._on_reply = on_reply
         self._pace = pace
+        self._patience = patience
         self._setup = setup(device)
         self._finished = threading.Event()
         #: set once it has stopped, with everything still open, or has failed
@@ -290,7 +294,7 @@ class Worker(threading.Thread):
         """Run a cell; where the relay dies meanwhile, start it again, as a Jupyter server does."""
         cell = Cell(sent=time.monotonic())
         message_id = self.notebook.client.execute(code)
-        deadline = cell.sent + PATIENCE
+        deadline = cell.sent + self._patience
         idle = False
         while cell.status is None or not idle:
             try:
@@ -314,7 +318,7 @@ class Worker(threading.Thread):
                 answered = cell.status is not None and not was_killed
                 return cell if answered else Cell(cell.sent, lost_relay=was_killed)
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{self.name}: no answer within {PATIENCE:g} s to {code[:40]!r}: {cell}")
+                raise TimeoutError(f"{self.name}: no answer within {self._patience:g} s to {code[:40]!r}: {cell}")
         self.note(f"{code[:40]!r}: {cell.status} {cell.error} {cell.text[-40:]!r}")
         if cell.status == "ok":
             self._on_reply(self, cell.sent)

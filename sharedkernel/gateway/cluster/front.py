@@ -22,7 +22,7 @@ from sharedkernel.errors import QuotaExceeded, Refused
 from sharedkernel.gateway.auth.identity import GatewayUser
 from sharedkernel.gateway.cluster.changes import PendingChanges
 from sharedkernel.gateway.cluster.hosts import ClusterHosts, Host, HostAway
-from sharedkernel.gateway.cluster.requests import HostRequests, HostUnreached
+from sharedkernel.gateway.cluster.requests import IF_PROMPT, HostRequests, HostUnreached
 from sharedkernel.gateway.cluster.status import merge_hosts
 from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.gateway.kernels.starting import NOTE_HEADER
@@ -236,8 +236,9 @@ class Front:
                     raise
                 return answer
             counted, heard = host.users[user.username], host.heard
+            patience = {} if len(self._placeable(refused)) == 1 else {"connect_seconds": IF_PROMPT}
             with contextlib.suppress(HostUnreached), self._counting(user.username, host.name):
-                answer = await self.requests.fetch(host, user, "POST", uri, body=body, headers=headers)
+                answer = await self.requests.fetch(host, user, "POST", uri, body=body, headers=headers, **patience)
                 # 409 and 503: its executors refuse or are away, and another host's may not.
                 if answer.code not in (409, 503):
                     # A summary that was on its way when the request came there did not count it.
@@ -254,7 +255,8 @@ class Front:
         Parameters
         ----------
         user
-            Its owner; a host where something waits for them is preferred.
+            Its owner; a host where something waits for them is preferred. One that is late is taken only if it has
+            that, or if there is no other.
         without
             Hosts that have refused.
 
@@ -263,17 +265,22 @@ class Front:
         HostAway
             When no other host answers.
         """
-        hosts = [
-            host
-            for host in self.hosts.answering()
-            if host.devices and not host.is_cordoned and host.name not in without
-        ]
+        hosts = self._placeable(without)
         if not hosts:
             self.any_host()
             if all(host.is_cordoned for host in self.hosts.answering()):
                 raise HostAway("all hosts of this cluster that answer are being drained; wait for another one.")
             raise HostAway("no host of this cluster can start a session now; try again.")
-        return choose_device(self._executors.placement, hosts, user)
+        punctual = [host for host in hosts if not host.is_late or host.has_left(user)]
+        return choose_device(self._executors.placement, punctual or hosts, user)
+
+    def _placeable(self, without: Collection[str]) -> list[Host]:
+        """Return the hosts that may start sessions, but those named *without*."""
+        return [
+            host
+            for host in self.hosts.answering()
+            if host.devices and not host.is_cordoned and host.name not in without
+        ]
 
     @contextlib.contextmanager
     def _counting(self, user: str, host: str) -> Iterator[None]:
@@ -341,7 +348,7 @@ def choose_device(rule: str, hosts: Sequence[Host], user: str) -> Host:
     user
         The session's owner; a host where something waits for them is preferred.
     """
-    hosts = [host for host in hosts if (had := host.users.get(user)) is not None and had.has_left] or hosts
+    hosts = [host for host in hosts if host.has_left(user)] or hosts
     chosen = place_session(rule, Demand(), [device for host in hosts for device in host.devices])
     name = chosen.partition("/")[0]
     host = next(host for host in hosts if host.name == name)

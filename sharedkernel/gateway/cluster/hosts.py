@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 #: most hosts of a cluster
 MAX_HOSTS = 2000
-#: seconds without a summary after which a host is away
-_PATIENCE = 10.0
+#: seconds without a summary after which a host is late, and after which it is away; one comes every two seconds
+_PUNCTUAL, _PATIENCE = 3.0, 10.0
 #: seconds for which lists of kernels are refused because a host that had some of them is away
 _LIST_PATIENCE = 300.0
 #: the same for a host that has not been heard since this front started: it may have gone for good before that
@@ -66,6 +66,11 @@ class Host:
         return self.heard is not None and time.monotonic() < self.heard + _PATIENCE
 
     @property
+    def is_late(self) -> bool:
+        """Whether it ought to have been heard again by now, as of a host that has just been cut off."""
+        return self.heard is None or time.monotonic() > self.heard + _PUNCTUAL
+
+    @property
     def total_sessions(self) -> int:
         """How many sessions it has."""
         return sum(user.sessions for user in self.users.values())
@@ -78,6 +83,10 @@ class Host:
     def num_sessions(self, user: str) -> int:
         """Return the number of *user*'s sessions that count towards their limit."""
         return self.users[user].sessions if user in self.users else 0
+
+    def has_left(self, user: str) -> bool:
+        """Whether something waits for *user* here: tensors on a shelf, or a session that they can have back."""
+        return user in self.users and self.users[user].has_left
 
     def count(self, user: str, change: int) -> None:
         """Count sessions of *user* that have started or ended here since the last summary."""

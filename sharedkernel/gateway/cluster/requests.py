@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 #: seconds to connect to a host, for its answer, and for an answer to what is asked of several
 _CONNECT, _ANSWER, _QUICK = 5.0, 120.0, 5.0
+#: seconds to connect to a host where another one may be asked instead: a start is to take less than a second
+IF_PROMPT = 0.7
 #: most requests to a host at a time; more wait as long as they would for a connection
 _MAX_REQUESTS = 50
 
@@ -65,6 +67,7 @@ class HostRequests:
         body: bytes | None = None,
         headers: Iterable[tuple[str, str]] = (),
         seconds: float = _ANSWER,
+        connect_seconds: float = _CONNECT,
     ) -> HTTPResponse:
         """Return a host's answer to a request, whatever its status.
 
@@ -74,8 +77,8 @@ class HostRequests:
             To ask, and for whom.
         method, uri, body, headers
             The request.
-        seconds
-            To wait for the answer.
+        seconds, connect_seconds
+            To wait for the answer, and for the connection.
 
         Raises
         ------
@@ -91,7 +94,7 @@ class HostRequests:
             method=method,
             headers={**dict(headers), "Authorization": f"token {self.ticket(host, user)}"},
             body=body or (b"" if method in ("POST", "PUT", "PATCH") else None),
-            connect_timeout=_CONNECT,
+            connect_timeout=connect_seconds,
             request_timeout=seconds,
             follow_redirects=False,
             allow_nonstandard_methods=True,

@@ -12,7 +12,7 @@ from tornado.websocket import websocket_connect
 
 from sharedkernel.gateway.auth.tickets import Purpose, TicketKey, host_prefix
 from sharedkernel.gateway.cluster.registration import HOST_HEADER, PATH, HostRegistration
-from sharedkernel.gateway.cluster.summary import HostSummary
+from sharedkernel.gateway.cluster.summary import DeviceSummary, HostSummary
 from sharedkernel.gateway.tls import peer_context
 from tests.gateway.cluster.conftest import SECRET, Cluster
 from tests.gateway.conftest import run
@@ -98,6 +98,59 @@ def test_a_host_that_does_not_believe_a_front_is_no_wrong_token(cluster: Cluster
             await grace.attach(kernel).open()
         assert refused.value.code == 503
         task.cancel()
+
+        async def is_forgotten() -> bool:
+            return (await ada.request("DELETE", "/sharedkernel/api/hosts/h3")).status == 204
+
+        await until(is_forgotten)
+
+    run(test())
+
+
+def test_a_host_that_is_late_gets_no_session(cluster: Cluster) -> None:
+    """Until its connection ends it might answer, but a start that tries it first may be slow for nothing."""
+    num_asked = 0
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_asked
+        num_asked += 1
+        writer.close()
+
+    async def test() -> None:
+        server = await asyncio.start_server(take, "127.0.0.1", 0)
+        # The one with by far the most room.
+        device = DeviceSummary(name="", model="", capacity_bytes=1 << 50, free_bytes=1 << 50, active=0, utilisation=0.0)
+        address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        summary = HostSummary(name="h3", address=address, version="1.0", devices=[device])
+        is_cut_off = False
+
+        async def summarize() -> HostSummary:
+            if is_cut_off:
+                await asyncio.Event().wait()
+            return summary
+
+        registration = HostRegistration(
+            [f"http://127.0.0.1:{cluster.ports[0]}"],
+            TicketKey.of_host(SECRET.encode(), "h3"),
+            summarize,
+            peer_context("", "", ""),
+        )
+        task = asyncio.create_task(registration.keep())
+        grace, ada = cluster.client("grace"), cluster.client("ada")
+
+        async def is_asked() -> bool:
+            await grace.request("POST", "/api/kernels", {"name": "shared-gpu"})
+            return num_asked > 0
+
+        await until(is_asked)
+        is_cut_off = True
+        await asyncio.sleep(6)  # the next summary may be under way
+        before = num_asked
+        await grace.start()
+        await grace.start()
+        assert num_asked == before
+        task.cancel()
+        server.close()
 
         async def is_forgotten() -> bool:
             return (await ada.request("DELETE", "/sharedkernel/api/hosts/h3")).status == 204
