@@ -282,7 +282,9 @@ class Worker(threading.Thread):
             self.findings.outcomes_lost.append(f"{self.name}: {cell.error or 'no answer'}")
         elif name == "NameError" or name.startswith("SharedGPU"):
             is_away = name == "SharedGPUUnreachable" or "no executor answers" in cell.error
-            if not self.sessions_killed and not is_away:
+            # The next session of a notebook that has nothing yet, while the executor may start no process.
+            is_start = "a session did not start" in cell.error and not self._is_set_up
+            if not self.sessions_killed and not is_away and not is_start:
                 self.findings.unexplained.append(f"{self.name}: {cell.error}")
             time.sleep(_RETRY_INTERVAL)
         elif cell.status is not None:
