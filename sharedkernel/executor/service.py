@@ -42,6 +42,7 @@ from sharedkernel.executor.sessions.interventions import Interventions
 from sharedkernel.executor.sessions.pool import IN_DEMAND, SessionPool
 from sharedkernel.executor.sessions.starting import SessionLauncher
 from sharedkernel.executor.shelf.room import Room, room_for
+from sharedkernel.executor.shelf.session_requests import ShelfRequests
 from sharedkernel.executor.shelf.store import KEY_PREFIX, ShelfStore
 from sharedkernel.executor.supervision.environments import OWN, Environment, own_environment
 from sharedkernel.executor.supervision.keeper_client import KeeperClient
@@ -155,7 +156,7 @@ class ExecutorService:
             path / DESCRIPTOR_SOCKET,
             self._session_of,
             {
-                **self._shelves.handlers(),
+                **ShelfRequests(self._shelves).handlers(),
                 **self._controller.handlers(),
                 **(lanes.handlers() if lanes is not None else {}),
             },

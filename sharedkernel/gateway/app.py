@@ -22,7 +22,7 @@ from sharedkernel.gateway.channels.user_bytes import UserBudgets
 from sharedkernel.gateway.channels.websocket import SessionWebsocket
 from sharedkernel.gateway.classroom.classroom import Classroom
 from sharedkernel.gateway.cluster.kernels import FrontKernels, read_peers
-from sharedkernel.gateway.cluster.member import HostMember
+from sharedkernel.gateway.cluster.member import HOST_SERVICES, HostMember
 from sharedkernel.gateway.config.groups import Memberships
 from sharedkernel.gateway.config.reload import Changes, ConfigReloader
 from sharedkernel.gateway.config.settings import (
@@ -180,7 +180,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         self.ticket_key = None if peers is None or self.front else TicketKey(peers.key)
         self.jpserver_extensions = {}
         routes = "sharedkernel.gateway.cluster.handlers" if self.front else "sharedkernel.gateway.http.handlers"
-        of_member = ["sharedkernel.gateway.cluster.cordon"] if self.ticket_key else []
+        of_member = HOST_SERVICES if self.ticket_key else ()
         own = ["sharedkernel.gateway.page.handlers", "sharedkernel.gateway.classroom.handlers"]
         self.extra_services = [routes, *of_member, *own]
         self._lock = GatewayLock(runtime_directory)

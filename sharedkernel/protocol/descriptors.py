@@ -10,6 +10,10 @@ from sharedkernel.protocol.common import Done, Failed, Message, ShelfEntry
 # --- session -> executor on the descriptor socket (packets); each carries `request`, repeated in its answer -----------
 
 
+#: names the memory of shelves in `/proc/PID/maps`
+SHELF_MEMORY = "sharedkernel-shelf"
+
+
 class ReserveShelf(Message, frozen=True, kw_only=True):
     """Set `bytes` of the user's quota aside for something that is about to be shelved; answered by :class:`Done`.
 

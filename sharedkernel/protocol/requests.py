@@ -145,6 +145,40 @@ class TakeOffShelf(ControlRequest, frozen=True, kw_only=True):
     user: str
     #: None: everything
     name: str | None = None
+    #: only what has this number, and only if no session uses it; None: whatever it is
+    number: int | None = None
+
+
+class ReadShelf(ControlRequest, frozen=True, kw_only=True):
+    """Ask for a part of what is on the shelf of `user` under `name`; answered by :class:`ShelfPart`.
+
+    Refused while a session uses it, which may be writing.
+    """
+
+    user: str
+    name: str
+    #: where the part begins, and how long it is at most, bytes
+    offset: int
+    length: int
+    #: only if it has this number; None: whatever it is
+    number: int | None = None
+
+
+class WriteShelf(ControlRequest, frozen=True, kw_only=True):
+    """Write a part of what is to be on the shelf of `user` under `name`.
+
+    The first part reserves room, the last one puts it on the shelf; parts come in order. A user has one such thing at a
+    time: another one takes its place, and so does the end of half a minute without a part.
+    """
+
+    user: str
+    name: str
+    #: seconds since 1970
+    shelved_at: float
+    total_bytes: int
+    #: where the part begins; 0 begins anew
+    offset: int
+    data: bytes
 
 
 class GetTimeline(ControlRequest, frozen=True, kw_only=True):
@@ -268,6 +302,18 @@ class Shelves(Message, frozen=True, kw_only=True):
     shelves: list[UserShelf]
 
 
+class ShelfPart(Message, frozen=True, kw_only=True):
+    """Answer to :class:`ReadShelf`."""
+
+    request: int
+    #: of what is under that name; another one that takes its place has another number
+    number: int
+    total_bytes: int
+    #: seconds since 1970
+    shelved_at: float
+    data: bytes
+
+
 class TakenOffShelf(Message, frozen=True, kw_only=True):
     """Answer to :class:`TakeOffShelf`."""
 
@@ -313,12 +359,12 @@ class EarlierWanted(Message, frozen=True, kw_only=True):
 FromGateway = (
     Hello | StartSession | EndSession | LingerSession | ReclaimSession | NotifySession | OffloadSession | SignalSession
     | ListSessions | ConfigureUsers | SetPolicy | GetStatus | AwaitChange | GetCounts | StopExecutor | ListShelves
-    | TakeOffShelf | GetTimeline
+    | TakeOffShelf | GetTimeline | ReadShelf | WriteShelf
 )  # fmt: skip
 ToGateway = (
     Welcome | SessionReady | Sessions | Status | CountsAnswer | Shelves | TakenOffShelf | Done | Failed | SessionDied
-    | EarlierWanted | TimelineAnswer
+    | EarlierWanted | TimelineAnswer | ShelfPart
 )  # fmt: skip
 #: requests that this version of the protocol did not have from the start: an executor that does not name one of them in
 #: its :class:`Welcome` would hang up on it
-ADDED = (ListShelves, TakeOffShelf, GetTimeline)
+ADDED = (ListShelves, TakeOffShelf, GetTimeline, ReadShelf, WriteShelf)

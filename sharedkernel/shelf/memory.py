@@ -18,10 +18,9 @@ from pathlib import Path
 
 import torch
 
+from sharedkernel.protocol.descriptors import SHELF_MEMORY
 from sharedkernel.shelf.planning import Piece, Plan
 
-#: names the memory in `/proc/PID/maps`
-MEMORY_NAME = "sharedkernel-shelf"
 #: bytes between two looks at whether the user interrupted
 _BLOCK = 64 << 20
 
@@ -34,7 +33,7 @@ def write(plan: Plan) -> int:
     OSError
         When there is no memory or no descriptor left; nothing stays behind.
     """
-    descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    descriptor = os.memfd_create(SHELF_MEMORY, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, plan.size)
         _write_all(descriptor, memoryview(plan.header), 0)
@@ -79,13 +78,13 @@ def bytes_mapped_alone() -> int:
 
     The system counts them among its private memory. They are none of it: they stay when the process goes.
     """
-    if MEMORY_NAME not in Path("/proc/self/maps").read_text(errors="replace"):
+    if SHELF_MEMORY not in Path("/proc/self/maps").read_text(errors="replace"):
         return 0
     total, is_shelf = 0, False
     for line in Path("/proc/self/smaps").read_text(errors="replace").splitlines():
         label, _, rest = line.partition(":")
         if " " in label:  # the first line of a mapping: addresses, permissions, …
-            is_shelf = f"/memfd:{MEMORY_NAME}" in line
+            is_shelf = f"/memfd:{SHELF_MEMORY}" in line
         elif is_shelf and label in ("Private_Clean", "Private_Dirty"):
             total += int(rest.split()[0]) * 1024
     return total

@@ -13,10 +13,10 @@ from tests.cluster.machines import Machine
 from tests.cluster.ray_cluster import RayCluster, kill
 
 #: what fails, and how often compared with what fails besides
-TARGETS = {"agent": 1.0, "raylet": 0.5, "gcs": 0.2}
+TARGETS = {"agent": 3.0, "raylet": 2.0, "gcs": 0.5}
 _COMMANDS = {"agent": "ray::HostAgent", "raylet": "raylet/raylet", "gcs": "gcs_server"}
 #: seconds that the administrators are away: less than raylets wait for the head, or more
-_AWAY = (1.0, 90.0)
+_AWAY = (1.0, 70.0)
 
 
 class RayFaults:

@@ -10,8 +10,8 @@ reservation is charged like memory, and is given back when its session's connect
 To replace a name or to take it off the shelf does not free what a session still has mapped, so that stays charged
 until nobody uses it (`memory_files.py`).
 
-This module covers what sessions say about shelves over the descriptor socket (`fd_server.py`), and what
-gateways may do with them (`api.py`). The layout of what is shelved is :mod:`sharedkernel.shelf.layout`'s.
+What sessions ask is answered by `session_requests.py`, what gateways ask by `control/api.py`. The layout of what is
+shelved is :mod:`sharedkernel.shelf.layout`'s.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -27,10 +26,8 @@ import msgspec
 
 from sharedkernel import protocol
 from sharedkernel.errors import Refused, SharedKernelError
-from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.shelf.memory_files import is_in_use, lend, sealed_size, size_of
+from sharedkernel.executor.shelf.memory_files import is_in_use, sealed_size, size_of
 from sharedkernel.executor.shelf.room import Room
-from sharedkernel.ipc.fd_server import FdHandler, FdReply
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +59,12 @@ class KeptMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True, eq=False)
-class _Memory:
+class ShelvedMemory:
+    """A piece of memory, with this process's descriptor of it."""
+
     kept: KeptMemory
     descriptor: int
+    #: bytes that are charged
     size: int
 
 
@@ -90,11 +90,11 @@ class ShelfStore:
         self._send_to_keeper = send_to_keeper
         self._find_room = room
         self._on_change = on_change
-        self._shelves: dict[str, dict[str, _Memory]] = {}
+        self._shelves: dict[str, dict[str, ShelvedMemory]] = {}
         #: taken off, still in use
-        self._off: list[_Memory] = []
-        #: reserved bytes by process and request
-        self._reserved: dict[tuple[SessionHandle, int], tuple[str, int]] = {}
+        self._off: list[ShelvedMemory] = []
+        #: who has reserved how many bytes, by who asked for it (a session, or what brings a shelf here) and its number
+        self._reserved: dict[tuple[object, int], tuple[str, int]] = {}
         self._number = 0
         self._look_due: asyncio.TimerHandle | None = None
 
@@ -111,7 +111,7 @@ class ShelfStore:
             for descriptor in descriptors:
                 os.close(descriptor)
             return False
-        memory = _Memory(kept, descriptors[0], size_of(descriptors[0]))
+        memory = ShelvedMemory(kept, descriptors[0], size_of(descriptors[0]))
         self._number = max(self._number, kept.number)
         if kept.is_off:
             self._off.append(memory)
@@ -141,7 +141,7 @@ class ShelfStore:
         self._shelves.clear()
         self._off.clear()
 
-    def _keep(self, memory: _Memory) -> None:
+    def _keep(self, memory: ShelvedMemory) -> None:
         put = protocol.Put(key=_key(memory), data=msgspec.msgpack.encode(memory.kept))
         self._send_to_keeper(put, [memory.descriptor])
 
@@ -158,92 +158,93 @@ class ShelfStore:
     def _charged_in_all(self) -> int:
         return _sum(self._on_shelves()) + _sum(self._off) + sum(size for _, size in self._reserved.values())
 
-    def _on_shelves(self) -> list[_Memory]:
+    def _on_shelves(self) -> list[ShelvedMemory]:
         return [memory for shelf in self._shelves.values() for memory in shelf.values()]
 
-    def _room(self, user: str) -> Room:
+    def room(self, user: str) -> Room:
+        """Return what more on *user*'s shelf has to fit into."""
         return self._find_room(user, self.charged(user), self._charged_in_all())
 
     def _changed(self, user: str) -> None:
         self._on_change(user, self.charged(user))
 
-    # --- what sessions ask --------------------------------------------------------------------------------------------
+    # --- what is there, and what comes --------------------------------------------------------------------------------
 
-    def handlers(self) -> dict[type[protocol.Message], FdHandler[SessionHandle]]:
-        """Return what answers the messages that are about shelves."""
-        return {
-            protocol.ReserveShelf: self._reserve,
-            protocol.WithdrawReservation: self._withdraw,
-            protocol.Shelve: self._shelve,
-            protocol.FetchShelved: self._fetch,
-            protocol.Unshelve: self._unshelve,
-            protocol.ListShelf: self._list,
-        }
+    def find(self, user: str, name: str) -> ShelvedMemory:
+        """Return what is on the shelf of *user* under *name*.
 
-    def forget_reservations(self, process: SessionHandle) -> None:
-        """Give back what *process* reserved."""
-        for key in [key for key in self._reserved if key[0] is process]:
-            user, _ = self._reserved.pop(key)
-            self._changed(user)
+        Raises
+        ------
+        NotShelved
+            When there is nothing of that name.
+        """
+        memory = self._shelves.get(user, {}).get(name)
+        if memory is None:
+            raise NotShelved(f"there is no {name!r} on your shelf; list(shelf) says what there is.")
+        return memory
 
-    def _reserve(self, process: SessionHandle, message: protocol.ReserveShelf, _: list[int]) -> FdReply:
-        user = _user(process)
-        self._check_name(user, message.name)
-        size = max(0, message.bytes)
-        self._check_room(user, message.name, size)
-        self._reserved[process, message.request] = (user, size)
+    def reserve(self, user: str, name: str, size: int, key: tuple[object, int]) -> None:
+        """Have *user* charged with *size* bytes for what is to be shelved as *name*; *key* names the reservation.
+
+        Raises
+        ------
+        SharedKernelError
+            When the name cannot be had, or there is no room.
+        """
+        self._check_name(user, name)
+        self._check_room(user, name, size)
+        self._reserved[key] = (user, size)
         self._changed(user)
-        return FdReply(protocol.Done(request=message.request))
 
-    def _withdraw(self, process: SessionHandle, message: protocol.WithdrawReservation, _: list[int]) -> FdReply:
-        user, size = self._reserved.pop((process, message.reservation), (_user(process), 0))
+    def withdraw(self, key: tuple[object, int]) -> None:
+        """Give back what is reserved as *key*, if it is still."""
+        user, size = self._reserved.pop(key, ("", 0))
         if size:
             self._changed(user)
-        return FdReply(protocol.Done(request=message.request))
 
-    def _shelve(self, process: SessionHandle, message: protocol.Shelve, descriptors: list[int]) -> FdReply:
-        user = _user(process)
-        self._check_name(user, message.name)
+    def put(
+        self, user: str, name: str, descriptors: list[int], reservation: tuple[object, int], *, shelved_at: float
+    ) -> None:
+        """Put a memory file on the shelf of *user*, instead of what had that name.
+
+        Parameters
+        ----------
+        user, name
+            Whose shelf, and as what.
+        descriptors
+            That of the file; it stays open.
+        reservation
+            Names the reservation that made room; one that is not known any more is none.
+        shelved_at
+            Seconds since 1970.
+
+        Raises
+        ------
+        SharedKernelError
+            When it is no memory file of sealed size, the name cannot be had, or there is no room.
+        """
+        self._check_name(user, name)
         size = sealed_size(descriptors)
-        _, reserved = self._reserved.get((process, message.reservation), (user, 0))
+        _, reserved = self._reserved.get(reservation, (user, 0))
         # An executor that has just begun knows no reservation, and one that holds may be too small.
-        self._check_room(user, message.name, size - reserved)
-        self._reserved.pop((process, message.reservation), None)
+        self._check_room(user, name, size - reserved)
+        self._reserved.pop(reservation, None)
         self._number += 1
-        kept = KeptMemory(number=self._number, user=user, name=message.name, shelved_at=time.time())
-        memory = _Memory(kept, os.dup(descriptors[0]), size)
+        kept = KeptMemory(number=self._number, user=user, name=name, shelved_at=shelved_at)
+        memory = ShelvedMemory(kept, os.dup(descriptors[0]), size)
         shelf = self._shelves.setdefault(user, {})
-        older = shelf.get(message.name)
-        shelf[message.name] = memory
+        older = shelf.get(name)
+        shelf[name] = memory
         self._keep(memory)  # before the older one goes: there is never neither
         if older is not None:
             self._take_off(older)
         self._changed(user)
-        return FdReply(protocol.Done(request=message.request))
 
-    def _fetch(self, process: SessionHandle, message: protocol.FetchShelved, _: list[int]) -> FdReply:
-        memory = self._find(process, message.name)
-        return FdReply(protocol.Shelved(request=message.request, bytes=memory.size), [lend(memory.descriptor)])
-
-    def _unshelve(self, process: SessionHandle, message: protocol.Unshelve, _: list[int]) -> FdReply:
-        self._take_all_off([self._find(process, message.name)])
-        return FdReply(protocol.Done(request=message.request))
-
-    def _list(self, process: SessionHandle, message: protocol.ListShelf, _: list[int]) -> FdReply:
-        user = _user(process)
-        listing = protocol.ShelfListing(
-            request=message.request,
-            entries=_entries(self._memories(user)),
-            charged_bytes=self.charged(user),
-            left_bytes=self._room(user).left,
-        )
-        return FdReply(listing)
-
-    def _find(self, process: SessionHandle, name: str) -> _Memory:
-        memory = self._shelves.get(_user(process), {}).get(name)
-        if memory is None:
-            raise NotShelved(f"there is no {name!r} on your shelf; list(shelf) says what there is.")
-        return memory
+    def forget_reservations(self, holder: object) -> None:
+        """Give back what *holder* reserved."""
+        for key in [key for key in self._reserved if key[0] is holder]:
+            user, _ = self._reserved.pop(key)
+            self._changed(user)
 
     def _check_name(self, user: str, name: str) -> None:
         if not 0 < len(name.encode()) <= LONGEST_NAME:
@@ -263,21 +264,22 @@ class ShelfStore:
 
     def _check_room(self, user: str, name: str, size: int) -> None:
         older = self._shelves.get(user, {}).get(name)
-        self._room(user).check(name, size, replaced=None if older is None else older.size)
+        self.room(user).check(name, size, replaced=None if older is None else older.size)
 
-    # --- what gateways ask --------------------------------------------------------------------------------------------
+    # --- the shelves as they are --------------------------------------------------------------------------------------
 
     def listings(self, user: str | None) -> list[protocol.UserShelf]:
         """Return the shelf of *user*, or everybody's (None), without those that nothing is charged for."""
         users = sorted(self._users()) if user is None else [user]
-        return [self._listing(each) for each in users if self.charged(each)]
+        return [self.listing(each) for each in users if self.charged(each)]
 
     def _users(self) -> set[str]:
         """Return everybody who may be charged for something."""
         off = {memory.kept.user for memory in self._off}
         return {*self._shelves, *off, *(user for user, _ in self._reserved.values())}
 
-    def _listing(self, user: str) -> protocol.UserShelf:
+    def listing(self, user: str) -> protocol.UserShelf:
+        """Return the shelf of *user*."""
         return protocol.UserShelf(
             user=user,
             entries=_entries(self._memories(user)),
@@ -285,8 +287,15 @@ class ShelfStore:
             used_bytes=_sum(memory for memory in self._off if memory.kept.user == user),
         )
 
-    def take_off(self, user: str, name: str | None) -> tuple[list[protocol.ShelfEntry], int]:
+    def take_off(self, user: str, name: str | None, number: int | None = None) -> tuple[list[protocol.ShelfEntry], int]:
         """Take *name*, or everything (None), off the shelf of *user*; return what, and how much of it is still in use.
+
+        Parameters
+        ----------
+        user, name
+            Of whose shelf, and what.
+        number
+            Only what has this number, and only if nobody uses it; None: whatever it is.
 
         Raises
         ------
@@ -294,25 +303,23 @@ class ShelfStore:
             When there is nothing of that name, or nothing at all.
         """
         memories = [memory for memory in self._memories(user) if name in (None, memory.kept.name)]
+        if number is not None:
+            memories = [each for each in memories if each.kept.number == number and not is_in_use(each.descriptor)]
         if not memories:
             raise NotShelved(f"there is {'nothing' if name is None else f'no {name!r}'} on the shelf of {user!r}.")
-        self._take_all_off(memories)
+        for memory in memories:
+            del self._shelves[user][memory.kept.name]
+            self._take_off(memory)
+        self._changed(user)
         return _entries(memories), _sum(memory for memory in memories if memory in self._off)
 
-    def _memories(self, user: str) -> list[_Memory]:
+    def _memories(self, user: str) -> list[ShelvedMemory]:
         """Return what is on the shelf of *user*, in the order of names."""
         return [memory for _, memory in sorted(self._shelves.get(user, {}).items())]
 
     # --- off the shelf ------------------------------------------------------------------------------------------------
 
-    def _take_all_off(self, memories: list[_Memory]) -> None:
-        """Take what is one user's off the shelf."""
-        for memory in memories:
-            del self._shelves[memory.kept.user][memory.kept.name]
-            self._take_off(memory)
-        self._changed(memories[0].kept.user)
-
-    def _take_off(self, memory: _Memory) -> None:
+    def _take_off(self, memory: ShelvedMemory) -> None:
         """Free memory that is on the shelf no more, as soon as nobody uses it."""
         if is_in_use(memory.descriptor):
             self._off.append(memory)
@@ -321,12 +328,12 @@ class ShelfStore:
         else:
             self._free(memory)
 
-    def _mark_off(self, memory: _Memory) -> None:
+    def _mark_off(self, memory: ShelvedMemory) -> None:
         if not memory.kept.is_off:
             memory.kept = msgspec.structs.replace(memory.kept, is_off=True)
             self._keep(memory)
 
-    def _free(self, memory: _Memory) -> None:
+    def _free(self, memory: ShelvedMemory) -> None:
         self._send_to_keeper(protocol.Delete(key=_key(memory)), [])
         os.close(memory.descriptor)
 
@@ -346,21 +353,16 @@ class ShelfStore:
         self._look_later()
 
 
-def _key(memory: _Memory) -> str:
+def _key(memory: ShelvedMemory) -> str:
     return f"{KEY_PREFIX}{memory.kept.number}"
 
 
-def _user(process: SessionHandle) -> str:
-    assert process.user is not None
-    return process.user
-
-
-def _entries(memories: Iterable[_Memory]) -> list[protocol.ShelfEntry]:
+def _entries(memories: Iterable[ShelvedMemory]) -> list[protocol.ShelfEntry]:
     return [
         protocol.ShelfEntry(name=memory.kept.name, bytes=memory.size, shelved_at=memory.kept.shelved_at)
         for memory in memories
     ]
 
 
-def _sum(memories: Iterable[_Memory]) -> int:
+def _sum(memories: Iterable[ShelvedMemory]) -> int:
     return sum(memory.size for memory in memories)

@@ -23,6 +23,7 @@ from sharedkernel.gateway.auth.identity import GatewayUser
 from sharedkernel.gateway.cluster.changes import PendingChanges
 from sharedkernel.gateway.cluster.hosts import ClusterHosts, Host, HostAway
 from sharedkernel.gateway.cluster.requests import IF_PROMPT, HostRequests, HostUnreached
+from sharedkernel.gateway.cluster.shelf_carrier import ShelfCarrier
 from sharedkernel.gateway.cluster.status import merge_hosts
 from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.gateway.kernels.starting import NOTE_HEADER
@@ -70,6 +71,7 @@ class Front:
         self.requests = requests
         self._rules = rules
         self._executors = executors
+        self._shelves = ShelfCarrier(requests)
         #: starts in progress, by user, client key and notebook: one that is asked for again is not made twice
         self._starting: dict[tuple[str, str | None, str | None], asyncio.Future[HTTPResponse]] = {}
         #: kernels by user and client key: a status document may not show yet what has just started
@@ -213,7 +215,7 @@ class Front:
                 return answer
         answer = await self._start_new(user, uri, body, headers)
         if client_key is not None and answer.code == HTTPStatus.CREATED:
-            self._kernels[user.username, client_key] = str(json.loads(answer.body)["id"])
+            self._kernels[user.username, client_key] = _kernel_of(answer)
             if len(self._kernels) > _MAX_KERNELS:
                 del self._kernels[next(iter(self._kernels))]
         return answer
@@ -224,8 +226,7 @@ class Front:
         # Nothing is awaited between the check and the session's being counted in its host's summary, so parallel
         # requests cannot exceed the limit.
         await self._check_number(user.username)
-        if (note := self.hosts.note_on_earlier(user.username)) is not None:
-            headers = [*headers, (NOTE_HEADER, note)]
+        earlier = self.hosts.note_on_earlier(user.username)
         refused: set[str] = set()
         answer: HTTPResponse | None = None
         while True:
@@ -238,12 +239,17 @@ class Front:
             counted, heard = host.users[user.username], host.heard
             patience = {} if len(self._placeable(refused)) == 1 else {"connect_seconds": IF_PROMPT}
             with contextlib.suppress(HostUnreached), self._counting(user.username, host.name):
-                answer = await self.requests.fetch(host, user, "POST", uri, body=body, headers=headers, **patience)
+                left = await self._shelves.find(user, [each for each in self.hosts.answering() if each is not host])
+                note = " ".join(filter(None, [earlier, *(each.note() for each in left)]))
+                noted = [*headers, (NOTE_HEADER, note)] if note else headers
+                answer = await self.requests.fetch(host, user, "POST", uri, body=body, headers=noted, **patience)
                 # 409 and 503: its executors refuse or are away, and another host's may not.
                 if answer.code not in (409, 503):
                     # A summary that was on its way when the request came there did not count it.
                     if answer.code == HTTPStatus.CREATED and host.num_sessions(user.username) <= counted.sessions:
                         host.users[user.username] = counted
+                    if answer.code == HTTPStatus.CREATED and left:
+                        await self._shelves.carry(user, left, host, _kernel_of(answer))
                     return answer
             if host.heard == heard:  # no summary has come since it was counted there
                 host.count(user.username, -1)
@@ -334,6 +340,12 @@ class Front:
         self.hosts.forget(name)
         self.requests.forget(name)
         self.changes.forget(name)
+
+
+def _kernel_of(started: HTTPResponse) -> str:
+    """Return the kernel id in a host's answer to a start: that of a kernel, or of a notebook session."""
+    body = json.loads(started.body)
+    return str(body.get("kernel", body)["id"])
 
 
 def choose_device(rule: str, hosts: Sequence[Host], user: str) -> Host:

@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 #: seconds between two states for the agent, and two attempts to tell notebooks of a cordon
 _INTERVAL = 2.0
 
+#: modules with the routes that only a host of a cluster has
+HOST_SERVICES = ("sharedkernel.gateway.cluster.cordon", "sharedkernel.gateway.cluster.shelf_parts")
+
 
 class MemberOptions(Protocol):
     """The gateway's options that are about its place in a cluster."""

@@ -24,6 +24,7 @@ from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable, ProtocolError, QuotaExceeded, Refused, SharedKernelError
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.shelf.room import Room
+from sharedkernel.executor.shelf.session_requests import ShelfRequests
 from sharedkernel.executor.shelf.store import LONGEST_NAME, MOST_NAMES, ShelfStore
 from sharedkernel.ipc.fd_client import Descriptor, DescriptorClient
 from sharedkernel.ipc.fd_server import FdServer
@@ -102,7 +103,7 @@ class Desk:
         self.channel = FdServer(
             self.directory / DESCRIPTOR_SOCKET,
             lambda pid: self.session if pid == os.getpid() else None,
-            self.shelves.handlers(),
+            ShelfRequests(self.shelves).handlers(),
             self.shelves.forget_reservations,
         )
         self.channel.start()
