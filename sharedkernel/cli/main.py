@@ -7,6 +7,7 @@ server, and so that a machine with the user's side alone gets a sentence instead
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -201,6 +202,16 @@ class SharedKernelApp(CommandApp):
         application.launch_instance(argv)
 
 
+def _nobody_reads() -> bool:
+    """Whether standard output is a pipe that was closed, as by ``head``; then nothing is written there any more."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line *argv* (default: this process's)."""
     skip_address_grammar()
@@ -208,7 +219,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         application.initialize(list(sys.argv[1:] if argv is None else argv))
         application.start()
+        sys.stdout.flush()
     except SharedKernelError as error:
         fail(str(error))
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -51,5 +51,5 @@ class PolicyApp(GatewayCommandApp):
             print(json.dumps(answer))  # noqa: T201
             return
         for device, policy in answer["devices"].items():
-            print(f"{safe_text(device)}: {safe_text(policy)}")  # noqa: T201
+            print(f"{safe_text(device) or 'policy'}: {safe_text(policy)}")  # noqa: T201
         print(f"policies: {', '.join(map(safe_text, answer['policies']))}")  # noqa: T201

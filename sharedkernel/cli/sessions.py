@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -13,6 +14,7 @@ from traitlets import Bool, Unicode
 
 from sharedkernel.cli.base import fail
 from sharedkernel.cli.options import GatewayCommandApp
+from sharedkernel.errors import Refused
 from sharedkernel.gateway_client.sessions import offload_session, stop_session
 from sharedkernel.gateway_client.status import fetch_status
 from sharedkernel.status.document import SessionStatus
@@ -73,7 +75,7 @@ class _SessionCommandApp(GatewayCommandApp):
     user = Unicode(help="All sessions of this user, in the place of an id.").tag(config=True)
 
     def start(self) -> None:
-        """Do it to each session that the line names, and print a line for each.
+        """Do it to each session that the line names, whatever comes of the others, and print a line for each.
 
         Raises
         ------
@@ -94,9 +96,18 @@ class _SessionCommandApp(GatewayCommandApp):
         else:
             # all are found before the first is touched
             chosen = list({found.id: found for word in self.extra_args for found in [self._find(word)]}.values())
+        num_failed = 0
         for session in chosen:
-            self.act(session.kernel_id or "")
-            print(f"{self.done} {session_name(session)} of {safe_text(session.user)}")  # noqa: T201
+            name = f"{session_name(session)} of {safe_text(session.user)}"
+            try:
+                self.act(session.kernel_id or "")
+            except Refused as refusal:
+                num_failed += 1
+                print(f"sharedkernel: {name}: {refusal}", file=sys.stderr)  # noqa: T201
+            else:
+                print(f"{self.done} {name}")  # noqa: T201
+        if num_failed:
+            sys.exit(1)
 
     def _find(self, word: str) -> SessionStatus:
         return find(word, fetch_status(self.credentials(), about=word).sessions)

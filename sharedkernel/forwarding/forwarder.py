@@ -241,12 +241,18 @@ class Forwarder(ABC):
     def _heed_status(self, parts: list[bytes]) -> bool:
         """Notice that the session has another process: nothing that waits for the one before will be answered by it.
 
+        An earlier session that takes its place gets what has not begun there, as the cells after `%shared attach`.
+
         Returns whether the message is for the client to hear. That a session is dead for good is not: it takes its own
         kernel for dead then, and gives up on it. Nor is that an earlier session is back: a page says of every restart
         that the kernel has died.
         """
         # Looked for in the bytes first: this is on every output's way.
-        if b'"status"' not in parts[0] or not (b"restarting" in parts[3] or b"dead" in parts[3]):
+        if b'"status"' not in parts[0]:
+            return True
+        if b"busy" in parts[3] and (request := self._pending.get(("shell", _id_of(parts[1])))):
+            request.has_begun = True
+        if not (b"restarting" in parts[3] or b"dead" in parts[3]):
             return True
         content = wire.read_object(parts[3])
         state = content.get("execution_state")
@@ -254,7 +260,7 @@ class Forwarder(ABC):
             return True
         is_attached = content.get(ATTACHED) is True
         if not self._is_ending():
-            sent = [request for request in self._pending.values() if request.sent]
+            sent = self._take_back() if is_attached else [each for each in self._pending.values() if each.sent]
             died = problems.session_died(content.get("message"))
             self._settle(sent, problems.REPLACED if is_attached else died)
         if self._state is not State.ENDED:
@@ -264,6 +270,15 @@ class Forwarder(ABC):
                 # The gateway connects to the new process's addresses only for a new websocket.
                 self._upstream.drop()
         return state == "restarting" and not is_attached
+
+    def _take_back(self) -> list[Request]:
+        """Hold what was sent to the session's main shell and has not begun there; return what else was sent."""
+        sent = [request for request in self._pending.values() if request.sent]
+        waiting = [request for request in sent if request.in_line and not request.has_begun]
+        for request in reversed(waiting):
+            request.sent = False
+            self._held.put_back(HeldMessage(request.channel, request.parts, request))
+        return [request for request in sent if request.sent]
 
     # --- the connection -----------------------------------
 
@@ -302,7 +317,7 @@ class Forwarder(ABC):
             self._connecting = self._begin(self._rejoin())
 
     def _seen_ids(self) -> list[str]:
-        return [str(wire.read_object(header).get("msg_id")) for header in self._seen]
+        return [_id_of(header) for header in self._seen]
 
     def _meet_process(self, process: str | None) -> None:
         """Say again what may not have reached the session, if it is still the same process: it heeds each message once.
@@ -347,3 +362,7 @@ class Forwarder(ABC):
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("unexpected %s", type(error).__name__, exc_info=error)
             self._on_broken()
+
+
+def _id_of(header: bytes) -> str:
+    return str(wire.read_object(header).get("msg_id"))

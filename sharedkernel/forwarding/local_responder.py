@@ -40,6 +40,8 @@ class Request:
     in_line: bool
     #: whether it was handed to the gateway
     sent: bool = False
+    #: whether the session has said that it handles it
+    has_begun: bool = False
 
     @property
     def header(self) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from traitlets import default
+from traitlets import Integer, default
 
 from sharedkernel.gateway.auth.authorizer import OwnerAuthorizer
 from sharedkernel.gateway.auth.hub import HubUsers
@@ -24,6 +24,9 @@ _IDENTITIES = {"single": SingleUser, "tokens": TokenUsers, "jupyterhub": HubUser
 
 class JupyterDefaults(GatewayOptions):
     """Default values of Jupyter's own traits; goes before Jupyter's server in the bases."""
+
+    #: bounded, unlike Jupyter's: the system takes what exceeds 16 bits off, and serves another port
+    port = Integer(min=0, max=65535, help="Port to listen on; 0: any that is free.").tag(config=True)
 
     @default("config_file_name")
     def _default_config_file_name(self) -> str:

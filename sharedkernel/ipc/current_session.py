@@ -20,10 +20,13 @@ from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError, SharedKernelError
 from sharedkernel.ipc.fd_client import DescriptorClient
 from sharedkernel.status.document import StatusDocument, read_status
+from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
 
 log = logging.getLogger(__name__)
 
 Callback = Callable[[StatusDocument], None]
+#: seconds for which what clients send waits at most for another session that is to take this one's place
+_MOST_HELD = 10.0
 
 
 class ExecutorLink(Protocol):
@@ -52,6 +55,9 @@ class _View:
         self._questions = itertools.count(1)
         #: gets the answer to a question for an earlier session, by its number, while a cell waits for it
         self._answers: dict[int, queue.SimpleQueue[str]] = {}
+        #: not set: an earlier session takes this one's place
+        self._stays = InterruptSafeEvent()
+        self._stays.set()
 
     def subscribe(self, callback: Callback, interval: float) -> Callable[[], None]:
         with self._lock:
@@ -100,12 +106,20 @@ class _View:
         finally:
             self._answers.pop(question, None)
 
-    def on_answer(self, question: int, text: str) -> bool:
-        """Take the answer to *question*, if a cell still waits for it."""
-        answer = self._answers.pop(question, None)
+    def on_answer(self, notice: protocol.Notice) -> bool:
+        """Take an answer; return whether a cell still waits for it."""
+        if notice.holds_cells:
+            self._stays.clear()
+        elif (notice.question or not notice.text) and not self._stays.wait(0):
+            self._stays.set()
+        answer = self._answers.pop(notice.question, None)
         if answer is not None:
-            answer.put(text)
+            answer.put(notice.text)
         return answer is not None
+
+    def wait_for_place(self) -> None:
+        if not self._stays.wait(_MOST_HELD):
+            self._stays.set()
 
 
 _view: _View | None = None
@@ -127,9 +141,18 @@ def on_message(message: Any) -> None:
         _view.watch()
 
 
-def on_answer(question: int, text: str) -> bool:
+def on_answer(notice: protocol.Notice) -> bool:
     """Take a sentence for the user, if a cell waits for it as an answer; False: it is for somebody else to show."""
-    return _view is not None and _view.on_answer(question, text)
+    return _view is not None and _view.on_answer(notice)
+
+
+def wait_for_place() -> None:
+    """Return when this session is to handle what its clients send: not while an earlier one is to take its place.
+
+    Then this process ends meanwhile; or that comes to nothing, or takes too long.
+    """
+    if _view is not None:
+        _view.wait_for_place()
 
 
 def _connected() -> _View:

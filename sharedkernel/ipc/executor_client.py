@@ -304,9 +304,12 @@ class ExecutorClient(ShelfCalls):
         record: SessionRecord = answer.record
         return record
 
-    async def notify_session(self, session: str, text: str, *, question: int = 0) -> None:
-        """Show *text*, a sentence, in a session's notebook, as the answer to its user's *question* if not 0."""
-        await self._ask(protocol.NotifySession(session=session, text=text, question=question))
+    async def notify_session(self, session: str, text: str, *, question: int = 0, holds_cells: bool = False) -> None:
+        """Show *text*, a sentence, in a session's notebook, as the answer to its user's *question* if not 0.
+
+        *holds_cells* is as in :class:`~sharedkernel.protocol.Notice`.
+        """
+        await self._ask(protocol.NotifySession(session=session, text=text, question=question, holds_cells=holds_cells))
 
     async def offload_session(self, session: str) -> None:
         """Offload an idle session; returns once its device memory is free.

@@ -79,9 +79,12 @@ class NotifySession(ControlRequest, frozen=True, kw_only=True):
     """Show `text`, a sentence, in the session's notebook; answered by :class:`Done`."""
 
     session: str
+    #: empty: only what is said besides
     text: str
     #: of :class:`EarlierWanted`, where this answers it; 0: it answers nothing
     question: int = 0
+    #: as :class:`Notice` has it
+    holds_cells: bool = False
 
 
 class OffloadSession(ControlRequest, frozen=True, kw_only=True):

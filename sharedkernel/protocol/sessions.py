@@ -270,9 +270,13 @@ class LineClosed(Message, frozen=True, kw_only=True):
 class Notice(Message, frozen=True, kw_only=True):
     """A sentence for the session's user, to be shown in the notebook."""
 
+    #: empty: only what is said besides
     text: str
     #: the :class:`WantEarlier` that it answers; 0: none
     question: int = 0
+    #: in an answer: another session takes this one's place, and is to run the cells that wait; in a notice without
+    #: text: False, since that came to nothing
+    holds_cells: bool = False
 
 
 class View(Message, frozen=True, kw_only=True):

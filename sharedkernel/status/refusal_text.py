@@ -13,6 +13,7 @@ from sharedkernel.units import format_bytes, format_seconds
 
 _FREE = "free what you no longer need (`del name`)"
 _ADVICE = f"{_FREE}, or shut down another of your notebooks, and run the cell again"
+_ADVICE_FOR_ONE = f"{_FREE}, and run the cell again"
 
 
 def _explain_quota(
@@ -54,7 +55,7 @@ def explain_lease(what: str, allowance: Allowance, *, waits_again: bool = False)
     what
         Begins the sentence: what the session uses, or wanted.
     allowance
-        The lease, with the figures of the quota and the device.
+        The lease, with the figures of the quota, and of the device if that is what the quota has no room on.
     waits_again
         Whether the same cell, run again, waits for the memory that it lacked.
     """
@@ -64,13 +65,19 @@ def explain_lease(what: str, allowance: Allowance, *, waits_again: bool = False)
         "run the cell again: it then waits until others have given that memory back. Or free what you no longer need "
         "(`del name`) first"
     )
+    of_device = (
+        f", the device has {format_bytes(allowance.capacity_bytes)}, of which the sessions of others and what "
+        f"every session's process needs take {format_bytes(rest)}{f' ({holders})' if holders else ''}"
+    )
+    use = QuotaUse(quota=allowance.quota_bytes, sessions=allowance.others_bytes)
+    is_quota = allowance.limit_bytes >= allowance.quota_bytes - allowance.others_bytes
+    own_advice = _ADVICE if allowance.others_bytes or not is_quota else _ADVICE_FOR_ONE
     return _explain_quota(
         f"{what}, and may use {format_bytes(allowance.limit_bytes)}",
-        QuotaUse(quota=allowance.quota_bytes, sessions=allowance.others_bytes),
+        use,
         are_others=True,
-        more=f", the device has {format_bytes(allowance.capacity_bytes)}, of which the sessions of others and what "
-        f"every session's process needs take {format_bytes(rest)}{f' ({holders})' if holders else ''}",
-        advice=advice if waits_again else _ADVICE,
+        more="" if is_quota else of_device,
+        advice=advice if waits_again else own_advice,
     )
 
 

@@ -37,6 +37,18 @@ def test_a_reader_who_has_read_enough_is_told_nothing() -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
+def test_a_reader_who_goes_away_in_the_middle_is_told_nothing_either(tmp_path: Path) -> None:
+    """As with ``sharedkernel simulate … | head``; what is printed waits in a buffer until the end."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        command = [sys.executable, "-m", "sharedkernel", "simulate", "class", "--students", "2", "--device", "24GiB"]
+        done = subprocess.run(
+            command, stdout=closed, stderr=subprocess.PIPE, text=True, timeout=60, check=False, cwd=tmp_path
+        )
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["lab", "--help"], ["demo", "--help"], ["status", "--help"], ["top", "-h"], ["trace", "-h"]],
@@ -84,6 +96,9 @@ def test_help_lists_every_command() -> None:
         (["lab", "--capacity"], "expected one argument; see `sharedkernel lab --help`"),
         (["status", "--gatway-url", "x"], "unrecognized arguments: --gatway-url; see `sharedkernel status --help`"),
         (["status", "--token"], ": expected one argument; see `sharedkernel status --help`"),
+        (["status", "--nosuch"], "there is no option --nosuch; see `sharedkernel status --help`"),
+        (["gateway", "--port", "99999"], "should not be greater than 65535"),
+        (["executor", "--capacity", "8"], "a capacity of 8 B is too little for any notebook"),
         (["status", "extra"], "'extra' is not understood; see `sharedkernel status --help`"),
         (["demo", "--capacity", "8-Gb"], "'8-Gb' is not an amount of memory"),
         (["lab", "--capacity", "8Gx"], "'8Gx' has an unknown unit of memory"),

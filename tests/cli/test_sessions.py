@@ -87,6 +87,50 @@ def test_a_name_of_several_sessions_stops_none(stack: LocalStack) -> None:
         end_sessions(stack)
 
 
+def test_a_session_that_was_brought_back_can_be_ended_once_it_is_shut_down_again(stack: LocalStack) -> None:
+    """It has another kernel's id meanwhile, which ends with that."""
+    assert run(stack, "ada", "quota", "grace", "--linger", "10m").returncode == 0
+
+    async def scenario() -> None:
+        for cell in ("x = 1", "%shared attach"):
+            async with shared_kernel(stack, "grace", "train.ipynb") as client:
+                await client.execute_interactive(cell, timeout=60)
+                await client.execute_interactive("assert x == 1", timeout=60)
+
+    try:
+        asyncio.run(scenario())
+        wait_until(lambda: [entry["lingering"] for entry in entries(stack, "grace")] == [True], "it lingers")
+        done = run(stack, "grace", "stop", "train.ipynb", "--now")
+        assert (done.returncode, done.stdout) == (0, "stopped train.ipynb of grace\n"), done.stderr
+        wait_until(lambda: not entries(stack, "grace"), "it has ended")
+    finally:
+        assert run(stack, "ada", "quota", "--reset").returncode == 0
+        end_sessions(stack)
+
+
+def test_one_that_cannot_be_offloaded_keeps_no_other_from_it(stack: LocalStack) -> None:
+    """Each gets its line, and the command fails."""
+
+    async def scenario() -> None:
+        async with shared_kernel(stack, "grace", "a.ipynb") as busy, shared_kernel(stack, "grace", "b.ipynb") as idle:
+            await idle.execute_interactive("import torch; kept = torch.ones(1 << 22)", timeout=60)
+            busy.execute("import time; time.sleep(600)")
+            await asyncio.to_thread(wait_until, lambda: states() == {"a.ipynb": "busy", "b.ipynb": "idle"}, "it runs")
+            done = await asyncio.to_thread(run, stack, "grace", "offload", "--user", "grace")
+            assert done.returncode == 1
+            assert done.stdout == "offloaded b.ipynb of grace\n"
+            assert done.stderr.startswith("sharedkernel: a.ipynb of grace: ")
+
+    def states() -> dict[object, object]:
+        kinds = {"idle": "idle", "offloaded": "idle"}
+        return {entry["notebook"]: kinds.get(str(entry["state"]), "busy") for entry in entries(stack, "grace")}
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        end_sessions(stack)
+
+
 def test_jupyter_run_runs_a_file_on_the_shared_device(stack: LocalStack, tmp_path: Path) -> None:
     """It names the file to the kernel's process as well, which is not for the kernel."""
     program = tmp_path / "program.py"

@@ -65,6 +65,16 @@ def test_what_a_restart_has_left_is_brought_back(stack: LocalStack, notebook: No
     wait_until(lambda: not kept(stack, notebook))
 
 
+def test_cells_that_were_sent_at_once_run_in_the_session_that_is_back(notebook: Notebook) -> None:
+    """As *Run All* sends them, in their order, each once."""
+    notebook.restart()
+    cells = ["%shared attach", "print(x + 1)", "x += 1", "print(x + 1)", "print('x' in globals())"]
+    sent = [notebook.client.execute(cell) for cell in cells]
+    texts = [notebook.wait(each).text() for each in sent]
+    assert "The earlier session takes the place of this one" in texts[0]
+    assert texts[1:] == ["42\n", "", "43\n", "True\n"]
+
+
 def test_a_running_cell_is_interrupted_and_its_variables_stay(stack: LocalStack, notebook: Notebook) -> None:
     """As by the button for that."""
     running = notebook.client.execute(_FOR_EVER)

@@ -34,6 +34,15 @@ def test_a_quota_is_explained_with_what_has_it() -> None:
     )
 
 
+def test_a_device_with_room_is_not_mentioned() -> None:
+    """Nor are notebooks that there are not: the one that asked has all of the quota."""
+    allowance = Allowance(limit_bytes=512 * MIB, quota_bytes=512 * MIB, others_bytes=0, capacity_bytes=9 << 30)
+    assert explain_lease("This session uses 191 MiB, asked for 381 MiB more", allowance) == (
+        "This session uses 191 MiB, asked for 381 MiB more, and may use 512 MiB: your quota is 512 MiB, your other "
+        "sessions use 0 B. Nothing was lost: free what you no longer need (`del name`), and run the cell again."
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "begins"),
     [

@@ -178,7 +178,7 @@ class ClassApp(LimitCommandApp):
         print(_headline(found))  # noqa: T201
         table = new_table(text("user"), text("invitation", 2), text("joined", 2), number("sessions", 8))
         for name, member in found["users"].items():
-            state = "sent" if member["invited"] else "used" if member["joined"] else "-"
+            state = "open" if member["invited"] else "used" if member["joined"] else "-"
             joined = "-" if member["joined"] is None else _local(member["joined"])
             table.add_row(cell(name, "bold"), cell(state), cell(joined), str(member["sessions"]))
         Console(highlight=False).print(table)

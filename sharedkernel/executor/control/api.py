@@ -123,8 +123,8 @@ class ControlApi:
                 process = self._reclaim(message)
                 self._status.forget()
                 return protocol.SessionReady(request=message.request, record=process.record())
-            case protocol.NotifySession(text=text, question=question):
-                self._session(message.session).warn(text, question=question)
+            case protocol.NotifySession(text=text, question=question, holds_cells=holds):
+                self._session(message.session).warn(text, question=question, holds_cells=holds)
             case protocol.OffloadSession():
                 await self._controller.offloads.request(self._session(message.session))
             case protocol.SignalSession():

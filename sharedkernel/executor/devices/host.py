@@ -43,6 +43,8 @@ _MOST_LOOKING = 0.1
 SLACK_BYTES = 128 << 20
 #: part of the machine's memory that is the device's when nothing else is said
 _DEFAULT_PART = 0.5
+#: less holds no batch of anything, and is mostly a number without its unit
+_LEAST_CAPACITY = 16 << 20
 #: lanes on this device count bytes and share none, so all sessions may share them
 TRUST_DOMAIN = "host"
 
@@ -60,7 +62,7 @@ def describe(capacity: int | None, reserve: int, name: str = "host") -> Device:
     Raises
     ------
     ConfigError
-        When the capacity is more than the machine has, or all of it is reserved.
+        When the capacity is more than the machine has or too little for a notebook, or all of it is reserved.
     """
     total = psutil.virtual_memory().total
     if capacity is None:
@@ -69,6 +71,11 @@ def describe(capacity: int | None, reserve: int, name: str = "host") -> Device:
         raise ConfigError(
             f"a capacity of {format_bytes(capacity)} is more than this machine's {format_bytes(total)}; "
             "name less with --capacity."
+        )
+    if capacity < _LEAST_CAPACITY:
+        raise ConfigError(
+            f"a capacity of {format_bytes(capacity)} is too little for any notebook; name "
+            f"{format_bytes(_LEAST_CAPACITY)} or more with --capacity, as in 8GiB."
         )
     if reserve >= capacity:
         raise ConfigError(

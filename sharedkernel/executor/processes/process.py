@@ -171,10 +171,13 @@ class SessionHandle(PersistedSession, kw_only=True, eq=False):
             else:
                 os.kill(self.pid, signum)
 
-    def warn(self, text: str, *, question: int = 0) -> None:
-        """Show *text*, a sentence, in its notebook, as the answer to its user's *question* if not 0."""
+    def warn(self, text: str, *, question: int = 0, holds_cells: bool = False) -> None:
+        """Show *text*, a sentence, in its notebook, as the answer to its user's *question* if not 0.
+
+        *holds_cells* is as in :class:`~sharedkernel.protocol.Notice`.
+        """
         log.warning("session %s of %s: %s", self.session, self.user, text)
-        self.send(protocol.Notice(text=text, question=question))
+        self.send(protocol.Notice(text=text, question=question, holds_cells=holds_cells))
 
     @property
     def has_read_all(self) -> bool:

@@ -67,6 +67,7 @@ class DetachTimers:
         """Let *process* linger for *seconds* from now on; whether it does so because its kernel was *restarted*."""
         process.lingers_until = time.monotonic() + seconds
         process.restarted = restarted
+        process.kernel = None  # which ends; the one that takes it back has another id
         log.info("session %s of %s lingers for %.0f s", process.session, process.user, seconds)
         self.resume(process)
 

@@ -341,7 +341,9 @@ class Classroom:
     def _changing(self) -> Iterator[ClassRecord]:
         """Yield a copy of the record, and keep it if nothing is raised."""
         if self._record is None:
-            raise Refused("there is no class; begin one with `sharedkernel class ROSTER`.", reason="no_class")
+            raise Refused(
+                "there is no class; begin one with `sharedkernel class ROSTER --until TIME`.", reason="no_class"
+            )
         record = msgspec.json.decode(msgspec.json.encode(self._record), type=ClassRecord)
         yield record
         self._keep(record)

@@ -261,7 +261,9 @@ class DetachedSessions:
         earlier = self.find(kernel, include_open=True)
         question, questions.newest = questions.newest, None
         if question is not None:
-            await kernel.notify(_outlook(earlier, self._elsewhere.get(kernel)), question=question)
+            await kernel.notify(
+                _outlook(earlier, self._elsewhere.get(kernel)), question=question, holds_cells=earlier is not None
+            )
         return earlier
 
     async def _reattach(self, kernel: SessionKernel, questions: _Questions) -> None:
@@ -290,6 +292,7 @@ class DetachedSessions:
                 "`%shared attach` again.",
                 cell,
             )
+            await kernel.notify("", holds_cells=False)
             return
         back = "The earlier session of this notebook is back, with its variables."
         if newest is not None and newest.session != earlier.session:
@@ -299,6 +302,8 @@ class DetachedSessions:
         except SharedKernelError as error:
             if kernel.session_id == own:
                 kernel.outputs.show(f"{_NOT_BACK}: {error}", cell)
+                with contextlib.suppress(SharedKernelError):
+                    await kernel.notify("", holds_cells=False)
             raise
 
     async def bring_back(self, kernel: SessionKernel) -> None:

@@ -207,7 +207,7 @@ class SessionKernel(ServerKernelManager):
         """Offload its memory until its next cell; returns once the memory is free."""
         await self._executor.offload_session(self.session_id)
 
-    async def notify(self, sentence: str, *, question: int = 0) -> None:
+    async def notify(self, sentence: str, *, question: int = 0, holds_cells: bool = False) -> None:
         """Have the session show a sentence.
 
         Parameters
@@ -216,8 +216,10 @@ class SessionKernel(ServerKernelManager):
             Shown below the cell that runs or ran last.
         question
             Number of the session's question that this answers; 0: none.
+        holds_cells
+            As :class:`~sharedkernel.protocol.Notice` has it.
         """
-        await self._executor.notify_session(self.session_id, sentence, question=question)
+        await self._executor.notify_session(self.session_id, sentence, question=question, holds_cells=holds_cells)
 
     async def linger(self, seconds: float, *, restarted: bool) -> None:
         """Shut it down, but keep its process for *seconds*; *restarted*: another session takes its place at once."""

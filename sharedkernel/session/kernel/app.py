@@ -141,6 +141,7 @@ class SessionRuntime:
         forecast.progress.install()
         translator = ErrorTranslator(
             self._lease,
+            used=lambda: self._gate.used_bytes,
             on_failure=self._gate.allocation_failed,
         )
         self._kernel.attach(self._gate, self._lease, translator, notice=self._notice, message_log=message_log)
@@ -177,7 +178,7 @@ class SessionRuntime:
             self._lease.allowance = message
             self._meter.allow(message)
         elif isinstance(message, protocol.Notice):
-            if not current_session.on_answer(message.question, message.text):
+            if not current_session.on_answer(message) and message.text:
                 show_sentence(self._kernel, message.text)
         elif isinstance(message, protocol.View | protocol.Welcome):
             self._refused_since = self._refusal = None

@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import zmq
-from ipykernel import ipkernel
 from ipykernel.ipkernel import IPythonKernel
 from jupyter_client.session import DELIM
 from traitlets import Instance, Type
 from zmq.eventloop.zmqstream import ZMQStream
 
+from sharedkernel.ipc import current_session
 from sharedkernel.session.gate.gate import Gate
 from sharedkernel.session.gate.loops import LoopReporter
+from sharedkernel.session.imported_modules import imported_files, unaware_of_modules
 from sharedkernel.session.kernel.interrupts import Interrupts
 from sharedkernel.session.kernel.likeness import named_as
 from sharedkernel.session.kernel.message_log import REPLY, REQUEST, MessageLog, message_id
@@ -54,28 +53,6 @@ _NOT_OPENED = (KeyboardInterrupt, torch.OutOfMemoryError, RestoreFailed)
 _FEWEST_FRAMES = 5
 #: seconds within which a client that asks for input has connected the socket for it, and between two looks
 _STDIN_PATIENCE, _STDIN_PAUSE = 10.0, 0.02
-#: files of the modules that were imported before the fork; the debugger does not step into them
-imported_files: list[str] = []
-
-
-def note_imported_files() -> None:
-    """Fill :data:`imported_files` (in the warm parent, once it has imported everything)."""
-    imported_files[:] = [file for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))]
-
-
-@contextlib.contextmanager
-def _unaware_of_modules() -> Iterator[None]:
-    """Keep ipykernel from looking at every imported module while it makes a kernel.
-
-    It does so for its debugger's list of files. Each look counts a reference, which writes to a page that all sessions
-    share: about 10 MiB of copies a session, of 36. The list is made once instead, by :func:`note_imported_files`.
-    """
-    real = ipkernel.sys
-    ipkernel.sys = SimpleNamespace(modules={}, platform=sys.platform)  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        ipkernel.sys = real
 
 
 @named_as(IPythonKernel)
@@ -108,7 +85,7 @@ class GatedKernel(IPythonKernel):
         #: the request whose cell the main thread runs, and what keeps its states in order with other threads'
         self._running_cell: dict[str, Any] | None = None
         self._status_lock = threading.RLock()
-        with _unaware_of_modules():
+        with unaware_of_modules():
             super().__init__(**kwargs)
         self._kernel_modules = imported_files
         if getattr(self, "debugger", None) is not None:
@@ -259,6 +236,8 @@ class GatedKernel(IPythonKernel):
 
     async def dispatch_shell(self, msg: Any, /, subshell_id: str | None = None, *, concurrent: bool = False) -> None:
         """Handle a message of the shell channel; operations on a subshell's thread pass the gate from now on."""
+        if subshell_id is None:
+            current_session.wait_for_place()
         self._request_limit.take(msg)
         if self.gate is not None:
             self.gate.guard_thread()

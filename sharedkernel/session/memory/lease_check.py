@@ -98,6 +98,8 @@ class ErrorTranslator:
     ----------
     lease
         The session's.
+    used
+        Returns the bytes that the session has in tensors.
     on_failure
         Called with a failed allocation that ends a cell; returns whether that cell requests the memory when it runs
         again.
@@ -107,21 +109,21 @@ class ErrorTranslator:
         self,
         lease: LeaseCheck,
         *,
+        used: Callable[[], int],
         on_failure: Callable[[BaseException], bool] = lambda error: False,
     ) -> None:
         self._lease = lease
+        self._used = used
         self._on_failure = on_failure
 
     def translate(self, error: BaseException | None) -> BaseException | None:
         """Return *error*, or in its place the quota's if a failed allocation is what it is about."""
         if error is None or self._lease.allowance is None or not self._lease.is_allocation_failure(error):
             return error
-        # "…[enforce fail at …] . DefaultCPUAllocator: …: you tried to allocate N bytes. Error code …", or on a GPU
-        # "CUDA out of memory. Tried to allocate N MiB. GPU 0 has …"
-        first_line = str(error).split(" Error code")[0].split(". GPU ")[0].rpartition("] ")[2].rpartition(": ")[2]
-        first_line = first_line.rpartition("out of memory. ")[2]
-        asked = f"This session asked for more memory than is left to it ({first_line or 'out of memory'})"
-        text = explain_lease(asked, self._lease.allowance, waits_again=self._on_failure(error))
+        asked = self._lease.asked_bytes(error)
+        more = "more" if asked is None else f"{format_bytes(asked)} more"
+        what = f"This session uses {format_bytes(self._used())}, asked for {more}"
+        text = explain_lease(what, self._lease.allowance, waits_again=self._on_failure(error))
         translated = torch.OutOfMemoryError(text)
         # Its words are in the new ones; shown as the cause it would show the whole traceback twice.
         translated.__context__, translated.__suppress_context__ = error, True

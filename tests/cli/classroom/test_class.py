@@ -79,7 +79,7 @@ def test_a_class_from_its_roster_to_its_end(stack: LocalStack, tmp_path: Path) -
     assert max(map(len, shown.splitlines()[1:])) <= 80
     rows = {line.split()[0]: line.split()[1:] for line in shown.splitlines()[1:] if line}
     assert (rows["maria"][0], rows["maria"][-1]) == ("used", "1")
-    assert (rows["niels"][0], rows["niels"][-1]) == ("sent", "0")
+    assert (rows["niels"][0], rows["niels"][-1]) == ("open", "0")
     later = run(stack, "ada", "invite", "niels", "otto", "--json", status=0)
     assert "before work no longer" in later.stderr
     invitations = json.loads(later.stdout)["invitations"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from tests.executor.harness import Executor, ExecutorProcess
 
@@ -31,5 +32,28 @@ def test_what_else_there_is_to_say_is_no_answer(process: ExecutorProcess) -> Non
             await tell("The first answer once more.", first)
             await tell("Another answer.", second)
             assert sorted((await asking).text.splitlines()) == ["Another answer.", "⚠ The first answer once more."]
+
+    asyncio.run(check())
+
+
+def test_cells_wait_for_the_session_that_takes_the_place_of_theirs(process: ExecutorProcess) -> None:
+    """They go on here if that comes to nothing; what comes meanwhile is shown, and changes nothing."""
+
+    async def check() -> None:
+        async with Executor(process) as executor:
+            notebook = await executor.notebook()
+            questions: asyncio.Queue[int] = asyncio.Queue()
+            executor.client.on_earlier_wanted = lambda _session, question: questions.put_nowait(question)
+            tell = partial(executor.client.notify_session, notebook.session)
+
+            asking = asyncio.create_task(notebook.run("%shared attach"))
+            await tell("It takes the place of this one.", question=await questions.get(), holds_cells=True)
+            assert (await asking).text.strip() == "It takes the place of this one."
+            waiting = asyncio.create_task(notebook.run("1 + 1"))
+            await tell("Something else.")
+            await asyncio.sleep(1)
+            assert not waiting.done()
+            await tell("")
+            assert (await waiting).text == "2"
 
     asyncio.run(check())
