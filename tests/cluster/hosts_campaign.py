@@ -163,7 +163,8 @@ class HostsCampaign:
                 notebooks.callback(worker.leave)
             self._wait(lambda: all(worker.findings.cells for worker in self.workers), "everybody works")
             of_partition: dict[str, Any] = {}
-            while len(self.faults) < number and not self._has_failed:
+            # The first finding ends it: logs and stories of that moment would be gone at the end.
+            while len(self.faults) < number and not self._has_failed and not self._has_findings:
                 time.sleep(self._random.uniform(*_GAP))
                 if self._partition and not of_partition and len(self.faults) >= number // 2:
                     of_partition = self._part(say)
@@ -188,6 +189,10 @@ class HostsCampaign:
     def _wait_for_answers(self) -> None:
         for fault in self.faults:
             self._wait(partial(lambda fault: fault.is_overcome, fault), f"everybody has answered after {fault}")
+
+    @property
+    def _has_findings(self) -> bool:
+        return any(worker.findings.is_bad for worker in self.workers)
 
     @property
     def _has_failed(self) -> bool:

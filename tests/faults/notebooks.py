@@ -100,6 +100,11 @@ class Findings:
     #: errors that no kill explains
     unexplained: list[str] = field(default_factory=list)
 
+    @property
+    def is_bad(self) -> bool:
+        """Whether anything was found that must not be."""
+        return bool(self.outcomes_lost or self.tensors_lost or self.wrong or self.unexplained)
+
 
 class Worker(threading.Thread):
     """One notebook at work in a thread of its own, until told to stop.
@@ -288,7 +293,8 @@ class Worker(threading.Thread):
                 self.findings.unexplained.append(f"{self.name}: {cell.error}")
             time.sleep(_RETRY_INTERVAL)
         elif cell.status is not None:
-            self.findings.unexplained.append(f"{self.name}: {cell.error}")
+            what = cell.error or f"a cell that ended as {cell.status!r} and printed {cell.text!r}"
+            self.findings.unexplained.append(f"{self.name}: {what}")
 
     # --- one cell -----------------------------------
 
