@@ -77,6 +77,8 @@ class CommandApp(Application):
     flags: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]  # traitlets leaves it unsaid that they are the class's
     aliases: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]
     subcommands: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]
+    #: whether options can be set in a file, so that their names there are worth telling
+    has_config_file: ClassVar[bool] = False
     #: whether words that are no options are welcome (they land in ``extra_args``)
     accepts_arguments: ClassVar[bool] = False
 
@@ -126,9 +128,8 @@ class CommandApp(Application):
         if self.flags or self.aliases:
             yield "Options"
             yield "======="
-            yield from self.emit_flag_help()
-            yield from self.emit_alias_help()
-            yield ""
+            lines = [*self.emit_flag_help(), *self.emit_alias_help(), ""]
+            yield from (line for line in lines if self.has_config_file or not line.startswith("    Equivalent to:"))
 
     def emit_alias_help(self) -> Generator[str, None, None]:
         """Yield the options that take a value, each with its default unless that is nothing, or told of in its help."""

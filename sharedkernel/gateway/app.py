@@ -78,7 +78,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
     classes: ClassVar[list[Any]] = [  # type: ignore[misc]
         SessionKernel, SessionKernels, SessionWebsocket, SingleUser, TokenUsers,
     ]  # fmt: skip
-    subcommands: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]
+    has_config_file = True
     aliases: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
         "ip": "ServerApp.ip",
         "port": "ServerApp.port",

@@ -208,16 +208,9 @@ class SessionKernel(ServerKernelManager):
         await self._executor.offload_session(self.session_id)
 
     async def notify(self, sentence: str, *, question: int = 0, holds_cells: bool = False) -> None:
-        """Have the session show a sentence.
+        """Have the session show a sentence, below the cell that runs or ran last.
 
-        Parameters
-        ----------
-        sentence
-            Shown below the cell that runs or ran last.
-        question
-            Number of the session's question that this answers; 0: none.
-        holds_cells
-            As :class:`~sharedkernel.protocol.Notice` has it.
+        *question* and *holds_cells* are as in :class:`~sharedkernel.protocol.Notice`.
         """
         await self._executor.notify_session(self.session_id, sentence, question=question, holds_cells=holds_cells)
 
