@@ -29,6 +29,8 @@ from tests.relay.support import Notebook
 STEPS = 240
 #: seconds until a cell is sent again that nobody could run
 _RETRY_INTERVAL = 0.2
+#: what those are told whose relay starts while the executor is gone, or is stopped
+_EXECUTOR_IS_AWAY = ("no executor answers", "does not say which sessions it has")
 #: lines of a notebook's story that are kept
 _STORY_LINES = 1000
 #: most steps of one cell
@@ -286,7 +288,7 @@ class Worker(threading.Thread):
         if name == "SharedGPUOutcomeLost" or (cell.status is None and not cell.lost_relay):
             self.findings.outcomes_lost.append(f"{self.name}: {cell.error or 'no answer'}")
         elif name == "NameError" or name.startswith("SharedGPU"):
-            is_away = name == "SharedGPUUnreachable" or "no executor answers" in cell.error
+            is_away = name == "SharedGPUUnreachable" or any(words in cell.error for words in _EXECUTOR_IS_AWAY)
             # The next session of a notebook that has nothing yet, while the executor may start no process.
             is_start = "a session did not start" in cell.error and not self._is_set_up
             if not self.sessions_killed and not is_away and not is_start:
