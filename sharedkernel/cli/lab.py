@@ -10,14 +10,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from traitlets import Unicode
+
 from sharedkernel.cli.options import StackCommandApp
 from sharedkernel.jupyter.names import KERNEL_NAME
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.system import lifetime
+from sharedkernel.system.nvml import visible_gpus
 from sharedkernel.system.signals import ended_by_signals, left_to_child
 
 #: how long a notebook's session that was shut down can be brought back
 _LINGER = "10m"
+#: the device where there is no GPU, and how much of its memory is shared unless said
+_PROCESSOR, _PROCESSOR_CAPACITY = "host", "4GiB"
 #: seconds that JupyterLab may take to end after SIGTERM
 _STOP_TIMEOUT = 20.0
 
@@ -33,10 +38,19 @@ class LabApp(StackCommandApp):
     """
     examples = """
         sharedkernel lab
-        sharedkernel lab --capacity 8GiB
+        sharedkernel lab --device host --capacity 8GiB
         sharedkernel lab -- --no-browser --port 9000
     """
     accepts_arguments = True
+
+    device = Unicode(
+        help="The device to share: `cuda:N`, an NVIDIA GPU, or `host`, the processor. Default: the first GPU, or the "
+        "processor if there is none."
+    ).tag(config=True)
+    capacity = Unicode(
+        help="How much of the device's memory to share, such as \"8GiB\". Default: all of a GPU's, 4GiB of the "
+        "processor's."
+    ).tag(config=True)
 
     def remedy(self, argv: Sequence[str]) -> str:
         """Return where JupyterLab's own options go, if *argv* has any before the ``--``."""
@@ -55,6 +69,9 @@ class LabApp(StackCommandApp):
     def start(self) -> None:
         """Run until JupyterLab ends; the exit code is its own."""
         user = getpass.getuser()
+        self.device = self.device or next(iter(visible_gpus(os.environ)), _PROCESSOR)
+        if self.device == _PROCESSOR:
+            self.capacity = self.capacity or _PROCESSOR_CAPACITY
         options = {"quotas": {"default": {"linger": _LINGER}}, **self.stack_options()}
         with ended_by_signals(), LocalStack(users=[user], **options) as stack:
             environment = os.environ | stack.client_environment(user) | {"PATH": _path_with_commands()}

@@ -163,7 +163,7 @@ class HostAgent:
         output = directory / "host.log"
         ended = f"It ended at its start before: {_last_sentence(output)}" if self._next_start else ""
         # Imported late: it is large, and only the first start needs it.
-        from sharedkernel.executor.devices.cuda.discovery import visible_gpus
+        from sharedkernel.system.nvml import visible_gpus
 
         devices = settings.choose_devices(self._orders["num_devices"], visible_gpus(host_environment({})))
         key = directory / "cluster.key"

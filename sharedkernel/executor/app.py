@@ -29,6 +29,7 @@ from sharedkernel.scheduling.model.config import PolicyName, SchedulerConfig
 from sharedkernel.selftest.steps import table
 from sharedkernel.system.log_filter import RepetitionFilter
 from sharedkernel.system.malloc import keep_trimmed
+from sharedkernel.system.nvml import visible_gpus
 from sharedkernel.units import format_bytes, parse_bytes, parse_duration
 
 log = logging.getLogger(__name__)
@@ -199,7 +200,7 @@ class ExecutorApp(CommandApp):
         logging.getLogger("asyncio").addFilter(RepetitionFilter())  # of connections for which there is no descriptor
         is_chosen = not self.device
         try:
-            self.device = self.device or next(iter(discovery.visible_gpus(os.environ)), "host")
+            self.device = self.device or next(iter(visible_gpus(os.environ)), "host")
             served = self._find_device()
             config = self._freeze(served.device)
             start_timeout = parse_duration(self.start_timeout)

@@ -13,11 +13,11 @@ from traitlets import Unicode
 
 from sharedkernel.cli.base import CommandApp, fail
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.executor.devices.cuda.discovery import visible_gpus
 from sharedkernel.gateway.config.settings import parse_devices
 from sharedkernel.host.supervisor import HostSupervisor, ServiceFailed, SupervisedService
 from sharedkernel.paths import default_runtime_directory, device_directory, make_private_directory
 from sharedkernel.system.lock_file import EXECUTOR_LOCK, GATEWAY_LOCK, HOST_LOCK, lock_directory
+from sharedkernel.system.nvml import visible_gpus
 
 
 class HostApp(CommandApp):

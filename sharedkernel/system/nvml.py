@@ -12,7 +12,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from sharedkernel.distribution import install_hint
@@ -353,3 +355,29 @@ def _translated(error: Exception, nvml: Any) -> NvmlUnavailable:
         f"the NVIDIA driver does not let the GPU be seen from here ({error}); in a container, start it with the "
         "GPU (such as `--gpus all`), and again if it was there before."
     )
+
+
+def visible_gpus(environment: Mapping[str, str]) -> list[str]:
+    """Return the names of this machine's GPUs, such as ``cuda:0``, as far as `CUDA_VISIBLE_DEVICES` shows them.
+
+    Parameters
+    ----------
+    environment
+        Has that variable, or not.
+
+    Returns
+    -------
+    names
+        Empty without a driver.
+
+    Raises
+    ------
+    NvmlUnavailable
+        When there is a driver that does not work.
+    """
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        shown = count_gpus()
+    else:  # as CUDA reads it: what follows an entry that names none is hidden, too
+        shown = len(list(takewhile(lambda entry: entry.strip() not in ("", "-1"), visible.split(","))))
+    return [f"cuda:{number}" for number in range(shown)]

@@ -42,6 +42,16 @@ def test_lab_says_how_root_may_run_it(scratch: Path) -> None:
     assert lab.stderr.endswith("`sharedkernel lab -- --allow-root`.\n")
 
 
+def test_lab_shares_the_gpu_that_there_is(scratch: Path) -> None:
+    """Nobody with a GPU means the processor, unless they say so: without its driver the sentence tells how."""
+    environment = os.environ | {"TMPDIR": str(scratch), "CUDA_VISIBLE_DEVICES": "0"}
+    lab = subprocess.run(
+        [*COMMAND, "lab"], env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert lab.returncode == 1
+    assert "use --device host" in lab.stderr or "cuda:0" in lab.stderr
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
 def test_lab_offers_the_shared_kernel_and_leaves_nothing(tmp_path: Path, scratch: Path, signum: signal.Signals) -> None:

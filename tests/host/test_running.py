@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sharedkernel.executor.devices.cuda.discovery import visible_gpus
 from sharedkernel.host.running import RunningProcess
 from sharedkernel.system.lock_file import EXECUTOR_LOCK
+from sharedkernel.system.nvml import visible_gpus
 
 #: seconds that anything here may take, on a busy machine
 PATIENCE = 60.0

@@ -12,7 +12,6 @@ import os
 import runpy
 import time
 from collections.abc import Mapping
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from sharedkernel.executor.devices.lane_server import LaneServer
 from sharedkernel.protocol import Device
 from sharedkernel.selftest.runner import SelfTest
 from sharedkernel.selftest.trust import Identity
-from sharedkernel.system.nvml import Gpu, GpuFacts, count_gpus, device_index
+from sharedkernel.system.nvml import Gpu, GpuFacts, device_index
 from sharedkernel.units import format_bytes, parse_bytes
 
 log = logging.getLogger(__name__)
@@ -181,29 +180,3 @@ def open_lanes(bindings: Any, device: Device) -> LaneServer | str:
     usable = device.capacity_bytes - device.reserve_bytes
     after = int(time.time() * 1000) * _UNITS_PER_MILLISECOND
     return LaneServer(LaneStore(CudaDriver(0, bindings), capacity=usable, after=after))
-
-
-def visible_gpus(environment: Mapping[str, str]) -> list[str]:
-    """Return the names of this machine's GPUs, such as ``cuda:0``, as far as `CUDA_VISIBLE_DEVICES` shows them.
-
-    Parameters
-    ----------
-    environment
-        Has that variable, or not.
-
-    Returns
-    -------
-    names
-        Empty without a driver.
-
-    Raises
-    ------
-    NvmlUnavailable
-        When there is a driver that does not work.
-    """
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        shown = count_gpus()
-    else:  # as CUDA reads it: what follows an entry that names none is hidden, too
-        shown = len(list(takewhile(lambda entry: entry.strip() not in ("", "-1"), visible.split(","))))
-    return [f"cuda:{number}" for number in range(shown)]
