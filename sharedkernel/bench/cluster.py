@@ -32,8 +32,7 @@ from sharedkernel.bench.stack.results import Conditions, Result, Target, brief, 
 from sharedkernel.bench.stack.stub_hosts import UUID_REST, EchoHandler, StubStatusHandler, make_status, make_summaries
 from sharedkernel.gateway.auth.tickets import TicketKey, host_prefix
 from sharedkernel.gateway.auth.tokens import TokenFile
-from sharedkernel.gateway.cluster.front import choose_device
-from sharedkernel.gateway.cluster.hosts import ClusterHosts
+from sharedkernel.gateway.cluster.hosts import ClusterHosts, choose_device
 from sharedkernel.gateway.cluster.registration import HostRegistration
 from sharedkernel.gateway.cluster.summary import HostSummary
 from sharedkernel.gateway.tls import peer_context

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -21,18 +21,21 @@ from tornado.httpclient import HTTPResponse
 from sharedkernel.errors import QuotaExceeded, Refused
 from sharedkernel.gateway.auth.identity import GatewayUser
 from sharedkernel.gateway.cluster.changes import PendingChanges
-from sharedkernel.gateway.cluster.hosts import ClusterHosts, Host, HostAway
-from sharedkernel.gateway.cluster.requests import IF_PROMPT, HostRequests, HostUnreached
+from sharedkernel.gateway.cluster.hosts import ClusterHosts, Host, HostAway, choose_device
+from sharedkernel.gateway.cluster.requests import IF_PROMPT, HostRequests, StartLost, reached
 from sharedkernel.gateway.cluster.shelf_carrier import ShelfCarrier
 from sharedkernel.gateway.cluster.status import merge_hosts
 from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.gateway.kernels.starting import NOTE_HEADER
-from sharedkernel.scheduling.placement import Demand, place_session
 from sharedkernel.status.document import StatusDocument, read_status
 from sharedkernel.status.refusal_text import explain_session_limit
 
+#: answers to a start: its executors refuse or are away, and another host's may not
+_ELSEWHERE = (HTTPStatus.CONFLICT, HTTPStatus.SERVICE_UNAVAILABLE)
 #: most kernels whose clients are remembered
 _MAX_KERNELS = 10_000
+#: seconds for which a client whose start got no answer starts nothing elsewhere
+_LOST_PATIENCE = 60.0
 
 
 class PlacementOwner(Protocol):
@@ -76,6 +79,8 @@ class Front:
         self._starting: dict[tuple[str, str | None, str | None], asyncio.Future[HTTPResponse]] = {}
         #: kernels by user and client key: a status document may not show yet what has just started
         self._kernels: dict[tuple[str, str], str] = {}
+        #: hosts that may have started a session but whose answer was lost, and until when, by user and client key
+        self._lost: dict[tuple[str, str], tuple[Host, float]] = {}
         #: the last request for a status document of all hosts
         self._status: asyncio.Future[StatusDocument] | None = None
         #: number of starts in progress, by user and host
@@ -204,16 +209,22 @@ class Front:
         headers: list[tuple[str, str]],
     ) -> HTTPResponse:
         if path is None:
-            host = await self._host_of_client(user, str(client_key))
+            host = await self._host_of_client(user, str(client_key)) or self._lost_start(user.username, str(client_key))
         else:
             found = [str(entry["id"]) for entry in await self.list_all(user, uri) if entry.get("path") == path]
             host = self.host_of(found[0]) if found else None
         if host is not None:
             answer = await self.requests.fetch(host, user, "POST", uri, body=body, headers=headers)
+            is_lost = self._lost.pop((user.username, str(client_key)), None) is not None
             # A host that is being drained has the client's session no more, and starts none.
-            if not (host.is_cordoned and answer.code == HTTPStatus.CONFLICT):
+            if not (is_lost or host.is_cordoned) or answer.code not in _ELSEWHERE:
                 return answer
-        answer = await self._start_new(user, uri, body, headers)
+        try:
+            answer = await self._start_new(user, uri, body, headers)
+        except StartLost as error:
+            if client_key is not None:
+                self._lost[user.username, client_key] = error.host, time.monotonic() + _LOST_PATIENCE
+            raise
         if client_key is not None and answer.code == HTTPStatus.CREATED:
             self._kernels[user.username, client_key] = _kernel_of(answer)
             if len(self._kernels) > _MAX_KERNELS:
@@ -238,13 +249,12 @@ class Front:
                 return answer
             counted, heard = host.users[user.username], host.heard
             patience = {} if len(self._placeable(refused)) == 1 else {"connect_seconds": IF_PROMPT}
-            with contextlib.suppress(HostUnreached), self._counting(user.username, host.name):
+            with reached(host), self._counting(user.username, host.name):
                 left = await self._shelves.find(user, [each for each in self.hosts.answering() if each is not host])
                 note = " ".join(filter(None, [earlier, *(each.note() for each in left)]))
                 noted = [*headers, (NOTE_HEADER, note)] if note else headers
                 answer = await self.requests.fetch(host, user, "POST", uri, body=body, headers=noted, **patience)
-                # 409 and 503: its executors refuse or are away, and another host's may not.
-                if answer.code not in (409, 503):
+                if answer.code not in _ELSEWHERE:
                     # A summary that was on its way when the request came there did not count it.
                     if answer.code == HTTPStatus.CREATED and host.num_sessions(user.username) <= counted.sessions:
                         host.users[user.username] = counted
@@ -316,6 +326,22 @@ class Front:
     def _num_sessions(self, user: str) -> int:
         return sum(host.num_sessions(user) for host in self.hosts.all())
 
+    def _lost_start(self, user: str, client_key: str) -> Host | None:
+        """Return the host that may have started a session for a client without its hearing of it; None: there is none.
+
+        Raises
+        ------
+        HostAway
+            When that host does not answer.
+        """
+        host, until = self._lost.get((user, client_key), (None, 0.0))
+        if host is None or time.monotonic() > until:
+            self._lost.pop((user, client_key), None)
+            return None
+        if not host.is_answering:
+            raise HostAway(f"{host.name} may have started this session: {host.why_away()}")
+        return host
+
     async def _host_of_client(self, user: GatewayUser, client_key: str) -> Host | None:
         """Return the host that has the session of a client; None if it has none."""
         kernel = self._kernels.get((user.username, client_key))
@@ -346,35 +372,6 @@ def _kernel_of(started: HTTPResponse) -> str:
     """Return the kernel id in a host's answer to a start: that of a kernel, or of a notebook session."""
     body = json.loads(started.body)
     return str(body.get("kernel", body)["id"])
-
-
-def choose_device(rule: str, hosts: Sequence[Host], user: str) -> Host:
-    """Return the host for a new session, which counts there until the host's next summary.
-
-    Parameters
-    ----------
-    rule
-        A name of :data:`~sharedkernel.scheduling.placement.PLACEMENTS`.
-    hosts
-        To choose from, with devices; at least one.
-    user
-        The session's owner; a host where something waits for them is preferred.
-    """
-    hosts = [host for host in hosts if host.has_left(user)] or hosts
-    chosen = place_session(rule, Demand(), [device for host in hosts for device in host.devices])
-    name = chosen.partition("/")[0]
-    host = next(host for host in hosts if host.name == name)
-    number = next(number for number, device in enumerate(host.devices) if device.id == chosen)
-    device = host.devices[number]
-    typical = device.utilisation / device.active if device.active else 1.0
-    host.devices[number] = replace(
-        device,
-        active=device.active + 1,
-        utilisation=device.utilisation + typical,
-        backlog=device.backlog + 1,
-    )
-    host.count(user, 1)
-    return host
 
 
 #: for whom a front asks what it then hides from its users

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ import msgspec
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.tickets import host_prefix
 from sharedkernel.gateway.cluster.summary import HostSummary, RaySummary, UserSummary
-from sharedkernel.scheduling.placement import DeviceState
+from sharedkernel.scheduling.placement import Demand, DeviceState, place_session
 from sharedkernel.system.atomic_file import replace_file
 from sharedkernel.units import format_seconds
 
@@ -248,3 +249,32 @@ def _read(path: Path) -> dict[str, str]:
     except (OSError, ValueError, AttributeError) as error:
         log.warning("the cluster's hosts kept in %s cannot be read (%s).", path, error)
         return {}
+
+
+def choose_device(rule: str, hosts: Sequence[Host], user: str) -> Host:
+    """Return the host for a new session, which counts there until the host's next summary.
+
+    Parameters
+    ----------
+    rule
+        A name of :data:`~sharedkernel.scheduling.placement.PLACEMENTS`.
+    hosts
+        To choose from, with devices; at least one.
+    user
+        The session's owner; a host where something waits for them is preferred.
+    """
+    hosts = [host for host in hosts if host.has_left(user)] or hosts
+    chosen = place_session(rule, Demand(), [device for host in hosts for device in host.devices])
+    name = chosen.partition("/")[0]
+    host = next(host for host in hosts if host.name == name)
+    number = next(number for number, device in enumerate(host.devices) if device.id == chosen)
+    device = host.devices[number]
+    typical = device.utilisation / device.active if device.active else 1.0
+    host.devices[number] = replace(
+        device,
+        active=device.active + 1,
+        utilisation=device.utilisation + typical,
+        backlog=device.backlog + 1,
+    )
+    host.count(user, 1)
+    return host

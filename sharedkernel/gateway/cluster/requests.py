@@ -10,7 +10,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -33,6 +33,31 @@ _MAX_REQUESTS = 50
 
 class HostUnreached(HostAway):
     """A host has not got a request, so another one may."""
+
+
+class StartLost(HostAway):
+    """A host that was to start a session may have done so, or not."""
+
+    def __init__(self, message: str, host: Host) -> None:
+        super().__init__(message)
+        self.host = host
+
+
+@contextlib.contextmanager
+def reached(host: Host) -> Iterator[None]:
+    """Go on where *host* has not got a request to start a session.
+
+    Raises
+    ------
+    StartLost
+        When it may have got it.
+    """
+    try:
+        yield
+    except HostUnreached:
+        pass
+    except HostAway as error:
+        raise StartLost(str(error), host) from None
 
 
 class HostRequests:

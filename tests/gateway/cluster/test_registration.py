@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from typing import Any
 
@@ -149,6 +150,74 @@ def test_a_host_that_is_late_gets_no_session(cluster: Cluster) -> None:
         await grace.start()
         await grace.start()
         assert num_asked == before
+        task.cancel()
+        server.close()
+
+        async def is_forgotten() -> bool:
+            return (await ada.request("DELETE", "/sharedkernel/api/hosts/h3")).status == 204
+
+        await until(is_forgotten)
+
+    run(test())
+
+
+def test_a_client_whose_start_got_no_answer_gets_one_session(cluster: Cluster) -> None:
+    """The host may have started it: nobody else does while that may show, and what it then says counts."""
+    num_asked, is_back = 0, False
+    kernel = host_prefix("h3") + "-1111-4111-8111-111111111111"
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_asked
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"POST /api/kernels"):
+            num_asked += 1
+            if is_back:
+                body = json.dumps({"id": kernel, "name": "shared-gpu"}).encode()
+                writer.write(b"HTTP/1.1 201 Created\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        writer.close()
+
+    async def test() -> None:
+        nonlocal is_back
+        server = await asyncio.start_server(take, "127.0.0.1", 0)
+        device = DeviceSummary(name="", model="", capacity_bytes=1 << 50, free_bytes=1 << 50, active=0, utilisation=0.0)
+        address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+        async def summarize() -> HostSummary:
+            # Nothing is placed there any more, once the answer is lost.
+            return HostSummary(name="h3", address=address, version="1.0", devices=[] if num_asked else [device])
+
+        registration = HostRegistration(
+            [f"http://127.0.0.1:{cluster.ports[0]}"],
+            TicketKey.of_host(SECRET.encode(), "h3"),
+            summarize,
+            peer_context("", "", ""),
+        )
+        task = asyncio.create_task(registration.keep())
+        grace, ada = cluster.client("grace"), cluster.client("ada")
+        body = {"name": "shared-gpu", "env": {"KERNEL_CLIENT_KEY": "the one"}}
+
+        async def is_lost() -> bool:
+            answer = await grace.request("POST", "/api/kernels", body)
+            if answer.status == 201:  # as long as the host is not known
+                await grace.end(answer.body["id"])
+            return num_asked > 0
+
+        async def has_no_device() -> bool:
+            hosts = (await grace.request("GET", "/sharedkernel/api/hosts")).body["hosts"]
+            return any(host["name"] == "h3" and not host["devices"] for host in hosts)
+
+        await until(is_lost)
+        await until(has_no_device)
+        for _ in range(3):
+            before = num_asked
+            answer = await grace.request("POST", "/api/kernels", body)
+            assert (answer.status, answer.body["reason"]) == (503, "host_away")
+            assert num_asked > before
+        other = await grace.request("POST", "/api/kernels", {"name": "shared-gpu"})
+        assert other.status == 201, "whoever else starts one is not concerned"
+        is_back = True
+        answer = await grace.request("POST", "/api/kernels", body)
+        assert (answer.status, answer.body["id"]) == (201, kernel)
         task.cancel()
         server.close()
 
