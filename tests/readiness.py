@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from queue import Empty
 from typing import Any
 
@@ -35,10 +36,20 @@ async def wait_until_ready(client: AsyncKernelClient, timeout: float) -> None:
     raise AssertionError(f"no kernel answered within {timeout:g} s")
 
 
-def wait_until_blocking_ready(client: BlockingKernelClient, timeout: float) -> None:
-    """As :func:`wait_until_ready`."""
+def wait_until_blocking_ready(
+    client: BlockingKernelClient, timeout: float, is_alive: Callable[[], bool] = lambda: True
+) -> None:
+    """As :func:`wait_until_ready`.
+
+    Raises
+    ------
+    RuntimeError
+        When the kernel has ended, as *is_alive* says.
+    """
     deadline, patience = time.monotonic() + timeout, _AGAIN
     while time.monotonic() < deadline:
+        if not is_alive():
+            raise RuntimeError("the kernel ended before it answered")
         request = client.kernel_info()
         with contextlib.suppress(Empty):
             while not _is_idle(message := client.get_iopub_msg(timeout=patience), request):

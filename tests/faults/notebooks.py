@@ -17,12 +17,14 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
+from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_core.utils import ensure_event_loop
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.jupyter.names import client_key
 from sharedkernel.relay.sockets import ConnectionInfo
 from tests.faults.server import PATIENCE, ServerNotebook
+from tests.readiness import wait_until_blocking_ready
 from tests.relay.support import Notebook
 
 #: steps of one training; then it starts over
@@ -375,12 +377,20 @@ class Worker(threading.Thread):
                 was_starved, self.is_relay_starved = self.is_relay_starved, False
                 self.notebook.manager.restart_kernel(now=True)
                 try:
-                    self.notebook.client.wait_for_ready(timeout=PATIENCE)
+                    self._wait_for_relay()
                     break
                 except RuntimeError:  # it ended at its start
                     if not (was_starved or self.is_relay_starved):
                         raise
                     self.note("the relay did not start")
+
+    def _wait_for_relay(self) -> None:
+        client = self.notebook.client
+        if isinstance(client, BlockingKernelClient):
+            # Its own method takes what the relay before has answered for an answer of this one.
+            wait_until_blocking_ready(client, PATIENCE, self.notebook.manager.is_alive)
+        else:
+            client.wait_for_ready(timeout=PATIENCE)
 
     def _open_again(self) -> None:
         """Open the notebook with another Jupyter server, whose kernel begins clean, and bring the session back."""
