@@ -51,6 +51,22 @@ def test_a_session_that_was_shut_down_says_so_and_comes_back_without_alarm(lab: 
     expect(mine.get_by_role("listitem")).to_have_count(1)
 
 
+def test_cells_that_wait_run_in_the_session_that_is_back(lab: LabPage) -> None:
+    """As all cells of a notebook that are run together, the first of which asks for the earlier session."""
+    lab.new_notebook()
+    expect(lab.output(lab.run("x = 41; print('there')"))).to_contain_text("there")
+    lab.page.evaluate("jupyterapp.commands.execute('kernelmenu:shutdown')")
+    lab.page.evaluate("jupyterapp.commands.execute('kernelmenu:restart')")
+    lab.wait_for_kernel()
+    attach = lab.run("%shared attach\nimport time; time.sleep(5)")
+    waiting = lab.run("x += 1; print('it is', x)")
+    last = lab.run("print('and then', x)")
+    expect(attach).to_contain_text("The earlier session of this notebook is back, with its variables.")
+    expect(waiting).to_contain_text("it is 42")
+    expect(last).to_contain_text("and then 42")
+    expect(lab.page.locator(".jp-Dialog")).to_have_count(0)
+
+
 def test_a_click_brings_variables_back(lab: LabPage) -> None:
     """The cross means what the menu does, and says so; the notebook gets a kernel, and its variables."""
     lab.new_notebook()
