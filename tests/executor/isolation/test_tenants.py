@@ -167,7 +167,8 @@ def test_a_session_that_greets_again_and_again_has_few_connections(apart: ApartE
             name = Path(ada.record.connection["ip"]).name.removesuffix("-ipc")
             greet = _GREET.format(name=name, path=str(apart.runtime_directory / EXECUTOR_SOCKET))
             assert (await ada.run(greet)).status == "ok"
-            assert len(open_files(apart.process.pid)) < before + MOST_UNGREETED + 32
+            # Some more are of a spare that is being started; there were 500 attempts.
+            assert len(open_files(apart.process.pid)) < before + 2 * MOST_UNGREETED
             assert (await (await executor.notebook(GRACE)).run("6 * 7")).text == "42"
 
     asyncio.run(main())
