@@ -50,16 +50,9 @@ class _StrictLoader(KVArgParseConfigLoader):
     def _refuse(self, message: str) -> NoReturn:
         # Where one that does not exist has no value, argparse asks for one.
         unknown = re.fullmatch(r"argument --([\w-]+): expected one argument", message)
-        if unknown and unknown[1] not in {*self.alias_names(), *self.flags}:
+        if unknown and unknown[1] not in {*self.aliases, *self.flags}:
             message = f"there is no option --{unknown[1]}"
         raise ArgumentError(message)
-
-    def alias_names(self) -> set[str]:
-        """Return the names of the options that take a value."""
-        names: set[str] = set()
-        for name in self.aliases:
-            names |= {name} if isinstance(name, str) else set(name)
-        return names
 
     def _handle_unrecognized_alias(self, arg: str) -> None:
         self._refuse(f"there is no option {'-' if len(arg) == 1 else '--'}{arg}")

@@ -72,7 +72,7 @@ class ShelfCalls(ABC):
         return part
 
     async def write_shelf(self, user: str, name: str, *, part: bytes, offset: int, total: int, at: float) -> None:
-        """Write a part of what is to be on the shelf of *user* under *name*.
+        """Write a part of a new entry *name* on the shelf of *user*.
 
         Parameters
         ----------

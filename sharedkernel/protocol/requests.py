@@ -168,10 +168,10 @@ class ReadShelf(ControlRequest, frozen=True, kw_only=True):
 
 
 class WriteShelf(ControlRequest, frozen=True, kw_only=True):
-    """Write a part of what is to be on the shelf of `user` under `name`.
+    """Write a part of a new entry `name` on the shelf of `user`; answered by :class:`Done`.
 
-    The first part reserves room, the last one puts it on the shelf; parts come in order. A user has one such thing at a
-    time: another one takes its place, and so does the end of half a minute without a part.
+    The first part reserves room, the last one puts the entry on the shelf; parts come in order. A user has one
+    unfinished entry at a time: it is dropped when another one begins, or after half a minute without a part.
     """
 
     user: str

@@ -44,7 +44,7 @@ def test_lab_says_how_root_may_run_it(scratch: Path) -> None:
 
 def test_lab_shares_the_gpu_that_there_is(scratch: Path) -> None:
     """Nobody with a GPU means the processor, unless they say so: without its driver the sentence tells how."""
-    environment = os.environ | {"TMPDIR": str(scratch), "CUDA_VISIBLE_DEVICES": "0"}
+    environment = os.environ | {"TMPDIR": str(scratch), "CUDA_VISIBLE_DEVICES": "99"}
     lab = subprocess.run(
         [*COMMAND, "lab"], env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
     )

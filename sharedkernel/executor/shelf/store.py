@@ -184,7 +184,7 @@ class ShelfStore:
         return memory
 
     def reserve(self, user: str, name: str, size: int, key: tuple[object, int]) -> None:
-        """Have *user* charged with *size* bytes for what is to be shelved as *name*; *key* names the reservation.
+        """Charge *user* with *size* bytes for a later entry *name*; *key* names the reservation.
 
         Raises
         ------

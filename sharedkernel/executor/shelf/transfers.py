@@ -1,7 +1,7 @@
 """What is on a shelf, read and written in parts, for a shelf that goes to another host.
 
-Gateways carry the parts (`gateway/cluster/shelves.py`). What is written is charged from its first part on, and is on
-the shelf once its last one is there, whole or not at all. Nobody looks at what is in it.
+Gateways carry the parts (`gateway/cluster/shelf_carrier.py`). What is written is charged from its first part on, and is
+on the shelf once its last one is there, whole or not at all. Nobody looks at what is in it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ShelfTransfers:
         )
 
     def write(self, message: protocol.WriteShelf) -> None:
-        """Take a part of what is to be on a shelf; with the last one it is there.
+        """Take the next part of an entry; the last one puts it on the shelf.
 
         Raises
         ------

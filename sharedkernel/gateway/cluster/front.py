@@ -208,25 +208,30 @@ class Front:
         body: bytes,
         headers: list[tuple[str, str]],
     ) -> HTTPResponse:
+        key = user.username, str(client_key)
         if path is None:
-            host = await self._host_of_client(user, str(client_key)) or self._lost_start(user.username, str(client_key))
+            host = await self._host_of_client(user, str(client_key)) or self._lost_start(*key)
         else:
             found = [str(entry["id"]) for entry in await self.list_all(user, uri) if entry.get("path") == path]
             host = self.host_of(found[0]) if found else None
         if host is not None:
             answer = await self.requests.fetch(host, user, "POST", uri, body=body, headers=headers)
-            is_lost = self._lost.pop((user.username, str(client_key)), None) is not None
-            # A host that is being drained has the client's session no more, and starts none.
-            if not (is_lost or host.is_cordoned) or answer.code not in _ELSEWHERE:
+            is_lost = key in self._lost
+            if answer.code != HTTPStatus.SERVICE_UNAVAILABLE:  # then its executor, which is away, may have the session
+                self._lost.pop(key, None)
+            # A host that refuses has no session of the client, if that did not hear of one or if it is being drained.
+            if not ((is_lost or host.is_cordoned) and answer.code == HTTPStatus.CONFLICT):
                 return answer
         try:
             answer = await self._start_new(user, uri, body, headers)
         except StartLost as error:
             if client_key is not None:
-                self._lost[user.username, client_key] = error.host, time.monotonic() + _LOST_PATIENCE
+                now = time.monotonic()
+                self._lost = {each: lost for each, lost in self._lost.items() if lost[1] > now}
+                self._lost[key] = error.host, now + _LOST_PATIENCE
             raise
         if client_key is not None and answer.code == HTTPStatus.CREATED:
-            self._kernels[user.username, client_key] = _kernel_of(answer)
+            self._kernels[key] = _kernel_of(answer)
             if len(self._kernels) > _MAX_KERNELS:
                 del self._kernels[next(iter(self._kernels))]
         return answer

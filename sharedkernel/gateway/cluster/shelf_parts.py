@@ -47,7 +47,7 @@ class ShelfPartsHandler(GatewayHandler):
 
     @web.authenticated
     async def put(self, user: str, name: str) -> None:
-        """Write the body at ``?offset=`` of what is to be on the shelf of the ``device`` or of a ``kernel``'s one."""
+        """Write the body at ``?offset=`` of a new entry on the shelf of a ``device``, or of a ``kernel``'s device."""
         total = self._integer("total")
         await _in_time(
             self._executor(user).write_shelf(

@@ -117,7 +117,7 @@ def test_what_cannot_be_taken_leaves_nothing(process: ExecutorProcess) -> None:
 
 @pytest.mark.heavy
 def test_what_does_not_go_on_is_dropped(process: ExecutorProcess) -> None:
-    """After half a minute: whoever carried it may have ended."""
+    """After half a minute: the process that sent it may have ended."""
 
     async def main() -> None:
         async with Executor(process) as executor:
