@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -20,6 +22,23 @@ from tests.gateway.conftest import run
 from tests.gateway.devices import until
 
 pytestmark = pytest.mark.heavy
+
+
+@contextlib.asynccontextmanager
+async def registered(cluster: Cluster, summarize: Callable[[], Awaitable[HostSummary]]) -> AsyncIterator[None]:
+    """Register a third host, h3, at the first front, and have it forgotten afterwards."""
+    front = f"http://127.0.0.1:{cluster.ports[0]}"
+    key = TicketKey.of_host(SECRET.encode(), "h3")
+    task = asyncio.create_task(HostRegistration([front], key, summarize, peer_context("", "", "")).keep())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+        async def is_forgotten() -> bool:
+            return (await cluster.client("ada").request("DELETE", "/sharedkernel/api/hosts/h3")).status == 204
+
+        await until(is_forgotten)
 
 
 @pytest.mark.parametrize(
@@ -77,33 +96,21 @@ def test_a_host_that_does_not_believe_a_front_is_no_wrong_token(cluster: Cluster
         async def summarize() -> HostSummary:
             return summary
 
-        registration = HostRegistration(
-            [f"http://127.0.0.1:{cluster.ports[0]}"],
-            TicketKey.of_host(SECRET.encode(), "h3"),
-            summarize,
-            peer_context("", "", ""),
-        )
-        task = asyncio.create_task(registration.keep())
-        grace, ada = cluster.client("grace"), cluster.client("ada")
-        kernel = host_prefix("h3") + "-1111-4111-8111-111111111111"
+        async with registered(cluster, summarize):
+            grace = cluster.client("grace")
+            kernel = host_prefix("h3") + "-1111-4111-8111-111111111111"
 
-        async def is_registered() -> bool:
-            hosts = (await grace.request("GET", "/sharedkernel/api/hosts")).body["hosts"]
-            return any(host["name"] == "h3" for host in hosts)
+            async def is_registered() -> bool:
+                hosts = (await grace.request("GET", "/sharedkernel/api/hosts")).body["hosts"]
+                return any(host["name"] == "h3" for host in hosts)
 
-        await until(is_registered)
-        answer = await grace.request("GET", f"/api/kernels/{kernel}")
-        assert answer.status == 503, answer
-        assert "h3 does not accept this gateway's requests" in answer.body["message"]
-        with pytest.raises(HTTPClientError) as refused:
-            await grace.attach(kernel).open()
-        assert refused.value.code == 503
-        task.cancel()
-
-        async def is_forgotten() -> bool:
-            return (await ada.request("DELETE", "/sharedkernel/api/hosts/h3")).status == 204
-
-        await until(is_forgotten)
+            await until(is_registered)
+            answer = await grace.request("GET", f"/api/kernels/{kernel}")
+            assert answer.status == 503, answer
+            assert "h3 does not accept this gateway's requests" in answer.body["message"]
+            with pytest.raises(HTTPClientError) as refused:
+                await grace.attach(kernel).open()
+            assert refused.value.code == 503
 
     run(test())
 
@@ -130,33 +137,21 @@ def test_a_host_that_is_late_gets_no_session(cluster: Cluster) -> None:
                 await asyncio.Event().wait()
             return summary
 
-        registration = HostRegistration(
-            [f"http://127.0.0.1:{cluster.ports[0]}"],
-            TicketKey.of_host(SECRET.encode(), "h3"),
-            summarize,
-            peer_context("", "", ""),
-        )
-        task = asyncio.create_task(registration.keep())
-        grace, ada = cluster.client("grace"), cluster.client("ada")
+        async with registered(cluster, summarize):
+            grace = cluster.client("grace")
 
-        async def is_asked() -> bool:
-            await grace.request("POST", "/api/kernels", {"name": "shared-gpu"})
-            return num_asked > 0
+            async def is_asked() -> bool:
+                await grace.request("POST", "/api/kernels", {"name": "shared-gpu"})
+                return num_asked > 0
 
-        await until(is_asked)
-        is_cut_off = True
-        await asyncio.sleep(6)  # the next summary may be under way
-        before = num_asked
-        await grace.start()
-        await grace.start()
-        assert num_asked == before
-        task.cancel()
+            await until(is_asked)
+            is_cut_off = True
+            await asyncio.sleep(6)  # the next summary may be under way
+            before = num_asked
+            await grace.start()
+            await grace.start()
+            assert num_asked == before
         server.close()
-
-        async def is_forgotten() -> bool:
-            return (await ada.request("DELETE", "/sharedkernel/api/hosts/h3")).status == 204
-
-        await until(is_forgotten)
 
     run(test())
 
@@ -186,44 +181,32 @@ def test_a_client_whose_start_got_no_answer_gets_one_session(cluster: Cluster) -
             # Nothing is placed there any more, once the answer is lost.
             return HostSummary(name="h3", address=address, version="1.0", devices=[] if num_asked else [device])
 
-        registration = HostRegistration(
-            [f"http://127.0.0.1:{cluster.ports[0]}"],
-            TicketKey.of_host(SECRET.encode(), "h3"),
-            summarize,
-            peer_context("", "", ""),
-        )
-        task = asyncio.create_task(registration.keep())
-        grace, ada = cluster.client("grace"), cluster.client("ada")
-        body = {"name": "shared-gpu", "env": {"KERNEL_CLIENT_KEY": "the one"}}
+        async with registered(cluster, summarize):
+            grace = cluster.client("grace")
+            body = {"name": "shared-gpu", "env": {"KERNEL_CLIENT_KEY": "the one"}}
 
-        async def is_lost() -> bool:
+            async def is_lost() -> bool:
+                answer = await grace.request("POST", "/api/kernels", body)
+                if answer.status == 201:  # as long as the host is not known
+                    await grace.end(answer.body["id"])
+                return num_asked > 0
+
+            async def has_no_device() -> bool:
+                hosts = (await grace.request("GET", "/sharedkernel/api/hosts")).body["hosts"]
+                return any(host["name"] == "h3" and not host["devices"] for host in hosts)
+
+            await until(is_lost)
+            await until(has_no_device)
+            for _ in range(3):
+                before = num_asked
+                answer = await grace.request("POST", "/api/kernels", body)
+                assert (answer.status, answer.body["reason"]) == (503, "host_away")
+                assert num_asked > before
+            other = await grace.request("POST", "/api/kernels", {"name": "shared-gpu"})
+            assert other.status == 201, "other clients are not affected"
+            is_back = True
             answer = await grace.request("POST", "/api/kernels", body)
-            if answer.status == 201:  # as long as the host is not known
-                await grace.end(answer.body["id"])
-            return num_asked > 0
-
-        async def has_no_device() -> bool:
-            hosts = (await grace.request("GET", "/sharedkernel/api/hosts")).body["hosts"]
-            return any(host["name"] == "h3" and not host["devices"] for host in hosts)
-
-        await until(is_lost)
-        await until(has_no_device)
-        for _ in range(3):
-            before = num_asked
-            answer = await grace.request("POST", "/api/kernels", body)
-            assert (answer.status, answer.body["reason"]) == (503, "host_away")
-            assert num_asked > before
-        other = await grace.request("POST", "/api/kernels", {"name": "shared-gpu"})
-        assert other.status == 201, "whoever else starts one is not concerned"
-        is_back = True
-        answer = await grace.request("POST", "/api/kernels", body)
-        assert (answer.status, answer.body["id"]) == (201, kernel)
-        task.cancel()
+            assert (answer.status, answer.body["id"]) == (201, kernel)
         server.close()
-
-        async def is_forgotten() -> bool:
-            return (await ada.request("DELETE", "/sharedkernel/api/hosts/h3")).status == 204
-
-        await until(is_forgotten)
 
     run(test())
