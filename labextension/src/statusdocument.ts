@@ -141,6 +141,7 @@ export interface ISessionStatus {
   lingering_seconds: number | null;
   restarted: boolean;
   idle_seconds: number;
+  used: boolean;
   notebook: string | null;
   client_key: string | null;
   lane: number | null;

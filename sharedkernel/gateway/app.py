@@ -331,7 +331,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
 
     async def _post_start(self) -> None:
         self.kernel_manager.connect()
-        self.kernel_manager.start_culling()
+        self.kernel_manager.start_culling(unclaimed_seconds=self.unclaimed_seconds)
         if self._lock is not None:
             self._lock.publish_port(self.port)
         self._background = [

@@ -27,6 +27,8 @@ class SessionHello(Message, frozen=True, kw_only=True):
     data_bytes: int
     #: open cells, and whether the process holds a grant right now: what a new executor has to take over
     cell_open: bool = False
+    #: whether anything has run in it
+    used: bool = True
     holding: bool = False
     wanting: bool = False
     #: bytes that are offloaded now; with a cell open, they are being restored or wait to be

@@ -153,13 +153,13 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     #: id under which clients know it; None if unknown or hidden from the reader (as are `notebook` and `client_key`)
     kernel_id: str | None = None
-    #: it was shut down and can be brought back, for how long still (None: it was not shut down)
+    #: it was shut down and can be brought back, for how long still (None: it was not), as its kernel was restarted
     lingering: bool = False
     lingering_seconds: float | None = None
-    #: it was shut down because its notebook's kernel was restarted
     restarted: bool = False
-    #: since something last ran in it
+    #: since something last ran in it; and whether anything ever did
     idle_seconds: float = 0.0
+    used: bool = True
     #: path
     notebook: str | None = None
     client_key: str | None = None

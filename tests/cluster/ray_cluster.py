@@ -28,6 +28,8 @@ from tests.gateway.client import Client
 USERS = ("ada", "grace")
 #: what a raylet takes on a busy machine
 RAY_PATIENCE = 4 * PATIENCE
+#: that a session waits for its client's first cell: longer than any host is cut off
+UNCLAIMED_SECONDS = 400
 _CONFIG = """
 c.SharedKernelGateway.identity = 'tokens'
 c.SharedKernelGateway.tokens_file = {tokens!r}
@@ -35,6 +37,7 @@ c.SharedKernelGateway.admins = {{'ada'}}
 c.SharedKernelGateway.allow_insecure_remote = True
 c.ServerApp.ip = {address!r}
 c.ServerApp.port = {port}
+c.SharedKernelGateway.unclaimed_seconds = {unclaimed}
 """
 #: keeps counting while nobody looks
 COUNTER = """
@@ -86,7 +89,7 @@ class RayCluster:
     def _config(self, name: str, address: str, port: int) -> str:
         path = self.directory / f"{name}.py"
         tokens = str(self.directory / "tokens.json")
-        path.write_text(_CONFIG.format(tokens=tokens, address=address, port=port))
+        path.write_text(_CONFIG.format(tokens=tokens, address=address, port=port, unclaimed=UNCLAIMED_SECONDS))
         return str(path)
 
     # --- Ray ----------------------------------------------------------------------------------------------------------

@@ -120,6 +120,7 @@ class MessageRouter:
             process.ready.set_result(None)
             self._supervisor.keep(process)
         if process.session:
+            process.used = process.used or hello.used  # it may have run something while no executor was there
             self.recovery.greeted(peer, hello)
 
     def _handle_session(self, process: SessionHandle, message: Any) -> None:
@@ -137,7 +138,9 @@ class MessageRouter:
         elif isinstance(message, protocol.Watch):
             self._status_stream.watch(process, message.interval)
         else:
-            process.used = process.used or isinstance(message, protocol.CellOpenedReport)
+            if isinstance(message, protocol.CellOpenedReport) and not process.used:
+                process.used = True
+                self._supervisor.keep(process)
             self._controller.handle(process, self._believe(process, message))
             self._waits.notify_soon()
             if isinstance(message, protocol.CellClosedReport):

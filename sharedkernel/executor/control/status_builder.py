@@ -143,6 +143,7 @@ def _session(view: SessionView, process: SessionHandle) -> SessionStatus:
         lingering_seconds=None if process.lingers_until is None else max(0.0, process.lingers_until - now),
         restarted=process.restarted,
         idle_seconds=0.0 if process.used_at is None else now - process.used_at,
+        used=process.used,
         notebook=process.notebook,
         client_key=process.client_key,
         lane=view.lane,

@@ -39,7 +39,7 @@ class FrontKernels(SessionKernels):
     def connect(self) -> None:
         """Do nothing: a front has no executors."""
 
-    def start_culling(self) -> None:
+    def start_culling(self, *, unclaimed_seconds: float) -> None:
         """Do nothing: hosts cull their own sessions."""
 
     async def status(self) -> StatusDocument:

@@ -121,6 +121,11 @@ class GatewayOptions(HasTraits):
         help="The audit log: who did what to whose session, as lines of JSON; `none`: no audit log. Default: "
         "`audit.jsonl` in the runtime directory, or in its `gateway` directory if root's executor made one."
     ).tag(config=True)
+    unclaimed_seconds = Float(
+        600.0,
+        min=0,
+        help="How long a session in which nothing has run waits for its client, in seconds; then it ends. 0: for good.",
+    ).tag(config=True)
     log_style = Enum(["text", "json"], "text", help="Logs for people (`text`) or machines (`json`).").tag(config=True)
     check_config = Bool(False, help="Check the configuration and start nothing.").tag(config=True)
     drain = Bool(False, help="Drain the gateway that runs and start nothing.").tag(config=True)

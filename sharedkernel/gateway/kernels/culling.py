@@ -3,16 +3,19 @@
 A session is idle when no cell is open and it uses no processor (`executor/sessions/idle_monitor.py`), whatever tabs are
 open. After half of its user's `cull_after` its notebook is warned, after three quarters its memory is offloaded, after
 all of it the session ends. Anything that runs in the session starts this again.
+
+A session in which nothing has ever run ends sooner if its client is not there: most likely it never came, since the
+answer to its start was lost, and has another session by now.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from enum import IntEnum
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.gateway.auth.audit import AuditLog
@@ -78,6 +81,8 @@ class IdleCuller:
         Ends a session.
     audit_log
         Records the sessions that were ended.
+    unclaimed_seconds
+        How long a session that a client named as its own waits for it while nothing has run in it; 0: for good.
     """
 
     def __init__(
@@ -87,12 +92,15 @@ class IdleCuller:
         status: Callable[[], Awaitable[StatusDocument]],
         shut_down: ShutDown,
         audit_log: AuditLog,
+        *,
+        unclaimed_seconds: float,
     ) -> None:
         self._registry = registry
         self._rules = rules
         self._status = status
         self._shut_down = shut_down
         self._audit_log = audit_log
+        self._unclaimed_seconds = unclaimed_seconds
         #: stage that each session has reached since it last ran something, by its name
         self._done: dict[str, CullStage] = {}
         #: steps in progress, by session: one that does not respond delays no other
@@ -108,8 +116,20 @@ class IdleCuller:
         for session in self._done.keys() - entries.keys():
             del self._done[session]
         for kernel in self._registry.all():
-            if (entry := entries.get(kernel.session_id)) is not None and not kernel.is_changing:
+            entry = entries.get(kernel.session_id)
+            if entry is None or kernel.is_changing:
+                continue
+            if self._is_unclaimed(kernel, entry):
+                if kernel.session_id not in self._steps:
+                    self._begin(kernel, self._end_unclaimed(kernel))
+            else:
                 self._check(kernel, entry)
+
+    def _is_unclaimed(self, kernel: SessionKernel, entry: SessionStatus) -> bool:
+        # A client that names itself connects at once, and would get its session again.
+        has_client = kernel.client_key is None or bool(kernel.outputs.clients)
+        is_due = 0 < self._unclaimed_seconds <= entry.idle_seconds
+        return is_due and not entry.used and not has_client
 
     def _check(self, kernel: SessionKernel, entry: SessionStatus) -> None:
         session, after = kernel.session_id, self._rules.quotas.cull_after(kernel.user)
@@ -122,9 +142,13 @@ class IdleCuller:
         # One stage at each check, even if more are due (an admin has shortened the time, the gateway has restarted, the
         # machine was suspended): no session ends without a warning.
         due = self._done[session] = CullStage(done + 1)
+        self._begin(kernel, self._step_with_timeout(kernel, due, idle, after or 0.0))
+
+    def _begin(self, kernel: SessionKernel, step: Coroutine[Any, Any, None]) -> None:
+        session = kernel.session_id
         if session in self._steps:
             self._steps[session].cancel()
-        task = self._steps[session] = asyncio.create_task(self._step_with_timeout(kernel, due, idle, after or 0.0))
+        task = self._steps[session] = asyncio.create_task(step)
         task.add_done_callback(partial(self._on_step_done, session))
 
     def _on_step_done(self, session: str, task: asyncio.Task[None]) -> None:
@@ -132,6 +156,16 @@ class IdleCuller:
             del self._steps[session]
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("culling session %s: unexpected %s", session, type(error).__name__, exc_info=error)
+
+    async def _end_unclaimed(self, kernel: SessionKernel) -> None:
+        log.info("ending session %s of %s, in which nothing ran: its client is away", kernel.session_id, kernel.user)
+        try:
+            async with asyncio.timeout(_TIMEOUT):
+                await self._shut_down(str(kernel.kernel_id), linger=0)
+        except (SharedKernelError, TimeoutError) as error:  # the next check tries again
+            log.info("session %s: %s", kernel.session_id, str(error) or f"no answer in {_TIMEOUT:g} s")
+        else:
+            self._audit_log.record("end unclaimed session", session=kernel.kernel_id, owner=kernel.user)
 
     async def _step_with_timeout(self, kernel: SessionKernel, due: CullStage, idle: float, after: float) -> None:
         session = kernel.session_id

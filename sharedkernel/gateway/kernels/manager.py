@@ -387,9 +387,10 @@ class SessionKernels(AsyncMappingKernelManager):
         backlog = Backlog(session_key, channels, limit_bytes=self.backlog_bytes)
         self._kernels[kernel_id].outputs.keep_backlog(backlog)
 
-    def start_culling(self) -> None:
-        """Check every `cull_interval` seconds for sessions that are idle for longer than their users may keep them."""
-        culler = IdleCuller(self.registry, self.rules, self.status, self.shut_down, self._audit_log)
+    def start_culling(self, *, unclaimed_seconds: float) -> None:
+        """Check every `cull_interval` seconds for idle sessions that are to end; see :class:`IdleCuller`."""
+        own = self.registry, self.rules, self.status, self.shut_down, self._audit_log
+        culler = IdleCuller(*own, unclaimed_seconds=unclaimed_seconds)
         PeriodicCallback(culler.check, 1000 * self.cull_interval).start()
 
 

@@ -121,6 +121,7 @@ class Gate(GatePart):
         self._batons.forget()
         return {
             "cell_open": self.sections.num_open > 0,
+            "used": self.sections.has_run,
             "holding": self.grant.is_held,
             "wanting": self._acquisition.request.is_open,
             "offloaded_bytes": self._residency.away_bytes,

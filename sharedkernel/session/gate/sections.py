@@ -82,6 +82,11 @@ class Sections(GatePart):
         """User objects must not be touched outside a section: memory is away, or about to go."""
         return self._residency.is_away or self._residency.is_moving
 
+    @property
+    def has_run(self) -> bool:
+        """Whether one was ever opened."""
+        return self.num_open > 0 or self._said_bytes is not None
+
     def _open(self) -> None:
         with signals_held():
             if self._residency.is_away:

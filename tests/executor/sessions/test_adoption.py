@@ -100,6 +100,33 @@ def num_pages(pid: int) -> int:
     return found
 
 
+def test_the_next_executor_knows_which_sessions_have_run_something(start_executor: StartExecutor) -> None:
+    """Those are kept for their users when they are shut down, also what began or ran while there was no executor."""
+    process = start_executor()
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            before, between, never = [await executor.notebook(user) for user in ("ada", "grace", "lin")]
+            await before.run("kept = 1")
+            await asyncio.to_thread(process.kill)
+            await between.run("kept = 1")
+            await asyncio.to_thread(process.start)
+            await executor.connect()
+
+            async def has_greeted(notebook: Notebook) -> bool:
+                return bool((await executor.session(notebook))["used"])
+
+            for notebook in (before, between):
+                await until(lambda notebook=notebook: has_greeted(notebook), "it is known to have run something")
+            assert not (await executor.session(never))["used"]
+            for notebook in (before, between, never):
+                await executor.client.linger_session(notebook.session, 3600.0)
+            kept = {record.session for record in await executor.client.sessions()}
+            assert kept == {before.session, between.session}
+
+    asyncio.run(main())
+
+
 def test_sessions_outlive_a_killed_executor(fifo_process: ExecutorProcess) -> None:
     """Idle, running and waiting sessions are all there for the next executor, with tensors and service."""
 

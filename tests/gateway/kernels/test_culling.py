@@ -10,6 +10,7 @@ import pytest
 from sharedkernel.gateway.kernels.culling import CullStage, stage
 from tests.gateway.client import Client
 from tests.gateway.conftest import Stack, run
+from tests.gateway.devices import until
 from tests.gateway.http.test_operations import scrape, total
 
 
@@ -87,6 +88,48 @@ def test_nobody_is_ended_without_a_warning(stack: Stack) -> None:
         run(scenario())
     finally:
         stack.reload(old)  # without what was PUT
+
+
+@pytest.mark.heavy
+def test_a_session_whose_client_never_comes_ends(stack: Stack) -> None:
+    """Unless something has run in it: then it is kept, as are those of clients that do not name themselves."""
+
+    async def before() -> list[str]:
+        ada = stack.client("ada")
+        lost, left = [await ada.start(KERNEL_CLIENT_KEY=key) for key in ("lost", "left")]
+        async with ada.attach(left) as page:
+            await page.run("1")
+        return [lost, left, await ada.start()]
+
+    async def after(lost: str, *others: str) -> None:
+        ada = stack.client("ada")
+
+        async def is_gone() -> bool:
+            return lost not in {kernel["id"] for kernel in (await ada.request("GET", "/api/kernels")).body}
+
+        async def are_idle() -> bool:
+            sessions = (await ada.request("GET", "/sharedkernel/api/status")).body["sessions"]
+            assert {entry["id"] for entry in sessions} == kept
+            return all(entry["idle_seconds"] > 8 for entry in sessions)
+
+        opened = await ada.start(KERNEL_CLIENT_KEY="open")
+        async with ada.attach(opened):
+            kept = {opened, *others}
+            await until(is_gone)
+            await until(are_idle)
+            audited = (await ada.request("GET", "/sharedkernel/api/audit?user=ada")).body["entries"]
+            assert ("end unclaimed session", lost) in {(entry["action"], entry.get("session")) for entry in audited}
+
+    started, config = asyncio.run(before()), stack.config_path.read_text()
+    stack.gateway.stop()
+    stack.config_path.write_text(f"{config}\nc.SharedKernelGateway.unclaimed_seconds = 5")
+    stack.restart_gateway()  # it knows of sessions that another gateway has started, too
+    try:
+        run(after(*started))
+    finally:
+        stack.gateway.stop()
+        stack.config_path.write_text(config)
+        stack.restart_gateway()
 
 
 @pytest.mark.heavy
