@@ -81,7 +81,8 @@ class ShelfTransfers:
         Raises
         ------
         SharedKernelError
-            When the name is taken, there is no room, or the part is not the next one; then nothing of it stays.
+            When the name is taken (reason ``arrived``: by the same entry, which has come before), there is no room, or
+            the part is not the next one; then nothing of it stays.
         """
         if message.offset == 0:
             self._begin(message)
@@ -105,12 +106,7 @@ class ShelfTransfers:
 
     def _begin(self, message: protocol.WriteShelf) -> None:
         self._drop(message.user)
-        try:
-            self._store.find(message.user, message.name)
-        except NotShelved:
-            pass
-        else:
-            raise Refused(f"there is another {message.name!r} on the shelf already.", reason="exists")
+        self._check_free(message)
         number = next(self._numbers)
         self._store.reserve(message.user, message.name, max(0, message.total_bytes), (self, number))
         descriptor = -1
@@ -123,6 +119,16 @@ class ShelfTransfers:
             self._store.withdraw((self, number))
             raise Refused(f"there is no memory for {message.name!r}: {error}.", reason="memory") from error
         self._arriving[message.user] = _Arrival(message.name, message.total_bytes, descriptor, number)
+
+    def _check_free(self, message: protocol.WriteShelf) -> None:
+        try:
+            found = self._store.find(message.user, message.name)
+        except NotShelved:
+            return
+        # No two entries of a user are shelved under one name in the same microsecond.
+        if (found.kept.shelved_at, found.size) == (message.shelved_at, message.total_bytes):
+            raise Refused(f"{message.name!r} is here already.", reason="arrived")
+        raise Refused(f"there is another {message.name!r} on the shelf already.", reason="exists")
 
     def _await_next(self, user: str, arrival: _Arrival) -> None:
         if arrival.drop_due is not None:

@@ -42,6 +42,10 @@ class _NotCarried(Exception):
     """Why something stays where it is."""
 
 
+class _HasArrived(_NotCarried):
+    """It is on the other shelf already."""
+
+
 @dataclass(frozen=True, slots=True)
 class LeftShelf:
     """What a user has on a host's shelves."""
@@ -142,12 +146,20 @@ class ShelfCarrier:
             number, total = entry["number"], int(entry["total_bytes"])
             if not answer.body:
                 raise _NotCarried("its end is missing")
-            for start in range(0, len(answer.body), WRITTEN_PART_BYTES):
-                part = answer.body[start : start + WRITTEN_PART_BYTES]
-                written = {**target, "offset": offset + start, "total": total, "at": int(entry["shelved_at"])}
-                await self._ask(to, user, "PUT", name, written, part)
+            target |= {"total": str(total), "at": str(round(1e6 * entry["shelved_at"]))}
+            try:
+                await self._write(user, name, answer.body, offset, to, target)
+            except _HasArrived:  # before, when it could not be taken off any more
+                break
             offset += len(answer.body)
         await self._ask(host, user, "DELETE", name, {**source, "number": number})
+
+    async def _write(
+        self, user: GatewayUser, name: str, data: bytes, offset: int, to: Host, target: dict[str, str]
+    ) -> None:
+        for start in range(0, len(data), WRITTEN_PART_BYTES):
+            written = {**target, "offset": offset + start}
+            await self._ask(to, user, "PUT", name, written, data[start : start + WRITTEN_PART_BYTES])
 
     async def _ask(
         self, host: Host, user: GatewayUser, method: str, name: str, query: dict[str, Any], body: bytes | None = None
@@ -157,12 +169,15 @@ class ShelfCarrier:
             host, user, method, f"{path}?{urlencode(query)}", body=body, seconds=_ANSWER
         )
         if answer.code not in (HTTPStatus.OK, HTTPStatus.NO_CONTENT):
-            raise _NotCarried(f"{host.name} answered {answer.code}: {_message(answer.body)}")
+            refusal = _refusal(answer.body)
+            kind = _HasArrived if refusal.get("reason") == "arrived" else _NotCarried
+            raise kind(f"{host.name} answered {answer.code}: {refusal.get('message', 'nothing that can be read')}")
         return answer
 
 
-def _message(body: bytes) -> str:
+def _refusal(body: bytes) -> dict[str, Any]:
     try:
-        return str(json.loads(body).get("message"))
-    except (ValueError, AttributeError):
-        return "nothing that can be read"
+        refusal = json.loads(body)
+    except ValueError:
+        return {}
+    return refusal if isinstance(refusal, dict) else {}

@@ -47,7 +47,10 @@ class ShelfPartsHandler(GatewayHandler):
 
     @web.authenticated
     async def put(self, user: str, name: str) -> None:
-        """Write the body at ``?offset=`` of a new entry on the shelf of a ``device``, or of a ``kernel``'s device."""
+        """Write the body at ``?offset=`` of a new entry on the shelf of a ``device``, or of a ``kernel``'s device.
+
+        It has ``total`` bytes, and was shelved ``at`` so many microseconds since 1970.
+        """
         total = self._integer("total")
         await _in_time(
             self._executor(user).write_shelf(
@@ -56,7 +59,7 @@ class ShelfPartsHandler(GatewayHandler):
                 part=self.request.body,
                 offset=self._integer("offset"),
                 total=total,
-                at=float(self._integer("at")),
+                at=self._integer("at") / 1e6,
             )
         )
         if self._integer("offset") + len(self.request.body) == total:

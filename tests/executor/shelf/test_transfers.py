@@ -54,6 +54,11 @@ def test_tensors_arrive_as_they_were(process: ExecutorProcess) -> None:
             assert (await other.run(check)).text == (await notebook.run(expected)).text
             (shelf,) = await client.shelves("to")
             assert shelf.entries[0].shelved_at == 1.7e9
+            with pytest.raises(Refused, match="is here already") as refusal:
+                await write(client, "to", "model", data)
+            assert refusal.value.reason == "arrived"
+            with pytest.raises(Refused, match="another 'model'"):
+                await write(client, "to", "model", data + b"x")
 
     asyncio.run(main())
 

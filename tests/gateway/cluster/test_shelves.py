@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from sharedkernel.ipc.executor_client import ExecutorClient
 from tests.gateway.client import Client
 from tests.gateway.cluster.conftest import Cluster
 from tests.gateway.cluster.test_front import execute, host_of, start_on_both
@@ -90,6 +92,36 @@ def test_a_shelf_leaves_a_host_that_is_drained(whole: Cluster) -> None:
         audited = (await whole.client("ada").request("GET", "/sharedkernel/api/audit?user=grace")).body["entries"]
         actions = {(entry.get("host"), entry["action"], entry.get("name")) for entry in audited}
         assert {("h1", "bring shelf", "model"), ("h2", "carry shelf away", "model")} <= actions
+
+    run(test())
+
+
+def test_what_had_come_but_was_not_taken_off_is_taken_off(whole: Cluster) -> None:
+    """As where the old host was away just then; what is here stays, with what was written into it since."""
+
+    async def test() -> None:
+        grace = whole.client("grace")
+        kernel = await start_on_h2(grace)
+        await execute(grace, kernel, IMPORT + "shelf['model'] = torch.ones(3)")
+        await grace.end(kernel)
+        await wait_for_left(whole, 0)
+        old, new = [ExecutorClient(whole.hosts[name].runtime_directory) for name in ("h2", "h1")]
+        async with contextlib.AsyncExitStack() as connections:
+            for executor in (old, new):
+                await executor.connect()
+                connections.push_async_callback(executor.close)
+            part = await old.read_shelf("grace", "model", offset=0, length=1 << 20)
+            at = round(1e6 * part.shelved_at) / 1e6
+            await new.write_shelf("grace", "model", part=part.data, offset=0, total=part.total_bytes, at=at)
+        await set_cordon(whole, cordoned=True)
+        elsewhere = await grace.start()
+        assert host_of(elsewhere) == "h1"
+
+        async def is_drained() -> bool:
+            return bool((await h2(whole))["drained"])
+
+        await until(is_drained)
+        assert (await execute(grace, elsewhere, IMPORT + "print(shelf['model'].sum().item())")).endswith("3.0")
 
     run(test())
 
