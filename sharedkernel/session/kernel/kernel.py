@@ -241,7 +241,14 @@ class GatedKernel(IPythonKernel):
         self._request_limit.take(msg)
         if self.gate is not None:
             self.gate.guard_thread()
-        await super().dispatch_shell(msg, subshell_id=subshell_id, concurrent=concurrent)
+        # From before its client hears that it runs: that may interrupt it at once.
+        if not concurrent:
+            self.interrupts.begin()
+        try:
+            await super().dispatch_shell(msg, subshell_id=subshell_id, concurrent=concurrent)
+        finally:
+            if not concurrent:
+                self.interrupts.end()
 
     async def dispatch_control(self, msg: Any) -> None:
         """Handle a message of the control channel; what a gateway asks is nobody else's business, and not published."""
@@ -271,12 +278,10 @@ class GatedKernel(IPythonKernel):
         ZMQStream.send_multipart(self.control_stream, [*reply, data])
 
     def pre_handler_hook(self) -> None:
-        """Note interrupts until the user's code runs; in place of ipykernel's, which has them raised anywhere."""
-        self.interrupts.begin()
+        """Do nothing, in place of ipykernel's, which has interrupts raised anywhere; see :meth:`dispatch_shell`."""
 
     def post_handler_hook(self) -> None:
-        """Have interrupts do nothing until there is something to interrupt."""
-        self.interrupts.end()
+        """Do nothing."""
 
     def _behind_gate(self, handler: Handler) -> Handler:
         """Return *handler*, run in a section where that is needed, and open to interrupts."""

@@ -46,6 +46,16 @@ def test_a_cell_that_is_interrupted_at_any_moment_has_its_reply(
     assert session.run(code)["status"] == "ok"
 
 
+def test_a_cell_that_is_said_to_run_is_interrupted(session: SessionUnderTest) -> None:
+    """From the message on that says so, though it has not begun by then."""
+    for _ in range(100):
+        request = session.client.execute("import time\nfor _ in range(500): time.sleep(0.01)")
+        while session.client.get_iopub_msg(timeout=PATIENCE)["parent_header"].get("msg_id") != request:
+            pass
+        session.interrupt()
+        assert session.reply(request).get("ename") == "KeyboardInterrupt"
+
+
 def test_outputs_are_whole_after_interrupts_where_a_cell_prints(session: SessionUnderTest) -> None:
     """One thread sends them; where the main thread takes that for ended it sends beside it, between its frames."""
     reply = session.run(
