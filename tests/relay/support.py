@@ -308,6 +308,7 @@ class Line:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._delay = 0.0
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
 
@@ -322,8 +323,9 @@ class Line:
         self._thread.join()
         self._loop.close()
 
-    def mend(self) -> None:
-        """Let connections through."""
+    def mend(self, delay: float = 0.0) -> None:
+        """Let connections through; what the gateway says first on each arrives after *delay* seconds, all together."""
+        self._delay = delay
         asyncio.run_coroutine_threadsafe(self._mend(), self._loop).result(TIMEOUT)
 
     def cut(self, notebook: Notebook | None = None) -> None:
@@ -364,11 +366,12 @@ class Line:
                 end.transport.abort()
             return
         self._writers |= ends
-        await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
+        await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer, delay=self._delay))
         self._writers -= ends
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay: float = 0.0) -> None:
+    await asyncio.sleep(delay)
     with contextlib.suppress(OSError):
         while data := await reader.read(1 << 16):
             writer.write(data)

@@ -57,16 +57,17 @@ def test_what_a_cell_prints_during_an_outage_arrives_after_it(
 
 
 @pytest.mark.heavy
+@pytest.mark.parametrize("delay", [0.0, 0.5])
 def test_a_long_outage_is_said_in_the_cell(
-    line: Line, notebook: Notebook, stock_gateway: GatewayProcess, tmp_path: Path
+    line: Line, notebook: Notebook, stock_gateway: GatewayProcess, tmp_path: Path, delay: float
 ) -> None:
-    """Whoever watches a silent cell learns why it is silent, and when that ends."""
+    """Whoever watches a silent cell learns why it is silent, and when that ends; before what it has said meanwhile."""
     message_id = waiting_cell(notebook, tmp_path / "go")
     line.cut(notebook)
     until_left(stock_gateway)
     notebook.wait_for_output(message_id, "is away; the session goes on there")
     (tmp_path / "go").touch()
-    line.mend()
+    line.mend(delay)
     outcome = notebook.wait(message_id)
     assert outcome.status == "ok"
     assert "the gateway is back after" in outcome.text("stderr")
