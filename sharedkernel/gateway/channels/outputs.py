@@ -79,6 +79,8 @@ class SessionOutputs:
         self._is_publishing = False
         #: clients that are attached
         self.clients: set[SessionClient] = set()
+        #: the one that has sent the last cell, while it is attached
+        self.requester: SessionClient | None = None
         #: the subscription; None while the session has no process
         self.socket: SessionSocket | None = None
         #: decides when the subscription is read
@@ -180,7 +182,13 @@ class SessionOutputs:
     def detach(self, client: SessionClient) -> None:
         """Send nothing to *client* any more."""
         self.clients.discard(client)
+        if self.requester is client:
+            self.requester = None
         self.flow.release(client)
+
+    def only_listens(self, client: SessionClient) -> bool:
+        """Return whether the last cell is another client's."""
+        return self.requester not in (None, client)
 
     def show(self, sentence: str, cell: dict[str, Any] | None = None, stream: str = "stderr") -> None:
         """Show *sentence* to all clients; while none is attached it waits for the next one.

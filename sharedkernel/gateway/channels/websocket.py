@@ -217,8 +217,8 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         elif stream.channel == "iopub" and self._replayed.is_repeated(outgoing_msg):
             pass
         elif self._is_plain:
-            parts = outgoing_msg[outgoing_msg.index(DELIM) + 2 :]
-            self._writer.send(wire.to_websocket_pieces(stream.channel, parts))
+            pieces = wire.to_websocket_pieces(stream.channel, outgoing_msg[outgoing_msg.index(DELIM) + 2 :])
+            self._writer.send(pieces, may_wait=stream.channel == "iopub" and self._outputs.only_listens(self))
         else:
             super().handle_outgoing_message(stream, outgoing_msg)  # type: ignore[arg-type]
 
@@ -314,6 +314,7 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
                 self._refuse(channel, header, str(refusal))
                 return
             if is_cell:
+                self._outputs.requester = self
                 self.kernel_manager.activity.record_request(header)
         except (ProtocolError, ValueError, KeyError, TypeError, AttributeError) as error:
             self.log.info("a client of kernel %s sent an invalid message: %r", self.kernel_id, error)

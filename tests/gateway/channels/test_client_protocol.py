@@ -32,7 +32,10 @@ _TEXT, _BINARY, _PING, _CLOSE, _REST, _FINAL = 0x1, 0x2, 0x9, 0x8, 0x0, 0x80
 
 
 class _Handler(JupyterPingMixin, WebSocketHandler):
-    """Sends each of the messages in a JSON list, all in one turn, or the length of anything else."""
+    """Sends each of the messages in a JSON list, all in one turn, or the length of anything else.
+
+    In a pair the second one says whether the message may wait.
+    """
 
     ping_callback = None
     compression: dict[str, Any] | None = None
@@ -52,8 +55,9 @@ class _Handler(JupyterPingMixin, WebSocketHandler):
 
     def on_message(self, message: str | bytes) -> None:
         if isinstance(message, str) and message.startswith("["):
-            for text in json.loads(message):
-                self.writer.send([text[:3].encode(), text[3:].encode()], is_text=True)
+            for each in json.loads(message):
+                text, may_wait = (each, False) if isinstance(each, str) else each
+                self.writer.send([text[:3].encode(), text[3:].encode()], is_text=True, may_wait=may_wait)
         elif isinstance(message, str):
             self.writer.send([str(len(message)).encode()], is_text=True)
         else:
@@ -109,6 +113,29 @@ def test_many_messages_of_one_turn_arrive_whole_and_in_order(compression: bool) 
             client = await websocket_connect(url, compression_options={} if compression else None)
             sent = ["", "a", "b" * 125, "c" * 126, "d" * 65_535, "e" * 65_536, "f" * 3 * MIB, *map(str, range(500))]
             await client.write_message(json.dumps(sent))
+            assert [await client.read_message() for _ in sent] == sent
+            client.close()
+
+    run(scenario())
+
+
+@given(
+    turns=st.lists(
+        st.lists(st.tuples(st.sampled_from(["", "a", "b" * 200, "c" * 40_000]), st.booleans()), max_size=6),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_messages_that_may_wait_keep_their_place(turns: list[list[tuple[str, bool]]]) -> None:
+    """Beside those that may not, and beyond the bytes that wait; none waits for a later one."""
+
+    async def scenario() -> None:
+        async with served() as (url, _):
+            client = await websocket_connect(url)
+            for turn in turns:
+                await client.write_message(json.dumps(turn))
+                await asyncio.sleep(0)
+            sent = [text for turn in turns for text, _ in turn]
             assert [await client.read_message() for _ in sent] == sent
             client.close()
 
