@@ -3,7 +3,8 @@
 Only under a preemptive policy, and only for the first queued session whose claim is attainable:
 
 - It gets what the next iteration boundary frees: if a running lane can then be cut, merged or grown so that it fits,
-  the holder is asked for its boundary.
+  the holder is asked for its boundary. So is one whose need is not measured, and which therefore has all that is left:
+  at its boundary it is.
 - Once it has waited for `overtake_patience` it *reclaims* memory: the sessions ranked last are sent back to the queue,
   at their boundaries, until it fits. Domains that do not fit side by side thus take turns of that length instead of
   waiting for each other's cells to end.

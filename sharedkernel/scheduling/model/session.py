@@ -185,6 +185,10 @@ class Lane:
         """Whether it has a session whose need is not measured yet."""
         return bool(self._unmeasured)
 
+    def is_open_for(self, session: Session) -> bool:
+        """Return whether *session* is the only one in it whose need is not measured yet."""
+        return self._unmeasured == {session.id}
+
     @property
     def need(self) -> int:
         """Largest known need among its sessions, bytes."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from sharedkernel.scheduling.model.actions import CreateLane, Grant, RemoveLane, ResizeLane, Revoke
 from tests.scheduling.desk import Desk
 
@@ -133,15 +135,31 @@ def test_small_lanes_are_merged_before_anybody_waits(make_sched: Callable[..., D
 def test_a_running_lane_is_asked_for_its_boundary_if_that_makes_room(sched: Desk) -> None:
     """A lane that is larger than it needs is cut at the next boundary for somebody who waits, even for an instant."""
     sched.begin("ada")
+    sched.measure("ada", ephemeral=300)
     sched.start("bob", domain="y")
     sched.open("bob")
-    assert sched.want("bob", 400) == []
-    assert sched.measure("ada", ephemeral=300) == [Revoke(session="ada")]
+    assert sched.want("bob", 400) == [Revoke(session="ada")]
     # no signal: what it interrupts would keep the lane
     assert sched.scheduler.next_deadline() is None or sched.scheduler.next_deadline() > 1.0
     assert sched.release("ada") == [
         ResizeLane(lane=1, size=300),
         CreateLane(lane=2, size=400, domain="y"),
+        Grant(session="bob", lane=2),
+    ]
+
+
+@pytest.mark.parametrize("need", [None, 500])
+def test_one_of_unknown_need_is_asked_for_its_boundary(sched: Desk, need: int | None) -> None:
+    """It has all the memory there is until it is measured, which is then: nobody waits for more than that."""
+    sched.start("ada", domain="x")
+    sched.open("ada")
+    sched.want("ada")
+    sched.start("bob", domain="y")
+    sched.open("bob")
+    assert sched.want("bob", need) == [Revoke(session="ada")]
+    assert sched.release("ada", ephemeral=300) == [
+        ResizeLane(lane=1, size=300),
+        CreateLane(lane=2, size=need or 700, domain="y"),
         Grant(session="bob", lane=2),
     ]
 
