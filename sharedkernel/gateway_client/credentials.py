@@ -125,7 +125,7 @@ def find_credentials(name: str, environment: Mapping[str, str] = os.environ) -> 
     url, token = environment.get(URL_VARIABLE), environment.get(TOKEN_VARIABLE)
     ca_file = environment.get(CA_VARIABLE)
     if not (url and token):
-        kept = _load(find_kept(name))
+        kept = load_credentials(find_kept(name))
         url, ca_file = url or kept.url, ca_file or kept.ca_file
         token = token or kept.token or _hub_token(kept.url, url, environment)
     ca_file = check_ca_file(ca_file) if ca_file else None
@@ -191,7 +191,14 @@ def _store(path: Path, kept: dict[str, str], ca_file: str | None, *, mode: int) 
     return path
 
 
-def _load(path: Path) -> Credentials:
+def load_credentials(path: Path) -> Credentials:
+    """Return what is kept in a file.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such file, or it cannot be read.
+    """
     remedy = "run `sharedkernel install --gateway-url URL --token TOKEN`"
     try:
         stored = json.loads(path.read_text())

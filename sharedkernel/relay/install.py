@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -28,6 +29,8 @@ from sharedkernel.gateway_client.credentials import (
     check_ca_file,
     check_token,
     check_url,
+    credentials_path,
+    load_credentials,
     store_credentials,
     store_hub_gateway,
 )
@@ -136,6 +139,7 @@ class InstallApp(CommandApp):
             environments = asyncio.run(_check(credentials)) if credentials.token else []
         except GatewayUnreachable as error:
             warning = str(error)
+            self._keep_what_works(credentials, warning)
         except GatewayRefused as error:
             fail(f"nothing was installed: {error}")
         try:
@@ -159,6 +163,18 @@ class InstallApp(CommandApp):
                 f"sharedkernel: warning: {warning} It was installed all the same; the token was not checked.",
                 file=sys.stderr,
             )
+
+    def _keep_what_works(self, credentials: Credentials, why_not: str) -> None:
+        """Exit if another gateway, or another token, is kept: nobody could say whether the new one works."""
+        path = credentials_path(self.kernel_name)
+        if self.jupyterhub or not path.exists():
+            return
+        with contextlib.suppress(ConfigError):
+            if (kept := load_credentials(path)) != credentials:
+                fail(
+                    f"nothing was installed: {why_not} What {path} keeps for {kept.url} stays; remove that file if this "
+                    "is to take its place unchecked."
+                )
 
     def _tell(self, text: str, *, file: TextIO | None = None) -> None:
         print(text, file=file)

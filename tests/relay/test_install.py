@@ -130,6 +130,13 @@ def test_an_unreachable_gateway_is_a_warning(home: Path) -> None:
     assert ended.stderr.startswith(f"sharedkernel: warning: no gateway answers at {url}")
     assert ended.stderr.endswith("It was installed all the same; the token was not checked.\n")
     assert (home / "data/kernels/shared-gpu/kernel.json").exists()
+    assert install("--gateway-url", url, "--token", "a-token").returncode == 0
+    # What may work is not replaced by what may not.
+    ended = install("--gateway-url", url, "--token", "another")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(f"sharedkernel: nothing was installed: no gateway answers at {url}")
+    assert f"keeps for {url} stays; remove that file if" in ended.stderr
+    assert find_credentials("shared-gpu", {}).token == "a-token"
 
 
 def test_a_token_that_the_gateway_does_not_know_is_refused(home: Path, stock_gateway: GatewayProcess) -> None:

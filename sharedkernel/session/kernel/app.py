@@ -143,6 +143,7 @@ class SessionRuntime:
             self._lease,
             used=lambda: self._gate.used_bytes,
             on_failure=self._gate.allocation_failed,
+            has_gpu=device_kind == "cuda",
         )
         self._kernel.attach(self._gate, self._lease, translator, notice=self._notice, message_log=message_log)
         # The one that the application will run; its own attribute comes with start(), which an Assign may overtake.

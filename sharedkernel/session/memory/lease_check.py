@@ -24,6 +24,12 @@ from sharedkernel.units import format_bytes, parse_bytes
 _ALLOCATORS_SAY = ("can't allocate memory", "out of memory. Tried to allocate")
 #: bytes by which a session over its limit may grow in a cell without an error, so that a cell can free memory
 _NOT_WORTH_TELLING = 1 << 20
+#: how torch says that there is no GPU: built without CUDA, or without a driver
+_NO_CUDA = ("Torch not compiled with CUDA enabled", "Found no NVIDIA driver on your system")
+_USE_CPU = (
+    "[Shared GPU] The device here is the gateway's CPU. Write device='cpu', or "
+    "torch.device('cuda' if torch.cuda.is_available() else 'cpu') for both."
+)
 _ASKED = re.compile(r"[Tt]ried to allocate (\d+(?:\.\d+)?) (bytes|[KMG]iB)")
 
 
@@ -92,7 +98,7 @@ def most_allowed(allowance: protocol.Allowance) -> int:
 
 
 class ErrorTranslator:
-    """Turns failed allocations into errors with the quota's figures.
+    """Turns failed allocations into errors with the quota's figures, and says which device there is if it is no GPU.
 
     Parameters
     ----------
@@ -103,6 +109,8 @@ class ErrorTranslator:
     on_failure
         Called with a failed allocation that ends a cell; returns whether that cell requests the memory when it runs
         again.
+    has_gpu
+        Whether the device is one.
     """
 
     def __init__(
@@ -111,13 +119,19 @@ class ErrorTranslator:
         *,
         used: Callable[[], int],
         on_failure: Callable[[BaseException], bool] = lambda error: False,
+        has_gpu: bool = True,
     ) -> None:
         self._lease = lease
         self._used = used
         self._on_failure = on_failure
+        self._has_gpu = has_gpu
 
     def translate(self, error: BaseException | None) -> BaseException | None:
         """Return *error*, or in its place the quota's if a failed allocation is what it is about."""
+        if error is not None and not self._has_gpu and _lacks_gpu(error):
+            if _USE_CPU not in getattr(error, "__notes__", ()):
+                error.add_note(_USE_CPU)
+            return error
         if error is None or self._lease.allowance is None or not self._lease.is_allocation_failure(error):
             return error
         asked = self._lease.asked_bytes(error)
@@ -128,3 +142,8 @@ class ErrorTranslator:
         # Its words are in the new ones; shown as the cause it would show the whole traceback twice.
         translated.__context__, translated.__suppress_context__ = error, True
         return translated.with_traceback(error.__traceback__)
+
+
+def _lacks_gpu(error: BaseException) -> bool:
+    said = error.args[0] if type(error) in (AssertionError, RuntimeError) and error.args else None
+    return isinstance(said, str) and said.startswith(_NO_CUDA)

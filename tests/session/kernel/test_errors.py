@@ -37,3 +37,11 @@ def test_an_error_is_shown_in_full_at_the_memory_limit(session: SessionUnderTest
     assert reply["errors"] == ["RuntimeError"]
     assert any("torch.ones" in line for line in reply["traceback"])
     assert session.run("print(resource.getrlimit(resource.RLIMIT_DATA)[0] == limit)")["text"] == "True\n"
+
+
+def test_code_for_a_gpu_is_told_that_there_is_none(session: SessionUnderTest) -> None:
+    """Below torch's own error, once."""
+    reply = session.run("torch.ones(1, device='cuda')")
+    assert reply["ename"] in ("AssertionError", "RuntimeError")  # built without CUDA, or on a machine without a driver
+    assert "\n".join(reply["traceback"]).count("The device here is the gateway's CPU. Write device='cpu'") == 1
+    assert "gateway's CPU" not in "\n".join(session.run("raise AssertionError")["traceback"])
