@@ -172,8 +172,8 @@ class InstallApp(CommandApp):
         with contextlib.suppress(ConfigError):
             if (kept := load_credentials(path)) != credentials:
                 fail(
-                    f"nothing was installed: {why_not} What {path} keeps for {kept.url} stays; remove that file if this "
-                    "is to take its place unchecked."
+                    f"nothing was installed: {why_not} What {path} keeps for {kept.url} stays; remove that file if "
+                    "this is to take its place unchecked."
                 )
 
     def _tell(self, text: str, *, file: TextIO | None = None) -> None:

@@ -359,6 +359,9 @@ class Classroom:
 
     async def _forget(self, record: ClassRecord, ended: int) -> None:
         self._keep(None)
+        for user, member in record.members.items():
+            if not member.was_user:  # the next class may have others of these names
+                self._manager.rules.quotas.withdraw(user=user)
         self._audit_log.record("class ended", users=len(record.members), sessions=ended)
         log.info("the class of %d is over; %d sessions were ended", len(record.members), ended)
         await self._manager.rules.send_all_limits(record.members)

@@ -352,6 +352,7 @@ class SessionKernels(AsyncMappingKernelManager):
         kernel = self._kernels[kernel_id]
         await self._ender.end(kernel, linger, is_restarted=is_restarted)
         if farewell is not None:
+            kernel.reason = farewell  # also to those whose cells it ends
             kernel.outputs.show(farewell)
         self.registry.drop(kernel)
         self.last_kernel_activity = utcnow()

@@ -51,12 +51,16 @@ def test_from_the_beginning_to_the_end(stack: Stack) -> None:
             assert found["users"]["maria"]["sessions"] == 1
             assert found["users"]["maria"]["joined"] is not None
             assert found["users"]["niels"] == {"joined": None, "invited": True, "sessions": 0}
+            by_hand = {"users": {"niels": {"memory": "32MiB"}}}
+            assert (await ada.request("PUT", "/sharedkernel/api/quotas", by_hand)).status == 200
+            assert await quota(stack, "niels", "memory") == ("32MiB", "put: user niels")
             done = await ada.request("DELETE", CLASS)
             assert done.body == {"ended": 1, "left": 0}
             told = await own.until("status", execution_state="dead")
             assert [m["content"]["text"] for m in told if m["type"] == "stream"] == [
                 "This session was ended: the class is over.\n"
             ]
+            assert told[-1]["content"]["message"] == "This session was ended: the class is over."
             assert (await maria.request("GET", "/api/kernels")).status == 403
             assert (await other.run("x + 1"))["text"] == "2"
         assert await quota(stack, "maria", "memory") == ("1GiB", "config: user maria")
