@@ -88,8 +88,8 @@ class ShelfCalls(ABC):
         Raises
         ------
         SharedKernelError
-            When the name is taken (reason ``arrived``: by this very entry), there is no room, or the part is not the
-            next one.
+            When the name is taken (reason ``arrived``, after the last part: by the same bytes), there is no room, or
+            the part is not the next one.
         """
         await self._ask(
             protocol.WriteShelf(user=user, name=name, data=part, offset=offset, total_bytes=total, shelved_at=at)

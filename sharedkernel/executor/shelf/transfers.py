@@ -30,7 +30,7 @@ class _Arrival:
     name: str
     total_bytes: int
     descriptor: int
-    #: of its reservation
+    #: of its reservation; -1: the same is on the shelf already, and is only compared
     number: int
     written: int = 0
     drop_due: asyncio.TimerHandle | None = None
@@ -81,8 +81,8 @@ class ShelfTransfers:
         Raises
         ------
         SharedKernelError
-            When the name is taken (reason ``arrived``: by the same entry, which has come before), there is no room, or
-            the part is not the next one; then nothing of it stays.
+            When the name is taken (reason ``arrived``, after the last part: by the same bytes, which have come before),
+            there is no room, or the part is not the next one; then nothing of it stays.
         """
         if message.offset == 0:
             self._begin(message)
@@ -92,10 +92,15 @@ class ShelfTransfers:
                 raise Refused(f"this is not the next part of {message.name!r}; begin again.", reason="bad_request")
             if not message.data or arrival.written + len(message.data) > arrival.total_bytes:
                 raise Refused(f"a part of {message.name!r} is empty or too long; begin again.", reason="bad_request")
-            arrival.written += _write(arrival.descriptor, message.data, message.offset)
+            if arrival.number < 0:
+                arrival.written += _compare(arrival.descriptor, message)
+            else:
+                arrival.written += _write(arrival.descriptor, message.data, message.offset)
             if arrival.written < arrival.total_bytes:
                 self._await_next(message.user, arrival)
                 return
+            if arrival.number < 0:
+                raise Refused(f"{message.name!r} is here already.", reason="arrived")
             fcntl.fcntl(arrival.descriptor, fcntl.F_ADD_SEALS, _SEALS)
             key = (self, arrival.number)
             self._store.put(message.user, message.name, [arrival.descriptor], key, shelved_at=message.shelved_at)
@@ -106,7 +111,15 @@ class ShelfTransfers:
 
     def _begin(self, message: protocol.WriteShelf) -> None:
         self._drop(message.user)
-        self._check_free(message)
+        try:
+            found = self._store.find(message.user, message.name)
+        except NotShelved:
+            pass
+        else:
+            if (found.kept.shelved_at, found.size) != (message.shelved_at, message.total_bytes):
+                raise _taken(message.name)
+            self._arriving[message.user] = _Arrival(message.name, message.total_bytes, os.dup(found.descriptor), -1)
+            return
         number = next(self._numbers)
         self._store.reserve(message.user, message.name, max(0, message.total_bytes), (self, number))
         descriptor = -1
@@ -119,16 +132,6 @@ class ShelfTransfers:
             self._store.withdraw((self, number))
             raise Refused(f"there is no memory for {message.name!r}: {error}.", reason="memory") from error
         self._arriving[message.user] = _Arrival(message.name, message.total_bytes, descriptor, number)
-
-    def _check_free(self, message: protocol.WriteShelf) -> None:
-        try:
-            found = self._store.find(message.user, message.name)
-        except NotShelved:
-            return
-        # No two entries of a user are shelved under one name in the same microsecond.
-        if (found.kept.shelved_at, found.size) == (message.shelved_at, message.total_bytes):
-            raise Refused(f"{message.name!r} is here already.", reason="arrived")
-        raise Refused(f"there is another {message.name!r} on the shelf already.", reason="exists")
 
     def _await_next(self, user: str, arrival: _Arrival) -> None:
         if arrival.drop_due is not None:
@@ -153,3 +156,14 @@ def _write(descriptor: int, data: bytes, offset: int) -> int:
         written = os.pwrite(descriptor, left, offset)
         left, offset = left[written:], offset + written
     return len(data)
+
+
+def _compare(descriptor: int, message: protocol.WriteShelf) -> int:
+    """Return the length of a part if the same bytes are there: notebooks may have written into either since."""
+    if os.pread(descriptor, len(message.data), message.offset) != message.data:
+        raise _taken(message.name)
+    return len(message.data)
+
+
+def _taken(name: str) -> Refused:
+    return Refused(f"there is another {name!r} on the shelf already.", reason="exists")

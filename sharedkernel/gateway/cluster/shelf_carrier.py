@@ -146,9 +146,9 @@ class ShelfCarrier:
             number, total = entry["number"], int(entry["total_bytes"])
             if not answer.body:
                 raise _NotCarried("its end is missing")
-            target |= {"total": str(total), "at": str(round(1e6 * entry["shelved_at"]))}
+            written = {**target, "total": str(total), "at": str(round(1e6 * entry["shelved_at"]))}
             try:
-                await self._write(user, name, answer.body, offset, to, target)
+                await self._write(user, name, answer.body, offset, to, written)
             except _HasArrived:  # before, when it could not be taken off any more
                 break
             offset += len(answer.body)

@@ -54,11 +54,18 @@ def test_tensors_arrive_as_they_were(process: ExecutorProcess) -> None:
             assert (await other.run(check)).text == (await notebook.run(expected)).text
             (shelf,) = await client.shelves("to")
             assert shelf.entries[0].shelved_at == 1.7e9
-            with pytest.raises(Refused, match="is here already") as refusal:
+            with pytest.raises(Refused, match="another 'model'"):  # a notebook has written into it
                 await write(client, "to", "model", data)
+            await other.run("del m")
+            here, number = await read(client, "to", "model", length=1 << 30)
+            before = await charged(client, "to")
+            with pytest.raises(Refused, match="is here already") as refusal:
+                await write(client, "to", "model", here)
             assert refusal.value.reason == "arrived"
+            assert await charged(client, "to") == before
+            assert await read(client, "to", "model", length=1 << 30) == (here, number)
             with pytest.raises(Refused, match="another 'model'"):
-                await write(client, "to", "model", data + b"x")
+                await write(client, "to", "model", here + b"x")
 
     asyncio.run(main())
 

@@ -97,7 +97,7 @@ def test_a_shelf_leaves_a_host_that_is_drained(whole: Cluster) -> None:
 
 
 def test_what_had_come_but_was_not_taken_off_is_taken_off(whole: Cluster) -> None:
-    """As where the old host was away just then; what is here stays, with what was written into it since."""
+    """As where the old host was away just then; but not where a notebook has written into one of the two since."""
 
     async def test() -> None:
         grace = whole.client("grace")
