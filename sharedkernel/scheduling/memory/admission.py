@@ -352,17 +352,20 @@ class Admission:
         return not self.is_attainable(session) and session not in self.offloading.helped
 
     def freeing(self, session: Session) -> Lane | None:
-        """Return a lane whose next boundary lets *session* fit, or may; None: there is none."""
+        """Return a lane whose next boundary lets *session* fit; None: there is none."""
         for lane in self.lanes.by_id.values():
             is_soon_empty = lane.holder is not None and lane.occupant in (None, lane.holder)
             if is_soon_empty and self._is_freed_by(lane, session):
                 return lane
         return None
 
+    def unmeasured(self) -> Lane | None:
+        """Return a lane that is known to be too large, or not, at its holder's next boundary; None: there is none."""
+        lanes = self.lanes.by_id.values()
+        return next((lane for lane in lanes if lane.holder is not None and lane.is_open_for(lane.holder)), None)
+
     def _is_freed_by(self, lane: Lane, session: Session) -> bool:
-        """Return whether *session* fits once *lane* comes to its next boundary, or may fit: its need is known then."""
-        if lane.holder is not None and lane.is_open_for(lane.holder):
-            return True
+        """Return whether *session* fits once *lane* comes to its next boundary."""
         if self.demand.is_beside(session):
             return self.lanes.can_make_room(self.demand.beside(session), emptied=lane)
         need = self._need(session) if session.wanted is None else max(0, session.wanted - session.iteration.parked)

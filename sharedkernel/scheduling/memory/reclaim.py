@@ -73,7 +73,8 @@ class Reclaimer:
         if not (at_once or self.admission.is_due(first, now)):
             lane = self.admission.freeing(first)
             if lane is None:
-                return LaneReclaim()
+                lane = self.admission.unmeasured()  # what a signal interrupts would not be measured
+                return LaneReclaim() if lane is None else LaneReclaim(asked=_running([lane]))
             # An unmeasured session can start in what a signal frees; a measured one needs the whole lane, which only a
             # boundary frees for certain.
             is_known = first.wanted is not None or first.state is SessionState.RESTORING

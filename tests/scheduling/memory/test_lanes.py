@@ -157,6 +157,8 @@ def test_one_of_unknown_need_is_asked_for_its_boundary(sched: Desk, need: int | 
     sched.start("bob", domain="y")
     sched.open("bob")
     assert sched.want("bob", need) == [Revoke(session="ada")]
+    # no signal: what it interrupts would keep the lane
+    assert sched.scheduler.next_deadline() == 5.0
     assert sched.release("ada", ephemeral=300) == [
         ResizeLane(lane=1, size=300),
         CreateLane(lane=2, size=need or 700, domain="y"),
