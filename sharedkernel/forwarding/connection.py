@@ -107,6 +107,8 @@ class SessionConnection:
         #: counts websockets: what an older one still reports is not about this one
         self._incarnations = itertools.count(1)
         self._incarnation = 0
+        #: frames that came before the owner could learn that the websocket is open; None: it has
+        self._early: list[str | bytes | None] | None = None
         self._connected_at = 0.0
         self._pause = 0.0
 
@@ -200,6 +202,7 @@ class SessionConnection:
         assert self._gateway is not None
         assert self._kernel_id is not None
         self._incarnation = incarnation = next(self._incarnations)
+        self._early = []
         websocket = await self._gateway.open(
             self._kernel_id, self._name, partial(self._on_frame, incarnation), seen=seen
         )
@@ -207,9 +210,20 @@ class SessionConnection:
             raise GatewayUnreachable(f"the gateway at {self._gateway.url} closed the connection at once.")
         self._websocket = websocket
         self._connected_at = self._loop.time()
+        self._loop.call_soon(self._take_early, incarnation)  # once the caller has done what it does then
+
+    def _take_early(self, incarnation: int) -> None:
+        if incarnation != self._incarnation:
+            return
+        early, self._early = self._early, None
+        for frame in early or ():
+            self._on_frame(incarnation, frame)
 
     def _on_frame(self, incarnation: int, frame: str | bytes | None) -> None:
         if incarnation != self._incarnation:
+            return
+        if self._early is not None and (frame is not None or self._websocket is not None):
+            self._early.append(frame)
             return
         if frame is None:
             was_open, self._websocket = self._websocket is not None, None

@@ -220,8 +220,6 @@ class Forwarder(ABC):
     # --- from the gateway -----------------------------------
 
     def _on_gateway_message(self, channel: str, parts: list[bytes]) -> None:
-        if self._state is State.AWAY:  # it came with the answer that opens the websocket, which is heeded later
-            self._outage.end()
         if channel == "iopub":
             if self._session.encode() not in parts[0]:  # the gateway's own bear this name, and no session has them
                 self._seen.append(parts[0])
