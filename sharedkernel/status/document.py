@@ -153,7 +153,7 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     #: id under which clients know it; None if unknown or hidden from the reader (as are `notebook` and `client_key`)
     kernel_id: str | None = None
-    #: it was shut down and can be brought back, for how long still (None: it was not), as its kernel was restarted
+    #: it was shut down and can be brought back, for how long still (None: it was not); and whether by a restart
     lingering: bool = False
     lingering_seconds: float | None = None
     restarted: bool = False

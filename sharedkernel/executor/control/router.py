@@ -120,7 +120,9 @@ class MessageRouter:
             process.ready.set_result(None)
             self._supervisor.keep(process)
         if process.session:
-            process.used = process.used or hello.used  # it may have run something while no executor was there
+            if hello.used and not process.used:  # it has run something while no executor was there
+                process.used = True
+                self._supervisor.keep(process)
             self.recovery.greeted(peer, hello)
 
     def _handle_session(self, process: SessionHandle, message: Any) -> None:

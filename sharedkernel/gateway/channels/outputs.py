@@ -79,8 +79,10 @@ class SessionOutputs:
         self._is_publishing = False
         #: clients that are attached
         self.clients: set[SessionClient] = set()
-        #: the one that has sent the last cell, while it is attached
-        self.requester: SessionClient | None = None
+        #: the one that has sent what runs last, while it is attached
+        self._requester: SessionClient | None = None
+        #: since when none is attached
+        self._absent_since = asyncio.get_running_loop().time()
         #: the subscription; None while the session has no process
         self.socket: SessionSocket | None = None
         #: decides when the subscription is read
@@ -182,13 +184,25 @@ class SessionOutputs:
     def detach(self, client: SessionClient) -> None:
         """Send nothing to *client* any more."""
         self.clients.discard(client)
-        if self.requester is client:
-            self.requester = None
+        self._absent_since = asyncio.get_running_loop().time()
+        if self._requester is client:
+            self._requester = None
         self.flow.release(client)
 
+    def requested(self, client: SessionClient, message_type: object) -> None:
+        """Record that *client* has sent a message of this type to the session."""
+        if message_type in ("execute_request", "comm_msg"):
+            self._requester = client
+
     def only_listens(self, client: SessionClient) -> bool:
-        """Return whether the last cell is another client's."""
-        return self.requester not in (None, client)
+        """Return whether another client has sent what runs last."""
+        return self._requester not in (None, client)
+
+    def unheeded_seconds(self) -> float:
+        """Return for how long no client has been attached, seconds; 0 while a sentence waits for the next one."""
+        if self.clients or self._pending:
+            return 0.0
+        return asyncio.get_running_loop().time() - self._absent_since
 
     def show(self, sentence: str, cell: dict[str, Any] | None = None, stream: str = "stderr") -> None:
         """Show *sentence* to all clients; while none is attached it waits for the next one.

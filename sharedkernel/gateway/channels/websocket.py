@@ -313,8 +313,8 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
             except TooManyBytes as refusal:
                 self._refuse(channel, header, str(refusal))
                 return
+            self._outputs.requested(self, header.get("msg_type"))
             if is_cell:
-                self._outputs.requester = self
                 self.kernel_manager.activity.record_request(header)
         except (ProtocolError, ValueError, KeyError, TypeError, AttributeError) as error:
             self.log.info("a client of kernel %s sent an invalid message: %r", self.kernel_id, error)

@@ -296,7 +296,8 @@ class Classroom:
         known = set() if tokens is None else {token.user for token in tokens.tokens().values()}
         codes = {}
         for user in users:
-            member = record.members.setdefault(user, ClassMember(was_user=user in known))
+            had_limits = self._manager.rules.quotas.has_put(user)
+            member = record.members.setdefault(user, ClassMember(was_user=user in known, had_limits=had_limits))
             if tokens is not None:
                 member.invitation, codes[user] = Invitation.make()
         return codes
@@ -360,7 +361,7 @@ class Classroom:
     async def _forget(self, record: ClassRecord, ended: int) -> None:
         self._keep(None)
         for user, member in record.members.items():
-            if not member.was_user:  # the next class may have others of these names
+            if not member.had_limits:  # the next class may have others of these names
                 self._manager.rules.quotas.withdraw(user=user)
         self._audit_log.record("class ended", users=len(record.members), sessions=ended)
         log.info("the class of %d is over; %d sessions were ended", len(record.members), ended)

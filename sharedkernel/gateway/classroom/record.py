@@ -54,6 +54,8 @@ class ClassMember(msgspec.Struct, kw_only=True):
     invitation: Invitation | None = None
     #: whether they had tokens here before, which stay good after the class
     was_user: bool = False
+    #: whether an admin had changed their limits by hand before
+    had_limits: bool = True
     #: when they used an invitation first, UTC
     joined: datetime.datetime | None = None
     #: ids of the tokens that invitations gave them

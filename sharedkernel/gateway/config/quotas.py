@@ -247,6 +247,10 @@ class Quotas:
         """
         self._put = self._put.merged(QuotaLevel.parse("put", quotas))
 
+    def has_put(self, user: str) -> bool:
+        """Return whether something was put for *user*."""
+        return user in self._put.users
+
     def withdraw(self, *, user: str | None = None, group: str | None = None) -> None:
         """Drop what was put for a user or a group; without either, all that was put."""
         if user is None and group is None:

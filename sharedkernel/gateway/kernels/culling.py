@@ -4,8 +4,8 @@ A session is idle when no cell is open and it uses no processor (`executor/sessi
 open. After half of its user's `cull_after` its notebook is warned, after three quarters its memory is offloaded, after
 all of it the session ends. Anything that runs in the session starts this again.
 
-A session in which nothing has ever run ends sooner if its client is not there: most likely it never came, since the
-answer to its start was lost, and has another session by now.
+A session in which nothing has run ends sooner if its client stays away: most likely that never came, since the answer
+to its start was lost, and has another session by now.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from enum import IntEnum
 from functools import partial
 from typing import Any, Protocol
+
+from tornado.web import HTTPError
 
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.gateway.auth.audit import AuditLog
@@ -82,7 +84,8 @@ class IdleCuller:
     audit_log
         Records the sessions that were ended.
     unclaimed_seconds
-        How long a session that a client named as its own waits for it while nothing has run in it; 0: for good.
+        How long a session in which nothing has run waits for a client that named itself when it requested the session;
+        0: for good.
     """
 
     def __init__(
@@ -126,10 +129,10 @@ class IdleCuller:
                 self._check(kernel, entry)
 
     def _is_unclaimed(self, kernel: SessionKernel, entry: SessionStatus) -> bool:
-        # A client that names itself connects at once, and would get its session again.
-        has_client = kernel.client_key is None or bool(kernel.outputs.clients)
-        is_due = 0 < self._unclaimed_seconds <= entry.idle_seconds
-        return is_due and not entry.used and not has_client
+        # Only of a client that names itself: that connects as soon as it knows of its session. Others may come later.
+        if kernel.client_key is None or entry.used or not self._unclaimed_seconds:
+            return False
+        return min(entry.idle_seconds, kernel.outputs.unheeded_seconds()) >= self._unclaimed_seconds
 
     def _check(self, kernel: SessionKernel, entry: SessionStatus) -> None:
         session, after = kernel.session_id, self._rules.quotas.cull_after(kernel.user)
@@ -158,11 +161,13 @@ class IdleCuller:
             log.error("culling session %s: unexpected %s", session, type(error).__name__, exc_info=error)
 
     async def _end_unclaimed(self, kernel: SessionKernel) -> None:
+        if kernel.outputs.clients:  # it has just come
+            return
         log.info("ending session %s of %s, in which nothing ran: its client is away", kernel.session_id, kernel.user)
         try:
             async with asyncio.timeout(_TIMEOUT):
                 await self._shut_down(str(kernel.kernel_id), linger=0)
-        except (SharedKernelError, TimeoutError) as error:  # the next check tries again
+        except (SharedKernelError, HTTPError, TimeoutError) as error:  # the next check tries again, if it is there
             log.info("session %s: %s", kernel.session_id, str(error) or f"no answer in {_TIMEOUT:g} s")
         else:
             self._audit_log.record("end unclaimed session", session=kernel.kernel_id, owner=kernel.user)

@@ -24,11 +24,13 @@ from sharedkernel.units import format_bytes, parse_bytes
 _ALLOCATORS_SAY = ("can't allocate memory", "out of memory. Tried to allocate")
 #: bytes by which a session over its limit may grow in a cell without an error, so that a cell can free memory
 _NOT_WORTH_TELLING = 1 << 20
-#: how torch says that there is no GPU: built without CUDA, or without a driver
-_NO_CUDA = ("Torch not compiled with CUDA enabled", "Found no NVIDIA driver on your system")
+#: how torch says that there is no GPU: built without CUDA, without a driver, or where none is visible
+_NO_CUDA = (
+    "Torch not compiled with CUDA enabled", "Found no NVIDIA driver on your system", "No CUDA GPUs are available",
+)  # fmt: skip
 _USE_CPU = (
     "[Shared GPU] The device here is the gateway's CPU. Write device='cpu', or "
-    "torch.device('cuda' if torch.cuda.is_available() else 'cpu') for both."
+    "torch.device('cuda' if torch.cuda.is_available() else 'cpu') to run on either."
 )
 _ASKED = re.compile(r"[Tt]ried to allocate (\d+(?:\.\d+)?) (bytes|[KMG]iB)")
 
