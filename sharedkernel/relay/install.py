@@ -139,7 +139,7 @@ class InstallApp(CommandApp):
             environments = asyncio.run(_check(credentials)) if credentials.token else []
         except GatewayUnreachable as error:
             warning = str(error)
-            self._keep_what_works(credentials, warning)
+            self._refuse_to_replace(credentials, warning)
         except GatewayRefused as error:
             fail(f"nothing was installed: {error}")
         try:
@@ -164,8 +164,8 @@ class InstallApp(CommandApp):
                 file=sys.stderr,
             )
 
-    def _keep_what_works(self, credentials: Credentials, why_not: str) -> None:
-        """Exit if another gateway, or another token, is kept: nobody could say whether the new one works."""
+    def _refuse_to_replace(self, credentials: Credentials, why_not: str) -> None:
+        """Exit if something else is kept, which may work: that the new address does cannot be seen now."""
         path = credentials_path(self.kernel_name)
         if self.jupyterhub or not path.exists():
             return

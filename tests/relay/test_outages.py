@@ -61,7 +61,7 @@ def test_what_a_cell_prints_during_an_outage_arrives_after_it(
 def test_a_long_outage_is_said_in_the_cell(
     line: Line, notebook: Notebook, stock_gateway: GatewayProcess, tmp_path: Path, delay: float
 ) -> None:
-    """Whoever watches a silent cell learns why it is silent, and when that ends; before what it has said meanwhile."""
+    """A cell that is silent says why, and then that the gateway is back, before what it printed in the meantime."""
     message_id = waiting_cell(notebook, tmp_path / "go")
     line.cut(notebook)
     until_left(stock_gateway)

@@ -1,8 +1,8 @@
 """What one client is sent: one write for all messages of a turn of the event loop, and a count of what waits.
 
-A client that only listens to another one's cell gets its outputs in fewer writes, a moment later: whoever waits for the
-cell is served first. JupyterLab's pages reach their sessions past their relay, which listens all the same; on a machine
-with few processors its copy of each message would take the time of the page's next one.
+A client that only listens to another client's cell gets the outputs a moment later, in fewer writes: the client that
+sent the cell comes first. JupyterLab's pages do without the relay, which listens all the same. On a machine with few
+processors, its copy of each message would delay the page's next one.
 """
 
 from __future__ import annotations

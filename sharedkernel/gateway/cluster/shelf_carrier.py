@@ -146,7 +146,7 @@ class ShelfCarrier:
             number, total = entry["number"], int(entry["total_bytes"])
             if not answer.body:
                 raise _NotCarried("its end is missing")
-            written = {**target, "total": str(total), "at": str(round(1e6 * entry["shelved_at"]))}
+            written = {**target, "total": str(total), "at_us": str(round(1e6 * entry["shelved_at"]))}
             try:
                 await self._write(user, name, answer.body, offset, to, written)
             except _HasArrived:  # before, when it could not be taken off any more

@@ -49,7 +49,7 @@ class ShelfPartsHandler(GatewayHandler):
     async def put(self, user: str, name: str) -> None:
         """Write the body at ``?offset=`` of a new entry on the shelf of a ``device``, or of a ``kernel``'s device.
 
-        It has ``total`` bytes, and was shelved ``at`` so many microseconds since 1970.
+        It has ``total`` bytes, and was shelved ``at_us`` microseconds after the beginning of 1970.
         """
         total = self._integer("total")
         await _in_time(
@@ -59,7 +59,7 @@ class ShelfPartsHandler(GatewayHandler):
                 part=self.request.body,
                 offset=self._integer("offset"),
                 total=total,
-                at=self._integer("at") / 1e6,
+                at=self._integer("at_us") / 1e6,
             )
         )
         if self._integer("offset") + len(self.request.body) == total:

@@ -360,7 +360,7 @@ class Admission:
         return None
 
     def unmeasured(self) -> Lane | None:
-        """Return a lane that is known to be too large, or not, at its holder's next boundary; None: there is none."""
+        """Return a lane whose holder's need is known only at its next boundary; None: there is none."""
         lanes = self.lanes.by_id.values()
         return next((lane for lane in lanes if lane.holder is not None and lane.is_open_for(lane.holder)), None)
 

@@ -3,8 +3,8 @@
 Only under a preemptive policy, and only for the first queued session whose claim is attainable:
 
 - It gets what the next iteration boundary frees: if a running lane can then be cut, merged or grown so that it fits,
-  the holder is asked for its boundary. So is one whose need is not measured, and which therefore has all that is left:
-  at its boundary it is.
+  the holder is asked for its boundary. So is a holder whose need is not measured yet, and which therefore has all the
+  memory that was left: at its boundary its need is known.
 - Once it has waited for `overtake_patience` it *reclaims* memory: the sessions ranked last are sent back to the queue,
   at their boundaries, until it fits. Domains that do not fit side by side thus take turns of that length instead of
   waiting for each other's cells to end.
@@ -73,7 +73,7 @@ class Reclaimer:
         if not (at_once or self.admission.is_due(first, now)):
             lane = self.admission.freeing(first)
             if lane is None:
-                lane = self.admission.unmeasured()  # what a signal interrupts would not be measured
+                lane = self.admission.unmeasured()  # without a signal, which measures nothing
                 return LaneReclaim() if lane is None else LaneReclaim(asked=_running([lane]))
             # An unmeasured session can start in what a signal frees; a measured one needs the whole lane, which only a
             # boundary frees for certain.

@@ -97,7 +97,7 @@ def test_a_shelf_leaves_a_host_that_is_drained(whole: Cluster) -> None:
 
 
 def test_what_had_come_but_was_not_taken_off_is_taken_off(whole: Cluster) -> None:
-    """As where the old host was away just then; but not where a notebook has written into one of the two since."""
+    """As where the old host was away just then."""
 
     async def test() -> None:
         grace = whole.client("grace")
@@ -151,7 +151,7 @@ def test_only_fronts_carry_shelves(whole: Cluster) -> None:
         for client in (whole.hosts["h1"].client("ada"), whole.client("ada")):
             for method, query in (
                 ("GET", "offset=0&length=1"),
-                ("PUT", "offset=0&total=1&at=0"),
+                ("PUT", "offset=0&total=1&at_us=0"),
                 ("DELETE", "number=1"),
             ):
                 body = {} if method == "PUT" else None

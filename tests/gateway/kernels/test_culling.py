@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import time
+from functools import partial
 
 import psutil
 import pytest
@@ -92,33 +96,43 @@ def test_nobody_is_ended_without_a_warning(stack: Stack) -> None:
 
 @pytest.mark.heavy
 def test_a_session_whose_client_never_comes_ends(stack: Stack) -> None:
-    """Unless something has run in it: then it is kept, as are those of clients that do not name themselves."""
+    """Unless something has run in it, a sentence waits to be read, or its client does not name itself."""
 
     async def before() -> list[str]:
         ada = stack.client("ada")
-        lost, left = [await ada.start(KERNEL_CLIENT_KEY=key) for key in ("lost", "left")]
-        async with ada.attach(left) as page:
-            await page.run("1")
-        return [lost, left, await ada.start()]
+        lost, left, died = [await ada.start(KERNEL_CLIENT_KEY=key) for key in ("lost", "left", "died")]
+        for kernel in (left, died):
+            async with ada.attach(kernel) as page:
+                pid = (await page.run("import os; os.getpid()"))["text"]
+        return [pid, lost, died, left, await ada.start()]
 
-    async def after(lost: str, *others: str) -> None:
+    async def after(pid: str, lost: str, *others: str) -> None:
         ada = stack.client("ada")
 
-        async def is_gone() -> bool:
-            return lost not in {kernel["id"] for kernel in (await ada.request("GET", "/api/kernels")).body}
+        async def has_begun_anew() -> bool:
+            sessions = (await ada.request("GET", "/sharedkernel/api/status")).body["sessions"]
+            return not next((entry["used"] for entry in sessions if entry["id"] == others[0]), True)
+
+        async def is_gone(session: str) -> bool:
+            return session not in {kernel["id"] for kernel in (await ada.request("GET", "/api/kernels")).body}
 
         async def are_idle() -> bool:
             sessions = (await ada.request("GET", "/sharedkernel/api/status")).body["sessions"]
             assert {entry["id"] for entry in sessions} == kept
             return all(entry["idle_seconds"] > 12 for entry in sessions)
 
+        os.kill(int(pid), signal.SIGKILL)  # nothing has run in its next process, but why it died was not told yet
+        await until(has_begun_anew)
         opened = await ada.start(KERNEL_CLIENT_KEY="open")
         async with ada.attach(opened):
             kept = {opened, *others}
-            await until(is_gone)
+            await until(partial(is_gone, lost))
             await until(are_idle)
             audited = (await ada.request("GET", "/sharedkernel/api/audit?user=ada")).body["entries"]
             assert ("end unclaimed session", lost) in {(entry["action"], entry.get("session")) for entry in audited}
+            closed_at = time.monotonic()
+        await until(partial(is_gone, opened))
+        assert time.monotonic() >= closed_at + 8, "it was idle for long, but its client was away for a moment only"
 
     started, config = asyncio.run(before()), stack.config_path.read_text()
     stack.gateway.stop()

@@ -150,7 +150,7 @@ def test_a_running_lane_is_asked_for_its_boundary_if_that_makes_room(sched: Desk
 
 @pytest.mark.parametrize("need", [None, 500])
 def test_one_of_unknown_need_is_asked_for_its_boundary(sched: Desk, need: int | None) -> None:
-    """It has all the memory there is until it is measured, which is then: nobody waits for more than that."""
+    """Until then it has all the memory there is; at the boundary its need is known, and others get the rest."""
     sched.start("ada", domain="x")
     sched.open("ada")
     sched.want("ada")
