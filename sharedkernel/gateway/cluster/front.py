@@ -36,6 +36,8 @@ _ELSEWHERE = (HTTPStatus.CONFLICT, HTTPStatus.SERVICE_UNAVAILABLE)
 _MAX_KERNELS = 10_000
 #: seconds for which a client whose start got no answer starts nothing elsewhere
 _LOST_PATIENCE = 60.0
+#: seconds that a new session waits for a device while hosts or their executors are still to come, and between two looks
+_DEVICE_PATIENCE, _LOOK = 5.0, 0.1
 
 
 class PlacementOwner(Protocol):
@@ -241,6 +243,7 @@ class Front:
     ) -> HTTPResponse:
         # Nothing is awaited between the check and the session's being counted in its host's summary, so parallel
         # requests cannot exceed the limit.
+        await self._some_device()
         await self._check_number(user.username)
         earlier = self.hosts.note_on_earlier(user.username)
         refused: set[str] = set()
@@ -294,6 +297,18 @@ class Front:
             raise HostAway("no host of this cluster can start a session now; try again.")
         punctual = [host for host in hosts if not host.is_late or host.has_left(user)]
         return choose_device(self._executors.placement, punctual or hosts, user)
+
+    async def _some_device(self) -> None:
+        """Wait for a device, for a while, if there may be one soon.
+
+        A host registers as soon as its gateway runs, perhaps before its executors do, and a front knows no host yet.
+        """
+        end = time.monotonic() + _DEVICE_PATIENCE
+        while not self._placeable(()) and time.monotonic() < end:
+            answering = self.hosts.answering()
+            if not self.hosts.is_new and all(host.is_complete or host.is_cordoned for host in answering):
+                return
+            await asyncio.sleep(_LOOK)
 
     def _placeable(self, without: Collection[str]) -> list[Host]:
         """Return the hosts that may start sessions, but those named *without*."""

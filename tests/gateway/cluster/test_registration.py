@@ -156,6 +156,60 @@ def test_a_host_that_is_late_gets_no_session(cluster: Cluster) -> None:
     run(test())
 
 
+def test_a_start_waits_for_a_host_whose_executors_are_still_to_come(cluster: Cluster) -> None:
+    """It registers as soon as its gateway runs: nothing has to be tried again because it is early."""
+    num_summaries = 0
+    kernel = host_prefix("h3") + "-1111-4111-8111-111111111111"
+    body = json.dumps({"id": kernel, "name": "shared-gpu"}).encode()
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 201 Created\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        writer.close()
+
+    async def cordon(*, cordoned: bool) -> None:
+        ada = cluster.client("ada")
+        for name in cluster.hosts:
+            path = f"/sharedkernel/api/hosts/{name}"
+            assert (await ada.request("PUT", path, {"cordoned": cordoned})).status == 204
+
+        async def are_shown() -> bool:
+            hosts = (await ada.request("GET", "/sharedkernel/api/hosts")).body["hosts"]
+            return all(host["cordoned"] == cordoned for host in hosts if host["name"] in cluster.hosts)
+
+        await until(are_shown)
+
+    async def test() -> None:
+        server = await asyncio.start_server(take, "127.0.0.1", 0)
+        device = DeviceSummary(name="", model="", capacity_bytes=1 << 30, free_bytes=1 << 30, active=0, utilisation=0.0)
+        address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+        async def summarize() -> HostSummary:
+            nonlocal num_summaries
+            num_summaries += 1
+            devices = [device] if num_summaries > 1 else []
+            return HostSummary(name="h3", address=address, version="1.0", devices=devices, is_complete=bool(devices))
+
+        async with registered(cluster, summarize):
+            grace = cluster.client("grace")
+
+            async def is_registered() -> bool:
+                hosts = (await grace.request("GET", "/sharedkernel/api/hosts")).body["hosts"]
+                return any(host["name"] == "h3" for host in hosts)
+
+            await until(is_registered)
+            answer = await grace.request("POST", "/api/kernels", {"name": "shared-gpu"})
+            assert (answer.status, answer.body["id"]) == (201, kernel)
+            assert num_summaries > 1
+        server.close()
+
+    run(cordon(cordoned=True))
+    try:
+        run(test())
+    finally:
+        run(cordon(cordoned=False))
+
+
 def test_a_client_whose_start_got_no_answer_gets_one_session(cluster: Cluster) -> None:
     """The host may have started it: nobody else does while that may show, and what it then says counts."""
     num_asked, is_back = 0, False
