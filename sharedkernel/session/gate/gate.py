@@ -40,7 +40,7 @@ from sharedkernel.session.gate.interception import Interception
 from sharedkernel.session.gate.reports import IterationReports
 from sharedkernel.session.gate.sections import Sections
 from sharedkernel.session.gate.torch_internals import is_transform_under_way, uncompiled
-from sharedkernel.session.memory.growth import BOUNDARY_INTERVAL
+from sharedkernel.session.memory.growth import BOUNDARY_INTERVAL, INTERVAL_OVER_COST, LONGEST_INTERVAL
 from sharedkernel.session.memory.host_meter import free_heap_bytes
 from sharedkernel.session.offload.idleness import is_pythons
 from sharedkernel.system.deferred_signals import holdable, signals_held
@@ -256,7 +256,7 @@ class Gate(GatePart):
         self._words[_ITERATIONS] += iterations
         if self._run_ahead is not None:
             self._run_ahead()
-        if is_known and time.monotonic() < self._quiet_until and not self._words[_PREEMPT]:
+        if is_known and (began := time.monotonic()) < self._quiet_until and not self._words[_PREEMPT]:
             return
         if not self._mode.is_in and is_transform_under_way():
             return
@@ -292,7 +292,8 @@ class Gate(GatePart):
         if is_ahead and not self.grant.is_held:
             self._acquire_ahead()
         if is_known and self._is_quiet():
-            self._quiet_until = time.monotonic() + BOUNDARY_INTERVAL
+            now = time.monotonic()
+            self._quiet_until = now + min(max(BOUNDARY_INTERVAL, INTERVAL_OVER_COST * (now - began)), LONGEST_INTERVAL)
 
     def _is_quiet(self) -> bool:
         """Whether nothing is to be done at boundaries for now, unless the executor asks for the device."""

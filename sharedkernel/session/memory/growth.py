@@ -37,8 +37,8 @@ LEAST_HEADROOM, HEADROOM_PART = 32 << 20, 16
 MARGIN = 32 << 20
 #: seconds between two looks at the headroom
 LOOK_INTERVAL = 0.001
-#: seconds between two looks at boundaries, with the mode out
-BOUNDARY_INTERVAL = 0.005
+#: least and most seconds between two looks at boundaries, with the mode out, and how many times a look's own time
+BOUNDARY_INTERVAL, LONGEST_INTERVAL, INTERVAL_OVER_COST = 0.005, 0.05, 300
 #: passes of boundaries within a section after which one whole iteration was measured
 PASSES_MEASURED = 2
 #: bytes that an iteration may leave behind and count as leaving nothing
