@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import statistics
 from contextlib import AsyncExitStack
 
@@ -72,7 +73,7 @@ async def _measure(
                 target=Target("<=", bound),
                 how=f"{percent} of `{_CELL}` from sending it to its reply and idle: {stock} for a stock kernel "
                 f"behind a stock Jupyter server, {shared} {way}; medians, and the median ratio, of {blocks} "
-                f"blocks of {_BLOCK} cells by each way in turn.",
+                f"blocks of {_BLOCK} cells by each way in turn, in an order drawn anew each time.",
             )
         )
     return [*results, await _beside_idle_ones(conditions, server.stock, gateway_route(stack))]
@@ -109,9 +110,14 @@ async def _beside_idle_ones(conditions: Conditions, stock: Route, gateway: Route
 
 
 async def _time_cells(notebooks: dict[str, Notebook], count: int) -> dict[str, list[float]]:
-    """Return the seconds of *count* cells in each notebook, taken in turn so that all see the same machine."""
+    """Return the seconds of *count* cells in each notebook, taken in turn so that all see the same machine.
+
+    Each round has an order of its own, drawn by chance: what a cell leaves its processes to do afterwards would else
+    always fall into the same other notebook's cell, with the same delay.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in notebooks}
+    chance = random.Random(count)
     for _ in range(count):
-        for name, notebook in notebooks.items():
-            seconds[name].append((await notebook.execute(_CELL)).seconds)
+        for name in chance.sample(list(notebooks), len(notebooks)):
+            seconds[name].append((await notebooks[name].execute(_CELL)).seconds)
     return seconds
