@@ -21,12 +21,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 import threading
 import weakref
 
 # Those of `signal` look each handler up among the enumerated ones, which takes ten times as long, several times a turn.
 from _signal import getsignal as _getsignal
 from _signal import signal as _set_handler
+from _thread import get_ident as _get_ident
 from collections.abc import Callable, Iterator
 from signal import SIGINT, raise_signal
 from typing import Any, TypeVar, cast
@@ -228,5 +230,16 @@ def raise_after(frame_end: FrameEnd, signum: int) -> weakref.ref[FrameEnd]:
     return weakref.ref(frame_end, functools.partial(_raise, signum))
 
 
+_main = threading.main_thread().ident
+
+
+def _set_main() -> None:
+    global _main
+    _main = _get_ident()  # the thread that forks is the child's main thread
+
+
+os.register_at_fork(after_in_child=_set_main)
+
+
 def _is_main() -> bool:
-    return threading.get_ident() == threading.main_thread().ident
+    return _get_ident() == _main

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -93,6 +95,22 @@ def test_a_delayed_event_comes_later_and_not_if_it_is_cleared_before() -> None:
     assert not soon.wait(0.01)
     soon.set()
     assert soon.wait(60)
+
+
+@pytest.mark.parametrize("timeout", [None, 3600.0, 0.2])
+def test_a_delayed_event_comes_whether_or_not_a_wait_would_end_soon_by_itself(timeout: float | None) -> None:
+    """Only a wait that is soon over, at its timeout, needs no timer; and none is lost between two waits."""
+    event = DelayedEvent(0.001, latest=60)
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(event.wait, timeout)
+        time.sleep(0.05)
+        event.set()
+        assert waiting.result(60)
+        event.clear()
+        event.set()
+        assert threads.submit(event.wait, timeout).result(60)
+        event.clear()
+        assert not threads.submit(event.wait, 0.01).result(60)
 
 
 def test_a_forked_child_leaves_the_timer_of_a_delayed_event_alone() -> None:

@@ -30,6 +30,10 @@ GRANT_INTERVAL = 1.0
 
 #: where a grant is released
 ReleasePoint = Literal["boundary", "cell", "yield"]
+#: the words that every grant reads and writes, and what is written, as plain numbers: members of an enumeration cost
+#: more to look up
+_ITERATIONS, _TURN = int(Word.ITERATIONS), int(Word.TURN)
+_READY, _HOLDING = int(Turn.READY), int(Turn.HOLDING)
 #: what each of OpenMP's threads runs when they are made: a C function that needs nothing and ignores its arguments
 _NOTHING = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p)
 
@@ -212,8 +216,8 @@ class HeldGrant(GatePart):
     def begin(self) -> None:
         """Start to measure the grant, which is held already."""
         self.release_due = False
-        self._boundaries_before = self._words[Word.ITERATIONS]
-        self._words[Word.TURN] = Turn.HOLDING
+        self._boundaries_before = self._words[_ITERATIONS]
+        self._words[_TURN] = _HOLDING
         self._forecast.grant_began(self._boundaries_before)
         self._measured_at = time.monotonic()
         self._meter.grant_began()
@@ -236,12 +240,12 @@ class HeldGrant(GatePart):
         live = self._meter.grant_ended(at_boundary=at != "yield")
         self.is_held = False
         self._on_turn(False)
-        self._words[Word.TURN] = Turn.READY
+        self._words[_TURN] = _READY
         return protocol.GrantReleasedReport(
             at=at,
             memory=self._meter.memory,
             live_bytes=live,
-            iterations=self._words[Word.ITERATIONS] - self._boundaries_before,
+            iterations=self._words[_ITERATIONS] - self._boundaries_before,
             utilisation=utilisation,
         )
 
@@ -250,7 +254,7 @@ class HeldGrant(GatePart):
         now = time.monotonic()
         if now < self._measured_at + GRANT_INTERVAL:
             return None
-        iterations = self._words[Word.ITERATIONS]
+        iterations = self._words[_ITERATIONS]
         completed, self._boundaries_before = iterations - self._boundaries_before, iterations
         self._measured_at = now
         return protocol.GrantMeasuredReport(iterations=completed, utilisation=self._meter.utilisation())

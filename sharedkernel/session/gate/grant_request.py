@@ -17,6 +17,8 @@ from sharedkernel.system.deferred_signals import interrupts_let_through, signals
 from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
 from sharedkernel.system.polled_event import PolledEvent
 
+#: as plain numbers: members of an enumeration cost more to look up
+_TURN, _READY, _WANTING = int(Word.TURN), int(Turn.READY), int(Turn.WANTING)
 #: seconds between two checks in a wait of another thread than the main one
 _CHECK_INTERVAL = 0.2
 
@@ -96,7 +98,7 @@ class GrantRequest(GatePart):
             self._batons.wait_begins()
             self.refusal = None
             self.is_open = True
-            self._words[Word.TURN] = Turn.WANTING
+            self._words[_TURN] = _WANTING
             foreseen = self._forecast.news(self._words[Word.ITERATIONS])
             wanted = protocol.DeviceWantedReport(memory=memory, data_bytes=data_bytes, growth=growth)
             self._link.send(*(message for message in (foreseen, wanted) if message))
@@ -111,7 +113,7 @@ class GrantRequest(GatePart):
     def drop(self) -> None:
         """Mark the request as void (with `link.lock` held)."""
         self.is_open = False
-        self._words[Word.TURN] = Turn.READY
+        self._words[_TURN] = _READY
 
     def withdraw(self) -> None:
         """Withdraw the request. A grant may already be under way: wait until that is known, and release it."""

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch._ops
+from IPython.core.interactiveshell import InteractiveShell
 from torch._C._dynamo import eval_frame
 
 from sharedkernel.system import deferred_signals
@@ -21,6 +22,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 _TORCH = os.path.dirname(torch.__file__)
 #: function transforms run the user's function from these files
 _TRANSFORMS = (os.path.join(_TORCH, "_functorch", ""), os.path.join(_TORCH, "_vmap_internals.py"))
+#: what runs a cell's code: the two dozen frames around it belong to no transform
+_RUN_CODE = InteractiveShell.run_code.__code__
 
 _SKIP = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
 
@@ -37,11 +40,11 @@ def is_transform_under_way() -> bool:
     afterwards. A mode that came or went meanwhile would leave keys behind that no mode belongs to, or the reverse:
     torch then fails with "Hit Python dispatch key but no arguments had PyInterpreter". The levels themselves do not
     tell, since torch takes the topmost off while it works on the others. This takes a microsecond for a few dozen
-    frames.
+    frames, and 45 where an iteration has emptied the caches.
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename.startswith(_TRANSFORMS):
+    while frame is not None and (code := frame.f_code) is not _RUN_CODE:
+        if code.co_filename.startswith(_TRANSFORMS):
             return True
         frame = frame.f_back
     return False

@@ -175,7 +175,7 @@ class HostMeter:
         self._is_unsettled = False
         self._held_since = 0.0
         self._cpu_since = 0.0
-        self._holding = DelayedEvent(YOUNG_INTERVAL)
+        self._holding = DelayedEvent(YOUNG_INTERVAL, STABLE_INTERVAL)
         self._sampler: threading.Thread | None = None
 
     def start(
@@ -345,12 +345,20 @@ class HostMeter:
         self._framework = framework
         self._words[Word.FRAMEWORK] = self._framework
 
+    @property
+    def _patience(self) -> float | None:
+        """How long to wait for the next grant; where samples come seldom, that need not be woken."""
+        if not self._is_unsettled:
+            return None
+        return STABLE_INTERVAL if self.is_stable else SETTLE_INTERVAL
+
     def _sample(self, on_clock: Callable[[], None], on_sample: Callable[[int], None]) -> None:
-        last_tick = sample_at = 0.0
+        last_tick = sample_at = now = 0.0
         while True:
-            if not self._holding.wait(SETTLE_INTERVAL if self._is_unsettled else None):
+            if not self._holding.wait(self._patience):
+                is_settled = time.monotonic() >= now + SETTLE_INTERVAL
                 # If it is away, it may be on its way back, a part of it there and none of it counted.
-                if not self._away and not self._holding.is_set():
+                if is_settled and not self._away and not self._holding.is_set():
                     self._measure_framework()
                 continue
             self._is_unsettled = True
