@@ -219,7 +219,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         settings["status_feed"] = StatusFeed(room.status, manager.executors.wait_for_change)
         settings["open_websockets"] = WebsocketRegistry(self.max_websockets)
         settings["user_budgets"] = self._user_budgets = UserBudgets(self.max_user_bytes)
-        settings["audit_log"] = self.deployment.audit_log
+        settings["audit_log"], settings["certificate"] = self.deployment.audit_log, self._certificate
         settings["classroom"] = self._classroom
         self._classroom.attach(manager, cast("TokenOnlyIdentity", self.identity_provider))
         if self.ticket_key is not None:

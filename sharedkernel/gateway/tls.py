@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import ssl
 
 from sharedkernel.errors import ConfigError
+from sharedkernel.gateway_client.trust import client_context, fingerprint_of
+
+#: names for which the outcome of a check is kept
+_MAX_NAMES = 16
+#: times that each side of a handshake may wait for the other
+_MAX_FLIGHTS = 10
 
 
 def is_loopback(ip: str) -> bool:
@@ -59,6 +66,7 @@ class Certificate:
 
     def __init__(self, certfile: str, keyfile: str = "", client_ca: str = "") -> None:
         self._files = certfile, keyfile or None
+        self._fingerprints: dict[str, str | None] = {}
         #: for tornado's server
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self.load()
@@ -84,11 +92,65 @@ class Certificate:
                 certfile, keyfile, password=_no_password
             )
             self.context.load_cert_chain(certfile, keyfile, password=_no_password)
+            self._fingerprints.clear()
         except (OSError, ssl.SSLError, ValueError) as error:
             files = " and ".join(filter(None, self._files))
             raise ConfigError(
                 f"{files} cannot be used as certificate and key ({_why(error)}); check --certfile and --keyfile."
             ) from None
+
+    def fingerprint_to_check(self, name: str) -> str | None:
+        """Return the certificate's fingerprint if machines need it in order to trust this gateway.
+
+        They do not where it is signed by one of the usual authorities, as far as this system knows them. It would not
+        help them where the certificate is for other names than the one by which they reach the gateway.
+
+        Parameters
+        ----------
+        name
+            By which they reach it: a host's name or an address.
+        """
+        if name not in self._fingerprints:
+            if len(self._fingerprints) >= _MAX_NAMES:  # anybody can ask by any name
+                self._fingerprints.clear()
+            self._fingerprints[name] = None
+            with contextlib.suppress(OSError, ValueError):  # a file is gone, or this is no name
+                self._fingerprints[name] = self._fingerprint_to_check(name)
+        return self._fingerprints[name]
+
+    def _fingerprint_to_check(self, name: str) -> str | None:
+        if self.context.verify_mode == ssl.CERT_REQUIRED or _is_trusted(self.context, client_context(None), name):
+            return None
+        if not _is_trusted(self.context, client_context(self._files[0]), name):
+            return None
+        return fingerprint_of(ssl.PEM_cert_to_DER_cert(_first_certificate(self._files[0])))
+
+
+def _first_certificate(path: str) -> str:
+    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+    with open(path) as file:
+        return begin + file.read().partition(begin)[2].partition(end)[0] + end
+
+
+def _is_trusted(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> bool:
+    """Whether a client that connects to a server called *name* trusts its certificate; tried in memory."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (
+        client.wrap_bio(to_client, to_server, server_hostname=name),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    )
+    for _ in range(_MAX_FLIGHTS):
+        num_waiting = 0
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                num_waiting += 1
+            except ssl.SSLError:
+                return False
+        if not num_waiting:
+            return True
+    return False
 
 
 def peer_context(ca_file: str, certfile: str, keyfile: str) -> ssl.SSLContext:

@@ -27,6 +27,7 @@ from sharedkernel.gateway_client.refusals import (
     untrusted,
 )
 from sharedkernel.gateway_client.session_gateway import CONNECT_TIMEOUT, REQUEST_TIMEOUT, kernel_path
+from sharedkernel.gateway_client.trust import client_context
 from sharedkernel.jupyter.names import KERNEL_NAME, environment_of
 
 #: the status document, see `executor/control/status_builder.py`
@@ -51,7 +52,7 @@ class Gateway:
 
     def __init__(self, credentials: Credentials) -> None:
         self.url = credentials.url
-        self._ca_file = credentials.ca_file
+        self._context = client_context(credentials.ca_file) if self.url.startswith("https:") else None
         self._headers = {"Authorization": f"token {credentials.token}"}
         # A client of its own: the shared one may be configured to be something else.
         self._client = SimpleAsyncHTTPClient(force_instance=True)
@@ -117,7 +118,7 @@ class Gateway:
             connect_timeout=CONNECT_TIMEOUT,
             request_timeout=timeout,
             follow_redirects=False,
-            ca_certs=self._ca_file,
+            ssl_options=self._context,
         )
 
     def _explain(self, error: Exception, path: str = "") -> GatewayRefused | GatewayUnreachable:

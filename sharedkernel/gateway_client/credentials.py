@@ -32,7 +32,7 @@ class Credentials:
     url: str
     #: in a kept file, "": each server's own
     token: str = field(repr=False)
-    #: path of the authorities (PEM) that the gateway's certificate is signed by; None: those this system trusts
+    #: path of what is trusted (PEM): authorities, or the gateway's own certificate; None: what this system trusts
     ca_file: str | None = None
 
 
@@ -98,6 +98,11 @@ def credentials_path(name: str) -> Path:
     return Path(jupyter_config_dir()) / "sharedkernel" / f"{name}.json"
 
 
+def hub_gateway_path(name: str, folder: Path) -> Path:
+    """Return where the gateway of kernelspec *name* is kept for a hub's servers, in a *folder* of configuration."""
+    return folder / "sharedkernel" / f"{name}.json"
+
+
 def find_kept(name: str) -> Path:
     """Return the file of kernelspec *name*'s credentials: the user's, else an environment's; the user's if none is."""
     from jupyter_core.paths import jupyter_config_path
@@ -151,7 +156,12 @@ def _hub_token(configured: str, url: str, environment: Mapping[str, str]) -> str
     return token
 
 
-def store_credentials(name: str, credentials: Credentials) -> Path:
+def certificate_path(credentials: Path) -> Path:
+    """Return where a gateway's own certificate is kept, beside the file of its *credentials*."""
+    return credentials.with_suffix(".pem")
+
+
+def store_credentials(name: str, credentials: Credentials, certificate: str | None = None) -> Path:
     """Write credentials to a file that only this user can read, and return its path.
 
     Parameters
@@ -160,13 +170,16 @@ def store_credentials(name: str, credentials: Credentials) -> Path:
         Of the kernelspec that they belong to.
     credentials
         The gateway and the token.
+    certificate
+        The gateway's own (PEM), to be kept at :func:`certificate_path`; None: there is none.
     """
     path = credentials_path(name)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _store_certificate(path, credentials, certificate, mode=0o600)
     return _store(path, {"gateway_url": credentials.url, "token": credentials.token}, credentials.ca_file, mode=0o600)
 
 
-def store_hub_gateway(name: str, credentials: Credentials, folder: Path) -> Path:
+def store_hub_gateway(name: str, credentials: Credentials, folder: Path, certificate: str | None = None) -> Path:
     """Write which gateway is shown the tokens of a hub's servers, readable by everybody, and return where.
 
     Parameters
@@ -177,11 +190,23 @@ def store_hub_gateway(name: str, credentials: Credentials, folder: Path) -> Path
         Their token is not written.
     folder
         Of Jupyter's configuration.
+    certificate
+        As for :func:`store_credentials`.
     """
-    path = folder / "sharedkernel" / f"{name}.json"
+    path = hub_gateway_path(name, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
+    _store_certificate(path, credentials, certificate, mode=0o644)
     kept = {"gateway_url": credentials.url, "token_from": HUB_TOKEN_VARIABLE}
     return _store(path, kept, credentials.ca_file, mode=0o644)
+
+
+def _store_certificate(path: Path, credentials: Credentials, certificate: str | None, *, mode: int) -> None:
+    """Write the gateway's own certificate beside its credentials at *path*, or remove an earlier one."""
+    own = certificate_path(path)
+    if certificate is not None:
+        replace_file(own, certificate, mode=mode, durable=False)
+    elif credentials.ca_file != str(own):
+        own.unlink(missing_ok=True)
 
 
 def _store(path: Path, kept: dict[str, str], ca_file: str | None, *, mode: int) -> Path:

@@ -11,6 +11,8 @@ import ssl
 from collections.abc import Mapping
 from urllib.parse import quote, urlsplit
 
+from sharedkernel.gateway_client.trust import client_context
+
 #: most bytes of an answer's status line and headers
 MAX_HEAD_BYTES = 64 * 1024
 #: most bytes of an answer's body: a kernel's model, or a refusal
@@ -50,7 +52,7 @@ class Address:
     def context(self) -> ssl.SSLContext | None:
         """How the connection is encrypted; None: not at all."""
         if self.is_encrypted and self._context is None:
-            self._context = ssl.create_default_context(cafile=self._ca_file)
+            self._context = client_context(self._ca_file)
         return self._context
 
 

@@ -58,7 +58,8 @@ def untrusted(url: str, why: str) -> GatewayRefused:
     """Return the error for a certificate that cannot be trusted, and *why*."""
     return GatewayRefused(
         f"the certificate of the gateway at {url} cannot be trusted ({why}); if an authority of your own signed it, "
-        f"run `sharedkernel install` with --ca FILE, or name the file in {CA_VARIABLE}.",
+        f"run `sharedkernel install` with --ca FILE, or name the file in {CA_VARIABLE}; the gateway's page may have a "
+        "command that trusts this certificate alone.",
         status=495,
         reason="certificate",
     )

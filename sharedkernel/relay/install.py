@@ -8,8 +8,10 @@ import json
 import logging
 import os
 import re
+import ssl
 import sys
 import tempfile
+from dataclasses import replace
 from getpass import getpass
 from pathlib import Path
 from typing import TextIO
@@ -26,15 +28,19 @@ from sharedkernel.gateway_client.credentials import (
     TOKEN_VARIABLE,
     URL_VARIABLE,
     Credentials,
+    certificate_path,
     check_ca_file,
     check_token,
     check_url,
     credentials_path,
+    hub_gateway_path,
     load_credentials,
     store_credentials,
     store_hub_gateway,
 )
 from sharedkernel.gateway_client.refusals import GatewayRefused, GatewayUnreachable
+from sharedkernel.gateway_client.session_gateway import CONNECT_TIMEOUT
+from sharedkernel.gateway_client.trust import check_fingerprint, fetch_certificate, fingerprint_of
 from sharedkernel.jupyter.names import DISPLAY_NAME, KERNEL_NAME, LOGOS
 from sharedkernel.relay import start
 
@@ -96,6 +102,7 @@ class InstallApp(CommandApp):
         sharedkernel install --gateway-url https://gpu.example.org --sys-prefix  # asks for the token
         {TOKEN_VARIABLE}=3f1c… sharedkernel install --gateway-url https://gpu.example.org
         sharedkernel install --gateway-url https://gpu.example.org --sys-prefix --jupyterhub  # in an image
+        sharedkernel install --gateway-url https://gpu.example.org --fingerprint 3A:1F:…  # its certificate is its own
     """
 
     gateway_url = Unicode(
@@ -108,6 +115,10 @@ class InstallApp(CommandApp):
         help="File of the authorities that signed the gateway's certificate, if this system does not trust them. "
         f"Default: ${CA_VARIABLE}."
     ).tag(config=True, option="ca")
+    fingerprint = Unicode(
+        help="SHA-256 fingerprint of the gateway's certificate, in place of --ca: the certificate that the gateway "
+        "shows is kept, and trusted, if it has this one."
+    ).tag(config=True)
     user = Bool(False, help="Install for you alone (the default).").tag(config=True)
     sys_prefix = Bool(False, help="Install into the Python environment that runs this command.").tag(config=True)
     prefix = Unicode(help="Install into the environment at this path.").tag(config=True)
@@ -133,10 +144,11 @@ class InstallApp(CommandApp):
             credentials = self._read_options()
         except ConfigError as error:
             fail(str(error), status=2)
+        certificate = self._fetch_certificate(credentials.url) if self.fingerprint else None
         warning = None
         environments: list[str] = []
         try:
-            environments = asyncio.run(_check(credentials)) if credentials.token else []
+            environments = asyncio.run(_check(credentials, certificate)) if credentials.token else []
         except GatewayUnreachable as error:
             warning = str(error)
             self._refuse_to_replace(credentials, warning)
@@ -145,9 +157,9 @@ class InstallApp(CommandApp):
         try:
             places = [self._install_kernelspec(environment) for environment in ("", *environments)]
             if self.jupyterhub:
-                kept = store_hub_gateway(self.kernel_name, credentials, self._config_folder())
+                kept = store_hub_gateway(self.kernel_name, credentials, self._config_folder(), certificate)
             else:
-                kept = store_credentials(self.kernel_name, credentials)
+                kept = store_credentials(self.kernel_name, credentials, certificate)
         except OSError as error:
             fail(f"cannot write {error.filename}: {error.strerror}; try --user, or another --prefix.")
         for environment, place in zip(("", *environments), places, strict=True):
@@ -195,9 +207,42 @@ class InstallApp(CommandApp):
         if not url:
             raise ConfigError(f"which gateway? Give its address with --gateway-url or in {URL_VARIABLE}.")
         url = check_url(url)
+        if self.fingerprint:
+            self._check_fingerprint(url)
         token = self._read_token(url)
+        if self.fingerprint:
+            return Credentials(url=url, token=token, ca_file=str(self._certificate_path()))
         ca_file = self.ca_file or os.environ.get(CA_VARIABLE)
         return Credentials(url=url, token=token, ca_file=check_ca_file(ca_file) if ca_file else None)
+
+    def _check_fingerprint(self, url: str) -> None:
+        if self.ca_file:
+            raise ConfigError("--fingerprint and --ca exclude each other; give one of them.")
+        if not url.startswith("https:"):
+            raise ConfigError(f"{url} is not encrypted, so it has no certificate; leave --fingerprint out.")
+        self.fingerprint = check_fingerprint(self.fingerprint)
+
+    def _certificate_path(self) -> Path:
+        name = self.kernel_name
+        if self.jupyterhub:
+            return certificate_path(hub_gateway_path(name, self._config_folder()))
+        return certificate_path(credentials_path(name))
+
+    def _fetch_certificate(self, url: str) -> str:
+        """Return the gateway's certificate (PEM), which has the fingerprint that was given; exits without one."""
+        try:
+            certificate = fetch_certificate(url, seconds=CONNECT_TIMEOUT)
+        except OSError as error:
+            why = getattr(error, "reason", None) or error.strerror or error
+            fail(
+                f"nothing was installed: {url} shows no certificate ({why}); is it the gateway's address, and running?"
+            )
+        if (shown := fingerprint_of(certificate)) != self.fingerprint:
+            fail(
+                f"nothing was installed: the certificate of {url} has another fingerprint, {shown}. If it was renewed, "
+                "copy the command from the gateway's page again; if not, somebody else may answer in its place."
+            )
+        return ssl.DER_cert_to_PEM_cert(certificate)
 
     def _read_token(self, url: str) -> str:
         """Return the token; "": none is needed.
@@ -250,15 +295,22 @@ class InstallApp(CommandApp):
             )
 
 
-async def _check(credentials: Credentials) -> list[str]:
+async def _check(credentials: Credentials, certificate: str | None) -> list[str]:
     """Show the gateway the token, and return the Python environments that it offers by name.
+
+    Its own *certificate* (PEM), if there is one, is not kept yet.
 
     Raises what :class:`~sharedkernel.gateway_client.connection.Gateway` raises.
     """
     # What it logs of certificates is said better by the error that follows.
     logging.getLogger("tornado.general").setLevel(logging.ERROR)
-    gateway = Gateway(credentials)
-    try:
-        return await gateway.check()
-    finally:
-        gateway.close()
+    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
+        if certificate is not None:
+            file.write(certificate)
+            file.flush()
+            credentials = replace(credentials, ca_file=file.name)
+        gateway = Gateway(credentials)
+        try:
+            return await gateway.check()
+        finally:
+            gateway.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,10 +18,11 @@ import trustme
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.tls import Certificate, check_exposure
-from sharedkernel.gateway_client.connection import Gateway
+from sharedkernel.gateway_client.connection import Gateway, fetch
 from sharedkernel.gateway_client.credentials import Credentials
 from sharedkernel.gateway_client.refusals import GatewayRefused, GatewayUnreachable
 from sharedkernel.gateway_client.status import fetch_status
+from sharedkernel.gateway_client.trust import check_fingerprint
 from sharedkernel.local_stack import Service, free_port
 from tests.gateway.conftest import run
 from tests.gateway.test_command import in_process
@@ -171,6 +173,92 @@ def test_install_keeps_the_authority_for_the_commands(encrypted: Encrypted, tmp_
     assert kept["ca_file"] == encrypted.files.ca
     # It got as far as the gateway's own sentence: there is no executor here.
     assert "no executor answers" in command("status").stderr
+
+
+def test_the_pages_command_trusts_the_certificate_that_nobody_knows(encrypted: Encrypted, tmp_path: Path) -> None:
+    """As it is copied, by the fingerprint of that one certificate; with another one nothing is installed."""
+    environment = os.environ | {"HOME": str(tmp_path), "JUPYTER_CONFIG_DIR": str(tmp_path / "config")}
+    environment |= {"JUPYTER_DATA_DIR": str(tmp_path / "data"), "SHAREDKERNEL_TOKEN": encrypted.token}
+
+    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", *arguments],
+            capture_output=True, text=True, check=False, timeout=60, env=environment,
+        )  # fmt: skip
+
+    trusted = Credentials(url=encrypted.url, token=encrypted.token, ca_file=encrypted.files.ca)
+    me = fetch(trusted, "/sharedkernel/page/me")
+    assert me["checks_fingerprint"]
+    *rest, option, fingerprint = shlex.split(me["install_command"].partition(" && ")[2])
+    assert option == "--fingerprint"
+    config = tmp_path / "config" / "sharedkernel"
+    for wrong, status, sentence in (
+        (fingerprint[::-1], 1, f"nothing was installed: the certificate of {encrypted.url} has another fingerprint"),
+        (fingerprint[1:], 2, "is no SHA-256 fingerprint"),
+    ):
+        refused = command(*rest, option, wrong)
+        assert (refused.returncode, refused.stderr.count("\n")) == (status, 1)
+        assert sentence in refused.stderr
+    assert "exclude each other" in command(*rest, option, fingerprint, "--ca", encrypted.files.ca).stderr
+    assert not config.exists()
+    capitals = ":".join(fingerprint[start : start + 2].upper() for start in range(0, len(fingerprint), 2))
+    installed = command(*rest, option, capitals)
+    assert installed.returncode == 0, installed.stderr
+    kept = json.loads((config / "shared-gpu.json").read_text())
+    assert kept["ca_file"] == str(config / "shared-gpu.pem")
+    assert (config / "shared-gpu.pem").stat().st_mode & 0o777 == 0o600
+    # It got as far as the gateway's own sentence: there is no executor here.
+    assert "no executor answers" in command("sharedkernel", "status").stderr
+    encrypted.check(kept["ca_file"])
+    assert command(*rest, "--ca", encrypted.files.ca).returncode == 0
+    assert not (config / "shared-gpu.pem").exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "status", "sentence"),
+    [
+        ("http://127.0.0.1:1", 2, "is not encrypted, so it has no certificate"),
+        ("https://127.0.0.1:1", 1, "shows no certificate (Connection refused)"),
+    ],
+)
+def test_a_fingerprint_takes_an_encrypted_gateway_that_answers(
+    tmp_path: Path, url: str, status: int, sentence: str
+) -> None:
+    """The sentence says which of the two is missing."""
+    install = ["install", "--gateway-url", url, "--token", "x", "--fingerprint", "0" * 64, "--prefix", str(tmp_path)]
+    refused = subprocess.run(
+        [sys.executable, "-m", "sharedkernel", *install], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert refused.returncode == status
+    assert sentence in refused.stderr
+
+
+@pytest.mark.parametrize("extensions", [(), ("basicConstraints=CA:FALSE",)])
+def test_a_certificate_that_signed_itself_is_told_by_its_fingerprint(
+    tmp_path: Path, extensions: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the admin guide makes one; not for a name that it is not for, which a fingerprint would not mend."""
+    files = tmp_path / "gpu.crt", tmp_path / "gpu.key"
+    added = [word for each in ("subjectAltName=DNS:gpu-host", *extensions) for word in ("-addext", each)]
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=gpu-host"]
+    subprocess.run([*make, "-out", files[0], "-keyout", files[1], *added], check=True, capture_output=True)
+    certificate = Certificate(*map(str, files))
+    fingerprint = certificate.fingerprint_to_check("gpu-host")
+    show = ["openssl", "x509", "-in", str(files[0]), "-noout", "-fingerprint", "-sha256"]
+    assert fingerprint is not None
+    assert check_fingerprint(subprocess.check_output(show, text=True).partition("=")[2]) == fingerprint
+    for name in ("other-host", "", "..", *(f"host{number}" for number in range(100))):
+        assert certificate.fingerprint_to_check(name) is None
+    other = issue(tmp_path / "other", "gpu-host")
+    Path(files[0]).write_bytes(Path(other.certificate).read_bytes())
+    Path(files[1]).write_bytes(Path(other.key).read_bytes())
+    certificate.load()
+    assert certificate.fingerprint_to_check("gpu-host") not in (None, fingerprint)
+    certificate.load()
+    monkeypatch.setenv("SSL_CERT_FILE", other.ca)  # which this system then trusts
+    assert certificate.fingerprint_to_check("gpu-host") is None
+    Path(files[0]).unlink()
+    assert certificate.fingerprint_to_check("gone") is None
 
 
 def test_a_renewed_certificate_is_shown_after_a_reload(encrypted: Encrypted, tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import ssl
 import subprocess
 import sys
 import sysconfig
@@ -13,6 +15,7 @@ import urllib.request
 import venv
 import zipfile
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from jupyter_core.paths import jupyter_path
@@ -21,7 +24,7 @@ from sharedkernel.distribution import DISTRIBUTION
 
 ROOT = Path(__file__).parents[2]
 #: bytes; most of them are Python, compressed
-_LARGEST = 1_250_000
+_LARGEST = 1_300_000
 #: bytes of what browsers get, compressed: the extension, and the page with its charts
 _LARGEST_FRONT_END = 100_000
 
@@ -90,25 +93,43 @@ def test_a_wheel_has_the_gateways_page(wheel: Path) -> None:
     assert {f"sharedkernel/gateway/page/static/page.{kind}" for kind in ("js", "css")} <= set(names)
 
 
-def test_a_gateway_serves_the_wheel_that_it_was_installed_from(python: Path, wheel: Path, tmp_path: Path) -> None:
-    """What its page has people install is the same, but for compression, and pip takes it; other names are unknown."""
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_a_gateway_serves_the_wheel_that_it_was_installed_from(
+    python: Path, wheel: Path, tmp_path: Path, is_encrypted: bool
+) -> None:
+    """What its page has people install is the same, but for compression, and pip takes it; other names are unknown.
+
+    Also where the certificate is the gateway's own: then the hash says what is to be trusted.
+    """
+    options, context = [], None
+    if is_encrypted:
+        files = [str(tmp_path / name) for name in ("gpu.crt", "gpu.key")]
+        make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=gpu"]
+        run(*make, "-addext", "subjectAltName=IP:127.0.0.1", "-out", files[0], "-keyout", files[1])
+        options, context = ["--certfile", files[0], "--keyfile", files[1]], ssl.create_default_context(cafile=files[0])
     private = {name: str(tmp_path) for name in ("HOME", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "XDG_RUNTIME_DIR")}
-    command = [str(python), "-m", "sharedkernel", "gateway", "--ip", "127.0.0.1", "--port", "0"]
+    command = [str(python), "-m", "sharedkernel", "gateway", "--ip", "127.0.0.1", "--port", "0", *options]
     process = subprocess.Popen(command, env=os.environ | private, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         announced = next(line for line in process.stdout if line.startswith("Serving on "))
         url, token = announced.removeprefix("Serving on ").partition(";")[0], announced.split()[-1]
         request = urllib.request.Request(f"{url}/sharedkernel/page/me", headers={"Authorization": f"token {token}"})
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=60, context=context) as answer:
             me = json.load(answer)
         assert me["needs_checkout"] is False
-        install = me["install_command"].partition(" && ")[0]
-        address = install.removeprefix("pip install ")
-        assert address == f"{url}/sharedkernel/package/{wheel.name}"
-        run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", tmp_path, address)
+        *pip, address = shlex.split(me["install_command"].partition(" && ")[0])
+        assert address.partition("#")[0] == f"{url}/sharedkernel/package/{wheel.name}"
+        assert pip == ["pip", "install", *(["--trusted-host", urlsplit(url).netloc] if is_encrypted else [])]
+        download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", tmp_path, *pip[2:]]
+        if is_encrypted:
+            other = address[:-1] + ("1" if address.endswith("0") else "0")
+            wrong = subprocess.run([*download, other], capture_output=True, text=True, check=False)
+            assert wrong.returncode != 0
+            assert "THESE PACKAGES DO NOT MATCH THE HASHES" in wrong.stderr
+        run(*download, address)
         with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"{url}/sharedkernel/package/other.whl", timeout=60)
+            urllib.request.urlopen(f"{url}/sharedkernel/package/other.whl", timeout=60, context=context)
     finally:
         process.terminate()
         process.communicate(timeout=60)

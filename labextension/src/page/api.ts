@@ -16,6 +16,8 @@ export interface IMe {
   /** What connects a machine, without a token. */
   installCommand: string;
   needsCheckout: boolean;
+  /** The command trusts the gateway's certificate by its fingerprint. */
+  checksFingerprint: boolean;
 }
 
 /** Nobody is signed in. */
@@ -37,7 +39,8 @@ export class PageApi implements IAdminApi, ITimelineApi {
       auth: text('auth'),
       version: text('version'),
       installCommand: text('install_command'),
-      needsCheckout: answer?.needs_checkout === true
+      needsCheckout: answer?.needs_checkout === true,
+      checksFingerprint: answer?.checks_fingerprint === true
     };
   }
 

@@ -29,6 +29,7 @@ export function ConnectSection(props: IProps): React.ReactElement {
           : trans.__('Run this once on your own machine, where JupyterLab is:')}
       </p>
       <Copyable label={trans.__('Copy the command')} text={me.installCommand} />
+      {me.checksFingerprint && <FingerprintNote />}
       <p>{trans.__('Then pick “Shared GPU” in JupyterLab.')}</p>
       {me.auth === 'token' && token === null && (
         <p>
@@ -44,6 +45,17 @@ export function ConnectSection(props: IProps): React.ReactElement {
         </>
       )}
     </section>
+  );
+}
+
+/** Why the command names a fingerprint. */
+export function FingerprintNote(): React.ReactElement {
+  return (
+    <p>
+      {trans.__(
+        'No authority that machines know has signed this gateway’s certificate, so the command trusts this one certificate, by its fingerprint.'
+      )}
+    </p>
   );
 }
 

@@ -5,7 +5,7 @@ import * as React from 'react';
 import { safeText } from '../describe';
 import { RefusedError } from '../limits';
 import { request } from './api';
-import { Copyable } from './connect';
+import { Copyable, FingerprintNote } from './connect';
 import { english as trans } from './english';
 
 interface IAdmission {
@@ -13,6 +13,7 @@ interface IAdmission {
   until: Date;
   installCommand: string;
   needsCheckout: boolean;
+  checksFingerprint: boolean;
 }
 
 /** Return the code in the page's address, and take it out of the address bar and the history. */
@@ -65,7 +66,7 @@ export function Invitation(props: { code: string }): React.ReactElement {
 }
 
 function Welcome(props: IAdmission): React.ReactElement {
-  const { user, until, installCommand, needsCheckout } = props;
+  const { user, until, installCommand, needsCheckout, checksFingerprint } = props;
   const heading = React.useRef<HTMLHeadingElement>(null);
   // The button that had the focus is gone; a screen reader goes on here.
   React.useEffect(() => heading.current?.focus(), []);
@@ -84,6 +85,7 @@ function Welcome(props: IAdmission): React.ReactElement {
             {trans.__('It holds your token, so keep it to yourself:')}
           </p>
           <Copyable label={trans.__('Copy the command')} text={installCommand} />
+          {checksFingerprint && <FingerprintNote />}
         </li>
         <li>
           <p>{trans.__('Start JupyterLab and pick “Shared GPU”.')}</p>
@@ -102,7 +104,8 @@ async function admit(code: string): Promise<IAdmission> {
     user: String(answer.user),
     until: new Date(String(answer.until)),
     installCommand: String(answer.install_command),
-    needsCheckout: answer.needs_checkout === true
+    needsCheckout: answer.needs_checkout === true,
+    checksFingerprint: answer.checks_fingerprint === true
   };
 }
 

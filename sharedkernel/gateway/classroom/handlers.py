@@ -141,8 +141,7 @@ class AdmissionHandler(GatewayHandler):
                 {
                     "user": admission.user,
                     "until": admission.until.astimezone(datetime.UTC).isoformat(timespec="seconds"),
-                    "install_command": install.command,
-                    "needs_checkout": install.needs_checkout,
+                    **install.as_json(),
                 }
             )
         )

@@ -216,9 +216,7 @@ class MeHandler(GatewayHandler):
                     "admin": user.admin,
                     "auth": _kind_of(cast("TokenOnlyIdentity", self.identity_provider)),
                     "version": __version__,
-                    # it asks for the token
-                    "install_command": install.command,
-                    "needs_checkout": install.needs_checkout,
+                    **install.as_json(),  # it asks for the token
                 }
             )
         )

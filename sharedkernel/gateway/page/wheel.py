@@ -19,7 +19,7 @@ import zipfile
 from http import HTTPStatus
 from importlib import metadata
 from pathlib import PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jupyter_server.auth.decorator import allow_unauthenticated
 from jupyter_server.base.handlers import JupyterHandler
@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 #: where it is served, below the gateway's address
 PATH = "sharedkernel/package"
+#: headers of what a proxy forwards, as tornado writes them
+_FORWARDED = frozenset({"Forwarded", "Via", "X-Forwarded-For", "X-Real-Ip"})
 #: what an installer adds of its own to a wheel's metadata
 _INSTALLERS = frozenset({"INSTALLER", "RECORD", "REQUESTED", "direct_url.json"})
 #: from the installed package to what is installed beside it, such as `share`, in every layout of Python's on Linux
@@ -111,10 +113,21 @@ def _name_in_wheel(file: PurePosixPath, stem: str) -> str | None:
 
 
 class Installation(NamedTuple):
-    """How somebody connects a machine: a command, and whether it has to be run in a checkout."""
+    """How somebody connects a machine."""
 
     command: str
+    #: it has to be run in a checkout
     needs_checkout: bool
+    #: it trusts the gateway's certificate by its fingerprint, since nothing else says that it is to be trusted
+    checks_fingerprint: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as the page's scripts read it."""
+        return {
+            "install_command": self.command,
+            "needs_checkout": self.needs_checkout,
+            "checks_fingerprint": self.checks_fingerprint,
+        }
 
 
 async def installation(handler: JupyterHandler, *options: str) -> Installation:
@@ -127,11 +140,25 @@ async def installation(handler: JupyterHandler, *options: str) -> Installation:
     options
         More of them, for `sharedkernel install`.
     """
-    url = f"{handler.request.protocol}://{handler.request.host}{handler.base_url}".rstrip("/")
+    request, certificate = handler.request, handler.settings["certificate"]
+    url = f"{request.protocol}://{request.host}{handler.base_url}".rstrip("/")
     wheel = None if PUBLISHED else await asyncio.to_thread(installed_wheel)
+    connect = ["sharedkernel", "install", "--gateway-url", url, "--user"]
     install = pip_install() if wheel is None else f"pip install {url_path_join(url, PATH, wheel.name)}"
-    connect = " ".join(["sharedkernel", "install", "--gateway-url", url, "--user", *options])
-    return Installation(f"{install} && {connect}", needs_checkout=wheel is None and not PUBLISHED)
+    fingerprint = None
+    # What a proxy forwards has come with the proxy's certificate.
+    if certificate is not None and not _FORWARDED.intersection(request.headers):
+        fingerprint = certificate.fingerprint_to_check(request.host_name.strip("[]"))
+    if fingerprint is not None:
+        connect += ["--fingerprint", fingerprint]
+        if wheel is not None:  # pip trusts a host whatever certificate it shows, so the hash says what to trust
+            address = f"{url_path_join(url, PATH, wheel.name)}#sha256={hashlib.sha256(wheel.content).hexdigest()}"
+            install = f'pip install --trusted-host {request.host} "{address}"'
+    return Installation(
+        f"{install} && {' '.join([*connect, *options])}",
+        needs_checkout=wheel is None and not PUBLISHED,
+        checks_fingerprint=fingerprint is not None,
+    )
 
 
 class WheelHandler(JupyterHandler):
