@@ -178,10 +178,10 @@ export function leftOutWords(status: IStatus, trans: TranslationBundle): string 
     return null;
   }
   const names: Record<string, (count: number) => string> = {
-    hosts: count => trans.__('%1 hosts', count),
-    devices: count => trans.__('%1 devices', count),
-    sessions: count => trans.__('%1 sessions', count),
-    users: count => trans.__('%1 people', count)
+    hosts: count => (count === 1 ? trans.__('1 host') : trans.__('%1 hosts', count)),
+    devices: count => (count === 1 ? trans.__('1 device') : trans.__('%1 devices', count)),
+    sessions: count => (count === 1 ? trans.__('1 session') : trans.__('%1 sessions', count)),
+    users: count => (count === 1 ? trans.__('1 person') : trans.__('%1 people', count))
   };
   const parts = [...status.leftOut].map(([kind, count]) => names[kind]?.(count) ?? '');
   return trans.__('Not shown: %1. Your own come first.', parts.join(', '));

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 from traitlets import TraitError, Unicode, validate
@@ -57,6 +59,12 @@ class GatewayCommandApp(CommandApp):
 
 class LimitCommandApp(GatewayCommandApp):
     """Base of the commands that set what users may use."""
+
+    @staticmethod
+    def show_notes(answer: Mapping[str, Any]) -> None:
+        """Print what the gateway notes about a change that it has made, where something else may have been meant."""
+        for note in answer.get("notes", ()):
+            print(f"sharedkernel: note: {note}", file=sys.stderr)  # noqa: T201
 
     memory = Unicode(help='Memory on each device, such as "8GiB", or "25%" of it.').tag(**_LIMIT_TAGS)
     share = Unicode(help="Share of the device; 2 is twice the usual one.").tag(**_LIMIT_TAGS)

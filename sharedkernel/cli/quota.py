@@ -75,6 +75,7 @@ class QuotaApp(LimitCommandApp):
             if self.group or self.default:
                 fail("--group and --default go with a change, such as --memory 8GiB.", status=2)
             answer = self._ask("GET")
+        self.show_notes(answer)
         self._show(answer, user)
 
     def _ask(self, method: str, query: str = "", body: str | None = None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from sharedkernel.local_stack import LocalStack
+from sharedkernel.units import format_bytes
 from tests.cli.support import COMMAND
 from tests.command import run_here
 
@@ -66,6 +67,24 @@ def test_a_group_and_the_default_are_changed_and_reset(stack: LocalStack) -> Non
     assert run(stack, "ada", "quota", "--reset").returncode == 0
     hedy = json.loads(run(stack, "hedy", "quota", "--json").stdout)["users"]["hedy"]
     assert hedy["share"] == {"value": 1.0, "source": "built in"}
+
+
+def test_what_may_not_be_meant_is_done_and_noted(stack: LocalStack) -> None:
+    """A limit that no device can exceed, and a name that nobody has; other changes are not commented on."""
+    done = run(stack, "ada", "quota", "grace", "--memory", "900GiB")
+    capacity = format_bytes(stack.status().device.capacity_bytes)
+    note = f"a memory limit of 900 GiB for grace limits nothing: the largest device has {capacity}."
+    assert (done.returncode, done.stderr) == (0, f"sharedkernel: note: {note}\n")
+    assert "900GiB" in done.stdout
+    done = run(stack, "ada", "quota", "graec", "--share", "2")
+    assert (done.returncode, done.stderr) == (
+        0,
+        "sharedkernel: note: nobody has a token as graec; was somebody else meant?\n",
+    )
+    for arguments in (["--default", "--memory", "900GiB"], ["--group", "staff", "--memory", "900GiB"]):
+        assert "limits nothing" in run(stack, "ada", "quota", *arguments).stderr
+    for arguments in (["grace", "--memory", "1MiB"], ["grace", "--memory", "none"], ["grace", "--memory", "50%"], []):
+        assert run(stack, "ada", "quota", *arguments).stderr == ""
 
 
 def test_what_is_refused_is_one_sentence(stack: LocalStack) -> None:

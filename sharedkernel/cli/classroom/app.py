@@ -6,6 +6,8 @@ import datetime
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,6 +27,8 @@ from sharedkernel.units import format_bytes, format_seconds, parse_expiry
 _PATIENCE = 180.0
 #: what each user of a class may use, unless the line says otherwise: idle sessions end, and a few notebooks are open
 _LIMITS = {"cull_after": "1h", "sessions": 5}
+#: what is no roster
+_WORDS = ("status", "list", "invite", "until", "end")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -71,7 +75,7 @@ class ClassApp(LimitCommandApp):
         """
         words = self.extra_args
         changes = self.limits()
-        if words and words[0] in ("status", "list", "invite", "until", "end") and (changes or self.until):
+        if words and words[0] in _WORDS and (changes or self.until):
             fail("limits and --until go with a roster; see `sharedkernel class --help`.", status=2)
         match words:
             case ["status" | "list"]:
@@ -83,6 +87,7 @@ class ClassApp(LimitCommandApp):
             case ["end"]:
                 self._end()
             case [roster] if roster not in ("invite", "until"):
+                self._check_exists(roster)
                 self._begin(read_roster(roster), changes)
             case _:
                 fail(
@@ -90,6 +95,11 @@ class ClassApp(LimitCommandApp):
                     "`class end`.",
                     status=2,
                 )
+
+    def _check_exists(self, roster: str) -> None:
+        """Exit if there is no such file, and the word looks like another one that this command knows."""
+        if not Path(roster).exists() and (meant := get_close_matches(roster, _WORDS, n=1)):
+            fail(f"there is no file {roster}; did you mean `sharedkernel class {meant[0]}`?", status=2)
 
     def _begin(self, people: Sequence[Person], limits: dict[str, Any]) -> None:
         if not self.until:
@@ -132,6 +142,7 @@ class ClassApp(LimitCommandApp):
 
     def _show_links(self, answer: Mapping[str, Any], people: Sequence[Person]) -> None:
         """Print a line for each person: the links can be mailed from it."""
+        self.show_notes(answer)
         links = self._links(answer, people)
         if self.as_json:
             documents = [

@@ -9,6 +9,7 @@ kernels a request may name.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import getpass
 import hmac
@@ -349,6 +350,13 @@ class TokenUsers(TokenOnlyIdentity):
         if user is not None:
             self._use.record(token.split("-")[1])
         return user
+
+    def unknown(self, users: Iterable[str]) -> list[str]:
+        """Return which of *users* have no token, as far as the file can be read."""
+        with contextlib.suppress(ConfigError):
+            known = {token.user for token in self._file.tokens().values()}
+            return [user for user in users if user not in known]
+        return []
 
     def close(self) -> None:
         """Keep when tokens were last used."""

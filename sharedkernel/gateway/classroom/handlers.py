@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from jupyter_server.auth.decorator import allow_unauthenticated, authorized
@@ -13,6 +14,7 @@ from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.gateway.auth.hub import HubUsers
 from sharedkernel.gateway.auth.identity import TokenUsers
 from sharedkernel.gateway.classroom.classroom import Classroom
+from sharedkernel.gateway.config.quotas import QuotaLevel
 from sharedkernel.gateway.http.handlers import GatewayHandler, read_body
 from sharedkernel.gateway.http.request_guard import INVITATION_PATH
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
@@ -53,8 +55,10 @@ class ClassHandler(GatewayHandler):
         except ConfigError as error:
             raise Refused(f"nothing was changed: {error}", reason="bad_request") from None
         self.log.info("%s began a class of %d", self.current_user.username, len(users))
-        await kernel_manager_of(self).rules.send_all_limits()
-        self._finish_invited(classroom, codes)
+        rules = kernel_manager_of(self).rules
+        await rules.send_all_limits()
+        level = QuotaLevel.parse("class", {"users": {"the class": body.get("limits", {})}})
+        self._finish_invited(classroom, codes, rules.ineffective(level))
 
     @web.authenticated
     @authorized
@@ -88,7 +92,7 @@ class ClassHandler(GatewayHandler):
         classroom: Classroom = self.settings["classroom"]
         return classroom
 
-    def _finish_invited(self, classroom: Classroom, codes: dict[str, str]) -> None:
+    def _finish_invited(self, classroom: Classroom, codes: dict[str, str], notes: Sequence[str] = ()) -> None:
         hub = self.identity_provider
         self.set_header("Cache-Control", "no-store")
         self.finish(
@@ -98,6 +102,7 @@ class ClassHandler(GatewayHandler):
                     "codes": codes,
                     "invitation_path": INVITATION_PATH,
                     "hub_url": hub.public_url if isinstance(hub, HubUsers) else None,
+                    "notes": notes,
                 }
             )
         )

@@ -237,15 +237,17 @@ class Quotas:
         self._class = QuotaLevel(origin="class", users={} if class_users is None else class_users)
         self._put = QuotaLevel(origin="put")
 
-    def put(self, quotas: Any) -> None:
-        """Override the configuration's quotas, until a reload or restart.
+    def put(self, quotas: Any) -> QuotaLevel:
+        """Override the configuration's quotas, until a reload or restart; return what was put.
 
         Raises
         ------
         QuotaError
             When they cannot be used; nothing has changed then.
         """
-        self._put = self._put.merged(QuotaLevel.parse("put", quotas))
+        level = QuotaLevel.parse("put", quotas)
+        self._put = self._put.merged(level)
+        return level
 
     def has_put(self, user: str) -> bool:
         """Return whether something was put for *user*."""

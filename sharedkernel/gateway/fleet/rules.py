@@ -11,10 +11,11 @@ from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 from sharedkernel.errors import ExecutorUnavailable
-from sharedkernel.gateway.config.quotas import Quotas
+from sharedkernel.gateway.config.quotas import QuotaLevel, Quotas
 from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.protocol import Limits
 from sharedkernel.system.tasks import BackgroundTasks
+from sharedkernel.units import format_bytes, parse_bytes
 
 #: seconds to wait for executors to confirm a change
 _PATIENCE = 5.0
@@ -69,6 +70,22 @@ class FleetRules:
         return self.quotas.limits(user, None if served is None else served.capacity_bytes)
 
     # --- quotas -------------------------------------------------------------------------------------------------------
+
+    def ineffective(self, level: QuotaLevel) -> list[str]:
+        """Return a sentence about each limit of memory in *level* that is more than any device has, as far as is known.
+
+        It is no fault: a larger device may come.
+        """
+        devices = [self._executors[name].device for name in self._executors]
+        largest = max((device.capacity_bytes for device in devices if device is not None), default=None)
+        limits = {"the default": level.default} | {f"group {name}": entry for name, entry in level.groups.items()}
+        memory = {whose: entry.get("memory") for whose, entry in (limits | level.users).items()}
+        return [
+            f"a memory limit of {format_bytes(size)} for {whose} limits nothing: the largest device has "
+            f"{format_bytes(largest)}."
+            for whose, amount in memory.items()
+            if largest is not None and amount is not None and (size := parse_bytes(amount, whole=largest)) > largest
+        ]
 
     def replace_quotas(self, quotas: Quotas) -> None:
         """Apply *quotas* from now on, to running sessions too."""

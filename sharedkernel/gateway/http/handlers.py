@@ -23,6 +23,7 @@ from tornado import web
 
 from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.gateway.auth.audit import AuditedHandler
+from sharedkernel.gateway.auth.identity import TokenUsers
 from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.http import health, shelf_handlers
 from sharedkernel.gateway.http.status_feed import StatusFeedHandler
@@ -243,25 +244,36 @@ class QuotasHandler(GatewayHandler):
     @authorized
     async def get(self) -> None:
         """Return the requesting user's limits; an admin gets all users'."""
+        self.finish(json.dumps(self._limits()))
+
+    def _limits(self) -> dict[str, Any]:
         manager = kernel_manager_of(self)
         user = self.current_user
         users = {user.username}
         if user.admin:
             users |= manager.rules.users()
-        self.finish(json.dumps({"users": {name: manager.rules.quotas.explain(name) for name in sorted(users)}}))
+        return {"users": {name: manager.rules.quotas.explain(name) for name in sorted(users)}}
 
     @web.authenticated
     @authorized
     async def put(self) -> None:
-        """Override the configuration's quotas until it is read again; for admins."""
+        """Override the configuration's quotas until it is read again; for admins.
+
+        The answer has `notes`, if something about the change may not be as it was meant.
+        """
         manager = self._manager_for_admin()
         try:
-            manager.rules.quotas.put(read_body(self, {"default": dict, "groups": dict, "users": dict}))
+            level = manager.rules.quotas.put(read_body(self, {"default": dict, "groups": dict, "users": dict}))
         except ConfigError as error:
             raise Refused(f"nothing was changed: {error}", reason="bad_request") from None
         self.log.info("%s changed quotas: %s", self.current_user.username, self.request.body.decode())
         await manager.rules.send_all_limits()
-        await cast("Awaitable[None]", self.get())
+        notes, identity = manager.rules.ineffective(level), self.identity_provider
+        if isinstance(identity, TokenUsers):
+            notes += [
+                f"nobody has a token as {user}; was somebody else meant?" for user in identity.unknown(level.users)
+            ]
+        self.finish(json.dumps(self._limits() | ({"notes": notes} if notes else {})))
 
     @web.authenticated
     @authorized

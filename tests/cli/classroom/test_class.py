@@ -64,6 +64,7 @@ def test_a_class_from_its_roster_to_its_end(stack: LocalStack, tmp_path: Path) -
     roster = tmp_path / "roster.csv"
     roster.write_text("Name,Email\nMaria Kirch,maria@x.org\nNiels Bohr,niels@x.org\n")
     begun = run(stack, "ada", str(roster), "--memory", "64MiB", "--until", "90m", status=0)
+    assert "note:" not in begun.stderr
     lines = [line.split() for line in begun.stdout.splitlines()]
     assert [line[:2] for line in lines] == [["maria", "maria@x.org"], ["niels", "niels@x.org"]]
     assert all(line[2].startswith(f"{stack.gateway_url}/sharedkernel/page/invitation#") for line in lines)
@@ -92,6 +93,16 @@ def test_a_class_from_its_roster_to_its_end(stack: LocalStack, tmp_path: Path) -
     assert json.loads(run(stack, "ada", "list", "--json", status=0).stdout) == {"class": None}
 
 
+def test_a_limit_that_no_device_can_exceed_is_noted(stack: LocalStack, tmp_path: Path) -> None:
+    """The class begins all the same."""
+    roster = tmp_path / "roster.txt"
+    roster.write_text("maria\n")
+    begun = run(stack, "ada", str(roster), "--memory", "64GiB", "--until", "90m", status=0)
+    note = "a memory limit of 64.0 GiB for the class limits nothing: the largest device has 1.0 GiB."
+    assert f"sharedkernel: note: {note}\n" in begun.stderr
+    assert begun.stdout.startswith("maria")
+
+
 def test_what_is_refused_is_one_sentence(stack: LocalStack, tmp_path: Path) -> None:
     """The gateway's own, or the roster's; nothing has changed then."""
     roster = tmp_path / "roster.txt"
@@ -117,6 +128,7 @@ def test_what_is_refused_is_one_sentence(stack: LocalStack, tmp_path: Path) -> N
         ([], USE),
         (["invite"], USE),
         (["roster.csv", "other.csv"], USE),
+        (["stauts"], "there is no file stauts; did you mean `sharedkernel class status`?"),
         (["status", "--memory", "1GiB"], "limits and --until go with a roster; see `sharedkernel class --help`."),
         (["roster.csv", "--memory", ""], "--memory has no value; see `sharedkernel class --help`."),
     ],
