@@ -1,4 +1,7 @@
-"""``sharedkernel quota``: what each user may use, where each limit comes from, and changing it."""
+"""``sharedkernel quota``: what each user may use, where each limit comes from, and changing it.
+
+The gateway keeps what is changed in memory (`gateway/config/quotas.py`).
+"""
 
 from __future__ import annotations
 

@@ -243,9 +243,8 @@ class Forwarder(ABC):
 
         An earlier session that takes its place gets what has not begun there, as the cells after `%shared attach`.
 
-        Returns whether the message is for the client to hear. That a session is dead for good is not: it takes its own
-        kernel for dead then, and gives up on it. Nor is that an earlier session is back: a page says of every restart
-        that the kernel has died.
+        Returns whether the client is to get the message. Two are kept from it: that its session is dead for good, since
+        it would give up on its kernel; and that an earlier session is back, since pages call every restart a crash.
         """
         # Looked for in the bytes first: this is on every output's way.
         if b'"status"' not in parts[0]:

@@ -46,6 +46,8 @@ class PageServer:
         self.me: dict[str, Any] | None = None
         self.quotas: dict[str, Any] = {"users": {}}
         self.history: dict[str, Any] | None = None
+        #: the class that is here, as the gateway describes it
+        self.classroom: dict[str, Any] | None = None
         self.timeline: dict[str, Any] = {"devices": []}
         self.audit: dict[str, Any] = {"entries": [], "older": False, "file": None}
         #: the people that the page searched for in the audit log
@@ -145,6 +147,10 @@ class PageServer:
                         while server._said is said:
                             await server._changed.wait()
 
+        class Class(Handler):
+            def get(self) -> None:
+                self.finish({"class": server.classroom})
+
         class History(Handler):
             def get(self) -> None:
                 if server.history is None:
@@ -194,6 +200,7 @@ class PageServer:
                 (r"/sharedkernel/page/figures", Figures),
                 (r"/sharedkernel/page/token", Token),
                 (r"/sharedkernel/api/history", History),
+                (r"/sharedkernel/api/class", Class),
                 (r"/sharedkernel/api/timeline", Timeline),
                 (r"/sharedkernel/api/audit", Audit),
                 (r"/sharedkernel/api/quotas", Quotas),

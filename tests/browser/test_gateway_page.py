@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 import re
@@ -327,6 +328,25 @@ def test_a_quota_s_editor_sends_only_what_was_changed(open_page: OpenPage, serve
         quota.press("Enter")
     expected = ("PUT", "/sharedkernel/api/quotas", {"users": {"grace": {"memory": "512 MiB"}}})
     assert server.requests == [expected]
+
+
+def test_an_admin_sees_the_class(open_page: OpenPage, server: PageServer) -> None:
+    """How many have joined, and again when people come; the figures say when to look."""
+    joined = "2026-01-01T10:00:00+00:00"
+    until = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)).isoformat()
+    users: dict[str, Any] = {"grace": {"joined": joined}, "linus": {"joined": None}}
+    server.classroom = {"until": until, "ending": False, "users": users}
+    page = open_page()
+    notice = page.get_by_text(re.compile(r"A class of 2 ends .*; 1 joined\."))
+    expect(notice).to_be_visible()
+    server.classroom["users"] = {**users, "linus": {"joined": joined}}
+    server.say(of_users(4))
+    expect(page.get_by_text(re.compile(r"A class of 2 ends .*; 2 joined\."))).to_be_visible()
+    assert Axe().run(page).violations_count == 0
+    server.classroom = None
+    server.say(of_users(3))
+    expect(notice).to_have_count(0)
+    expect(page.get_by_text("A class of")).to_have_count(0)
 
 
 def test_who_is_no_admin_sees_less(open_page: OpenPage, server: PageServer) -> None:

@@ -20,6 +20,15 @@ export interface IMe {
   checksFingerprint: boolean;
 }
 
+/** The class that is here. */
+export interface IClass {
+  until: Date;
+  isEnding: boolean;
+  /** How many people it has, and how many of them have used their invitation. */
+  members: number;
+  joined: number;
+}
+
 /** Nobody is signed in. */
 export class SignInNeededError extends RefusedError {}
 
@@ -113,6 +122,11 @@ export class PageApi implements IAdminApi, ITimelineApi {
     await request('DELETE', `api/kernels/${path}`);
   }
 
+  /** Return the class that is here; null: there is none. */
+  async currentClass(): Promise<IClass | null> {
+    return readClass(await request('GET', 'sharedkernel/api/class'));
+  }
+
   async limits(): Promise<Map<string, ILimits>> {
     return readLimits(await request('GET', 'sharedkernel/api/quotas'));
   }
@@ -132,6 +146,18 @@ export class PageApi implements IAdminApi, ITimelineApi {
 
 function kernelOf(session: ISession): string {
   return encodeURIComponent(session.kernelId ?? session.id);
+}
+
+/** Return the class that an answer describes; null: none. */
+export function readClass(answer: unknown): IClass | null {
+  const found = (answer as { class?: Record<string, unknown> | null } | null)?.class;
+  const until = new Date(String(found?.until));
+  if (!found || isNaN(until.getTime())) {
+    return null;
+  }
+  const users = Object.values((found.users ?? {}) as Record<string, { joined?: unknown } | null>);
+  const joined = users.filter(user => typeof user?.joined === 'string').length;
+  return { until, isEnding: found.ending === true, members: users.length, joined };
 }
 
 /** Ask the gateway, and return its answer. */

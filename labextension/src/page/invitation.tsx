@@ -7,6 +7,7 @@ import { RefusedError } from '../limits';
 import { request } from './api';
 import { Copyable, FingerprintNote } from './connect';
 import { english as trans } from './english';
+import { momentWords } from './moment';
 
 interface IAdmission {
   user: string;
@@ -75,7 +76,7 @@ function Welcome(props: IAdmission): React.ReactElement {
       <h1 ref={heading} tabIndex={-1}>
         {trans.__('Welcome, %1', safeText(user))}
       </h1>
-      <p>{trans.__('The class ends %1; your sessions and their variables end with it.', inWords(until))}</p>
+      <p>{trans.__('The class ends %1; your sessions and their variables end with it.', momentWords(until))}</p>
       <ol>
         <li>
           <p>
@@ -107,14 +108,4 @@ async function admit(code: string): Promise<IAdmission> {
     needsCheckout: answer.needs_checkout === true,
     checksFingerprint: answer.checks_fingerprint === true
   };
-}
-
-function inWords(until: Date): string {
-  const isToday = until.toDateString() === new Date().toDateString();
-  const time = until.toLocaleTimeString([], {
-    hour: '2-digit',
-    minute: '2-digit',
-    hourCycle: 'h23' // as the commands have it
-  });
-  return isToday ? trans.__('at %1', time) : trans.__('on %1 at %2', until.toLocaleDateString(), time);
 }

@@ -18,6 +18,7 @@ import { pendingDemand } from '../words';
 import { PageActions } from './actions';
 import { IMe, PageApi } from './api';
 import { AuditSection } from './auditsection';
+import { ClassNotice } from './classnotice';
 import { ConnectSection } from './connect';
 import { english as trans } from './english';
 import { Header } from './header';
@@ -83,6 +84,7 @@ export function Page(props: IProps): React.ReactElement {
         <div className="sk-Page-notices" role="status">
           {trouble !== null && <p className="sk-Notice">{trouble}</p>}
           {status !== null && <RoomRequests status={status} actions={actions} {...names} />}
+          {status !== null && me.admin && !alone && <ClassNotice api={api} status={status} />}
           {demand !== null && <p className="sk-Notice sk-mod-demand">{demand}</p>}
         </div>
         <div className="sk-Page-notices" role="alert">

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 #: units in one answer: each has a descriptor
 UNITS_PER_ANSWER = MAX_DESCRIPTORS
-#: part of a lane that may be more than is needed, and seconds after which more than that goes
+#: a lane shrinks once more than this part of it has not been needed for so many seconds
 _LARGE_PART, _SHRINK_AFTER = 0.25, 5.0
 #: units that are created at once: a thousand of them take a second
 _MANY_UNITS = 32

@@ -76,8 +76,7 @@ class KernelHandler(ErrorResponseMixin, AuditedHandler, kernels.KernelHandler):
     async def delete(self, kernel_id: str) -> None:
         """Shut a session down; with ``?linger=0`` it ends at once, even if it is detached already.
 
-        With ``?restart=1`` a new session takes its place, whatever the other says; gateways that do not know this go by
-        the other.
+        With ``?restart=1`` a new session takes its place, whatever ``linger`` says; earlier gateways heed only that.
         """
         try:
             linger = self.get_query_argument("linger", None)
@@ -100,7 +99,7 @@ class KernelActionHandler(ErrorResponseMixin, AuditedHandler, kernels.KernelActi
 class KernelChannelsHandler(ErrorResponseMixin, AuditedHandler, JupyterPingMixin, KernelWebsocketHandler):
     """``/api/kernels/ID/channels``: the websocket for a session's messages.
 
-    Jupyter's has a client that hangs up while it is being accepted attached to its session for ever.
+    With Jupyter's handler, a client that hangs up while it is being accepted stays attached to its session for ever.
     """
 
     #: whether it has been attached to the session, and whether the client hung up before

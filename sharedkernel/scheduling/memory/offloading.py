@@ -7,7 +7,7 @@ not be enough, none is. Memory that is being offloaded counts as coming, and sta
 that it is gone.
 
 If no idle session can help, queued ones may: a session that waits in the middle of its cell can be offloaded whole, and
-restored when there is room for all that it has and lacks. Sessions that each hold a part of what all of them need so
+restored when there is room for all that it has and lacks. This way, sessions that each hold memory that the others need
 take turns instead of waiting for each other. Only sessions whose user has an `offload_after` are asked: idle ones
 first, then the latest arrivals, and only if an earlier session can continue then. A recently restored session counts as
 the earliest, so that it gets all it needs and runs.

@@ -143,7 +143,7 @@ class MemoryTurns:
         self.speed = TransferSpeed()
         #: all sessions with an open cell that were evicted and have not answered
         self.leaving: dict[SessionId, Session] = {}
-        self._claims = demand
+        self._demand = demand
         self._users = users
         self._idle = idle
 
@@ -289,7 +289,7 @@ class MemoryTurns:
             return Eviction()
         gone = set(self.leaving.values())
         for position, session in enumerate(queue):
-            missing = self._claims.missing(session, gone)
+            missing = self._demand.missing(session, gone)
             taken = max(0, min(coming, missing))
             coming, missing = coming - taken, missing - taken
             if missing <= 0:
@@ -305,7 +305,7 @@ class MemoryTurns:
         for session in self._idle.values():
             if may_ask(session) and is_movable(session):
                 yield session
-        for session in self._claims.open.values():
+        for session in self._demand.open.values():
             if session is not waiting and session.id not in self.leaving and may_move_out(session):
                 yield session
 
@@ -331,17 +331,17 @@ class MemoryTurns:
         self, session: Session, due: list[Session], gone: set[Session], coming: int, now: float
     ) -> list[Session]:
         """Return the first *due* sessions whose memory is enough for *session*."""
-        least_missing = self._claims.missing(session, gone.union(due))
+        least_missing = self._demand.missing(session, gone.union(due))
         chosen: list[Session] = []
         for other in sorted(due, key=lambda other: self._worth(other, now)):
             chosen.append(other)
             coming += freeable(other)
-            if coming >= least_missing and coming >= self._claims.missing(session, gone.union(chosen)):
+            if coming >= least_missing and coming >= self._demand.missing(session, gone.union(chosen)):
                 break
         return chosen
 
     def _is_enough(self, session: Session, chosen: list[Session], gone: set[Session], coming: int) -> bool:
-        return self._claims.missing(session, gone.union(chosen)) <= coming + sum(map(freeable, chosen))
+        return self._demand.missing(session, gone.union(chosen)) <= coming + sum(map(freeable, chosen))
 
     def _worth(self, session: Session, now: float) -> tuple[bool, float, int]:
         """Return the sort key of sessions to evict, the first to leave first."""

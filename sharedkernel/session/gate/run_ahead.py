@@ -31,7 +31,7 @@ class RunAhead:
     def boundary_passed(self) -> None:
         """Wait until the device has come to the boundary before this one.
 
-        What ran on the device and failed the user's next operation will say.
+        Errors of what ran on the device are left to the user's next operation, which raises them.
         """
         if not self._cuda.is_initialized() or self._cuda.is_current_stream_capturing():
             return

@@ -52,10 +52,10 @@ class LeaseCheck:
         self._check(memory.persistent, "This session uses")
 
     def check_growth(self, before: int, after: int) -> None:
-        """Raise if a cell at whose beginning *before* bytes were in use leaves *after*, and that is too many.
+        """Raise if a cell that began with *before* bytes in use leaves *after*, and those are more and too many.
 
         The limit from outside leaves some slack, so a cell may go beyond its allowance a little and fail nowhere. One
-        that only found too much there, and frees some of it or leaves it as it is, ends well.
+        that began with too much and added nothing ends well.
 
         Raises
         ------

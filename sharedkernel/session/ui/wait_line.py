@@ -28,7 +28,7 @@ _NEEDS = {"memory": "needs", "restore": "bringing back this notebook's memory ne
 _ASK_BUTTON = '<button type="button" class="sk-Button sk-AskForRoom" hidden>Ask for room</button>'
 #: characters of a bar in plain text
 _WIDTH = 24
-#: seconds in steps of which a wait is told that lasts less than so many seconds; a longer one is told in the last steps
+#: pairs of seconds: a wait shorter than the first is rounded to a multiple of the second
 _STEPS = ((10.0, 1), (60.0, 5), (600.0, 30), (math.inf, 60))
 
 
@@ -177,7 +177,7 @@ def _capital(words: str) -> str:
 
 
 def _about(seconds: float) -> str:
-    """Return a duration no finer than an expectation is, and than has to be told again."""
+    """Return a rounded duration: an expectation is not exact, and a coarse one changes less often."""
     step = next(step for end, step in _STEPS if seconds < end)
     told = format_seconds(max(1, step * round(seconds / step))).replace(".0 s", " s")
     return told.removesuffix(" 0 s").removesuffix(" 0 m")

@@ -1,0 +1,40 @@
+/** For admins: the class that is here, until when, and how many have joined. */
+
+import * as React from 'react';
+
+import type { IStatus } from '../view';
+import type { IClass, PageApi } from './api';
+import { english as trans } from './english';
+import { momentWords } from './moment';
+
+export function ClassNotice(props: { api: PageApi; status: IStatus }): React.ReactElement | null {
+  const { api, status } = props;
+  const [found, setFound] = React.useState<IClass | null>(null);
+  // People of a class come with its begin and go with its end, and who joins starts a session soon.
+  const people = `${status.users.length} ${status.sessions.length}`;
+  React.useEffect(() => {
+    let isCurrent = true;
+    const show = (answer: IClass | null) => {
+      if (isCurrent) {
+        setFound(answer);
+      }
+    };
+    // A gateway of another kind has no classes; what else is wrong, the figures show.
+    api.currentClass().then(show, () => show(null));
+    return () => {
+      isCurrent = false;
+    };
+  }, [api, people]);
+  return found === null ? null : <p className="sk-Notice sk-mod-demand">{classWords(found)}</p>;
+}
+
+/** Return what there is to say of a class. */
+export function classWords(found: IClass): string {
+  if (found.isEnding) {
+    return trans.__('The class is ending.');
+  }
+  const until = momentWords(found.until);
+  return found.members === 1
+    ? trans.__('A class of 1 ends %1; %2 joined.', until, found.joined)
+    : trans.__('A class of %1 ends %2; %3 joined.', found.members, until, found.joined);
+}
