@@ -153,10 +153,11 @@ class WaitNotice:
             # A flood may block who sends the line until this thread, which sends outputs, takes them.
             is_locked = self._lock.acquire(timeout=_LOCK_PATIENCE)
             try:
-                self._without_output.discard(cell)
                 if is_locked and self._parent is not None and _id(self._parent) == cell:
                     self._clear()
             finally:
+                # Not before it is cleared: until then outputs of other threads wait for the lock.
+                self._without_output.discard(cell)
                 if is_locked:
                     self._lock.release()
 

@@ -242,8 +242,15 @@ class Published:
             ident="a-kernel",
             get_parent=lambda: {"header": {"msg_id": "a cell"}},
         )
-        self.notice = WaitNotice(self._kernel, contextlib.nullcontext)
+        #: called before the line, or its end, is sent
+        self.before_line: Callable[[], None] = lambda: None
+        self.notice = WaitNotice(self._kernel, self._out_of_turn)
         self.notice.attend(SimpleNamespace(iopub_thread=self._thread))
+
+    @contextlib.contextmanager
+    def _out_of_turn(self) -> Iterator[None]:
+        self.before_line()
+        yield
 
     def publish(self, kind: str, content: dict[str, Any], cell: str = "a cell") -> None:
         """Publish a message of *cell*, as any thread may."""
@@ -318,6 +325,25 @@ def test_what_is_no_cell_shows_no_line(published: Published) -> None:
     published.notice.show()
     published.notice.end()
     assert published.heard() == []
+
+
+def test_an_output_that_comes_while_the_line_is_cleared_waits_for_that(published: Published) -> None:
+    """Else it would be cleared, too."""
+    other = Thread(target=published.publish, args=("display_data", {}))
+
+    def publish_another() -> None:
+        other.start()
+        other.join(0.2)  # it may wait for this thread
+
+    with published.notice.cell():
+        published.notice.show()
+        published.before_line = publish_another
+        try:
+            published.publish("stream", _TEXT)
+        finally:
+            published.before_line = lambda: None
+        other.join()
+    assert sorted(published.heard()[2:]) == ["display_data", "stream"]
 
 
 def test_outputs_of_many_threads_at_once_are_not_cleared(published: Published) -> None:
