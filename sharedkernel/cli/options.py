@@ -60,12 +60,6 @@ class GatewayCommandApp(CommandApp):
 class LimitCommandApp(GatewayCommandApp):
     """Base of the commands that set what users may use."""
 
-    @staticmethod
-    def show_notes(answer: Mapping[str, Any]) -> None:
-        """Print what the gateway notes about a change that it has made, where something else may have been meant."""
-        for note in answer.get("notes", ()):
-            print(f"sharedkernel: note: {note}", file=sys.stderr)  # noqa: T201
-
     memory = Unicode(help='Memory on each device, such as "8GiB", or "25%" of it.').tag(**_LIMIT_TAGS)
     share = Unicode(help="Share of the device; 2 is twice the usual one.").tag(**_LIMIT_TAGS)
     sessions = Unicode(help="How many sessions at a time.").tag(**_LIMIT_TAGS)
@@ -95,6 +89,12 @@ class LimitCommandApp(GatewayCommandApp):
             if value:
                 changes[name] = None if value == NO_LIMIT else _number(value)
         return changes
+
+    @staticmethod
+    def show_notes(answer: Mapping[str, Any]) -> None:
+        """Print what the gateway notes about a change that it has made, where something else may have been meant."""
+        for note in answer.get("notes", ()):
+            print(f"sharedkernel: note: {note}", file=sys.stderr)  # noqa: T201
 
 
 def _number(value: str) -> float | int | str:

@@ -86,10 +86,15 @@ class QuotaApp(LimitCommandApp):
 
     def _show(self, answer: Mapping[str, Any], user: str) -> None:
         users: dict[str, Any] = answer["users"]
-        if user and user not in users:
+        is_known = user in users
+        if user and not is_known and not self.reset:
             fail(f"there is no {user!r}, or you may not see their limits: only admins see those of others.")
         if self.as_json:
-            print(json.dumps({"users": {user: users[user]}} if user else answer))  # noqa: T201
+            shown = {user: users[user]} if is_known else {}
+            print(json.dumps({"users": shown} if user else answer))  # noqa: T201
+            return
+        if user and not is_known:
+            print(f"Nothing is set for {user} any more, who has no session here.")  # noqa: T201
             return
         table = user_quota_table(users[user]) if user else quotas_table(users)
         Console(highlight=False).print(table)

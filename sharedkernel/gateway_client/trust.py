@@ -28,7 +28,7 @@ def client_context(ca_file: str | None) -> ssl.SSLContext:
         When the file cannot be read as certificates.
     """
     context = ssl.create_default_context(cafile=ca_file)
-    # A gateway's own certificate is trusted whoever has signed it. From Python 3.13 on this is the default.
+    # Trust a gateway's own certificate, even if another authority signed it; the default from Python 3.13 on.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
 
@@ -56,7 +56,7 @@ def check_fingerprint(text: str) -> str:
 
 
 def fetch_certificate(url: str, *, seconds: float) -> bytes:
-    """Return the certificate (DER) that a gateway shows, whoever signed it.
+    """Return the certificate (DER) that a gateway presents, without checking who signed it.
 
     Parameters
     ----------
@@ -79,6 +79,6 @@ def fetch_certificate(url: str, *, seconds: float) -> bytes:
         context.wrap_socket(connection, server_hostname=host) as encrypted,
     ):
         certificate = encrypted.getpeercert(binary_form=True)
-    if certificate is None:  # every server that encrypts shows one
-        raise ssl.SSLError("no certificate was shown")
+    if certificate is None:  # every server that encrypts presents one
+        raise ssl.SSLError("no certificate was presented")
     return certificate

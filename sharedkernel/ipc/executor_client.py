@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -330,9 +330,17 @@ class ExecutorClient(ShelfCalls):
         records: list[SessionRecord] = (await self._ask(protocol.ListSessions())).records
         return records
 
-    async def configure_users(self, limits: list[Limits]) -> None:
-        """Set users' limits, for running sessions too."""
-        await self._ask(protocol.ConfigureUsers(limits=limits))
+    async def configure_users(self, limits: list[Limits], *, left: Sequence[str] = ()) -> None:
+        """Set users' limits, for running sessions too.
+
+        Parameters
+        ----------
+        limits
+            Of each user.
+        left
+            Who of them have left.
+        """
+        await self._ask(protocol.ConfigureUsers(limits=limits, left=tuple(left)))
 
     async def set_policy(self, policy: str) -> None:
         """Let another policy rank from now on, until the executor ends.

@@ -108,6 +108,8 @@ class ConfigureUsers(ControlRequest, frozen=True, kw_only=True):
     """Set users' limits; answered by :class:`Done`."""
 
     limits: list[Limits]
+    #: who of them have left: they are in the status only while they have a session or something on their shelf
+    left: tuple[str, ...] = ()
 
 
 class SetPolicy(ControlRequest, frozen=True, kw_only=True):

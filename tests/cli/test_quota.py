@@ -70,17 +70,20 @@ def test_a_group_and_the_default_are_changed_and_reset(stack: LocalStack) -> Non
 
 
 def test_what_may_not_be_meant_is_done_and_noted(stack: LocalStack) -> None:
-    """A limit that no device can exceed, and a name that nobody has; other changes are not commented on."""
+    """A limit larger than any device, and a name without a token; other changes are not commented on."""
     done = run(stack, "ada", "quota", "grace", "--memory", "900GiB")
     capacity = format_bytes(stack.status().device.capacity_bytes)
     note = f"a memory limit of 900 GiB for grace limits nothing: the largest device has {capacity}."
     assert (done.returncode, done.stderr) == (0, f"sharedkernel: note: {note}\n")
     assert "900GiB" in done.stdout
     done = run(stack, "ada", "quota", "graec", "--share", "2")
-    assert (done.returncode, done.stderr) == (
-        0,
-        "sharedkernel: note: nobody has a token as graec; was somebody else meant?\n",
-    )
+    assert (done.returncode, done.stderr) == (0, "sharedkernel: note: no token belongs to graec; check the name.\n")
+    assert "graec" in [user.name for user in stack.status().users]
+    done = run(stack, "ada", "quota", "graec", "--reset")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "Nothing is set for graec any more, who has no session here.\n"
+    assert json.loads(run(stack, "ada", "quota", "graec", "--reset", "--json").stdout) == {"users": {}}
+    assert "graec" not in [user.name for user in stack.status().users]
     for arguments in (["--default", "--memory", "900GiB"], ["--group", "staff", "--memory", "900GiB"]):
         assert "limits nothing" in run(stack, "ada", "quota", *arguments).stderr
     for arguments in (["grace", "--memory", "1MiB"], ["grace", "--memory", "none"], ["grace", "--memory", "50%"], []):

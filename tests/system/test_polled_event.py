@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -97,13 +98,20 @@ def test_a_delayed_event_comes_later_and_not_if_it_is_cleared_before() -> None:
     assert soon.wait(60)
 
 
-@pytest.mark.parametrize("timeout", [None, 3600.0, 0.2])
+def is_polling(thread: int) -> bool:
+    """Return whether a thread of this process waits in the kernel's `poll`."""
+    return "poll" in Path(f"/proc/self/task/{thread}/wchan").read_text()
+
+
+@pytest.mark.parametrize("timeout", [None, 3600.0, 2.0])
 def test_a_delayed_event_comes_whether_or_not_a_wait_would_end_soon_by_itself(timeout: float | None) -> None:
     """Only a wait that is soon over, at its timeout, needs no timer; and none is lost between two waits."""
     event = DelayedEvent(0.001, latest=60)
-    with ThreadPoolExecutor() as threads:
+    started: list[int] = []
+    with ThreadPoolExecutor(initializer=lambda: started.append(threading.get_native_id())) as threads:
         waiting = threads.submit(event.wait, timeout)
-        time.sleep(0.05)
+        while not (started and is_polling(started[0])):
+            time.sleep(0.001)
         event.set()
         assert waiting.result(60)
         event.clear()

@@ -87,7 +87,7 @@ class ClassApp(LimitCommandApp):
             case ["end"]:
                 self._end()
             case [roster] if roster not in ("invite", "until"):
-                self._check_exists(roster)
+                self._refuse_misspelt(roster)
                 self._begin(read_roster(roster), changes)
             case _:
                 fail(
@@ -96,7 +96,7 @@ class ClassApp(LimitCommandApp):
                     status=2,
                 )
 
-    def _check_exists(self, roster: str) -> None:
+    def _refuse_misspelt(self, roster: str) -> None:
         """Exit if there is no such file, and the word looks like another one that this command knows."""
         if not Path(roster).exists() and (meant := get_close_matches(roster, _WORDS, n=1)):
             fail(f"there is no file {roster}; did you mean `sharedkernel class {meant[0]}`?", status=2)

@@ -134,9 +134,10 @@ class ControlApi:
                     process.record() for process in self._controller.sessions.values() if process.connection is not None
                 ]
                 return protocol.Sessions(request=message.request, records=records)
-            case protocol.ConfigureUsers():
+            case protocol.ConfigureUsers(left=left):
                 for limits in message.limits:
                     self._controller.configure(limits)
+                self._controller.users.mark_left(left)
                 self._share_out_machine()
                 self._controller.limits.update()
             case protocol.SetPolicy(policy=policy):

@@ -102,7 +102,11 @@ def build_status(
     return StatusDocument(
         device=msgspec.structs.replace(device, used_bytes=min(used + snapshot.shelf, device.capacity_bytes)),
         lanes=[_lane(view) for view in snapshot.lanes],
-        users=[_user(view, users[view.id], served, by_user[view.id]) for view in snapshot.users if view.id in users],
+        users=[
+            _user(view, record, served, by_user[view.id])
+            for view in snapshot.users
+            if (record := users.get(view.id)) is not None and not (record.has_left and _has_nothing(view, record))
+        ],
         sessions=sessions,
     )
 
@@ -177,6 +181,10 @@ def _session(view: SessionView, process: SessionHandle) -> SessionStatus:
         wait_p50_seconds=wait_p50,
         wait_p95_seconds=wait_p95,
     )
+
+
+def _has_nothing(view: UserView, record: UserRecord) -> bool:
+    return not record.sessions and not view.shelf
 
 
 def _user(view: UserView, record: UserRecord, device: Device, sessions: Sequence[SessionStatus]) -> UserStatus:

@@ -43,6 +43,8 @@ class UserRecord:
     """One user."""
 
     limits: Limits
+    #: not named in the quotas any more
+    has_left: bool = False
     #: processes that serve the user's sessions, by session
     sessions: dict[str, SessionHandle] = field(default_factory=dict)
     #: the waits for each grant
@@ -72,7 +74,12 @@ class Users:
             if (totals := self._recalled.pop(limits.user, None)) is not None:
                 record.attained_before, record.iterations_before = totals.attained, totals.iterations
                 record.peak_bytes = totals.peak_bytes
-        record.limits = limits
+        record.limits, record.has_left = limits, False
+
+    def mark_left(self, users: Iterable[str]) -> None:
+        """Record that *users*, who have limits, have left; what they have had still counts if they come back."""
+        for user in users:
+            self.records[user].has_left = True
 
     def recall(self, totals: Mapping[str, UserTotals], attained: Mapping[str, float]) -> None:
         """Record what users had of earlier executors, before any of them comes.

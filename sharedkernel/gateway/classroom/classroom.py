@@ -365,7 +365,7 @@ class Classroom:
                 self._manager.rules.quotas.withdraw(user=user)
         self._audit_log.record("class ended", users=len(record.members), sessions=ended)
         log.info("the class of %d is over; %d sessions were ended", len(record.members), ended)
-        await self._manager.rules.send_all_limits(record.members)
+        await self._manager.rules.send_all_limits()
 
     def _show_quotas(self) -> None:
         self.users.clear()

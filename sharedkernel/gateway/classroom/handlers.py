@@ -14,7 +14,6 @@ from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.gateway.auth.hub import HubUsers
 from sharedkernel.gateway.auth.identity import TokenUsers
 from sharedkernel.gateway.classroom.classroom import Classroom
-from sharedkernel.gateway.config.quotas import QuotaLevel
 from sharedkernel.gateway.http.handlers import GatewayHandler, read_body
 from sharedkernel.gateway.http.request_guard import INVITATION_PATH
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
@@ -57,8 +56,8 @@ class ClassHandler(GatewayHandler):
         self.log.info("%s began a class of %d", self.current_user.username, len(users))
         rules = kernel_manager_of(self).rules
         await rules.send_all_limits()
-        level = QuotaLevel.parse("class", {"users": {"the class": body.get("limits", {})}})
-        self._finish_invited(classroom, codes, rules.ineffective(level))
+        limits = classroom.record.limits if classroom.record is not None else {}
+        self._finish_invited(classroom, codes, rules.ineffective({"the class": limits}))
 
     @web.authenticated
     @authorized

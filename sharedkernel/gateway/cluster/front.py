@@ -241,9 +241,9 @@ class Front:
     async def _start_new(
         self, user: GatewayUser, uri: str, body: bytes, headers: list[tuple[str, str]]
     ) -> HTTPResponse:
+        await self._some_device()
         # Nothing is awaited between the check and the session's being counted in its host's summary, so parallel
         # requests cannot exceed the limit.
-        await self._some_device()
         await self._check_number(user.username)
         earlier = self.hosts.note_on_earlier(user.username)
         refused: set[str] = set()

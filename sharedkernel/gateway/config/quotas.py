@@ -169,6 +169,11 @@ class QuotaLevel:
         default = _check(("default",), quotas.get("default", {}), faults)
         return cls(origin=origin, default=default, **named), faults
 
+    def by_whom(self) -> dict[str, dict[str, Any]]:
+        """Return all entries by whose they are, in words."""
+        groups = {f"group {name}": entry for name, entry in self.groups.items()}
+        return {"the default": self.default} | groups | self.users
+
     def merged(self, newer: QuotaLevel) -> QuotaLevel:
         """Return this level with *newer*'s values over its own, key by key."""
 
@@ -306,6 +311,10 @@ class Quotas:
         """Return the seconds for which a session of *user* stays detached after it was shut down."""
         value: float = self.explain(user)["linger"]["value"]
         return value
+
+    def class_users(self) -> set[str]:
+        """Return the names of a class's users, also of those who have not joined yet."""
+        return set(self._class.users)
 
     def known_users(self) -> set[str]:
         """Return the names of all users in the configuration, in a class and in PUT requests."""

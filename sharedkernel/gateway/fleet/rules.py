@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 from sharedkernel.errors import ExecutorUnavailable
-from sharedkernel.gateway.config.quotas import QuotaLevel, Quotas
+from sharedkernel.gateway.config.quotas import Quotas
 from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.protocol import Limits
 from sharedkernel.system.tasks import BackgroundTasks
@@ -19,6 +19,8 @@ from sharedkernel.units import format_bytes, parse_bytes
 
 #: seconds to wait for executors to confirm a change
 _PATIENCE = 5.0
+#: most names of former users that are remembered, the newest
+_MOST_LEFT = 10_000
 
 
 class FleetRules:
@@ -51,10 +53,17 @@ class FleetRules:
         self.policy = policy
         self._owners = owners
         self._tasks = tasks
+        #: who was named in the quotas when they were last sent, and who was once and is no more
+        self._named: set[str] = set()
+        self._left: dict[str, None] = {}
 
     def users(self) -> set[str]:
         """Return the names of all users who have a session or are named in the quotas."""
         return self.quotas.known_users() | self._owners()
+
+    def present(self) -> set[str]:
+        """Return the names of all users who have a session or are in a class: they exist, even without a token."""
+        return self.quotas.class_users() | self._owners()
 
     def limits(self, user: str, device: str) -> Limits:
         """Return a user's limits, as the executor of *device* needs them.
@@ -71,15 +80,19 @@ class FleetRules:
 
     # --- quotas -------------------------------------------------------------------------------------------------------
 
-    def ineffective(self, level: QuotaLevel) -> list[str]:
-        """Return a sentence about each limit of memory in *level* that is more than any device has, as far as is known.
+    def ineffective(self, entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """Return a sentence about each limit of memory that is more than any device has, as far as is known.
 
         It is no fault: a larger device may come.
+
+        Parameters
+        ----------
+        entries
+            Checked limits, by whose they are in words.
         """
         devices = [self._executors[name].device for name in self._executors]
         largest = max((device.capacity_bytes for device in devices if device is not None), default=None)
-        limits = {"the default": level.default} | {f"group {name}": entry for name, entry in level.groups.items()}
-        memory = {whose: entry.get("memory") for whose, entry in (limits | level.users).items()}
+        memory = {whose: entry.get("memory") for whose, entry in entries.items()}
         return [
             f"a memory limit of {format_bytes(size)} for {whose} limits nothing: the largest device has "
             f"{format_bytes(largest)}."
@@ -92,18 +105,12 @@ class FleetRules:
         self.quotas = quotas
         self._tasks.spawn(self.send_all_limits())
 
-    async def send_all_limits(self, former: Collection[str] = ()) -> None:
-        """Send everybody's limits to all connected executors.
-
-        Parameters
-        ----------
-        former
-            Users who are named in the quotas no more, and get what holds for all others.
-        """
+    async def send_all_limits(self) -> None:
+        """Send everybody's limits to all connected executors."""
 
         async def send(device: str) -> None:
             with contextlib.suppress(ExecutorUnavailable):
-                await self.send_limits(device, former)
+                await self.send_limits(device)
 
         await self._do_on(self._executors.connected(), send)
 
@@ -118,16 +125,21 @@ class FleetRules:
             for task in done:
                 task.result()
 
-    async def send_limits(self, device: str, former: Collection[str] = ()) -> None:
-        """Send everybody's limits, and those of *former* users, to the executor of *device*.
+    async def send_limits(self, device: str) -> None:
+        """Send everybody's limits to the executor of *device*.
+
+        Who was named in the quotas and is no more gets what holds for all others, and leaves the status.
 
         Raises
         ------
         SharedKernelError
             When the executor is away, or refuses them.
         """
+        named = self.quotas.known_users()
+        left = dict.fromkeys(user for user in self._left | dict.fromkeys(sorted(self._named)) if user not in named)
+        self._left, self._named = dict.fromkeys(list(left)[-_MOST_LEFT:]), named
         await self._executors[device].configure_users(
-            [self.limits(user, device) for user in sorted(self.users().union(former))]
+            [self.limits(user, device) for user in sorted(self.users().union(self._left))], left=list(self._left)
         )
 
     # --- policy -------------------------------------------------------------------------------------------------------

@@ -267,11 +267,10 @@ class QuotasHandler(GatewayHandler):
             raise Refused(f"nothing was changed: {error}", reason="bad_request") from None
         self.log.info("%s changed quotas: %s", self.current_user.username, self.request.body.decode())
         await manager.rules.send_all_limits()
-        notes, identity = manager.rules.ineffective(level), self.identity_provider
+        notes, identity = manager.rules.ineffective(level.by_whom()), self.identity_provider
         if isinstance(identity, TokenUsers):
-            notes += [
-                f"nobody has a token as {user}; was somebody else meant?" for user in identity.unknown(level.users)
-            ]
+            absent = sorted(level.users.keys() - manager.rules.present())
+            notes += [f"no token belongs to {user}; check the name." for user in identity.unknown(absent)]
         self.finish(json.dumps(self._limits() | ({"notes": notes} if notes else {})))
 
     @web.authenticated

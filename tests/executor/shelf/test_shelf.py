@@ -111,6 +111,31 @@ def test_a_shelf_outlives_executor_and_keeper_one_at_a_time(own_process: Executo
     asyncio.run(main())
 
 
+def test_who_has_left_is_in_the_status_while_something_is_on_their_shelf(process: ExecutorProcess) -> None:
+    """Or while they have a session; what their sessions had of the device still counts when they come back."""
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+
+            async def service() -> float | None:
+                users = {user.name: user.attained_service_seconds for user in (await executor.client.status()).users}
+                return users.get("leaving")
+
+            notebook = await executor.notebook("leaving")
+            await notebook.run(IMPORT + "shelf['x'] = torch.ones(1)")
+            await executor.client.configure_users([Limits(user="leaving")], left=["leaving"])
+            assert await service() is not None
+            await executor.client.end_session(notebook.session)
+            had = await service()
+            assert had
+            await executor.client.take_off_shelf("leaving")
+            assert await service() is None
+            await executor.notebook("leaving")
+            assert (await service() or 0.0) >= had
+
+    asyncio.run(main())
+
+
 def test_another_user_finds_nothing(process: ExecutorProcess) -> None:
     """No name, no bytes, nothing to delete; a name of one's own is another thing."""
 

@@ -52,7 +52,9 @@ def test_from_the_beginning_to_the_end(stack: Stack) -> None:
             assert found["users"]["maria"]["joined"] is not None
             assert found["users"]["niels"] == {"joined": None, "invited": True, "sessions": 0}
             by_hand = {"users": {"niels": {"memory": "32MiB"}}}
-            assert (await ada.request("PUT", "/sharedkernel/api/quotas", by_hand)).status == 200
+            changed = await ada.request("PUT", "/sharedkernel/api/quotas", by_hand)
+            assert changed.status == 200
+            assert "notes" not in changed.body, "somebody who has not joined yet is no misspelt name"
             assert await quota(stack, "niels", "memory") == ("32MiB", "put: user niels")
             done = await ada.request("DELETE", CLASS)
             assert done.body == {"ended": 1, "left": 0}
@@ -254,13 +256,15 @@ def test_a_fresh_token_made_on_the_page_ends_with_the_class(stack: Stack) -> Non
 
 
 def test_the_executor_enforces_what_held_before(stack: Stack) -> None:
-    """As soon as the class is over, for those too who never came."""
+    """As soon as the class is over; whom only the class named is in the status no more, but for what they have left."""
 
     async def scenario() -> None:
-        await begin(stack, "niels", memory="64MiB")
-        assert await quota_bytes(stack, "niels") == 64 << 20
+        await begin(stack, "maria", "niels", memory="64MiB")
+        assert await quota_bytes(stack, "maria") == await quota_bytes(stack, "niels") == 64 << 20
         assert (await stack.client("ada").request("DELETE", CLASS)).status == 200
-        assert await quota_bytes(stack, "niels") == 1 << 30
+        assert await quota_bytes(stack, "maria") == 1 << 30
+        status = (await stack.client("ada").request("GET", "/sharedkernel/api/status")).body
+        assert "niels" not in [entry["name"] for entry in status["users"]]
 
     run(scenario())
 
