@@ -17,7 +17,7 @@ from sharedkernel.bench.stack.results import BenchmarkFailed, Conditions, Result
 from sharedkernel.bench.stack.servers import gateway_route
 from sharedkernel.bench.stack.trainings import CHECK_TABLE, PREPARE_TABLE, TABLE_PART_BYTES, read_status
 from sharedkernel.local_stack import LocalStack
-from sharedkernel.scheduling.memory.turns import QUANTUM_OVER_TRANSFER
+from sharedkernel.scheduling.memory.memory_turns import QUANTUM_OVER_TRANSFER
 from sharedkernel.status.document import StatusDocument
 from sharedkernel.units import format_bytes
 

@@ -232,7 +232,7 @@ class ExecutorService:
         self._shelves.start()
         self._channel.start()
         await self._listen()
-        self._router.recovery.begin()
+        self._router.adoption.begin()
         self._pool.want()
         self._idle_monitor.start()
         self._tasks.spawn(self._keep_service())
@@ -329,7 +329,7 @@ class ExecutorService:
         if self._served.lane_server is not None:
             self._served.lane_server.adopted(process)
         self._launcher.adopted(process)
-        self._router.recovery.expect(process)
+        self._router.adoption.expect(process)
         self._controller.add(process)
         if process.lingers_until is not None:
             self._detached.resume(process)

@@ -15,8 +15,8 @@ Facts and decisions
 Four questions, each with its modules
     *May it have memory?* `memory/admission.py`, with `memory/demand.py` for what each queued session needs,
     `memory/lanes.py` for the layout and `memory/ledger.py` for the sums. *Who makes room for it?* `memory/reclaim.py`
-    takes lanes, `memory/offloading.py` offloads idle memory, `memory/turns.py` that of running cells. *Who is served
-    next?* `steps/dispatch.py`, in the order of `policies/builtin.py`. *How much was each served?*
+    takes lanes, `memory/offloading.py` offloads idle memory, `memory/memory_turns.py` that of running cells. *Who is
+    served next?* `steps/dispatch.py`, in the order of `policies/builtin.py`. *How much was each served?*
     `policies/accounting.py`. All of them read and write the same `steps/records.py`. An event is first written there
     (`steps/handlers.py`), then the records are *reconciled* (`steps/reconcile.py`): lanes are corrected, queued
     sessions admitted as far as they fit, grants given and revoked, and idle sessions offloaded for those still queued.
@@ -41,7 +41,7 @@ Offloading and restoring
 Memory turns
     If idle memory is not enough, sessions take turns on the device's memory: one whose memory quantum is over is
     evicted, releases its grant at its next boundary (or is called to its gate), and enters the queue for its own
-    memory. `memory/turns.py` says which session, when, and what a waiting one is promised.
+    memory. `memory/memory_turns.py` says which session, when, and what a waiting one is promised.
 
 Growth
     An iteration, or a cell, that needs more than it has releases its grant and waits in the memory queue, with its

@@ -24,8 +24,8 @@ from sharedkernel.executor.processes.connections import ControlConnection
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.quota_use import most_of
 from sharedkernel.executor.processes.sanitize import believe
+from sharedkernel.executor.sessions.adoption import SessionAdoption
 from sharedkernel.executor.sessions.detached import DetachTimers
-from sharedkernel.executor.sessions.recovery import SessionAdoption
 from sharedkernel.executor.supervision.supervisor import Supervisor
 from sharedkernel.system.tasks import BackgroundTasks
 
@@ -77,7 +77,7 @@ class MessageRouter:
             on_session=self._greeted,
         )
         #: sessions of an earlier executor that have not all greeted
-        self.recovery = SessionAdoption(controller.take_over, self._handle_session)
+        self.adoption = SessionAdoption(controller.take_over, self._handle_session)
 
     # --- connections --------------------------------------------------------------------------------------------------
 
@@ -123,10 +123,10 @@ class MessageRouter:
             if hello.used and not process.used:  # it has run something while no executor was there
                 process.used = True
                 self._supervisor.keep(process)
-            self.recovery.greeted(peer, hello)
+            self.adoption.greeted(peer, hello)
 
     def _handle_session(self, process: SessionHandle, message: Any) -> None:
-        if process.ended.is_set() or self.recovery.defers(process, message):
+        if process.ended.is_set() or self.adoption.defers(process, message):
             return
         if isinstance(message, protocol.Assigned):
             if process.assignment is not None and not process.assignment.done():

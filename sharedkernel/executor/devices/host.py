@@ -23,7 +23,7 @@ from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import ConfigError
 from sharedkernel.executor.devices import SessionControl, host_usage
 from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases, UserMemory
-from sharedkernel.executor.devices.lifted import LimitTampering
+from sharedkernel.executor.devices.limit_tampering import LimitTampering
 from sharedkernel.executor.devices.overuse import Overuse
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.quota_use import HOST_CONTEXT_BYTES, quota_of

@@ -12,7 +12,7 @@ take turns instead of waiting for each other. Only sessions whose user has an `o
 first, then the latest arrivals, and only if an earlier session can continue then. A recently restored session counts as
 the earliest, so that it gets all it needs and runs.
 
-Sessions that neither can help share memory by turns with the running ones (`turns.py`).
+Sessions that neither can help share memory by turns with the running ones (`memory_turns.py`).
 
 Two things happen at once, however short a session was idle: a person's request, and offloading a user's own idle
 sessions if restoring another one would exceed the user's quota.
@@ -25,8 +25,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sharedkernel.scheduling.memory.demand import LEAST_OFFLOAD, MemoryDemand
+from sharedkernel.scheduling.memory.memory_turns import (
+    Eviction,
+    MemoryTurns,
+    freeable,
+    late_at,
+    may_ask,
+    offloadable_from,
+)
 from sharedkernel.scheduling.memory.revision_cache import RevisionCache
-from sharedkernel.scheduling.memory.turns import Eviction, MemoryTurns, freeable, late_at, may_ask, offloadable_from
 from sharedkernel.scheduling.model.session import Session, User
 from sharedkernel.scheduling.model.types import SessionId, SessionState
 

@@ -102,7 +102,7 @@ class OpenIteration:
 
 @dataclass(slots=True, kw_only=True)
 class Residence:
-    """A session's present stay on the device with its memory, see `memory/turns.py`."""
+    """A session's present stay on the device with its memory, see `memory/memory_turns.py`."""
 
     #: when its memory came to the device
     began: float = 0.0

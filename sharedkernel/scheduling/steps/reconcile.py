@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterator
 
 from sharedkernel.scheduling.memory.demand import is_movable
+from sharedkernel.scheduling.memory.memory_turns import late_at
 from sharedkernel.scheduling.memory.reclaim import LaneReclaim
-from sharedkernel.scheduling.memory.turns import late_at
 from sharedkernel.scheduling.model.session import Session
 from sharedkernel.scheduling.model.types import SessionState
 from sharedkernel.scheduling.steps import dispatch

@@ -14,9 +14,9 @@ from sharedkernel.scheduling.memory.admission import Admission
 from sharedkernel.scheduling.memory.demand import LEAST_OFFLOAD, MemoryDemand
 from sharedkernel.scheduling.memory.lanes import LanePlanner
 from sharedkernel.scheduling.memory.ledger import Ledger
+from sharedkernel.scheduling.memory.memory_turns import MemoryTurns
 from sharedkernel.scheduling.memory.offloading import Offloading
 from sharedkernel.scheduling.memory.reclaim import Reclaimer
-from sharedkernel.scheduling.memory.turns import MemoryTurns
 from sharedkernel.scheduling.model.actions import Action
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.events import Event, SessionEvent, UserConfigured

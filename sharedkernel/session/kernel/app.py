@@ -34,9 +34,9 @@ from sharedkernel.session.batons import Batons
 from sharedkernel.session.connection import Link
 from sharedkernel.session.device_parts import make_lanes, make_meter, make_mover, make_run_ahead, operation_filter
 from sharedkernel.session.gate import onlookers
-from sharedkernel.session.gate.boundaries import Boundaries
 from sharedkernel.session.gate.gate import Gate
 from sharedkernel.session.gate.grant import GateParts
+from sharedkernel.session.gate.iteration_boundaries import Boundaries
 from sharedkernel.session.kernel import likeness, own_log, packages, user_account
 from sharedkernel.session.kernel.backpressure import Pace, SessionApp, out_of_turn, refuse_long
 from sharedkernel.session.kernel.kernel import GatedKernel

@@ -29,7 +29,7 @@ from sharedkernel.device_memory.lane_memory import LaneMemory
 from sharedkernel.device_memory.pools.allocator_callbacks import is_called_back
 from sharedkernel.device_memory.pools.torch_pool import TorchPools
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.session.lanes.turns import Channel, ExecutorSupplier, LaneTurns
+from sharedkernel.session.lanes.lane_turns import Channel, ExecutorSupplier, LaneTurns
 from sharedkernel.session.memory.cuda_meter import CudaMeter
 from sharedkernel.session.memory.torch_cuda import DEVICE
 

@@ -75,7 +75,7 @@ class PageBytes:
 
 
 class Pages(Protocol):
-    """Where torch's memory comes from that is shared: :class:`sharedkernel.session.lanes.turns.LaneTurns`."""
+    """Where torch's memory comes from that is shared: :class:`sharedkernel.session.lanes.lane_turns.LaneTurns`."""
 
     #: bytes that may be private to the session; None: any number
     limit_bytes: int | None

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from sharedkernel.device_memory.offload import ArenaOffload
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.session.lanes.turns import LaneTurns
+from sharedkernel.session.lanes.lane_turns import LaneTurns
 from sharedkernel.session.memory.meters import Meter
 from sharedkernel.session.offload.cuda_storages import StorageMover, check_host_has_room
 from sharedkernel.session.offload.host import CannotOffload, OffloadedMemory, PendingOffload, RestoreFailed

@@ -163,6 +163,6 @@ class Steps:
 @functools.cache
 def pages() -> Any:
     """Return this session's device memory, as its gate has it."""
-    from sharedkernel.session.lanes.turns import LaneTurns
+    from sharedkernel.session.lanes.lane_turns import LaneTurns
 
     return next(each for each in gc.get_objects() if type(each) is LaneTurns)

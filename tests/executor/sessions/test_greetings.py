@@ -10,7 +10,7 @@ import pytest
 
 from sharedkernel import protocol
 from sharedkernel.executor.processes.connections import ControlConnection
-from sharedkernel.executor.sessions.recovery import SessionAdoption
+from sharedkernel.executor.sessions.adoption import SessionAdoption
 from tests.executor.devices.support import make_process
 from tests.executor.harness import Executor, ExecutorProcess, until
 
