@@ -1,11 +1,11 @@
-"""Culling: sessions that are idle for longer than their users may keep them end, after a warning.
+"""Culling: end sessions, after a warning, that have been idle for longer than their users may keep them.
 
 A session is idle when no cell is open and it uses no processor (`executor/sessions/idle_monitor.py`), whatever tabs are
 open. After half of its user's `cull_after` its notebook is warned, after three quarters its memory is offloaded, after
 all of it the session ends. Anything that runs in the session starts this again.
 
-A session in which nothing has run ends sooner if its client stays away: most likely that never came, since the answer
-to its start was lost, and has another session by now.
+A session in which nothing has run ends sooner if its client stays away. Most likely the client never got the answer to
+its request, and has another session by now.
 """
 
 from __future__ import annotations

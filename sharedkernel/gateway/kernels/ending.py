@@ -1,4 +1,4 @@
-"""Ending sessions: shut down, and there for a while; restarted, which is the same to the session; or for good.
+"""Ending sessions: after a shutdown or a restart a session stays for a while, unless it is ended for good.
 
 A restart through a relay is the end of one session and the start of another. The one that ended stays for a while, as
 after a shutdown: its user may have restarted by mistake. But they did mean to free what it had, and to begin anew. So

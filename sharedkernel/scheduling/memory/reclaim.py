@@ -80,7 +80,7 @@ class Reclaimer:
             is_known = first.wanted is not None or first.state is SessionState.RESTORING
             return LaneReclaim(asked=_running([lane])) if is_known else LaneReclaim(demanded=_unforced([lane]))
         victims = self._victims(first)
-        # Whose iteration was interrupted before and could not be parked must come to its boundary.
+        # A session that resumed an interrupted iteration, which could not be parked, has to reach its boundary.
         resumed = [lane for lane in victims if lane.occupant is not None]
         return LaneReclaim(
             lanes=[lane for lane in victims if lane.holder is None],

@@ -127,9 +127,9 @@ class Acquisition(GatePart):
                 self.lanes.turn_began(has_lane=self._grant.has_lane)
 
     def _interrupt_check(self) -> Callable[[], None]:
-        """Return what raises once the user interrupts, for a wait of a thread that Python did not start.
+        """Return a check that raises KeyboardInterrupt once the user interrupts; for threads Python did not start.
 
-        The main thread waits for that one in C++, where Python runs no signal's handler.
+        Meanwhile the main thread waits for such a thread in C++, where Python runs no signal handlers.
         """
         before = self._words[Word.INTERRUPTS]
 

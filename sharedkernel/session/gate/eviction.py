@@ -1,7 +1,8 @@
 """Evictions: offload a session's memory when the executor asks for it, and restore it when there is room.
 
-An idle session's goes from the kernel's event loop; one that waits for the device in the middle of a cell *gives way*
-in its main thread, and has its memory back before the wait ends in any way. How it is moved, :mod:`.residency` knows.
+An idle session's memory is moved from the kernel's event loop. A session that waits for the device in the middle of a
+cell *gives way* in its main thread: its memory is back before the wait ends, however it ends. :mod:`.residency` moves
+the memory.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class SessionEviction(GatePart):
     def give_way(self) -> bool:
         """Move the memory away while the main thread waits for the device; return whether it was, and is back.
 
-        Then what was wanted has to be wanted anew: room was made for it.
+        If so, the request has to be sent again; room has been made for it.
 
         Raises
         ------

@@ -251,7 +251,7 @@ class Gate(GatePart):
         iterations
             That were completed since the last one.
         is_known
-            Whether it is the one that iterations are told by, and not one of those it may turn out to be.
+            Whether it is the boundary that delimits iterations, and not just a candidate for it.
         """
         self._words[_ITERATIONS] += iterations
         if self._run_ahead is not None:

@@ -250,7 +250,7 @@ class HeldGrant(GatePart):
         )
 
     def news(self) -> protocol.GrantMeasuredReport | None:
-        """Return what it came to since that was last said, if it is time to say it."""
+        """Return what was measured since the grant began or was last reported; None: no report is due yet."""
         now = time.monotonic()
         if now < self._measured_at + GRANT_INTERVAL:
             return None

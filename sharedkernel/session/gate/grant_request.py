@@ -26,7 +26,7 @@ _CHECK_INTERVAL = 0.2
 def wait_for_answer(
     answered: InterruptSafeEvent | PolledEvent, notice: WaitDisplay, link: Link, check: Callable[[], None] | None = None
 ) -> None:
-    """Wait for an answer of the executor, open to interrupts; if it takes long, *notice* shows why, and goes on to.
+    """Wait for the executor's answer, open to interrupts; in a long wait, *notice* shows the reason and is refreshed.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class GrantRequest(GatePart):
         self._grant = grant
         #: it was said, and has no answer
         self.is_open = False
-        #: there is something to do for who waits: an answer, or else what the gate has to do meanwhile
+        #: set when the waiting thread has something to do: take the answer, or give way to other sessions
         self.answered = PolledEvent(self._batons.fileno, self._called)
         self._withdrawal_seen = InterruptSafeEvent()
         #: the answer, if it was no grant

@@ -6,12 +6,12 @@ forward of a module, and :func:`sharedkernel.iterations` for those who want to s
 candidate's live memory is noted; the *boundary* is the candidate with the least, since a switch there leaves the
 least behind. Other code seen instead of it for a while makes the search start again.
 
-Candidates that cost something where they are not needed are the last resort: loops are looked at only when a grant
-has been held for a tenth of a second without any other candidate (or, once a boundary is known, for far longer than
-is usual between two passes), forwards later still; and one of them has to be passed more often before it is chosen
-beside others, as a machine that stands still for a moment is no reason to take it. Code with no other boundary than
-these may have stopped using the device long ago (a loop of plain Python after one operation), so once a second it gives
-the grant back and has to ask again by its next operation.
+Candidates that cost something even where they are not needed are the last resort. Loops are watched only when a grant
+has been held for a tenth of a second without any other candidate (or, once a boundary is known, for far longer than is
+usual between two passes); forwards are watched later still. Where other candidates were passed as well, one of these
+has to be passed more often before it is chosen: it may have come only because the machine stood still for a moment.
+Code with no other boundary than these may have stopped using the device long ago (a loop of plain Python after one
+operation), so once a second it gives the grant back and has to ask again by its next operation.
 
 Where not even these are passed, as in a loop within a function, a signal between two bytecodes takes the grant; it also
 counts what the running loops have done since the last one, so that it is known how much is left.
@@ -300,7 +300,8 @@ class Boundaries:
 
 def _after(owner: type, name: str, note: Callable[[Any], None]) -> None:
     original = getattr(owner, name)
-    # what torch keeps Dynamo out of is called without torch's frame around it: ours keeps Dynamo out of both
+    # Where torch has wrapped the method to keep Dynamo out, it is called without that wrapper and its frame: our own
+    # wrapper keeps Dynamo out of the method and of *note*.
     function = getattr(original, "__wrapped__", original)
 
     @functools.wraps(original)

@@ -1,4 +1,4 @@
-"""Sections: stretches of user code, from the first of which on a session's memory stays where it is.
+"""Sections: stretches of user code. While one is open, memory is offloaded only in a wait for the device.
 
 Memory that was moved away while the session was idle comes back before a section's first line: the section that opens
 first waits for it, open to interrupts. At the end of the last one everything in use is measured as persistent, and the
