@@ -1,8 +1,8 @@
 """The class of a gateway: it begins, invites its users, tells them of its end, and ends.
 
 An admin or the clock ends a class: its tokens are removed, so that nobody starts another session, then its sessions
-end, and once none is left its quotas and its file go. Sessions on an executor that is away are awaited for a while.
-What its users had before stays.
+end and new users' shelves are cleared, and once nothing is left its quotas and its file go. What is on an executor that
+is away is awaited for a while. What its users had before stays.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ClassEnd:
 
     #: sessions that were ended
     ended: int
-    #: sessions that could not be ended yet; None: perhaps some on an executor that is away
+    #: sessions that could not be ended yet; None: perhaps some, or something on a shelf, on an executor that is away
     left: int | None
 
 
@@ -100,7 +100,7 @@ class Classroom:
 
     # --- what an admin does -------------------------------------------------------------------------------------------
 
-    def begin(
+    async def begin(
         self, users: Sequence[str], limits: Mapping[str, Any], until: datetime.datetime, *, allow_known: bool
     ) -> dict[str, str]:
         """Begin a class.
@@ -114,7 +114,7 @@ class Classroom:
         until
             When it ends, with a time zone.
         allow_known
-            Whether users may be among them who have tokens or sessions here.
+            Whether users may be among them who have tokens, sessions or something on a shelf here.
 
         Returns
         -------
@@ -126,6 +126,7 @@ class Classroom:
         Refused
             When it cannot begin; nothing has changed then.
         """
+        known = await self._sessions.known_users()
         if self._record is not None:
             raise Refused(
                 f"a class of {len(self._record.members)} is here until {_clock(self._record.until)}; end it first, "
@@ -135,17 +136,18 @@ class Classroom:
         self._check_users(users)
         self._check_until(until)
         checked = QuotaLevel.parse("class", {"default": dict(limits)}).default
-        if (tokens := self._tokens) is not None and not allow_known:
-            self._check_strangers(users, tokens)
+        known |= self._token_owners()
+        if self._tokens is not None and not allow_known:
+            self._check_strangers(users, known)
         now = datetime.datetime.now(datetime.UTC)
         record = ClassRecord(
             began=now, until=until, limits=checked, members={}, spared=self._sessions.of_users(set(users))
         )
-        codes = self._invite(record, users)
+        codes = self._invite(record, users, known)
         self._keep(record)
         return codes
 
-    def invite(self, users: Sequence[str], *, allow_known: bool) -> dict[str, str]:
+    async def invite(self, users: Sequence[str], *, allow_known: bool) -> dict[str, str]:
         """Invite more users, or users of the class once more: their earlier invitation is void.
 
         Parameters
@@ -165,14 +167,16 @@ class Classroom:
         Refused
             When there is no class or they cannot be invited; nothing has changed then.
         """
+        known = await self._sessions.known_users()
         with self._changing() as record:
             self._check_open(record)
             fresh = [user for user in users if user not in record.members]
             self._check_users([*record.members, *fresh])
-            if (tokens := self._tokens) is not None and not allow_known:
-                self._check_strangers(fresh, tokens)
+            known |= self._token_owners()
+            if self._tokens is not None and not allow_known:
+                self._check_strangers(fresh, known)
             record.spared += self._sessions.of_users(set(fresh))
-            return self._invite(record, users)
+            return self._invite(record, users, known)
 
     def move_end(self, until: datetime.datetime) -> None:
         """Have the class end at another moment; its users are told again.
@@ -206,6 +210,8 @@ class Classroom:
                 tokens.remove(*record.token_names())
             ended = await self._sessions.end(record)
             left = self._sessions.num_left(record)
+            if left == 0 and not await self._sessions.clear_shelves(record):
+                left = None
             if left == 0 or datetime.datetime.now(datetime.UTC) - record.ending > _PATIENCE:
                 await self._forget(record, ended)
             self._changed.set()
@@ -290,15 +296,23 @@ class Classroom:
     def _tokens(self) -> TokenFile | None:
         return self._identity.token_file
 
-    def _invite(self, record: ClassRecord, users: Sequence[str]) -> dict[str, str]:
-        """Add *users* to a class and return the codes of their invitations."""
-        tokens = self._tokens
-        known = set() if tokens is None else {token.user for token in tokens.tokens().values()}
+    def _token_owners(self) -> set[str]:
+        return set() if self._tokens is None else {token.user for token in self._tokens.tokens().values()}
+
+    def _invite(self, record: ClassRecord, users: Sequence[str], known: set[str]) -> dict[str, str]:
+        """Add *users* to a class, of whom the *known* ones were here before; return the codes of their invitations."""
+        has_tokens, owners = self._tokens is not None, self._token_owners()
         codes = {}
         for user in users:
-            had_limits = self._manager.rules.quotas.has_put(user)
-            member = record.members.setdefault(user, ClassMember(was_user=user in known, had_limits=had_limits))
-            if tokens is not None:
+            member = record.members.setdefault(
+                user,
+                ClassMember(
+                    was_user=user in owners,
+                    is_new=has_tokens and user not in known,
+                    had_limits=self._manager.rules.quotas.has_put(user),
+                ),
+            )
+            if has_tokens:
                 member.invitation, codes[user] = Invitation.make()
         return codes
 
@@ -316,14 +330,12 @@ class Classroom:
         if len(set(users)) < len(users):
             refuse("a user is named twice.")
 
-    def _check_strangers(self, users: Sequence[str], tokens: TokenFile) -> None:
-        known = {token.user for token in tokens.tokens().values()} | self._manager.registry.owners()
+    def _check_strangers(self, users: Sequence[str], known: set[str]) -> None:
         if found := [user for user in users if user in known]:
             raise Refused(
                 f"nothing was changed: {', '.join(found[:5])}{' …' if len(found) > 5 else ''} "
-                f"{'are users' if len(found) > 1 else 'is a user'} here already, and whoever "
-                "has an invitation gets into their notebooks. Give newcomers other names, or, if these are the same "
-                "people, run it again with --known.",
+                f"{'are users' if len(found) > 1 else 'is a user'} here already, and an invitation opens what they "
+                "have. Give newcomers other names, or, if these are the same people, run it again with --known.",
                 reason="known_users",
             )
 

@@ -50,7 +50,9 @@ class ClassHandler(GatewayHandler):
             )
         users, until = _users_in(body), _moment_in(body)
         try:
-            codes = classroom.begin(users, body.get("limits", {}), until, allow_known=body.get("allow_known") is True)
+            codes = await classroom.begin(
+                users, body.get("limits", {}), until, allow_known=body.get("allow_known") is True
+            )
         except ConfigError as error:
             raise Refused(f"nothing was changed: {error}", reason="bad_request") from None
         self.log.info("%s began a class of %d", self.current_user.username, len(users))
@@ -64,7 +66,7 @@ class ClassHandler(GatewayHandler):
     async def post(self) -> None:
         """Invite users, those of the class again; return the class with the codes."""
         classroom, body = self._classroom(), read_body(self, {})
-        codes = classroom.invite(_users_in(body), allow_known=body.get("allow_known") is True)
+        codes = await classroom.invite(_users_in(body), allow_known=body.get("allow_known") is True)
         await kernel_manager_of(self).rules.send_all_limits()
         self._finish_invited(classroom, codes)
 

@@ -1,17 +1,19 @@
-"""The sessions of a class's users: which its end concerns, and how they are told and ended."""
+"""The sessions and shelves of a class's users: which its end concerns, and how they are told, ended and cleared."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 from tornado.web import HTTPError
 
-from sharedkernel.errors import SharedKernelError
+from sharedkernel.errors import ExecutorUnavailable, SharedKernelError
 from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.classroom.record import ClassRecord
+from sharedkernel.gateway.http.shelf_handlers import list_shelves
 from sharedkernel.gateway.kernels.detached import EarlierSession
 from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.manager import SessionKernels
@@ -59,6 +61,37 @@ class ClassSessions:
         """Return the ids of all sessions that *users* have now."""
         kernels = [str(kernel.kernel_id) for kernel in self._manager.registry.all() if kernel.user in users]
         return kernels + [earlier.session for user in users for earlier in self._manager.detached.of_user(user)]
+
+    async def known_users(self) -> set[str]:
+        """Return who has a session, or something on a shelf of a device that answers."""
+        manager = self._manager
+        users = manager.registry.owners() | manager.detached.owners()
+        with contextlib.suppress(ExecutorUnavailable):
+            users.update(shelf["user"] for shelf in (await list_shelves(manager.executors, None))["shelves"])
+        return users
+
+    async def clear_shelves(self, record: ClassRecord) -> bool:
+        """Take off what new users have put on their shelves in the class; return whether no device is left to clear.
+
+        The next class may have others of these names.
+        """
+        users = {user for user, member in record.members.items() if member.is_new and member.joined is not None}
+        return not users or all([await self._clear(device, users, record) for device in self._manager.executors])
+
+    async def _clear(self, device: str, users: set[str], record: ClassRecord) -> bool:
+        executor = self._manager.executors[device]
+        try:
+            async with asyncio.timeout(_TIMEOUT):
+                for shelf in await executor.shelves():
+                    names = [entry.name for entry in shelf.entries if entry.shelved_at >= record.began.timestamp()]
+                    if names and shelf.user in users:
+                        for name in names:
+                            await executor.take_off_shelf(shelf.user, name)
+                        self._audit_log.record("clear class shelf", user=shelf.user, entries=len(names))
+        except (SharedKernelError, TimeoutError) as error:
+            log.info("shelves of the class: %s", str(error) or f"no answer in {_TIMEOUT:g} s")
+            return False
+        return True
 
     def num_left(self, record: ClassRecord) -> int | None:
         """Return how many sessions the class has; None if an executor that is away may have more."""

@@ -181,6 +181,56 @@ def test_what_users_had_before_stays(stack: Stack) -> None:
     run(scenario())
 
 
+SHELVE = "import torch; from sharedkernel import shelf; shelf['model'] = torch.ones(4)"
+
+
+async def shelves(stack: Stack) -> set[tuple[str, str]]:
+    """Return what is on anybody's shelf, by user."""
+    found = (await stack.client("ada").request("GET", "/sharedkernel/api/shelves")).body["shelves"]
+    return {(shelf["user"], entry["name"]) for shelf in found for entry in shelf["entries"]}
+
+
+def test_what_new_users_have_on_their_shelves_goes_with_the_class(stack: Stack) -> None:
+    """The next class may have others of these names; what somebody has who was here before stays."""
+
+    async def scenario() -> None:
+        ada = stack.client("ada")
+        body = {"users": ["niels", "linus"], "limits": {}, "until": after(hours=1), "allow_known": True}
+        codes = (await ada.request("PUT", CLASS, body)).body["codes"]
+        for user in ("niels", "linus"):
+            student = Client(stack.gateway_url, await join(stack, codes[user]))
+            async with student.attach(await student.start()) as notebook:
+                assert (await notebook.run(SHELVE))["status"] == "ok"
+        assert await shelves(stack) == {("niels", "model"), ("linus", "model")}
+        assert (await ada.request("DELETE", CLASS)).body == {"ended": 2, "left": 0}
+        assert await shelves(stack) == {("linus", "model")}
+        assert (await ada.request("DELETE", "/sharedkernel/api/shelves/linus")).status == 200
+
+    run(scenario())
+
+
+def test_who_has_left_something_on_a_shelf_is_known(stack: Stack) -> None:
+    """A newcomer of that name would find it."""
+    tokens = TokenFile(stack.directory / "tokens.json")
+
+    async def scenario() -> None:
+        pia, ada = Client(stack.gateway_url, tokens.add("pia")), stack.client("ada")
+        kernel = await pia.start()
+        async with pia.attach(kernel) as notebook:
+            assert (await notebook.run(SHELVE))["status"] == "ok"
+        assert (await pia.request("DELETE", f"/api/kernels/{kernel}?linger=0")).status == 204
+        tokens.remove("pia")
+        body = {"users": ["pia"], "limits": {}, "until": after(hours=1)}
+        refused = await ada.request("PUT", CLASS, body)
+        assert (refused.status, refused.body["reason"]) == (409, "known_users")
+        assert (await ada.request("PUT", CLASS, body | {"allow_known": True})).status == 200
+        assert (await ada.request("DELETE", CLASS)).status == 200
+        assert await shelves(stack) == {("pia", "model")}
+        assert (await ada.request("DELETE", "/sharedkernel/api/shelves/pia")).status == 200
+
+    run(scenario())
+
+
 def test_what_cannot_be_changes_nothing(stack: Stack) -> None:
     """Each refusal is a sentence."""
 
