@@ -81,8 +81,8 @@ def ordered(sessions: Sequence[SimulatedSession], policy: str) -> float:
 
 
 def shared(sessions: Sequence[SimulatedSession]) -> float:
-    """Return the mean completion time, minutes, under the scheduler's `fair`."""
-    config = SchedulerConfig(capacity=_CAPACITY, preempt_patience=PATIENCE, quantum=_QUANTUM)
+    """Return the mean completion time, minutes, under the scheduler's `fair`; memory stays, as in Salus, to the end."""
+    config = SchedulerConfig(capacity=_CAPACITY, preempt_patience=PATIENCE, quantum=_QUANTUM, memory_quantum=None)
     return _minutes(simulate_device(sessions, config))
 
 
@@ -179,6 +179,7 @@ def search() -> None:
             policy=policy,
             preempt_patience=PATIENCE,
             quantum=_QUANTUM,
+            memory_quantum=None,
             parallel_lanes=4,
             utilisation_limit=1.2,
         )

@@ -33,6 +33,7 @@ from sharedkernel.scheduling.model.events import (
     Event,
     GrantReleased,
     MemoryMeasured,
+    OffloadDeclined,
     Offloaded,
     ReleasePoint,
     Restored,
@@ -77,6 +78,8 @@ class _Actor:
     is_revoked: bool = False
     #: whether its memory is as it will be: its first iteration is over
     is_settled: bool = False
+    #: whether its memory is being moved away
+    is_leaving: bool = False
     #: bytes that are moved away
     offloaded: int = 0
     #: counts changes of plan, so that what was planned before one is not done
@@ -196,6 +199,7 @@ class SimulatedDevice:
         self._send(actor)
 
     def _send(self, actor: _Actor) -> None:
+        self._keep_memory(actor)
         actor.turn += 1
         actor.done, actor.reported = 0.0, 0
         actor.run = CellRun(session=actor.session, cell=actor.cell, sent=self.now)
@@ -274,6 +278,7 @@ class SimulatedDevice:
             run.ended = self.now
         actor.run = None
         actor.next += 1
+        self._keep_memory(actor)
         actor.turn += 1
         self._tell(CellClosed(session=actor.id, memory=actor.profile))
         self._over += 1
@@ -281,9 +286,17 @@ class SimulatedDevice:
         if actor.next < len(actor.session.cells):
             self._at(self.now + actor.cell.pause, actor, self._send)
         elif actor.session.ends:
+            actor.turn += 1
             self._tell(SessionEnded(session=actor.id))
 
+    def _keep_memory(self, actor: _Actor) -> None:
+        """Say that what is being moved away stays, since something else is about to happen."""
+        if actor.is_leaving:
+            actor.is_leaving = False
+            self._tell(OffloadDeclined(session=actor.id, for_now=True))
+
     def _offloaded(self, actor: _Actor) -> None:
+        actor.is_leaving = False
         actor.offloaded, actor.profile = (
             actor.profile.persistent,
             MemoryProfile(ephemeral=actor.profile.ephemeral, framework=actor.profile.framework),
@@ -323,6 +336,7 @@ class SimulatedDevice:
                 refused.refused = explain_shortage(shortage)
             case Offload(session=session):
                 self.num_offloads += 1
+                self._actors[session].is_leaving = True
                 self._copy(self._actors[session], self._actors[session].profile.persistent, self._offloaded)
             case Restore(session=session):
                 self._copy(self._actors[session], self._actors[session].offloaded, self._restored)
@@ -343,7 +357,7 @@ class SimulatedDevice:
         self._close(actor)
 
     def _copy(self, actor: _Actor, amount: int, then: Callable[[_Actor], None]) -> None:
-        # Beside whatever else is planned: a cell may be sent while its session is being offloaded.
+        # Beside whatever else is planned: a cell that is sent while its session is being offloaded ends that.
         self._at(self.now + amount / self._bandwidth, actor, then)
 
     # --- speed -----------------------------------

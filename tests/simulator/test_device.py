@@ -161,6 +161,40 @@ def test_every_cell_ends_after_its_time(
             assert held == pytest.approx(cell.cell.seconds, abs=1e-6)
 
 
+notebooks = st.lists(
+    st.tuples(
+        st.lists(st.tuples(st.floats(0.5, 60.0), st.floats(0, 70.0)), min_size=1, max_size=4),
+        st.integers(1, 8),
+        st.booleans(),
+    ),
+    min_size=2,
+    max_size=5,
+)
+
+
+@given(described=notebooks, policy=st.sampled_from(list(POLICIES)), bandwidth=st.sampled_from([1, 10]))
+def test_cells_begin_and_end_while_memory_is_moved(
+    described: list[tuple[list[tuple[float, float]], int, bool]], policy: str, bandwidth: int
+) -> None:
+    """Notebooks that do not fit the device together: nobody is stuck, and the invariants hold at the end."""
+    gibibyte = 1 << 30
+    sessions = [
+        SimulatedSession(
+            name=f"s{number}",
+            user=f"s{number}",
+            cells=[SimulatedCell(seconds=seconds, iteration=0.5, pause=pause) for seconds, pause in cells],
+            persistent=kept * gibibyte,
+            ephemeral=gibibyte,
+            ends=ends,
+        )
+        for number, (cells, kept, ends) in enumerate(described)
+    ]
+    config = SchedulerConfig(capacity=10 * gibibyte, policy=policy, preempt_patience=PATIENCE)
+    device = SimulatedDevice(config, sessions, bandwidth=bandwidth * gibibyte)
+    assert all(cell.ended < math.inf for cell in device.run())
+    device.scheduler.validate()
+
+
 @given(
     iterations=st.lists(st.sampled_from([0.003, 0.02, 0.11]), min_size=2, max_size=8),
     quantum=st.sampled_from([0.05, 0.4]),
