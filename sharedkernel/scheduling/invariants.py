@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sharedkernel.scheduling.memory.demand import residue
+from sharedkernel.scheduling.memory.demand import residue, takes_part
 from sharedkernel.scheduling.model.session import Lane, Session
 from sharedkernel.scheduling.model.types import (
     ACTIVE_STATES,
@@ -49,6 +49,10 @@ def _check_sums(records: Records) -> None:
             total == sum(lane.size for lane in lanes if lane.domain == domain), f"lanes of {domain} are miscounted"
         )
     _require(records.demand.update_residue() == sum(map(residue, sessions)), "what cannot be offloaded is miscounted")
+    needs = {session: session.need for session in records.demand.open.values() if takes_part(session)}
+    _require({session: need for need, session in records.demand.sorted_needs()} == needs, "needs are out of date")
+    shares = sum(user.share for user in records.users.values() if user.sessions)
+    _require(records.turns.shares() == shares, "the sum of shares is out of date")
     for user in records.users.values():
         persistent = sum(session.memory.persistent for session in user.sessions.values())
         _require(user.persistent == persistent + user.shelf, f"memory of user {user.id} is miscounted")

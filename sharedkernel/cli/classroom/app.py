@@ -62,7 +62,9 @@ class ClassApp(LimitCommandApp):
         help="Where users sign in at the hub, such as https://hub.example.org/hub, for a gateway with a hub's users. "
         "Default: what the hub tells the gateway."
     ).tag(config=True)
-    known = Bool(False, help="The roster may name people who have tokens, sessions or a shelf here already.").tag(config=True)
+    known = Bool(
+        False, help="The roster may name people who have tokens, sessions or something on a shelf here already."
+    ).tag(config=True)
     as_json = Bool(False, help="Print JSON instead of text.").tag(config=True, option="json")
 
     def start(self) -> None:

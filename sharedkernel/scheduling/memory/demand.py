@@ -22,6 +22,7 @@ This module answers questions and changes nothing; `admission.py` acts.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Collection, Mapping
 
 from sharedkernel.scheduling.memory.lanes import LanePlanner
@@ -56,6 +57,9 @@ class MemoryDemand:
         #: residue of each session, without what the present event has changed, and the sum
         self._residues: dict[SessionId, int] = {}
         self._residue = 0
+        #: participants' needs as :meth:`sorted_needs` returns them, and of which revision of the ledger they are
+        self._needs: list[tuple[int, Session]] = []
+        self._needs_revision = -1
         #: all and only the sessions with an open cell
         self.open: dict[SessionId, Session] = {}
 
@@ -154,13 +158,20 @@ class MemoryDemand:
         if is_restoring:
             limit = self.ceiling(session) - session.memory.persistent - session.returning
             room = min(room, limit)
-        others = (
-            other.need
-            for other in self.open.values()
-            if other is not session and other not in gone and _takes_part(other)
-        )
-        most = max((need for need in others if need <= room), default=0)
+        needs = self.sorted_needs()
+        fitting = needs[: bisect_right(needs, room, key=_need_of)]
+        most = next((need for need, other in reversed(fitting) if other is not session and other not in gone), 0)
         return max(most, session.need) if is_restoring and session.need <= limit else most
+
+    def sorted_needs(self) -> list[tuple[int, Session]]:
+        """Return the needs of open cells that could have a lane, smallest first, each with its session.
+
+        A long queue asks for each of its sessions; nothing changes meanwhile.
+        """
+        if self._needs_revision != self.ledger.revision:
+            participants = [(other.need, other) for other in self.open.values() if takes_part(other)]
+            self._needs, self._needs_revision = sorted(participants, key=_need_of), self.ledger.revision
+        return self._needs
 
     def lacks_headroom(self, session: Session, gone: Collection[Session] = ()) -> int:
         """Return by how many bytes the persistent part of a session's claim exceeds the room beside its headroom.
@@ -258,5 +269,10 @@ def gain(lane: Lane) -> int:
     return lane.size - (lane.occupant.iteration.unparked if is_live and lane.occupant is not None else 0)
 
 
-def _takes_part(session: Session) -> bool:
+def _need_of(entry: tuple[int, Session]) -> int:
+    return entry[0]
+
+
+def takes_part(session: Session) -> bool:
+    """Return whether *session*, whose cell is open, could have a lane now, with all others gone."""
     return session.state is not SessionState.RESTORING or session.offload.is_returning

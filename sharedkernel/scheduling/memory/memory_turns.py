@@ -146,6 +146,8 @@ class MemoryTurns:
         self._demand = demand
         self._users = users
         self._idle = idle
+        #: what :meth:`shares` returned last, and at which revision of the ledger
+        self._share_sum, self._shares_revision = 0.0, -1
 
     @property
     def are_taken(self) -> bool:
@@ -262,8 +264,15 @@ class MemoryTurns:
         quantum = self.config.memory_quantum
         if quantum is None or not self.policy.is_preemptive:
             return session.waits_since
-        shares = sum(user.share for user in self._users.values() if user.sessions)
-        return session.waits_since + quantum * shares / session.user.share
+        return session.waits_since + quantum * self.shares() / session.user.share
+
+    def shares(self) -> float:
+        """Return the sum of the shares of all users who have sessions."""
+        revision = self._demand.ledger.revision
+        if self._shares_revision != revision:
+            self._share_sum = sum(user.share for user in self._users.values() if user.sessions)
+            self._shares_revision = revision
+        return self._share_sum
 
     # --- who is evicted -----------------------------------
 
