@@ -81,7 +81,7 @@ def ordered(sessions: Sequence[SimulatedSession], policy: str) -> float:
 
 
 def shared(sessions: Sequence[SimulatedSession]) -> float:
-    """Return the mean completion time, minutes, under the scheduler's `fair`; memory stays, as in Salus, to the end."""
+    """Return the mean completion time, minutes, under `fair`; as in Salus, memory stays until a job ends."""
     config = SchedulerConfig(capacity=_CAPACITY, preempt_patience=PATIENCE, quantum=_QUANTUM, memory_quantum=None)
     return _minutes(simulate_device(sessions, config))
 

@@ -115,6 +115,20 @@ class _FakeSession:
         """Return that all was read."""
         return 0
 
+    def is_closing(self) -> bool:
+        """Return that it stays open."""
+        return False
+
+    def pause_reading(self) -> None:
+        """Do nothing: what was reported has been read."""
+
+    def resume_reading(self) -> None:
+        """Do nothing, either."""
+
+    def close(self) -> None:
+        """Fail: the executor hangs up only on a session that it cannot understand."""
+        raise RuntimeError("the executor hung up")
+
     # --- the session -----------------------------------
 
     def begin(self) -> None:
@@ -226,20 +240,27 @@ async def _measure(sessions: int, iterations: int, directory: Path) -> Cost:
     executor = _Executor(directory)
     try:
         processes = [executor.start(number) for number in range(sessions)]
-        over = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[None] = loop.create_future()
         left = sessions
 
         def ended() -> None:
             nonlocal left
             left -= 1
             if not left:
-                over.set()
+                over.set_result(None)
+
+        def failed(_loop: object, context: dict[str, Any]) -> None:
+            if not over.done():  # else it would wait for ever
+                over.set_exception(context.get("exception") or RuntimeError(context["message"]))
+
+        loop.set_exception_handler(failed)
 
         each = iterations // sessions
         before, began = executor.controller.revision, time.process_time()
         for process in processes:
-            asyncio.get_running_loop().call_soon(_FakeSession(process, executor.router, each, ended).begin)
-        await over.wait()
+            loop.call_soon(_FakeSession(process, executor.router, each, ended).begin)
+        await over
         seconds = time.process_time() - began
         events = executor.controller.revision - before
         document, again, viewer = _status(executor, processes)

@@ -94,7 +94,7 @@ class QuotaApp(LimitCommandApp):
             print(json.dumps({"users": shown} if user else answer))  # noqa: T201
             return
         if user and not is_known:
-            print(f"Nothing is set for {user} any more, who has no session here.")  # noqa: T201
+            print(f"No limits are set for {user} any more.")  # noqa: T201
             return
         table = user_quota_table(users[user]) if user else quotas_table(users)
         Console(highlight=False).print(table)

@@ -189,7 +189,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             is_hub = issubclass(self.identity_provider_class, HubUsers)
             self._memberships = Memberships(directory / "groups.json") if is_hub else None
             audit_log = AuditLog.named(self.audit_file, directory)
-            self._classroom = Classroom(Path(self.class_file).expanduser(), audit_log)
+            self._classroom = Classroom(Path(self.class_file).expanduser(), audit_log, has_peers=bool(self.cluster_key))
             self._build_quotas = partial(build_quotas, memberships=self._memberships, class_users=self._classroom.users)
             self.deployment = Deployment(
                 runtime_directory=runtime_directory,

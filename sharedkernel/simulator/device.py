@@ -199,7 +199,9 @@ class SimulatedDevice:
         self._send(actor)
 
     def _send(self, actor: _Actor) -> None:
-        self._keep_memory(actor)
+        if actor.is_leaving:
+            actor.is_leaving = False
+            self._tell(OffloadDeclined(session=actor.id, for_now=True))
         actor.turn += 1
         actor.done, actor.reported = 0.0, 0
         actor.run = CellRun(session=actor.session, cell=actor.cell, sent=self.now)
@@ -278,9 +280,11 @@ class SimulatedDevice:
             run.ended = self.now
         actor.run = None
         actor.next += 1
-        self._keep_memory(actor)
         actor.turn += 1
+        was_leaving, actor.is_leaving = actor.is_leaving, False
         self._tell(CellClosed(session=actor.id, memory=actor.profile))
+        if was_leaving:
+            self._tell(OffloadDeclined(session=actor.id, for_now=True))
         self._over += 1
         self._on_progress(self._over)
         if actor.next < len(actor.session.cells):
@@ -289,13 +293,8 @@ class SimulatedDevice:
             actor.turn += 1
             self._tell(SessionEnded(session=actor.id))
 
-    def _keep_memory(self, actor: _Actor) -> None:
-        """Say that what is being moved away stays, since something else is about to happen."""
-        if actor.is_leaving:
-            actor.is_leaving = False
-            self._tell(OffloadDeclined(session=actor.id, for_now=True))
-
     def _offloaded(self, actor: _Actor) -> None:
+        self.num_offloads += 1
         actor.is_leaving = False
         actor.offloaded, actor.profile = (
             actor.profile.persistent,
@@ -335,7 +334,6 @@ class SimulatedDevice:
                 assert refused is not None
                 refused.refused = explain_shortage(shortage)
             case Offload(session=session):
-                self.num_offloads += 1
                 self._actors[session].is_leaving = True
                 self._copy(self._actors[session], self._actors[session].profile.persistent, self._offloaded)
             case Restore(session=session):

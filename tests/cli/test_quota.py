@@ -81,7 +81,7 @@ def test_what_may_not_be_meant_is_done_and_noted(stack: LocalStack) -> None:
     assert "graec" in [user.name for user in stack.status().users]
     done = run(stack, "ada", "quota", "graec", "--reset")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "Nothing is set for graec any more, who has no session here.\n"
+    assert done.stdout == "No limits are set for graec any more.\n"
     assert json.loads(run(stack, "ada", "quota", "graec", "--reset", "--json").stdout) == {"users": {}}
     assert "graec" not in [user.name for user in stack.status().users]
     for arguments in (["--default", "--memory", "900GiB"], ["--group", "staff", "--memory", "900GiB"]):

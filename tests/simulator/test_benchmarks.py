@@ -18,12 +18,23 @@ _TABLES = ("allox", "colocation", "cost", "gittins", "horus", "muri", "notebooks
 @pytest.mark.parametrize("table", _TABLES)
 def test_a_table_is_printed(table: str) -> None:
     """Without an error, whatever its figures are."""
-    command = [sys.executable, "-m", f"benchmarks.simulate.{table}"]
+    check_table(table)
+
+
+def check_table(table: str, *options: str) -> None:
+    """Have a table printed."""
+    command = [sys.executable, "-m", f"benchmarks.simulate.{table}", *options]
     done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     if done.stdout.startswith("Skipped: "):
         pytest.skip(done.stdout)
     assert "─" in done.stdout
+
+
+@pytest.mark.parametrize("options", [["shell", "--sessions", "2", "--iterations", "400"], ["tiresias"]])
+def test_a_quick_table_is_printed(options: list[str]) -> None:
+    """Those that take a second are tried more often: they break when what they use changes."""
+    check_table(*options)
 
 
 def test_all_tables_are_tried() -> None:

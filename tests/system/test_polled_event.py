@@ -110,7 +110,9 @@ def test_a_delayed_event_comes_whether_or_not_a_wait_would_end_soon_by_itself(ti
     started: list[int] = []
     with ThreadPoolExecutor(initializer=lambda: started.append(threading.get_native_id())) as threads:
         waiting = threads.submit(event.wait, timeout)
+        deadline = time.monotonic() + 60
         while not (started and is_polling(started[0])):
+            assert time.monotonic() < deadline
             time.sleep(0.001)
         event.set()
         assert waiting.result(60)

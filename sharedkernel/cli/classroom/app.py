@@ -41,7 +41,7 @@ class ClassApp(LimitCommandApp):
 
         ROSTER is a file with one name a line, or a table with a column user, name or email. Each user gets a link that
         works once; it shows the command that connects their JupyterLab. Ten minutes before the end their notebooks say
-        so; at the end their sessions end. Nothing of other users changes. For admins.
+        so; at the end their sessions end, and their shelves are cleared. Nothing of other users changes. For admins.
     """
     examples = """
         sharedkernel class roster.csv --memory 512MiB --until 18:00
@@ -130,9 +130,9 @@ class ClassApp(LimitCommandApp):
             return
         print(f"The class is over; {_many(done['ended'], 'session')} ended.")  # noqa: T201
         if done["left"] != 0:
-            left = "Sessions" if done["left"] is None else _many(done["left"], "session")
+            left = "Sessions and shelves" if done["left"] is None else _many(done["left"], "session")
             print(  # noqa: T201
-                f"{left} on a device whose executor does not answer end when it does, within ten minutes; see "
+                f"{left} on a device whose executor does not answer: they end when it does, within ten minutes; see "
                 "`sharedkernel class status`."
             )
 

@@ -135,9 +135,11 @@ class ControlApi:
                 ]
                 return protocol.Sessions(request=message.request, records=records)
             case protocol.ConfigureUsers(left=left):
+                users = self._controller.users
                 for limits in message.limits:
-                    self._controller.configure(limits)
-                self._controller.users.mark_left(left)
+                    if limits.user not in left or limits.user in users.records:
+                        self._controller.configure(limits)
+                users.mark_left(left)
                 self._share_out_machine()
                 self._controller.limits.update()
             case protocol.SetPolicy(policy=policy):

@@ -77,9 +77,10 @@ class Users:
         record.limits, record.has_left = limits, False
 
     def mark_left(self, users: Iterable[str]) -> None:
-        """Record that *users*, who have limits, have left; what they have had still counts if they come back."""
+        """Record that *users* have left, of those who have come; what they have had counts if they come back."""
         for user in users:
-            self.records[user].has_left = True
+            if (record := self.records.get(user)) is not None:
+                record.has_left = True
 
     def recall(self, totals: Mapping[str, UserTotals], attained: Mapping[str, float]) -> None:
         """Record what users had of earlier executors, before any of them comes.

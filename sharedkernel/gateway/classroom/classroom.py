@@ -69,10 +69,13 @@ class Classroom:
         The file that keeps it.
     audit_log
         Records what happens without a request.
+    has_peers
+        Whether a front of a cluster knows users whom this gateway does not know.
     """
 
-    def __init__(self, path: Path, audit_log: AuditLog) -> None:
+    def __init__(self, path: Path, audit_log: AuditLog, *, has_peers: bool = False) -> None:
         self._path = path
+        self._has_peers = has_peers
         self._audit_log = audit_log
         self._record = read_class(path)
         #: checked quotas by user; the same object for good
@@ -136,7 +139,6 @@ class Classroom:
         self._check_users(users)
         self._check_until(until)
         checked = QuotaLevel.parse("class", {"default": dict(limits)}).default
-        known |= self._token_owners()
         if self._tokens is not None and not allow_known:
             self._check_strangers(users, known)
         now = datetime.datetime.now(datetime.UTC)
@@ -172,7 +174,6 @@ class Classroom:
             self._check_open(record)
             fresh = [user for user in users if user not in record.members]
             self._check_users([*record.members, *fresh])
-            known |= self._token_owners()
             if self._tokens is not None and not allow_known:
                 self._check_strangers(fresh, known)
             record.spared += self._sessions.of_users(set(fresh))
@@ -288,6 +289,7 @@ class Classroom:
             told,
             f"This class ends at {_clock(record.until)}, in {format_seconds(seconds)}: save your notebook, its session "
             "and all variables end then.",
+            record,
         )
 
     # --- the record ---------------------------------------------------------------------------------------------------
@@ -299,19 +301,15 @@ class Classroom:
     def _token_owners(self) -> set[str]:
         return set() if self._tokens is None else {token.user for token in self._tokens.tokens().values()}
 
-    def _invite(self, record: ClassRecord, users: Sequence[str], known: set[str]) -> dict[str, str]:
-        """Add *users* to a class, of whom the *known* ones were here before; return the codes of their invitations."""
-        has_tokens, owners = self._tokens is not None, self._token_owners()
+    def _invite(self, record: ClassRecord, users: Sequence[str], known: set[str] | None) -> dict[str, str]:
+        """Add *users* to a class and return their codes; *known* are those who have something here, None if unclear."""
+        has_tokens, owners, now = self._tokens is not None, self._token_owners(), datetime.datetime.now(datetime.UTC)
         codes = {}
         for user in users:
-            member = record.members.setdefault(
-                user,
-                ClassMember(
-                    was_user=user in owners,
-                    is_new=has_tokens and user not in known,
-                    had_limits=self._manager.rules.quotas.has_put(user),
-                ),
-            )
+            is_new = has_tokens and not self._has_peers and known is not None and user not in known | owners
+            had_limits = self._manager.rules.quotas.has_put(user)
+            fresh = ClassMember(was_user=user in owners, new_since=now if is_new else None, had_limits=had_limits)
+            member = record.members.setdefault(user, fresh)
             if has_tokens:
                 member.invitation, codes[user] = Invitation.make()
         return codes
@@ -330,7 +328,8 @@ class Classroom:
         if len(set(users)) < len(users):
             refuse("a user is named twice.")
 
-    def _check_strangers(self, users: Sequence[str], known: set[str]) -> None:
+    def _check_strangers(self, users: Sequence[str], known: set[str] | None) -> None:
+        known = self._token_owners() | (self._manager.registry.owners() if known is None else known)
         if found := [user for user in users if user in known]:
             raise Refused(
                 f"nothing was changed: {', '.join(found[:5])}{' …' if len(found) > 5 else ''} "

@@ -54,8 +54,8 @@ class ClassMember(msgspec.Struct, kw_only=True):
     invitation: Invitation | None = None
     #: whether they had tokens here before, which stay good after the class
     was_user: bool = False
-    #: whether nothing of them was here: no token, no session, nothing on a shelf
-    is_new: bool = False
+    #: since when they are in the class, UTC, if nothing of them was here before: no token, no session, no shelf
+    new_since: datetime.datetime | None = None
     #: whether an admin had changed their limits by hand before
     had_limits: bool = True
     #: when they used an invitation first, UTC

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from tornado.web import HTTPError
 
-from sharedkernel.errors import ExecutorUnavailable, SharedKernelError
+from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.classroom.record import ClassRecord
 from sharedkernel.gateway.http.shelf_handlers import list_shelves
@@ -62,32 +63,45 @@ class ClassSessions:
         kernels = [str(kernel.kernel_id) for kernel in self._manager.registry.all() if kernel.user in users]
         return kernels + [earlier.session for user in users for earlier in self._manager.detached.of_user(user)]
 
-    async def known_users(self) -> set[str]:
-        """Return who has a session, or something on a shelf of a device that answers."""
+    async def known_users(self) -> set[str] | None:
+        """Return who has a session or something on a shelf; None: a device that may have more does not answer."""
         manager = self._manager
-        users = manager.registry.owners() | manager.detached.owners()
-        with contextlib.suppress(ExecutorUnavailable):
-            users.update(shelf["user"] for shelf in (await list_shelves(manager.executors, None))["shelves"])
-        return users
+        try:
+            found = await list_shelves(manager.executors, None)
+        except SharedKernelError:
+            return None
+        if found["away"]:
+            return None
+        return manager.registry.owners() | manager.detached.owners() | {shelf["user"] for shelf in found["shelves"]}
 
     async def clear_shelves(self, record: ClassRecord) -> bool:
         """Take off what new users have put on their shelves in the class; return whether no device is left to clear.
 
         The next class may have others of these names.
         """
-        users = {user for user, member in record.members.items() if member.is_new and member.joined is not None}
-        return not users or all([await self._clear(device, users, record) for device in self._manager.executors])
+        since = {
+            user: member.new_since.timestamp()
+            for user, member in record.members.items()
+            if member.new_since is not None and member.joined is not None
+        }
+        executors = self._manager.executors
+        # One that this gateway has never reached has no session of the class either.
+        devices = [name for name in executors if executors[name].device is not None] if since else []
+        return all(await asyncio.gather(*(self._clear(device, since) for device in devices)))
 
-    async def _clear(self, device: str, users: set[str], record: ClassRecord) -> bool:
+    async def _clear(self, device: str, since: Mapping[str, float]) -> bool:
+        """Clear the shelves on one device of what came *since* then, in seconds since 1970, by user."""
         executor = self._manager.executors[device]
         try:
             async with asyncio.timeout(_TIMEOUT):
                 for shelf in await executor.shelves():
-                    names = [entry.name for entry in shelf.entries if entry.shelved_at >= record.began.timestamp()]
-                    if names and shelf.user in users:
-                        for name in names:
+                    first = since.get(shelf.user, math.inf)
+                    for name in [entry.name for entry in shelf.entries if entry.shelved_at >= first]:
+                        with contextlib.suppress(Refused):  # somebody else has taken it off
                             await executor.take_off_shelf(shelf.user, name)
-                        self._audit_log.record("clear class shelf", user=shelf.user, entries=len(names))
+                            self._audit_log.record("clear class shelf", user=shelf.user, name=name)
+        except Refused:  # its executor is of an earlier version, without shelves
+            return True
         except (SharedKernelError, TimeoutError) as error:
             log.info("shelves of the class: %s", str(error) or f"no answer in {_TIMEOUT:g} s")
             return False
@@ -99,12 +113,13 @@ class ClassSessions:
             return None
         return self.count(record).total()
 
-    async def tell(self, kernel_ids: Sequence[str], sentence: str) -> None:
-        """Show *sentence* in the notebooks of these sessions."""
+    async def tell(self, kernel_ids: Sequence[str], sentence: str, record: ClassRecord) -> None:
+        """Show *sentence* in the notebooks of these sessions of *record*'s class, and whose shelf is cleared, too."""
 
         async def tell(kernel_id: str) -> None:
             if (kernel := self._manager.registry.find(kernel_id)) is not None:
-                await kernel.notify(sentence)
+                is_new = record.members[kernel.user].new_since is not None
+                await kernel.notify(f"{sentence} Your shelf is cleared." if is_new else sentence)
 
         await self._on_each(kernel_ids, tell)
 

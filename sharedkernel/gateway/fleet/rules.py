@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any
 
 from sharedkernel.errors import ExecutorUnavailable
@@ -20,7 +20,7 @@ from sharedkernel.units import format_bytes, parse_bytes
 #: seconds to wait for executors to confirm a change
 _PATIENCE = 5.0
 #: most names of former users that are remembered, the newest
-_MOST_LEFT = 10_000
+_MOST_LEFT = 1_000
 
 
 class FleetRules:
@@ -55,7 +55,7 @@ class FleetRules:
         self._tasks = tasks
         #: who was named in the quotas when they were last sent, and who was once and is no more
         self._named: set[str] = set()
-        self._left: dict[str, None] = {}
+        self._left: list[str] = []
 
     def users(self) -> set[str]:
         """Return the names of all users who have a session or are named in the quotas."""
@@ -106,11 +106,19 @@ class FleetRules:
         self._tasks.spawn(self.send_all_limits())
 
     async def send_all_limits(self) -> None:
-        """Send everybody's limits to all connected executors."""
+        """Send everybody's limits to all connected executors.
+
+        Who was named in the quotas when they were last sent, and is no more, gets what holds for all others, and leaves
+        the status.
+        """
+        named = self.quotas.known_users()
+        left = sorted(self._named - named)
+        former = dict.fromkeys(user for user in [*self._left, *left] if user not in named)
+        self._left, self._named = list(former)[-_MOST_LEFT:], named
 
         async def send(device: str) -> None:
             with contextlib.suppress(ExecutorUnavailable):
-                await self.send_limits(device)
+                await self._send(device, left)
 
         await self._do_on(self._executors.connected(), send)
 
@@ -126,21 +134,19 @@ class FleetRules:
                 task.result()
 
     async def send_limits(self, device: str) -> None:
-        """Send everybody's limits to the executor of *device*.
-
-        Who was named in the quotas and is no more gets what holds for all others, and leaves the status.
+        """Send everybody's limits to the executor of *device*, which may have missed who has left.
 
         Raises
         ------
         SharedKernelError
             When the executor is away, or refuses them.
         """
-        named = self.quotas.known_users()
-        left = dict.fromkeys(user for user in self._left | dict.fromkeys(sorted(self._named)) if user not in named)
-        self._left, self._named = dict.fromkeys(list(left)[-_MOST_LEFT:]), named
-        await self._executors[device].configure_users(
-            [self.limits(user, device) for user in sorted(self.users().union(self._left))], left=list(self._left)
-        )
+        self._named |= self.quotas.known_users()
+        await self._send(device, self._left)
+
+    async def _send(self, device: str, left: Sequence[str]) -> None:
+        users = sorted(self.users().union(left))
+        await self._executors[device].configure_users([self.limits(user, device) for user in users], left=left)
 
     # --- policy -------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Culling: end sessions, after a warning, that have been idle for longer than their users may keep them.
+"""Culling: sessions that have been idle for longer than their users may keep them end after a warning.
 
 A session is idle when no cell is open and it uses no processor (`executor/sessions/idle_monitor.py`), whatever tabs are
 open. After half of its user's `cull_after` its notebook is warned, after three quarters its memory is offloaded, after

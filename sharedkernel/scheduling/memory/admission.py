@@ -269,6 +269,7 @@ class Admission:
         restored = MemoryProfile(persistent=persistent, ephemeral=memory.ephemeral, framework=memory.framework)
         self.ledger.set_memory(session, restored)
         session.offload.is_returning = True
+        self.ledger.revision += 1
         self.turns.record_delays(session, self.waiting.values(), self._now)
         return True
 

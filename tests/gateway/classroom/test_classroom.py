@@ -209,6 +209,30 @@ def test_what_new_users_have_on_their_shelves_goes_with_the_class(stack: Stack) 
     run(scenario())
 
 
+def test_shelves_on_an_executor_that_is_away_are_cleared_once_it_is_back(stack: Stack) -> None:
+    """Until then the class is being ended; a session of somebody else goes on."""
+
+    async def scenario() -> None:
+        ada = stack.client("ada")
+        codes = await begin(stack, "niels")
+        student = Client(stack.gateway_url, await join(stack, codes["niels"]))
+        kernel = await student.start()
+        async with student.attach(kernel) as notebook:
+            assert (await notebook.run(SHELVE))["status"] == "ok"
+        assert (await student.request("DELETE", f"/api/kernels/{kernel}?linger=0")).status == 204
+        stack.executor.kill()
+        try:
+            assert (await ada.request("DELETE", CLASS)).body == {"ended": 0, "left": None}
+            assert (await ada.request("GET", CLASS)).body["class"]["ending"] is True
+        finally:
+            stack.executor.start()
+        while (await ada.request("GET", CLASS)).body["class"] is not None:  # noqa: ASYNC110 (it is asked for)
+            await asyncio.sleep(0.1)
+        assert await shelves(stack) == set()
+
+    run(scenario())
+
+
 def test_who_has_left_something_on_a_shelf_is_known(stack: Stack) -> None:
     """A newcomer of that name would find it."""
     tokens = TokenFile(stack.directory / "tokens.json")
