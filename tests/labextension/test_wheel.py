@@ -23,8 +23,8 @@ from jupyter_core.paths import jupyter_path
 from sharedkernel.distribution import DISTRIBUTION
 
 ROOT = Path(__file__).parents[2]
-#: bytes; most of them are Python, compressed
-_LARGEST = 1_260_000
+#: bytes; most of them are Python, compressed; implementations of zlib differ by a percent
+_LARGEST = 1_275_000
 #: bytes of what browsers get, compressed: the extension, and the page with its charts
 _LARGEST_FRONT_END = 100_000
 
