@@ -1,7 +1,8 @@
 """Authorization: which kernels a request may name.
 
 The kernel manager knows the owners of kernels; this module answers 404 on every route for a kernel of another user.
-Kernel ids are no secrets, since the status lists all sessions.
+Kernel ids are no secrets, since the status lists all sessions. Who sends a request is known by then: `identity.py` has
+checked the token.
 """
 
 from __future__ import annotations

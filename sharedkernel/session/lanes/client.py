@@ -2,8 +2,10 @@
 
 Until its user's code first touches the GPU a session has no context there, and must not make one by itself. Once it is
 assigned with lanes (:meth:`LaneClient.enable`), its first grant sets up the arena and torch's pools, before the
-operation that wanted the grant. From then on all of torch's memory comes by page from the executor. Where that cannot
-be, torch's memory is its own as before; the executor is told why, and shows it in status.
+operation that wanted the grant. From then on all of torch's memory comes by page from the executor: with a grant
+:mod:`.lane_turns` asks for the lane's units, `executor/devices/lane_server.py` sends their descriptors, and
+`device_memory/arena.py` maps them. Where that cannot be, torch's memory is its own as before; the executor is told why,
+and shows it in status.
 
 A turn is without a lane while threads of the user's are alive: they may use the device at any moment, also in somebody
 else's turn. If they appear in the middle of a turn, the lane stays this session's until they are gone.
