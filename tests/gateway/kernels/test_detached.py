@@ -4,120 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sharedkernel.gateway.kernels.detached import _CLIENT_PATIENCE
-from tests.gateway.client import Channels, Client
-from tests.gateway.conftest import Stack, clean_gateway, run
-
-QUOTAS = {"default": {"linger": "10m"}, "users": {"grace": {"sessions": 2}, "mary": {"linger": "200ms"}}}
-NOTEBOOK = "/home/me/a.ipynb"
-
-
-@pytest.fixture(scope="module")
-def whole_own_stack() -> Iterator[Stack]:
-    """Run a stack whose sessions linger, and whose services may be killed."""
-    with Stack(users=["ada", "grace", "mary"], capacity="2GiB", quotas=QUOTAS) as stack:
-        yield stack
-
-
-@pytest.fixture
-def own_stack(whole_own_stack: Stack) -> Iterator[Stack]:
-    """Return it, looked after."""
-    yield from clean_gateway(whole_own_stack)
-
-
-async def until(condition: Any) -> None:
-    """Return when *condition* is true."""
-    while not await condition():  # noqa: ASYNC110 (it is asked for)
-        await asyncio.sleep(0.02)
-
-
-async def sessions(client: Client) -> dict[str, dict[str, Any]]:
-    """Return what status says of all sessions, by id."""
-    return {entry["id"]: entry for entry in (await client.request("GET", "/sharedkernel/api/status")).body["sessions"]}
-
-
-async def kernels(client: Client) -> list[str]:
-    """Return the ids of the kernels that *client*'s user sees."""
-    return [kernel["id"] for kernel in (await client.request("GET", "/api/kernels")).body]
-
-
-async def leave(client: Client, code: str, notebook: str = NOTEBOOK) -> str:
-    """Run a cell in a new session of a notebook, and shut it down."""
-    kernel = await client.start(KERNEL_NOTEBOOK=notebook, KERNEL_CLIENT_KEY="old")
-    async with client.attach(kernel) as channels:
-        assert (await channels.run(code))["status"] == "ok"
-    await client.end(kernel)
-    return kernel
-
-
-async def end_at_once(client: Client) -> None:
-    """End all sessions of *client*'s user."""
-    for session, entry in (await sessions(client)).items():
-        name = session if entry["lingering"] else entry["kernel_id"]
-        assert (await client.request("DELETE", f"/api/kernels/{name}?linger=0")).status == 204
-
-
-BACK = "The earlier session of this notebook is back, with its variables.\n"
-OLDER_BACK = f"{BACK[:-1]} It is not the last one: that is open in another page or program, and stays there.\n"
-
-
-async def attach(channels: Channels, back: str = BACK) -> None:
-    """Ask for the earlier session and wait until it is there; the cell is told *back*."""
-    cell = await channels.send("execute_request", {"code": "%shared attach", "silent": False})
-    told = await channels.until("status", cell, execution_state="idle")
-    assert "takes the place of this one" in text_of(told, cell)
-    restarting = await channels.until("status", execution_state="restarting")
-    assert restarting[-1]["content"]["attached"] is True
-    assert text_of(await channels.until("stream", name="stdout"), cell) == back
-
-
-def text_of(messages: list[dict[str, Any]], cell: str) -> str:
-    """Return what a cell has printed."""
-    mine = [message["content"] for message in messages if message["parent_header"].get("msg_id") == cell]
-    return "".join(content["text"] for content in mine if content.get("name") == "stdout")
-
-
-async def rests(client: Client, kernel: str) -> bool:
-    """Whether the gateway takes *kernel* for idle."""
-    return (await client.request("GET", f"/api/kernels/{kernel}")).body["execution_state"] == "idle"
-
-
-async def is_left(client: Client, kernel: str) -> bool:
-    """Whether *kernel* has no client, or is none any more: its session is in another one's place."""
-    answer = await client.request("GET", f"/api/kernels/{kernel}")
-    return answer.status == 404 or answer.body["connections"] == 0
-
-
-async def has_given_way(client: Client, session: str) -> None:
-    """Return once *session*, in whose place there is another, has ended."""
-
-    async def is_gone() -> bool:
-        return session not in await sessions(client)
-
-    await until(is_gone)
+from tests.gateway.conftest import Stack, run
+from tests.gateway.kernels.conftest import (
+    NOTEBOOK,
+    OLDER_BACK,
+    attach,
+    end_at_once,
+    has_given_way,
+    is_left,
+    kernels,
+    leave,
+    rests,
+    sessions,
+    until,
+)
 
 
 @pytest.mark.parametrize("meanwhile", ["nothing", "gateway", "executor"])
-def test_a_session_that_was_shut_down_is_brought_back(own_stack: Stack, meanwhile: str) -> None:
+def test_a_session_that_was_shut_down_is_brought_back(lingering_stack: Stack, meanwhile: str) -> None:
     """Hidden from the kernels API, told of by the notebook's next session, and back under that one's kernel id."""
-    ada = own_stack.client("ada")
+    ada = lingering_stack.client("ada")
     old = asyncio.run(leave(ada, "x = 41"))
     if meanwhile == "gateway":
-        own_stack.gateway.kill()
-        own_stack.restart_gateway()
+        lingering_stack.gateway.kill()
+        lingering_stack.restart_gateway()
     elif meanwhile == "executor":
-        own_stack.executor.kill()
-        own_stack.executor.start()
-        own_stack.executor.wait_until_ready()
-        own_stack.gateway.wait_until_ready()
+        lingering_stack.executor.kill()
+        lingering_stack.executor.start()
+        lingering_stack.executor.wait_until_ready()
+        lingering_stack.gateway.wait_until_ready()
 
     async def scenario() -> None:
         assert await kernels(ada) == []
@@ -145,9 +66,9 @@ def test_a_session_that_was_shut_down_is_brought_back(own_stack: Stack, meanwhil
     run(scenario())
 
 
-def test_a_page_brings_back_what_was_shut_down(own_stack: Stack) -> None:
+def test_a_page_brings_back_what_was_shut_down(lingering_stack: Stack) -> None:
     """By one request; not while a cell runs, and nothing where there is no earlier session. Others may not."""
-    ada, grace = own_stack.client("ada"), own_stack.client("grace")
+    ada, grace = lingering_stack.client("ada"), lingering_stack.client("grace")
 
     async def scenario() -> None:
         await leave(ada, "x = 41")
@@ -172,9 +93,9 @@ def test_a_page_brings_back_what_was_shut_down(own_stack: Stack) -> None:
     asyncio.run(scenario())
 
 
-def test_a_session_that_was_brought_back_idle_is_idle(own_stack: Stack) -> None:
+def test_a_session_that_was_brought_back_idle_is_idle(lingering_stack: Stack) -> None:
     """Whatever was not heard of its last cell: one that is busy for ever is never culled, and never drained."""
-    ada = own_stack.client("ada")
+    ada = lingering_stack.client("ada")
 
     async def scenario() -> None:
         await leave(ada, "x = 41")
@@ -194,9 +115,9 @@ def test_a_session_that_was_brought_back_idle_is_idle(own_stack: Stack) -> None:
     run(scenario())
 
 
-def test_a_kernel_whose_session_was_brought_back_outlives_gateways(own_stack: Stack) -> None:
+def test_a_kernel_whose_session_was_brought_back_outlives_gateways(lingering_stack: Stack) -> None:
     """The next gateway knows it by the kernel id that its client has, and restarts and interrupts it by that."""
-    ada = own_stack.client("ada")
+    ada = lingering_stack.client("ada")
 
     async def begin() -> str:
         await leave(ada, "x = 41")
@@ -207,8 +128,8 @@ def test_a_kernel_whose_session_was_brought_back_outlives_gateways(own_stack: St
         return new
 
     new = asyncio.run(begin())
-    own_stack.gateway.kill()
-    own_stack.restart_gateway()
+    lingering_stack.gateway.kill()
+    lingering_stack.restart_gateway()
 
     async def scenario() -> None:
         assert await kernels(ada) == [new]
@@ -222,9 +143,9 @@ def test_a_kernel_whose_session_was_brought_back_outlives_gateways(own_stack: St
 
 
 @pytest.mark.heavy
-def test_what_another_page_has_brought_back_meanwhile_is_left_to_it(own_stack: Stack, tmp_path: Path) -> None:
+def test_what_another_page_has_brought_back_meanwhile_is_left_to_it(lingering_stack: Stack, tmp_path: Path) -> None:
     """A cell that asks and runs on finds out at its end; each page keeps the session that it has."""
-    ada = own_stack.client("ada")
+    ada = lingering_stack.client("ada")
     go_on = tmp_path / "go on"
     code = f"%shared attach\nimport os, time\ny = 1\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.01)"
 
@@ -249,9 +170,9 @@ def test_what_another_page_has_brought_back_meanwhile_is_left_to_it(own_stack: S
 
 
 @pytest.mark.heavy
-def test_a_session_left_by_its_client_is_brought_back_too(own_stack: Stack) -> None:
+def test_a_session_left_by_its_client_is_brought_back_too(lingering_stack: Stack) -> None:
     """As when a Jupyter server was killed, or the notebook is opened on another machine; one in use is not taken."""
-    ada = own_stack.client("ada")
+    ada = lingering_stack.client("ada")
 
     async def scenario() -> None:
         old = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY="here")
@@ -274,9 +195,9 @@ def test_a_session_left_by_its_client_is_brought_back_too(own_stack: Stack) -> N
     run(scenario())
 
 
-def test_of_several_that_were_left_the_last_started_is_brought_back(own_stack: Stack) -> None:
+def test_of_several_that_were_left_the_last_started_is_brought_back(lingering_stack: Stack) -> None:
     """Also by a gateway that was not there: the notebook was opened again after each, and not the other way round."""
-    ada = own_stack.client("ada")
+    ada = lingering_stack.client("ada")
 
     async def begin() -> None:
         for number in range(3):
@@ -285,8 +206,8 @@ def test_of_several_that_were_left_the_last_started_is_brought_back(own_stack: S
                 await channels.run(f"x = {number}")
 
     asyncio.run(begin())
-    own_stack.gateway.kill()
-    own_stack.restart_gateway()
+    lingering_stack.gateway.kill()
+    lingering_stack.restart_gateway()
 
     async def scenario() -> None:
         new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK)
@@ -299,9 +220,9 @@ def test_of_several_that_were_left_the_last_started_is_brought_back(own_stack: S
     run(scenario())
 
 
-def test_one_that_is_just_being_left_is_waited_for(own_stack: Stack) -> None:
+def test_one_that_is_just_being_left_is_waited_for(lingering_stack: Stack) -> None:
     """The relay of a killed Jupyter server goes a moment later: an older session would not be what the user had."""
-    ada = own_stack.client("ada")
+    ada = lingering_stack.client("ada")
 
     async def scenario() -> None:
         older, last, new = [await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY=key) for key in "abc"]
@@ -330,9 +251,9 @@ def test_one_that_is_just_being_left_is_waited_for(own_stack: Stack) -> None:
 
 
 @pytest.mark.heavy
-def test_one_that_another_page_has_open_stays_with_it(own_stack: Stack) -> None:
+def test_one_that_another_page_has_open_stays_with_it(lingering_stack: Stack) -> None:
     """Its notebook on this machine gets the one before, and is told so."""
-    ada = own_stack.client("ada")
+    ada = lingering_stack.client("ada")
 
     async def scenario() -> None:
         await leave(ada, "x = 1")
@@ -348,9 +269,9 @@ def test_one_that_another_page_has_open_stays_with_it(own_stack: Stack) -> None:
     run(scenario())
 
 
-def test_the_last_started_is_meant_whether_shut_down_or_left(own_stack: Stack) -> None:
+def test_the_last_started_is_meant_whether_shut_down_or_left(lingering_stack: Stack) -> None:
     """What was shut down before the user went on in a session that was left is not what the user had."""
-    ada = own_stack.client("ada")
+    ada = lingering_stack.client("ada")
 
     async def scenario() -> None:
         await leave(ada, "x = 1")
@@ -367,9 +288,9 @@ def test_the_last_started_is_meant_whether_shut_down_or_left(own_stack: Stack) -
     run(scenario())
 
 
-def test_clients_hear_of_the_change_before_the_clean_session_ends(own_stack: Stack) -> None:
+def test_clients_hear_of_the_change_before_the_clean_session_ends(lingering_stack: Stack) -> None:
     """That may take seconds, and what they sent to the earlier session meanwhile would seem to be lost."""
-    ada = own_stack.client("ada")
+    ada = lingering_stack.client("ada")
 
     async def scenario() -> str:
         await leave(ada, "x = 41")
@@ -382,16 +303,16 @@ def test_clients_hear_of_the_change_before_the_clean_session_ends(own_stack: Sta
         return new
 
     async def has_ended(session: str) -> bool:
-        return f"session {session} of ada ended" in own_stack.gateway_log()
+        return f"session {session} of ada ended" in lingering_stack.gateway_log()
 
     new = asyncio.run(scenario())
-    log = own_stack.gateway_log()
+    log = lingering_stack.gateway_log()
     assert log.index(f"kernel {new} restarted") < log.index(f"session {new} of ada ended")
 
 
-def test_what_was_left_does_not_keep_its_notebook_from_being_opened(own_stack: Stack) -> None:
+def test_what_was_left_does_not_keep_its_notebook_from_being_opened(lingering_stack: Stack) -> None:
     """A hub stopped the user's server, and the next one opens all notebooks at once; each gets one session, no more."""
-    grace = own_stack.client("grace")
+    grace = lingering_stack.client("grace")
     notebooks = ("a.ipynb", "b.ipynb")
 
     async def opened(notebook: str, key: str) -> tuple[int, str, str]:
@@ -423,62 +344,6 @@ def test_what_was_left_does_not_keep_its_notebook_from_being_opened(own_stack: S
     run(scenario())
 
 
-def test_what_lingers_does_not_give_way_to_its_own_notebook(own_stack: Stack) -> None:
-    """It is what the new session of its user, who has as many as they may, would bring back; an earlier one goes."""
-    grace = own_stack.client("grace")
-
-    async def scenario() -> None:
-        await grace.start(KERNEL_NOTEBOOK="b.ipynb")
-        for number in (1, 2):
-            await leave(grace, f"x = {number}", NOTEBOOK)
-        new = await grace.start(KERNEL_NOTEBOOK=NOTEBOOK)
-        assert [entry["lingering"] for entry in (await sessions(grace)).values()].count(True) == 1
-        async with grace.attach(new) as channels:
-            await attach(channels)
-            assert (await channels.run("x"))["text"] == "2"
-        await has_given_way(grace, new)
-        await end_at_once(grace)
-
-    run(scenario())
-
-
-def test_lingering_sessions_give_way_and_end(own_stack: Stack) -> None:
-    """The earliest where its user wants more than they may have; each when its time is over; an unused one at once."""
-    grace, mary = own_stack.client("grace"), own_stack.client("mary")
-
-    async def scenario() -> None:
-        first, second = [await leave(grace, "x = 1", notebook) for notebook in ("a.ipynb", "b.ipynb")]
-        assert set(await sessions(grace)) == {first, second}
-        third = await grace.start(KERNEL_NOTEBOOK="c.ipynb")
-        assert {session for session, entry in (await sessions(grace)).items() if entry["user"] == "grace"} == {
-            second,
-            third,
-        }
-        await grace.end(third)  # it has run nothing
-        left = await leave(mary, "x = 1")
-
-        async def is_over() -> bool:
-            return left not in await sessions(mary)
-
-        await until(is_over)
-        assert third not in await sessions(grace)
-        await leave(grace, "x = 1", "")  # of no notebook, so nobody could ask for it
-        assert [entry["user"] for entry in (await sessions(grace)).values()] == ["grace"]
-        assert (await mary.request("DELETE", f"/api/kernels/{second}?linger=0")).status == 404
-        assert (await grace.request("DELETE", f"/api/kernels/{second}?linger=soon")).status == 400
-        assert (await grace.request("DELETE", f"/api/kernels/{second}?linger=0")).status == 204
-        assert await sessions(grace) == {}
-        entries = map(json.loads, (own_stack.runtime_directory / "audit.jsonl").read_text().splitlines())
-        about = [
-            (entry["user"], entry["status"])
-            for entry in entries
-            if entry["session"] == second and entry["owner"] == "grace" and entry["action"] == "end session"
-        ]
-        assert about[-3:] == [("mary", 404), ("grace", 400), ("grace", 204)]
-
-    run(scenario())
-
-
 #: asks for the earlier session without waiting for an answer
 _ASK = """if True:
     from sharedkernel import protocol
@@ -488,10 +353,10 @@ _ASK = """if True:
 """
 
 
-def test_a_session_that_asks_in_a_loop_is_answered_at_a_limited_pace(own_stack: Stack) -> None:
+def test_a_session_that_asks_in_a_loop_is_answered_at_a_limited_pace(lingering_stack: Stack) -> None:
     """Its questions wait in one task, the newest is answered, and the earlier session comes back all the same."""
-    ada = own_stack.client("ada")
-    before = len(own_stack.executor.log_path.read_text())
+    ada = lingering_stack.client("ada")
+    before = len(lingering_stack.executor.log_path.read_text())
 
     async def scenario() -> None:
         await leave(ada, "x = 41")
@@ -503,5 +368,5 @@ def test_a_session_that_asks_in_a_loop_is_answered_at_a_limited_pace(own_stack: 
             assert (await channels.run("x + 1"))["text"] == "42"
 
     run(scenario())
-    answers = own_stack.executor.log_path.read_text()[before:].count("takes the place of this one as soon as")
+    answers = lingering_stack.executor.log_path.read_text()[before:].count("takes the place of this one as soon as")
     assert 1 <= answers < 100
