@@ -210,7 +210,7 @@ def test_what_new_users_have_on_their_shelves_goes_with_the_class(stack: Stack) 
 
 
 def test_shelves_on_an_executor_that_is_away_are_cleared_once_it_is_back(stack: Stack) -> None:
-    """Until then the class is being ended; a session of somebody else goes on."""
+    """Until then the class is being ended."""
 
     async def scenario() -> None:
         ada = stack.client("ada")
