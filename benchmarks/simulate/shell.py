@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import selectors
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -48,8 +50,6 @@ _ITERATION, _QUANTUM = 0.01, 0.05
 _CELL = 20
 #: bytes of the device, and what a session keeps and has in use in an iteration
 _CAPACITY, _PERSISTENT, _LIVE = 1 << 42, 64 << 20, 256 << 20
-#: no process has it
-_NO_PID = 1 << 30
 #: documents that are timed
 _DOCUMENTS = 20
 _COLUMNS = ["sessions", "iterations", "events", "processor, s", "us an event", "us an iteration"]
@@ -79,7 +79,7 @@ class SimulatedTime(asyncio.SelectorEventLoop):
 
 
 class _FakeDevice(HostLimits):
-    """The host device, without limits on processes."""
+    """The host device, which looks at no process."""
 
     async def start(self, runtime_directory: Path, control: SessionControl) -> None:
         """Start nothing."""
@@ -188,6 +188,9 @@ class _Executor:
     """An executor without processes; needs a running event loop."""
 
     def __init__(self, directory: Path) -> None:
+        #: the process of every session: limits are set on it, as on real ones
+        self._stand_in = subprocess.Popen(["sleep", "infinity"])
+        self._pidfd = os.pidfd_open(self._stand_in.pid)
         device = Device(name="simulated", kind="host", capacity_bytes=_CAPACITY, reserve_bytes=0)
         served = _FakeDevice(device)
         config = SchedulerConfig(capacity=_CAPACITY, preempt_patience=3600.0, quantum=_QUANTUM)
@@ -218,8 +221,9 @@ class _Executor:
         process = SessionHandle(
             process=f"process-{number}",
             page=Page.create("simulated"),
-            pid=_NO_PID,
+            pid=self._stand_in.pid,
             started=0,
+            pidfd=self._pidfd,
             ready=asyncio.get_running_loop().create_future(),
             session=f"session-{number}",
             user=limits.user,
@@ -234,6 +238,9 @@ class _Executor:
         self.controller.close()
         for process in self.controller.sessions.values():
             process.page.close()
+        os.close(self._pidfd)
+        self._stand_in.kill()
+        self._stand_in.wait()
 
 
 async def _measure(sessions: int, iterations: int, directory: Path) -> Cost:

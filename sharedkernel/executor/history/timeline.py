@@ -62,7 +62,11 @@ class _Row:
     def add(self, begin: float, end: float) -> None:
         """Add the time from *begin* to *end*, seconds, the second of which is the last one."""
         length = len(self.seconds)
-        for number in range(max(int(begin // BIN_SECONDS), self.last - length + 1), self.last + 1):
+        first, last = max(int(begin // BIN_SECONDS), self.last - length + 1), int(end // BIN_SECONDS)
+        for number in range(first, min(last, self.last) + 1):
+            if first < number < last:
+                self.seconds[number % length] += BIN_SECONDS
+                continue
             since, until = max(begin, number * BIN_SECONDS), min(end, (number + 1) * BIN_SECONDS)
             if until > since:
                 self.seconds[number % length] += until - since

@@ -129,8 +129,11 @@ def _is_bearable(session: Session, running: list[Session], config: SchedulerConf
 
 def _first_due(holders: list[Session], first: Session, policy: Policy) -> Session:
     """Return which holder is to be preempted for *first* soonest; of several, the one ranked last."""
-    soonest = min(policy.due_in(holder, first) for holder in holders)
-    return max((holder for holder in holders if policy.due_in(holder, first) <= soonest), key=policy.rank)
+    if len(holders) == 1:
+        return holders[0]
+    due = [policy.due_in(holder, first) for holder in holders]
+    soonest = min(due)
+    return max((holder for holder, when in zip(holders, due, strict=True) if when <= soonest), key=policy.rank)
 
 
 def _contest_any(
