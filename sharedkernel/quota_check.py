@@ -1,13 +1,13 @@
-"""The check of a user's quota: the one comparison behind every error that a quota of memory causes. Pure.
+"""The check of a user's quota of memory: whether more bytes fit. Pure; it raises nothing.
 
-Code that enforces a quota fills in a :class:`QuotaUse` and asks it whether more bytes fit:
+Code that enforces a quota fills in a :class:`QuotaUse` and asks it:
 
 - the core, before a grant and before a restore: `scheduling/memory/refusals.py`;
 - the session, when its memory was measured: `session/memory/lease_check.py`;
 - the executor, for the shelf: `executor/shelf/room.py`;
 - the executor, for memory outside torch: `executor/devices/overuse.py`.
 
-`gateway/config/quotas.py` has the quotas, `executor/processes/quota_use.py` what counts against them,
+`gateway/config/quotas.py` has the quotas, `executor/processes/user_quota.py` what counts against them,
 `executor/devices/leases.py` divides them among sessions, and `status/refusal_text.py` has the sentences.
 
 In the session, three places raise `torch.OutOfMemoryError` with these sentences: `session/memory/lease_check.py` (what

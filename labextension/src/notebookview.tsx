@@ -14,7 +14,7 @@ import { PanelLayout, Widget } from '@lumino/widgets';
 import * as React from 'react';
 
 import type { Api } from './api';
-import { DeviceSection } from './device';
+import { DeviceSection } from './devicememory';
 import type { DeviceModel } from './model';
 import { ModelAdapter } from './modeladapter';
 import { userColours } from './palette';

@@ -9,7 +9,7 @@ import { Message } from '@lumino/messaging';
 import * as React from 'react';
 
 import { Actions } from './actions';
-import { DeviceSection } from './device';
+import { DeviceSection } from './devicememory';
 import { HostsSection } from './hosts';
 import { deviceIcon } from './icons';
 import { ModelAdapter } from './modeladapter';

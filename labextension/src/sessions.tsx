@@ -3,7 +3,7 @@
 import * as React from 'react';
 
 import { Checkbox } from './checkbox';
-import { colourStyle } from './device';
+import { colourStyle } from './devicememory';
 import {
   lingeringWords,
   memoryByKind,

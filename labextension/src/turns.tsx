@@ -3,7 +3,7 @@
 import * as React from 'react';
 
 import { holderName, timeLeft } from './describe';
-import { colourStyle } from './device';
+import { colourStyle } from './devicememory';
 import { Lanes } from './lanes';
 import type { INames } from './names';
 import type { ISession, IStatus } from './view';

@@ -147,7 +147,7 @@ class FetchLine(Message, frozen=True, kw_only=True):
 
 
 class LaneTaken(Message, frozen=True, kw_only=True):
-    """The session's lane: its units by number and size, in the order of their addresses."""
+    """The session's lane: its units by number and size, in the order of their addresses. Their sum is its size."""
 
     request: int
     lane: int

@@ -16,7 +16,7 @@ Four questions, each with its modules
     *May it have memory?* `memory/admission.py`, with `memory/demand.py` for what each queued session needs,
     `memory/lanes.py` for the layout and `memory/ledger.py` for the sums. *Who makes room for it?* `memory/reclaim.py`
     takes lanes, `memory/offloading.py` offloads idle memory, `memory/memory_turns.py` that of running cells. *Who is
-    served next?* `steps/dispatch.py`, in the order of `policies/builtin.py`. *How much was each served?*
+    served next?* `steps/dispatch.py`, in the order of a policy (`policies/`). *How much was each served?*
     `policies/accounting.py`. All of them read and write the same `steps/records.py`. An event is first written there
     (`steps/handlers.py`), then the records are *reconciled* (`steps/reconcile.py`): lanes are corrected, queued
     sessions admitted as far as they fit, grants given and revoked, and idle sessions offloaded for those still queued.
@@ -83,7 +83,7 @@ from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.events import Event, GrantReleased, SessionEvent
 from sharedkernel.scheduling.model.transitions import TRANSITIONS
 from sharedkernel.scheduling.model.types import LaneId, SessionId, SessionState
-from sharedkernel.scheduling.policies.builtin import Policy
+from sharedkernel.scheduling.policies.base import Policy
 from sharedkernel.scheduling.snapshot import QueueView, Snapshot, take_queue, take_snapshot
 from sharedkernel.scheduling.steps.apply import Decisions
 from sharedkernel.scheduling.steps.handlers import EventHandlers

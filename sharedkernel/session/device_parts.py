@@ -18,7 +18,7 @@ from sharedkernel.session.offload.residency import HostMover, Mover, NoMover
 
 if TYPE_CHECKING:
     from sharedkernel.ipc.fd_client import DescriptorClient
-    from sharedkernel.session.lanes.client import LaneClient
+    from sharedkernel.session.lanes.session_lane import SessionLane
 
 
 def make_meter(page: Page, device_kind: str, mode: DeviceMemoryMode = DeviceMemoryMode.SHARED) -> Meter:
@@ -45,7 +45,7 @@ def make_meter(page: Page, device_kind: str, mode: DeviceMemoryMode = DeviceMemo
     return HostMeter(page)
 
 
-def make_lanes(meter: Meter, device_kind: str, mode: DeviceMemoryMode, channel: DescriptorClient) -> LaneClient | None:
+def make_lanes(meter: Meter, device_kind: str, mode: DeviceMemoryMode, channel: DescriptorClient) -> SessionLane | None:
     """Return a session's way to lanes whose bytes are shared.
 
     Parameters
@@ -61,22 +61,22 @@ def make_lanes(meter: Meter, device_kind: str, mode: DeviceMemoryMode, channel: 
 
     Returns
     -------
-    LaneClient | None
+    SessionLane | None
         None on a device, or in a mode, where no bytes are shared.
     """
     if device_kind != "cuda" or mode is not DeviceMemoryMode.SHARED:
         return None
     import torch
 
-    from sharedkernel.session.lanes.client import LaneClient
+    from sharedkernel.session.lanes.session_lane import SessionLane
     from sharedkernel.session.memory.cuda_meter import CudaMeter
 
     assert isinstance(meter, CudaMeter)
-    return LaneClient(torch, meter, channel, user_threads)
+    return SessionLane(torch, meter, channel, user_threads)
 
 
 def make_mover(
-    meter: Meter, lanes: LaneClient | None, device_kind: str, mode: DeviceMemoryMode = DeviceMemoryMode.SHARED
+    meter: Meter, lanes: SessionLane | None, device_kind: str, mode: DeviceMemoryMode = DeviceMemoryMode.SHARED
 ) -> Mover:
     """Return what moves the memory of a session.
 
@@ -101,7 +101,7 @@ def make_mover(
 
     assert isinstance(meter, CudaMeter)
     storages = StorageMover(meter, meter.cuda.give_back)
-    return storages if lanes is None else PageMover(lambda: lanes.pages, storages, meter)
+    return storages if lanes is None else PageMover(lambda: lanes.turns, storages, meter)
 
 
 def make_run_ahead(device_kind: str) -> Callable[[], None] | None:

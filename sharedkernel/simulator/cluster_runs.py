@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.scheduling.policies.gittins import ServiceDistribution
+from sharedkernel.scheduling.policies.gittins_index import ServiceDistribution
 from sharedkernel.scheduling.policies.history import ServiceHistory
 from sharedkernel.scheduling.policies.levels import Levels, Promotion, learned_levels
 from sharedkernel.scheduling.policies.whole_jobs import (

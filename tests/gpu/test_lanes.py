@@ -56,7 +56,7 @@ print(json.dumps([len(losses), wrong, difference]))
 HAS_LANE = """
 import gc
 mine[0](mine[2])
-print(*[turns.has_turn for turns in gc.get_objects() if type(turns).__name__ == "LaneClient"])
+print(*[turns.has_turn for turns in gc.get_objects() if type(turns).__name__ == "SessionLane"])
 """
 
 

@@ -51,7 +51,7 @@ from sharedkernel.scheduling.model.events import (
     UserConfigured,
 )
 from sharedkernel.scheduling.model.transitions import TRANSITIONS
-from sharedkernel.scheduling.policies.builtin import POLICIES
+from sharedkernel.scheduling.policies.registry import POLICIES
 from sharedkernel.scheduling.snapshot import QueueView
 from sharedkernel.scheduling.spans import Span, SpanTracker
 from sharedkernel.status.refusal_text import explain_shortage

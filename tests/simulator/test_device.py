@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.scheduling.model.actions import Action, ForceYield, Revoke
-from sharedkernel.scheduling.policies.builtin import POLICIES
+from sharedkernel.scheduling.policies.registry import POLICIES
 from sharedkernel.simulator.device import SimulatedDevice, shared_in_proportion
 from sharedkernel.simulator.device_runs import DEVICE_WORKLOADS, PATIENCE, simulate_device
 from sharedkernel.simulator.report import jain_index

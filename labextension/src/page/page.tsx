@@ -3,7 +3,7 @@
 import * as React from 'react';
 
 import { safeText } from '../describe';
-import { DeviceSection } from '../device';
+import { DeviceSection } from '../devicememory';
 import { HostsSection } from '../hosts';
 import type { DeviceModel } from '../model';
 import { notice } from '../notice';

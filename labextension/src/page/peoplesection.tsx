@@ -4,7 +4,7 @@ import * as React from 'react';
 
 import { Checkbox } from '../checkbox';
 import { safeText } from '../describe';
-import { colourStyle } from '../device';
+import { colourStyle } from '../devicememory';
 import { formatBytes, Units } from '../format';
 import type { ILimits } from '../limits';
 import { changed, Field } from '../quotas';

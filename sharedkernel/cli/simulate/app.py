@@ -15,7 +15,7 @@ from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling import PolicyName, SchedulerConfig
 from sharedkernel.scheduling.matching import AlloX
 from sharedkernel.scheduling.placement import PLACEMENTS, PlacementName
-from sharedkernel.scheduling.policies.builtin import POLICIES
+from sharedkernel.scheduling.policies.registry import POLICIES
 from sharedkernel.scheduling.policies.whole_jobs import JobPolicyName
 from sharedkernel.simulator.cluster_runs import ClusterOptions, simulate_cluster
 from sharedkernel.simulator.device_runs import DEVICE_WORKLOADS, PATIENCE, simulate_device

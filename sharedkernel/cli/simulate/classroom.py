@@ -11,7 +11,7 @@ from traitlets import Int, Unicode
 
 from sharedkernel.cli.simulate.scenario import OnProgress, ScenarioApp
 from sharedkernel.errors import ConfigError
-from sharedkernel.scheduling.policies.builtin import POLICIES
+from sharedkernel.scheduling.policies.registry import POLICIES
 from sharedkernel.simulator.classroom import DELAYS, SHORT, ClassForecast, ClassPlan, ClassVerdict, forecast_class
 from sharedkernel.simulator.report import SimulationResult
 from sharedkernel.units import format_bytes, format_seconds, parse_bytes, parse_duration

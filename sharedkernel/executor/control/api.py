@@ -17,7 +17,7 @@ from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.isolation.policy import Isolation
 from sharedkernel.executor.processes.connections import ControlConnection
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.quota_use import hard_limit
+from sharedkernel.executor.processes.user_quota import hard_limit
 from sharedkernel.executor.sessions.detached import DetachTimers
 from sharedkernel.executor.sessions.requests import check_reclaim
 from sharedkernel.executor.sessions.starting import SessionLauncher

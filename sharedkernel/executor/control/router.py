@@ -22,8 +22,8 @@ from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.isolation.policy import Isolation
 from sharedkernel.executor.processes.connections import ControlConnection
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.quota_use import most_of
 from sharedkernel.executor.processes.sanitize import believe
+from sharedkernel.executor.processes.user_quota import most_of
 from sharedkernel.executor.sessions.adoption import SessionAdoption
 from sharedkernel.executor.sessions.detached import DetachTimers
 from sharedkernel.executor.supervision.supervisor import Supervisor

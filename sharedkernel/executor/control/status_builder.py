@@ -18,8 +18,8 @@ from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.dispatch.usage import UserRecord
 from sharedkernel.executor.isolation.policy import Isolation
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.quota_use import quota_of
 from sharedkernel.executor.processes.sanitize import believe_page
+from sharedkernel.executor.processes.user_quota import quota_of
 from sharedkernel.protocol import Device
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.types import MemoryProfile

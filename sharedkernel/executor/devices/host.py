@@ -26,7 +26,7 @@ from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases, Us
 from sharedkernel.executor.devices.limit_tampering import LimitTampering
 from sharedkernel.executor.devices.overuse import Overuse
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.quota_use import HOST_CONTEXT_BYTES, quota_of
+from sharedkernel.executor.processes.user_quota import HOST_CONTEXT_BYTES, quota_of
 from sharedkernel.protocol import Allowance, Device, Limits
 from sharedkernel.status.document import DeviceDetails
 from sharedkernel.system.processes import may_raise_limits

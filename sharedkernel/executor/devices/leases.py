@@ -5,7 +5,7 @@ already; the others may only keep what they have. Nobody is leased what the devi
 hold is the device's own matter: a limit on the process (host) or on torch's allocator (CUDA).
 
 What each user holds is kept, with the sum, so that the cost of a lease does not grow with the number of other users.
-`dispatch/limits.py` knows whose leases are to be renewed when.
+`dispatch/lease_renewal.py` knows whose leases are to be renewed when.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.quota_use import quota_of, used_by
+from sharedkernel.executor.processes.user_quota import quota_of, used_by
 from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.protocol import Allowance, Device, Limits
 from sharedkernel.units import format_bytes

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from sharedkernel.executor.devices import SessionControl
 from sharedkernel.executor.devices.escalation import Escalation, EscalationStep
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.quota_use import HOST_CONTEXT_BYTES, quota_of, quota_use
 from sharedkernel.executor.processes.sanitize import within
+from sharedkernel.executor.processes.user_quota import HOST_CONTEXT_BYTES, quota_of, quota_use
 from sharedkernel.ipc.shared_page import Word
 from sharedkernel.protocol import Device
 from sharedkernel.status.refusal_text import describe_overuse

@@ -14,15 +14,15 @@ from sharedkernel.errors import ConfigError, SessionNotFound
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.action_runner import SessionActions, expected_context, resume
 from sharedkernel.executor.dispatch.driver import Counters, SchedulerDriver
-from sharedkernel.executor.dispatch.limits import LimitUpdates
+from sharedkernel.executor.dispatch.lease_renewal import LeaseRenewal
 from sharedkernel.executor.dispatch.offloads import Offloads, answer_requests
 from sharedkernel.executor.dispatch.succession import Succession
 from sharedkernel.executor.dispatch.usage import Users, UserTotals, user_configured
 from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.processes.process import SessionHandle, id_of, profile_of
-from sharedkernel.executor.processes.quota_use import most_of
 from sharedkernel.executor.processes.sanitize import believe_iterations
+from sharedkernel.executor.processes.user_quota import most_of
 from sharedkernel.ipc.fd_server import FdHandler
 from sharedkernel.ipc.shared_page import Word
 from sharedkernel.protocol import Limits, Memory
@@ -62,7 +62,7 @@ class SessionController:
         self._served = served
         scheduler, counters = Scheduler(config), Counters()
         #: what each session's memory may grow to
-        self.limits = LimitUpdates(served, self.users, scheduler.clock.holders)
+        self.limits = LeaseRenewal(served, self.users, scheduler.clock.holders)
         update = self.limits.update
         self._succession = Succession(self.sessions, update)
         actions = SessionActions(

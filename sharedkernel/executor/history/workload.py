@@ -17,7 +17,7 @@ import msgspec
 
 from sharedkernel import protocol
 from sharedkernel.executor.history.journal import Journal
-from sharedkernel.executor.history.throughput import Rates, Throughput
+from sharedkernel.executor.history.utilisation_forecast import Rates, UtilisationForecast
 from sharedkernel.scheduling.model import events
 from sharedkernel.scheduling.model.types import SessionId, UserId
 
@@ -56,7 +56,7 @@ class WorkloadHistory:
         self._journal = Journal(
             runtime_directory / JOURNAL_NAME, CellTook | Rates, schema=_SCHEMA, summarise=self._summarise
         )
-        self._throughput = Throughput(device_kind)
+        self._throughput = UtilisationForecast(device_kind)
         #: by user, as the journal has them
         self._kept_rates: dict[str, Rates] = {}
         self._cells: deque[CellTook] = deque(maxlen=_CELLS_KEPT)

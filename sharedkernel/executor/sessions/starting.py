@@ -17,7 +17,7 @@ from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.isolation.policy import Isolation
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.quota_use import hard_limit
+from sharedkernel.executor.processes.user_quota import hard_limit
 from sharedkernel.executor.sessions.pool import SessionPool
 from sharedkernel.executor.sessions.requests import check_start
 from sharedkernel.executor.supervision.environments import Environment

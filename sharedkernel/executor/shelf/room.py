@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sharedkernel.errors import QuotaExceeded, Refused
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.quota_use import quota_use, used_by
+from sharedkernel.executor.processes.user_quota import quota_use, used_by
 from sharedkernel.protocol import Device
 from sharedkernel.quota_check import QuotaUse
 from sharedkernel.status.refusal_text import explain_shelf_shortage

@@ -220,6 +220,7 @@ class TokenOnlyIdentity(IdentityProvider):
         """Keep what is to be kept at the gateway's end."""
 
     async def _get_user(self, handler: RequestHandler) -> User | None:
+        # Jupyter asks this before each request, a websocket's too.
         try:
             user = await self.find_user(handler.request)
         except (IdentityUnavailable, TokenExpired, TooManyFailures, TooManyAtOnce) as refusal:

@@ -30,7 +30,7 @@ from sharedkernel.gateway.http.status_feed import StatusFeedHandler
 from sharedkernel.gateway.http.websocket_registry import JupyterPingMixin
 from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.manager import SessionKernels, kernel_manager_of
-from sharedkernel.scheduling.policies.builtin import POLICIES
+from sharedkernel.scheduling.policies.registry import POLICIES
 from sharedkernel.units import parse_duration
 
 

@@ -31,7 +31,7 @@ from sharedkernel.scheduling.model.actions import Refuse
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.session import Lane, Session, User
 from sharedkernel.scheduling.model.types import MemoryProfile, SessionId, SessionState, UserId
-from sharedkernel.scheduling.policies.builtin import Policy, Rank
+from sharedkernel.scheduling.policies.base import Policy, Rank
 
 
 @dataclass(slots=True, kw_only=True)

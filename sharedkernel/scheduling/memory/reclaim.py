@@ -23,7 +23,7 @@ from sharedkernel.scheduling.memory.demand import gain, least
 from sharedkernel.scheduling.memory.revision_cache import RevisionCache
 from sharedkernel.scheduling.model.session import Lane, Session
 from sharedkernel.scheduling.model.types import ACTIVE_STATES, SessionState
-from sharedkernel.scheduling.policies.builtin import Rank
+from sharedkernel.scheduling.policies.base import Rank
 
 
 @dataclass(slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 A policy only ranks; the scheduler enforces, and may serve another session while the first one's memory or lane is not
 free. Ties end in the number of the cell, or of its arrival in the memory queue, so that the same events always lead to
-the same order. `builtin.py` and `by_service.py` have the policies; `__init__.py` says how to add one.
+the same order. `registry.py` names all policies and says how to add one.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.session import Session
 from sharedkernel.scheduling.model.types import HOLDING_STATES
 from sharedkernel.scheduling.policies.base import Policy, Rank
-from sharedkernel.scheduling.policies.gittins import Stages
+from sharedkernel.scheduling.policies.gittins_index import Stages
 from sharedkernel.scheduling.policies.levels import Levels
 from sharedkernel.scheduling.policies.predictions import Predictions
 
@@ -104,7 +104,7 @@ class Las(Policy):
 class Gittins(Las):
     """Largest Gittins index first, in the stages of the distribution of cells (Tiresias, NSDI'19 §4.2, done right).
 
-    The index falls from stage to stage, so the stages are queues; see `gittins.py` for how it differs from what
+    The index falls from stage to stage, so the stages are queues; see `gittins_index.py` for how it differs from what
     Tiresias published.
     """
 

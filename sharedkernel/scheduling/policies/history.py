@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from sharedkernel.scheduling.policies.gittins import ServiceDistribution, Stages
+from sharedkernel.scheduling.policies.gittins_index import ServiceDistribution, Stages
 from sharedkernel.scheduling.policies.levels import Levels, doubling_levels, learned_levels
 
 #: finished jobs from which on something is learned

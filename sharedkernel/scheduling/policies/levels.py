@@ -6,7 +6,7 @@ crosses a threshold, and those of the same queue take their turns in a fixed ord
 long enough since it last ran, compared with what it was served, is *promoted*: put back to the highest queue with its
 age forgotten (Tiresias's knob), so that no job waits for ever.
 
-Thresholds are given, or learned of what was seen, at the ages where the Gittins index drops (`gittins.py`).
+Thresholds are given, or learned of what was seen, at the ages where the Gittins index drops (`gittins_index.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.scheduling.policies.gittins import ServiceDistribution
+from sharedkernel.scheduling.policies.gittins_index import ServiceDistribution
 
 #: Tiresias's thresholds, device-seconds
 TIRESIAS_THRESHOLDS = (3250.0, 7200.0, 18000.0)

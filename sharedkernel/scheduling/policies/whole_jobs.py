@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, NewType
 
-from sharedkernel.scheduling.policies.gittins import Stages
+from sharedkernel.scheduling.policies.gittins_index import Stages
 from sharedkernel.scheduling.policies.levels import Levels, Promotion
 
 JobId = NewType("JobId", str)

@@ -23,7 +23,7 @@ from sharedkernel.scheduling.memory.lanes import LanePlanner, Spot
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.session import Session
 from sharedkernel.scheduling.model.types import LaneId, SessionState
-from sharedkernel.scheduling.policies.builtin import Policy
+from sharedkernel.scheduling.policies.base import Policy
 from sharedkernel.scheduling.steps.run_queue import RunQueue
 
 #: tolerance for rounding errors in sums of utilisation

@@ -32,8 +32,8 @@ from sharedkernel.scheduling.model.types import (
     UserId,
 )
 from sharedkernel.scheduling.policies.accounting import ServiceClock
-from sharedkernel.scheduling.policies.builtin import POLICIES
 from sharedkernel.scheduling.policies.predictions import Predictions
+from sharedkernel.scheduling.policies.registry import make_policy
 from sharedkernel.scheduling.steps.run_queue import RunQueue
 
 
@@ -59,7 +59,7 @@ class Records:
         self.clock = ServiceClock(config.quantum, config.parallel_lanes)
         self.demand = MemoryDemand(self.ledger, self.lanes, self.sessions, self.touched)
         self.predictions = Predictions(self.demand.open.values)
-        self.policy = POLICIES[config.policy](config, self.predictions)
+        self.policy = make_policy(config, self.predictions)
         idle: dict[SessionId, Session] = {}
         self.turns = MemoryTurns(config, self.policy, self.demand, self.users, idle)
         self.offloading = Offloading(self.demand, self.turns, idle, self.clock.holders)
@@ -94,7 +94,7 @@ class Records:
     def configure(self, config: SchedulerConfig) -> None:
         """Rank by *config*'s policy from now on; no grant is lost by that alone."""
         self.config = config
-        self.policy = POLICIES[config.policy](config, self.predictions)
+        self.policy = make_policy(config, self.predictions)
         self.admission.config, self.admission.policy = config, self.policy
         self.turns.config, self.turns.policy = config, self.policy
         self.reclaimer.policy = self.policy

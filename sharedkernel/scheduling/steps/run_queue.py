@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from sharedkernel.scheduling.memory.lanes import LanePlanner
 from sharedkernel.scheduling.model.session import Session, User
 from sharedkernel.scheduling.model.types import LaneId, SessionId, UserId
-from sharedkernel.scheduling.policies.builtin import Policy, Rank
+from sharedkernel.scheduling.policies.base import Policy, Rank
 
 #: ranks are never equal, so sessions are never compared
 Entry = tuple[Rank, Session]

@@ -100,7 +100,7 @@ class GateObserver(Protocol):
 
 
 class LaneAccess(Protocol):
-    """The session's lane, where its bytes are shared: :class:`~sharedkernel.session.lanes.client.LaneClient`."""
+    """The session's lane, where its bytes are shared: :class:`~sharedkernel.session.lanes.session_lane.SessionLane`."""
 
     @property
     def has_turn(self) -> bool:

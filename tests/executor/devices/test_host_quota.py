@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from sharedkernel.executor.devices.host_usage import UserProcesses, look
-from sharedkernel.executor.processes.quota_use import HOST_CONTEXT_BYTES
+from sharedkernel.executor.processes.user_quota import HOST_CONTEXT_BYTES
 from sharedkernel.protocol import Limits
 from tests.executor.harness import Notebook, until
 from tests.executor.isolation import ApartExecutor, Executor, needs_root

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.scheduling.model.actions import CreateLane, Grant, ResizeLane, Revoke
-from sharedkernel.scheduling.policies.builtin import POLICIES
+from sharedkernel.scheduling.policies.registry import POLICIES
 from tests.scheduling.desk import Desk
 from tests.scheduling.device import Cell, Device, Notebook, endless, run
 from tests.scheduling.policies.test_fairness import jain

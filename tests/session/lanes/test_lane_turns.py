@@ -26,7 +26,8 @@ from sharedkernel.ipc.fd_client import DescriptorClient
 from sharedkernel.ipc.fd_server import FdServer
 from sharedkernel.paths import DESCRIPTOR_SOCKET
 from sharedkernel.protocol import Limits
-from sharedkernel.session.lanes.lane_turns import ExecutorSupplier, LaneTurns
+from sharedkernel.session.lanes.lane_turns import LaneTurns
+from sharedkernel.session.lanes.unit_fetcher import UnitFetcher
 from sharedkernel.system.deferred_signals import signals_held
 from tests.device_memory.drivers.memfd import MemfdDriver
 from tests.device_memory.faults import Fault, FaultyDriver
@@ -107,7 +108,7 @@ class Session:
     ) -> None:
         self.process = desk.serve(name, user)
         self.client = DescriptorClient(str(directory / name / "executor.sock"))
-        supplier = ExecutorSupplier(self.client)
+        supplier = UnitFetcher(self.client)
         self.tenant = Tenant(supplier, name, driver=driver)
         self.cuda = LaneTurns(self.tenant.memory, supplier, self.client)
 

@@ -33,8 +33,8 @@ from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases, Us
 from sharedkernel.executor.devices.overuse import Overuse
 from sharedkernel.executor.devices.ungranted import Ungranted
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.quota_use import quota_of
 from sharedkernel.executor.processes.records import are_there_sessions
+from sharedkernel.executor.processes.user_quota import quota_of
 from sharedkernel.executor.supervision.build_id import listener_of
 from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.paths import KEEPER_SOCKET, RECORDS_DIRECTORY

@@ -46,7 +46,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     correction: float = 1.0
 
 
-class Throughput:
+class UtilisationForecast:
     """Predicts utilisation on one device, and learns from what is measured.
 
     Parameters

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.scheduling.policies.gittins import ServiceDistribution, Stages
+from sharedkernel.scheduling.policies.gittins_index import ServiceDistribution, Stages
 from sharedkernel.scheduling.policies.history import ServiceHistory
 from sharedkernel.scheduling.policies.levels import (
     TIRESIAS_THRESHOLDS,

@@ -1,7 +1,7 @@
 """The gate's access to a session's lane, whose memory is set up when CUDA is first used.
 
 Until its user's code first touches the GPU a session has no context there, and must not make one by itself. Once it is
-assigned with lanes (:meth:`LaneClient.enable`), its first grant sets up the arena and torch's pools, before the
+assigned with lanes (:meth:`SessionLane.enable`), its first grant sets up the arena and torch's pools, before the
 operation that wanted the grant. From then on all of torch's memory comes by page from the executor: with a grant
 :mod:`.lane_turns` asks for the lane's units, `executor/devices/lane_server.py` sends their descriptors, and
 `device_memory/arena.py` maps them. Where that cannot be, torch's memory is its own as before; the executor is told why,
@@ -10,7 +10,7 @@ and shows it in status.
 A turn is without a lane while threads of the user's are alive: they may use the device at any moment, also in somebody
 else's turn. If they appear in the middle of a turn, the lane stays this session's until they are gone.
 
-All calls but :meth:`LaneClient.section_began` come from the main thread, with its signals held.
+All calls but :meth:`SessionLane.section_began` come from the main thread, with its signals held.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from sharedkernel.device_memory.lane_memory import LaneMemory
 from sharedkernel.device_memory.pools.allocator_callbacks import is_called_back
 from sharedkernel.device_memory.pools.torch_pool import TorchPools
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.session.lanes.lane_turns import Channel, ExecutorSupplier, LaneTurns
+from sharedkernel.session.lanes.lane_turns import LaneTurns
+from sharedkernel.session.lanes.unit_fetcher import Channel, UnitFetcher
 from sharedkernel.session.memory.cuda_meter import CudaMeter
 from sharedkernel.session.memory.torch_cuda import DEVICE
 
@@ -41,7 +42,7 @@ log = logging.getLogger(__name__)
 _MOST_NAMES = 3
 
 
-class LaneClient:
+class SessionLane:
     """One session's way to its lane.
 
     Parameters
@@ -77,10 +78,10 @@ class LaneClient:
         self._check_lanes = False
         #: what the executor was last told
         self._note: str | None = None
-        self._supplier = ExecutorSupplier(channel, self._check_limit)
+        self._supplier = UnitFetcher(channel, self._check_limit)
         #: the session's device memory and its turns, once they are set up
-        self._lanes: LaneMemory | None = None
-        self.pages: LaneTurns | None = None
+        self._memory: LaneMemory | None = None
+        self.turns: LaneTurns | None = None
 
     def enable(self, *, check_lanes: bool) -> None:
         """Set lanes up when CUDA is first used; called once the session is assigned.
@@ -95,7 +96,7 @@ class LaneClient:
     @property
     def has_turn(self) -> bool:
         """Whether something of this session's iteration may be in its lane."""
-        return self.pages is not None and self.pages.has_turn
+        return self.turns is not None and self.turns.has_turn
 
     @staticmethod
     def is_called_back() -> bool:
@@ -106,26 +107,26 @@ class LaneClient:
 
     def section_began(self) -> None:
         """Prepare for other code than before."""
-        if self.pages is not None:
-            self.pages.section_began()
+        if self.turns is not None:
+            self.turns.section_began()
 
     def turn_began(self, *, has_lane: bool = True) -> None:
         """Take the lane that the grant is for, if there is one, and let iterations use it."""
         if self._is_due:
             self._is_due = False
             self._set_up()
-        if self.pages is None:
+        if self.turns is None:
             return
         note = _threads_alive(self._user_threads())
         if note is None:
-            self._safely("take its lane", functools.partial(self.pages.turn_began, has_lane=has_lane))
-            note = self.pages.off_reason
+            self._safely("take its lane", functools.partial(self.turns.turn_began, has_lane=has_lane))
+            note = self.turns.off_reason
         self._tell(note)
 
     def boundary_passed(self) -> None:
         """Handle a boundary at which the grant is kept."""
-        if self.pages is not None:
-            self._safely("go on in its lane", self.pages.boundary_passed)
+        if self.turns is not None:
+            self._safely("go on in its lane", self.turns.boundary_passed)
 
     def hand_over(self, at: Literal["boundary", "cell", "yield"]) -> bool:
         """Take everything that lives out of the lane; return whether the grant may go.
@@ -133,14 +134,14 @@ class LaneClient:
         If the grant may be released although the hand-over failed, the lane stays with this session, and others work
         without one.
         """
-        if self.pages is None:
+        if self.turns is None:
             return True
-        if self.pages.has_turn and (note := _threads_alive(self._user_threads())) is not None:
+        if self.turns.has_turn and (note := _threads_alive(self._user_threads())) is not None:
             self._tell(note)
             return True
-        result = self._safely("hand its lane over", functools.partial(self.pages.hand_over, at))
-        if result is None and self.pages.has_turn and self._is_device_lost():
-            self.pages.device_lost()
+        result = self._safely("hand its lane over", functools.partial(self.turns.hand_over, at))
+        if result is None and self.turns.has_turn and self._is_device_lost():
+            self.turns.device_lost()
         return True if result is None else result
 
     def _is_device_lost(self) -> bool:
@@ -166,19 +167,19 @@ class LaneClient:
                     has_threads=lambda: bool(self._user_threads()),
                 )
                 arena = Arena(self._make_driver(), self._supplier.release_units)
-                self._lanes = LaneMemory(arena, pools, self._supplier, check_lanes=self._check_lanes)
+                self._memory = LaneMemory(arena, pools, self._supplier, check_lanes=self._check_lanes)
         except (SharedKernelError, RuntimeError, AttributeError) as error:  # torch and bindings may lack calls
             log.warning("lanes cannot be used", exc_info=True)
             self._tell(f"lanes cannot be used in its process: {error}")
             return
-        self._lanes.watch_user_pools()
-        self._empty_cache_by_page(self._lanes)
-        self.pages = LaneTurns(self._lanes, self._supplier, self._channel, lambda: self.cuda.look().allocated)
-        self._meter.count_pages(self.pages)
+        self._memory.watch_user_pools()
+        self._empty_cache_by_page(self._memory)
+        self.turns = LaneTurns(self._memory, self._supplier, self._channel, lambda: self.cuda.look().allocated)
+        self._meter.count_pages(self.turns)
 
     def _check_limit(self, size: int) -> None:
-        if self.pages is not None:
-            self.pages.check_limit(size)
+        if self.turns is not None:
+            self.turns.check_limit(size)
 
     def _empty_cache_by_page(self, lanes: LaneMemory) -> None:
         """Let the user's `torch.cuda.empty_cache` give private pages back as well."""
@@ -198,15 +199,15 @@ class LaneClient:
 
         If the device itself failed, the user's next operation raises a clearer error.
         """
-        assert self._lanes is not None
+        assert self._memory is not None
         try:
             # What torch is asked for on the way is no operation of the user's, whose modes must not see it.
             with _disable_current_modes():
                 return step()
         except (SharedKernelError, RuntimeError) as error:
             log.exception("could not %s", what)
-            self._lanes.turn_off(f"it could not {what}: {str(error).splitlines()[0] if str(error) else error!r}")
-            self._tell(self._lanes.off_reason)
+            self._memory.turn_off(f"it could not {what}: {str(error).splitlines()[0] if str(error) else error!r}")
+            self._tell(self._memory.off_reason)
             return None
 
     def _tell(self, note: str | None) -> None:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from sharedkernel.executor.history.throughput import Throughput
+from sharedkernel.executor.history.utilisation_forecast import UtilisationForecast
 from sharedkernel.protocol import Foreseen
 
 
@@ -16,7 +16,7 @@ def work(flops: float, size: float = 1e6, *, seconds: float = 0.01, threads: int
 
 def test_nothing_is_predicted_of_a_device_of_which_nothing_was_measured() -> None:
     """Nor of a session that counted nothing."""
-    gpu = Throughput("cuda")
+    gpu = UtilisationForecast("cuda")
     assert gpu.predict("ada", work(1e9)) is None
     assert gpu.learn("ada", work(1e9), 0.5)
     assert gpu.predict("ada", Foreseen(iteration_seconds=0.01)) is None
@@ -25,7 +25,7 @@ def test_nothing_is_predicted_of_a_device_of_which_nothing_was_measured() -> Non
 
 def test_what_was_measured_of_one_session_tells_about_others() -> None:
     """Half the operations and bytes in the same time: half as busy; never more than all of the device."""
-    gpu = Throughput("cuda")
+    gpu = UtilisationForecast("cuda")
     for _ in range(50):
         gpu.learn("ada", work(1e9), 0.8)
     assert gpu.predict("ada", work(1e9)) == pytest.approx(0.8, rel=0.02)
@@ -36,7 +36,7 @@ def test_what_was_measured_of_one_session_tells_about_others() -> None:
 
 def test_the_slower_of_arithmetic_and_memory_counts() -> None:
     """A session that moves as many bytes as another that was all bytes is as busy, however little it computes."""
-    gpu = Throughput("cuda")
+    gpu = UtilisationForecast("cuda")
     for _ in range(50):
         gpu.learn("ada", work(1e9, 1e3), 1.0)
         gpu.learn("ada", work(1e3, 1e9), 1.0)
@@ -45,7 +45,7 @@ def test_the_slower_of_arithmetic_and_memory_counts() -> None:
 
 def test_on_the_host_a_session_of_one_thread_keeps_one_processor_busy() -> None:
     """That needs no measurement; with all threads it depends on what it computes."""
-    host, processors = Throughput("host"), os.cpu_count() or 1
+    host, processors = UtilisationForecast("host"), os.cpu_count() or 1
     assert host.predict("ada", Foreseen(threads=1)) == 1 / processors
     if processors > 1:
         assert host.predict("ada", work(1e9, threads=processors)) is None
@@ -58,7 +58,7 @@ def test_on_the_host_a_session_of_one_thread_keeps_one_processor_busy() -> None:
 
 def test_a_liar_spoils_nobody_elses_predictions() -> None:
     """Whatever one user's sessions claim to compute, others are predicted as if nothing had been said."""
-    gpu = Throughput("cuda")
+    gpu = UtilisationForecast("cuda")
     for _ in range(50):
         gpu.learn("ada", work(1e9), 0.8)
         gpu.learn("grace", work(0.5e9, 0.5e6), 0.4)
@@ -71,7 +71,7 @@ def test_a_liar_spoils_nobody_elses_predictions() -> None:
 
 def test_one_others_word_is_not_enough() -> None:
     """A newcomer beside a single user is not predicted until measured: nobody confirms what that one says."""
-    gpu = Throughput("cuda")
+    gpu = UtilisationForecast("cuda")
     gpu.learn("eve", work(1e30, 1e30), 1.0)
     assert gpu.predict("ada", work(1e9)) is None
     for _ in range(50):
@@ -81,7 +81,7 @@ def test_one_others_word_is_not_enough() -> None:
 
 def test_users_are_forgotten_whose_measurement_is_longest_ago() -> None:
     """What is remembered stays bounded, however many users come."""
-    gpu = Throughput("cuda")
+    gpu = UtilisationForecast("cuda")
     for user in range(2000):
         gpu.learn(f"user-{user}", work(1e9), 0.5)
     assert len(gpu.learned) == 1000

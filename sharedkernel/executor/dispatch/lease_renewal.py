@@ -23,7 +23,7 @@ from sharedkernel.scheduling.model.session import Session
 _INTERVAL, _USERS = 0.1, 8
 
 
-class LimitUpdates:
+class LeaseRenewal:
     """Keeps all leases of one device up to date; needs a running event loop.
 
     Parameters

@@ -8,7 +8,7 @@ import pytest
 
 from sharedkernel.scheduling import LaneId, SessionId
 from sharedkernel.scheduling.model.actions import Grant, Revoke
-from sharedkernel.scheduling.policies.builtin import POLICIES
+from sharedkernel.scheduling.policies.registry import POLICIES
 from tests.scheduling.desk import Desk
 from tests.scheduling.device import Cell, Notebook, endless, run
 

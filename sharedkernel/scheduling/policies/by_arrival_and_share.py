@@ -1,4 +1,4 @@
-"""The policies by name, and those that do not rank by cells' service (`by_service.py` has the others).
+"""Policies that rank by when cells or sessions came, or by the shares of users (`by_service.py` has the others).
 
 Starvation, by policy, with cells that never end:
 
@@ -19,13 +19,9 @@ from __future__ import annotations
 
 import math
 
-from sharedkernel.scheduling.model.config import PolicyName
 from sharedkernel.scheduling.model.session import Session, User
 from sharedkernel.scheduling.model.types import SessionState
 from sharedkernel.scheduling.policies.base import Policy, Rank
-from sharedkernel.scheduling.policies.by_service import Gittins, Las, Srtf
-
-__all__ = ["POLICIES", "Fair", "Fifo", "Pack", "Policy", "Priority", "Rank"]
 
 #: tolerance for rounding errors in sums of service, seconds
 _ROUNDING = 1e-9
@@ -158,15 +154,3 @@ def _reached_in(missing: float, rate: float) -> float:
     if missing <= _ROUNDING:
         return 0.0
     return missing / rate if rate > 0 else math.inf
-
-
-#: every policy by its name in the configuration
-POLICIES: dict[str, type[Policy]] = {
-    PolicyName.FAIR: Fair,
-    PolicyName.FIFO: Fifo,
-    PolicyName.SRTF: Srtf,
-    PolicyName.PACK: Pack,
-    PolicyName.PRIORITY: Priority,
-    PolicyName.LAS: Las,
-    PolicyName.GITTINS: Gittins,
-}

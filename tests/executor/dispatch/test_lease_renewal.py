@@ -21,7 +21,7 @@ from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.quota_use import quota_of, used_by
+from sharedkernel.executor.processes.user_quota import quota_of, used_by
 from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.protocol import Allowance, Device, Limits, Memory
 from sharedkernel.scheduling import SchedulerConfig
