@@ -24,10 +24,16 @@ _QUOTA = 192 << 20
 _SIZE = _QUOTA + HOST_CONTEXT_BYTES + (128 << 20)
 
 _PRELUDE = """if True:
-    import ctypes, mmap, os, resource, sys, time
+    import ctypes, mmap, os, sys, time
     libc = ctypes.CDLL(None)
-    def lift():
-        resource.setrlimit(resource.RLIMIT_DATA, (resource.getrlimit(resource.RLIMIT_DATA)[1],) * 2)
+    LIFT = "from resource import *; setrlimit(RLIMIT_DATA, (getrlimit(RLIMIT_DATA)[1],) * 2)"
+    def insist(take):  # the executor may have set the limit again between the two
+        while True:
+            exec(LIFT)
+            try:
+                return take()
+            except (OSError, MemoryError, RuntimeError):
+                time.sleep(0.1)
     def fill(mapping):
         for place in range(0, SIZE, 4096):
             mapping[place] = 1
@@ -38,15 +44,14 @@ _PRELUDE = """if True:
         return file
 """
 _WAYS = {
-    "private mappings": "lift(); held = fill(mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))",
+    "private mappings": "held = insist(lambda: fill(mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)))",
     "a lying meter": """
     import sharedkernel.session.memory.host_meter as meter
     nothing = meter._MallInfo()
     meter._mallinfo2 = meter._mallinfo2_unlocked = lambda: nothing
     meter.HostMeter.allow = lambda *_: None
-    lift()
     import torch
-    held = torch.ones(SIZE // 4)
+    held = insist(lambda: torch.ones(SIZE // 4))
 """,
     "shared mappings": "held = fill(mmap.mmap(-1, SIZE))",
     "memory files": "held = [write(os.memfd_create('held'))]",
@@ -64,8 +69,8 @@ _WAYS = {
 """,
     "children that no session adopts": """
     import subprocess
-    lift(); libc.prctl(36, 0, 0, 0, 0)
-    code = f"import os, time; os.fork() and os._exit(0); held = b'x' * {SIZE}; time.sleep(600)"
+    libc.prctl(36, 0, 0, 0, 0)
+    code = f"{LIFT}; import os, time; os.fork() and os._exit(0); held = b'x' * {SIZE}; time.sleep(600)"
     held = subprocess.run([sys.executable, "-S", "-c", code], start_new_session=True)
 """,
 }
