@@ -37,6 +37,11 @@ export function DeviceSection(props: IProps): React.ReactElement {
     ephemeral: trans.__('ephemeral: while a cell runs'),
     framework: trans.__('framework: PyTorch itself')
   };
+  const sums = { persistent: 0, ephemeral: 0, framework: 0 };
+  for (const user of users) {
+    const bytes = bytesNow(user);
+    KINDS.forEach(kind => (sums[kind] += bytes[kind]));
+  }
   const several = status.devices.length > 1;
   const parts = (memoryOf: (user: IUser) => IUserMemory | undefined): IPart[] =>
     users.map(user => ({ user: user.name, colour: colours.get(user.name) ?? '', memory: memoryOf(user) ?? null }));
@@ -57,8 +62,9 @@ export function DeviceSection(props: IProps): React.ReactElement {
           <li key={user.name} title={memoryByKind(user, units, trans)}>
             <span className="sk-Swatch" style={colourStyle(colours.get(user.name))} aria-hidden="true" />
             <span className={user.name === own ? 'sk-Legend-name sk-mod-own' : 'sk-Legend-name'}>
-              {user.name === own ? trans.__('%1 (you)', safeText(user.name)) : safeText(user.name)}
+              {safeText(user.name)}
             </span>
+            {user.name === own && <span className="sk-Legend-you">{trans.__('(you)')}</span>}
             <Amount user={user} several={several} {...props} />
           </li>
         ))}
@@ -72,7 +78,7 @@ export function DeviceSection(props: IProps): React.ReactElement {
         {KINDS.map(kind => (
           <span key={kind} className="sk-Kind">
             <span className={`sk-Swatch sk-mod-sample sk-mod-${kind}`} aria-hidden="true" />
-            {names[kind]}
+            {trans.__('%1, %2', names[kind], formatBytes(sums[kind], units))}
           </span>
         ))}
       </p>
@@ -137,12 +143,7 @@ function Device(props: IDeviceProps): React.ReactElement {
 
 function UserParts(props: { part: IPart; device: IDevice }): React.ReactElement {
   const { part, device } = props;
-  // What is in use now: with all users' it comes to the device's figure.
-  const bytes = {
-    persistent: (part.memory?.persistentBytes ?? 0) + (part.memory?.shelfBytes ?? 0),
-    ephemeral: part.memory?.liveBytes ?? 0,
-    framework: part.memory?.frameworkBytes ?? 0
-  };
+  const bytes = bytesNow(part.memory);
   return (
     <>
       {KINDS.map(kind => (
@@ -155,6 +156,15 @@ function UserParts(props: { part: IPart; device: IDevice }): React.ReactElement 
       ))}
     </>
   );
+}
+
+/** Return what is in use now, by kind: with all users' it comes to the device's figure. */
+function bytesNow(memory: IUserMemory | null): Record<(typeof KINDS)[number], number> {
+  return {
+    persistent: (memory?.persistentBytes ?? 0) + (memory?.shelfBytes ?? 0),
+    ephemeral: memory?.liveBytes ?? 0,
+    framework: memory?.frameworkBytes ?? 0
+  };
 }
 
 /** Return the style that gives an element a user's colour. */

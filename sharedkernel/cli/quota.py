@@ -113,7 +113,8 @@ def user_quota_table(limits: Mapping[str, Any]) -> RenderableType:
     """Return the limits of one user, one row each, with where they come from."""
     table = new_table(text("limit"), number("value", 8), text("from", 2))
     for key, limit in limits.items():
-        table.add_row(cell(key), cell(_words(key, limit["value"])), cell(f"  {limit['source']}"))
+        source = limit["source"].replace("put:", "set by hand:", 1)
+        table.add_row(cell(key), cell(_words(key, limit["value"])), cell(f"  {source}"))
     return table
 
 

@@ -125,8 +125,8 @@ class StopApp(_SessionCommandApp):
     description = """
         Shut sessions down: your own, or, for an admin, anybody's.
 
-        Their users can bring them back with `%shared attach` for as long as their quota lets them linger, unless they
-        are ended with --now.
+        Cells that run are interrupted. Their users are told, and can bring them back with `%shared attach` for as long
+        as their quota lets them linger, unless they are ended with --now.
     """
     examples = """
         sharedkernel sessions

@@ -340,21 +340,21 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             asyncio.create_task(self._log_absent_executors()),
             asyncio.create_task(keep_trimmed()),
         ]
-        if self._member is not None:
-            self._background = [*self._background, asyncio.create_task(self._member.keep())]
+        kept = [] if self._member is None else [self._member.keep()]
         if not self.front:  # which would ask all hosts for their whole status every few seconds
-            more = [asyncio.create_task(self._usage_history.keep()), asyncio.create_task(self._classroom.keep())]
-            self._background = [*self._background, *more]
+            kept = [*kept, self._usage_history.keep(), self._classroom.keep()]
+        self._background = [*self._background, *map(asyncio.create_task, kept)]
         self._announce()
 
     def _announce(self) -> None:
         """Print the gateway's address and how to use it, once it can be reached."""
         token = self.identity_provider.token if self.identity_provider.token_generated else "TOKEN"
         url = self.connection_url.rstrip("/")
+        trust = "" if self._certificate is None else self._certificate.option_to_trust(url)
         # Not logged: logs are kept, and the token is for this terminal.
         print(  # noqa: T201
             f"Serving on {url}; open it in a browser to see who uses what, and use it with: "
-            f"sharedkernel install --gateway-url {url} --token {token}",
+            f"sharedkernel install --gateway-url {url} --token {token}{trust}",
             flush=True,
         )
 

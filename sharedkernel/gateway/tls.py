@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
+import socket
 import ssl
+from shlex import quote
+from urllib.parse import urlsplit
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway_client.trust import client_context, fingerprint_of
@@ -86,6 +90,11 @@ class Certificate:
             When it cannot be used; the old content is still used then.
         """
         certfile, keyfile = self._files
+        if missing := [file for file in filter(None, self._files) if not os.path.exists(file)]:
+            raise ConfigError(
+                f"{certfile} cannot be used as certificate and key: there is no {' and no '.join(missing)}. Name yours "
+                f"with --certfile and --keyfile, or make some that sign themselves: {_self_signed(certfile, keyfile)}"
+            )
         try:
             # Tried in a context of its own: a failure half-way must not mix an old key with a new certificate.
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
@@ -98,6 +107,11 @@ class Certificate:
             raise ConfigError(
                 f"{files} cannot be used as certificate and key ({_why(error)}); check --certfile and --keyfile."
             ) from None
+
+    def option_to_trust(self, url: str) -> str:
+        """Return the option that `sharedkernel install` needs to trust the gateway at *url*, with a space before it."""
+        fingerprint = self.fingerprint_to_check(urlsplit(url).hostname or "")
+        return "" if fingerprint is None else f" --fingerprint {fingerprint}"
 
     def fingerprint_to_check(self, name: str) -> str | None:
         """Return the certificate's fingerprint if machines need it in order to trust this gateway.
@@ -175,6 +189,13 @@ def peer_context(ca_file: str, certfile: str, keyfile: str) -> ssl.SSLContext:
     except (OSError, ssl.SSLError, ValueError) as error:
         raise ConfigError(f"{ca_file or certfile} cannot be read as certificates ({_why(error)}).") from None
     return context
+
+
+def _self_signed(certfile: str, keyfile: str | None) -> str:
+    """Return a command that makes these files, for this machine's name."""
+    name, files = socket.gethostname(), f"-keyout {quote(keyfile or certfile)} -out {quote(certfile)}"
+    subject = f"-subj /CN={name} -addext subjectAltName=DNS:{name}"
+    return f"openssl req -x509 -newkey rsa:3072 -nodes -days 365 {files} {subject}"
 
 
 def _no_password() -> str:

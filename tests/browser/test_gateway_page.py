@@ -29,6 +29,7 @@ OpenPage = Callable[..., Page]
 def session(number: int, user: str, state: str, gib: float = 0.5, **fields: Any) -> dict[str, Any]:
     """Return a session that has *gib* of memory between iterations."""
     memory = {"persistent_bytes": int(gib * _GIB), "ephemeral_bytes": int(gib / 4 * _GIB), "framework_bytes": 30 * _MIB}
+    memory["live_bytes"] = memory["ephemeral_bytes"] if state == "running" else 0
     names = {"id": f"0123456789{number:02}", "kernel_id": f"kernel-{number}", "notebook": f"notebook{number}.ipynb"}
     return {"user": user, "state": state, "idle_seconds": 60.0 * number, **names, **memory, **fields}
 
@@ -38,13 +39,13 @@ def document(*sessions: dict[str, Any]) -> str:
     users: dict[str, dict[str, int]] = {}
     for entry in sessions:
         memory = users.setdefault(entry["user"], {})
-        for kind in ("persistent_bytes", "ephemeral_bytes", "framework_bytes"):
+        for kind in ("persistent_bytes", "ephemeral_bytes", "framework_bytes", "live_bytes"):
             memory[kind] = memory.get(kind, 0) + entry[kind]
     device = {
         "name": "NVIDIA L4",
         "kind": "cuda",
         "capacity_bytes": 24 * _GIB,
-        "used_bytes": sum(sum(memory.values()) for memory in users.values()),
+        "used_bytes": sum(sum(memory.values()) - memory["ephemeral_bytes"] for memory in users.values()),
         "policy": "fair",
         "utilisation": 0.83,
         "temperature_celsius": 61.0,
@@ -190,14 +191,14 @@ def test_it_says_who_runs_and_who_waits_for_what(open_page: OpenPage) -> None:
     waiting = turns.get_by_role("list", name="Next").get_by_role("listitem")
     expect(waiting).to_have_text(["grace (plots.ipynb)1st", "you (fine-tuning.ipynb)You are 2nd"])
     expect(turns.get_by_role("list", name="Waiting for memory")).to_contain_text(
-        re.compile(r"Needs 6\.\d GiB, 5\.\d GiB freeYour idle notebook explore.ipynb makes room in about 26 s")
+        re.compile(r"Needs 8\.\d GiB, 8\.\d GiB freeYour idle notebook explore.ipynb makes room in about 26 s")
     )
     expect(page.get_by_text("Lane 1")).to_be_hidden()
     expect(section(page, "Device")).to_contain_text("83 % busy · 61 °C · 58 of 72 W")
     expect(
         page.get_by_text(
             re.compile(
-                r"1 cell waits for 6\.\d GiB of memory; the next frees in about 26 s, and 2 cells "
+                r"1 cell waits for 8\.\d GiB of memory; the next frees in about 26 s, and 2 cells "
                 r"wait for their turn\."
             )
         )
@@ -379,7 +380,7 @@ def test_it_says_how_to_connect(open_page: OpenPage) -> None:
     connect.get_by_role("button", name="Copy the command").click()
     expect(connect.get_by_role("status").first).to_have_text("Copied")
     assert page.evaluate("navigator.clipboard.readText()") == _COMMAND
-    connect.get_by_role("button", name="Show a fresh token").click()
+    connect.get_by_role("button", name="Make another token").click()
     expect(connect).to_contain_text("a-fresh-token")
 
 

@@ -108,7 +108,7 @@ def test_a_link_that_was_used_says_so(open_page: OpenPage, links: dict[str, str]
     expect(first.get_by_role("heading", name="Welcome, otto")).to_be_visible()
     second = open_page(links["otto"])
     second.get_by_role("button", name="Join the class").click()
-    expect(second.get_by_role("alert")).to_contain_text("this invitation of otto was used already")
+    expect(second.get_by_role("alert")).to_contain_text("This invitation of otto was used already")
     check(second, "used")
     second.get_by_role("button", name="Join the class").focus()
     assert second.evaluate(_FOCUSED) == "Join the class"

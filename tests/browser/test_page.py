@@ -38,7 +38,7 @@ def document(*sessions: dict[str, Any], queue: tuple[str, ...] = ()) -> str:
                 "kind": "host",
                 "capacity_bytes": 8192 * _MIB,
                 "reserve_bytes": 0,
-                "used_bytes": 4000 * _MIB,
+                "used_bytes": 600 * _MIB * len(users),
                 "policy": "fair",
                 "quantum_seconds": 0.05,
             },
@@ -144,7 +144,7 @@ def test_several_devices_are_shown_one_by_one(lab: LabPage, gateway: FakeGateway
     devices = lab.section("Devices")
     expect(devices).to_contain_text("the executor of cuda:1 does not answer.")
     expect(devices.get_by_role("img")).to_have_count(1)
-    expect(devices.get_by_role("img")).to_have_attribute("aria-label", "cuda:0: 3.9 GiB of 8.0 GiB in use")
+    expect(devices.get_by_role("img")).to_have_attribute("aria-label", "cuda:0: 1.8 GiB of 8.0 GiB in use")
     turns = lab.section("Running and next")
     expect(turns).to_contain_text("you (train.ipynb)")
     turns.get_by_text("Details").click()
@@ -188,13 +188,13 @@ def test_garbage_is_a_notice_and_the_page_goes_on(lab: LabPage, gateway: FakeGat
 
 def test_settings_hold_at_once(lab: LabPage, server: JupyterServer) -> None:
     """Units are those of the settings."""
-    expect(lab.section("Device")).to_contain_text("3.9 GiB of 8.0 GiB")
+    expect(lab.section("Device")).to_contain_text("1.8 GiB of 8.0 GiB")
     url = "/lab/api/settings/sharedkernel%3Aplugin"
     assert server.ask("PUT", url, {"raw": '{"units": "decimal"}'}).status == 204
     try:
         lab.reload()
         lab.show_panel()
-        expect(lab.section("Device")).to_contain_text("4.2 GB of 8.6 GB")
+        expect(lab.section("Device")).to_contain_text("1.9 GB of 8.6 GB")
     finally:
         server.ask("PUT", url, {"raw": "{}"})
 

@@ -45,9 +45,9 @@ def test_an_admin_changes_a_quota_and_takes_it_back(stack: LocalStack) -> None:
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     rows = {row[0]: row[1:] for row in cells(done.stdout) if row}
-    assert rows["memory"] == ["512", "MiB", "put:", "user", "grace"]
-    assert rows["cull_after"] == ["2", "h", "0", "m", "put:", "user", "grace"]
-    assert rows["sessions"] == ["none", "put:", "user", "grace"]
+    assert rows["memory"] == ["512", "MiB", "set", "by", "hand:", "user", "grace"]
+    assert rows["cull_after"] == ["2", "h", "0", "m", "set", "by", "hand:", "user", "grace"]
+    assert rows["sessions"] == ["none", "set", "by", "hand:", "user", "grace"]
     assert rows["share"] == ["2", "config:", "user", "grace"]
     [row] = [row for row in cells(run(stack, "ada", "quota").stdout) if row[:1] == ["grace"]]
     assert row[:5] == ["grace", "512", "MiB", "2", "none"]

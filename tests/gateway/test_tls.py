@@ -71,7 +71,7 @@ def test_the_gateway_refuses_before_it_listens(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     for options, sentence in (
         (["--ip", "0.0.0.0"], "serving on 0.0.0.0 without encryption would show tokens"),
-        (["--certfile", str(tmp_path / "missing")], "No such file or directory"),
+        (["--certfile", str(tmp_path / "missing")], "there is no .*missing. Name yours .* openssl req -x509"),
         (["--certfile", str(tmp_path / "empty")], "cannot be used as certificate and key"),
     ):
         with pytest.raises(ConfigError, match=sentence), in_process(*options, directory=tmp_path):
@@ -191,6 +191,8 @@ def test_the_pages_command_trusts_the_certificate_that_nobody_knows(encrypted: E
     assert me["checks_fingerprint"]
     *rest, option, fingerprint = shlex.split(me["install_command"].partition(" && ")[2])
     assert option == "--fingerprint"
+    announced = (encrypted.directory / "log").read_text().partition("Serving on ")[2].splitlines()[0]
+    assert announced.endswith(f" --fingerprint {fingerprint}")
     config = tmp_path / "config" / "sharedkernel"
     for wrong, status, sentence in (
         (fingerprint[::-1], 1, f"nothing was installed: the certificate of {encrypted.url} has another fingerprint"),

@@ -33,8 +33,9 @@ export function ConnectSection(props: IProps): React.ReactElement {
       <p>{trans.__('Then pick “Shared GPU” in JupyterLab.')}</p>
       {me.auth === 'token' && token === null && (
         <p>
+          {trans.__('It asks for your token.')}{' '}
           <button type="button" className="sk-Button" onClick={() => void get()}>
-            {trans.__('Show a fresh token')}
+            {trans.__('Make another token')}
           </button>
         </p>
       )}

@@ -53,7 +53,9 @@ export function Invitation(props: { code: string }): React.ReactElement {
         </p>
       ) : (
         <>
-          <p>{trans.__('You are invited to a class on a shared GPU. This invitation works once.')}</p>
+          {problem === '' && (
+            <p>{trans.__('You are invited to a class on a shared GPU. This invitation works once.')}</p>
+          )}
           {problem !== '' && <p role="alert">{problem}</p>}
           <p>
             <button type="button" disabled={isWaiting} onClick={() => void accept()}>
@@ -83,7 +85,7 @@ function Welcome(props: IAdmission): React.ReactElement {
             {needsCheckout
               ? trans.__('Run this on your own machine, in a checkout of sharedkernel.')
               : trans.__('Run this on your own machine, where JupyterLab is.')}{' '}
-            {trans.__('It holds your token, so keep it to yourself:')}
+            {trans.__('It holds your token, so keep it to yourself. It is shown only now:')}
           </p>
           <Copyable label={trans.__('Copy the command')} text={installCommand} />
           {checksFingerprint && <FingerprintNote />}

@@ -147,7 +147,7 @@ class Isolation:
         name = _own_name()
         return (
             f"All sessions run as {name}: a notebook can read and change what {name} can, and read, change and end "
-            "other users' sessions; start the executor as root with --isolate users to keep users apart."
+            "other users' sessions; start the executor with --isolate users, as root, to keep users apart."
         )
 
     def make_sessions_directory(self, path: Path) -> None:

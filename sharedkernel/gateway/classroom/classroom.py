@@ -236,7 +236,7 @@ class Classroom:
             user, invitation = found[0], record.members[found[0]].invitation
             if invitation is None or invitation.used is not None:
                 raise Refused(
-                    f"this invitation of {user} was used already; ask for another one, if that was not you.",
+                    f"This invitation of {user} was used already; ask for another one, if that was not you.",
                     reason="invitation_used",
                 )
             token = self._identity.make_token(user, expires=record.until)

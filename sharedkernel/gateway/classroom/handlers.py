@@ -135,7 +135,7 @@ class AdmissionHandler(GatewayHandler):
         admission = await identity.check_code(code, self.request.remote_ip or "", classroom.admit)
         if admission is None:
             raise Refused(
-                "this invitation is not known here: a newer one was made for the same person, its class is over, or "
+                "This invitation is not known here: a newer one was made for the same person, its class is over, or "
                 "the link is incomplete. Use the newest link, or ask for another.",
                 reason="wrong_invitation",
             )

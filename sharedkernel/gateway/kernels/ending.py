@@ -1,21 +1,32 @@
 """Ending sessions: after a shutdown or a restart a session stays for a while, unless it is ended for good.
 
+A cell that runs is interrupted first, as Jupyter's managers do: it would use the device for as long as its session
+stays. Whose session somebody else shuts down is told who, and how to have it back.
+
 A restart through a relay is the end of one session and the start of another. The one that ended stays for a while, as
 after a shutdown: its user may have restarted by mistake. But they did mean to free what it had, and to begin anew. So
-its cell is interrupted, its memory has to move away (`executor/sessions/detached.py`), the new session does not tell of
+its memory has to move away (`executor/sessions/detached.py`), the new session does not tell of
 it, and of several restarts of a notebook the last one counts.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from dataclasses import replace
+from typing import Any
 
 from sharedkernel.errors import SessionNotFound, SharedKernelError
+from sharedkernel.gateway.auth.identity import requesting_user
 from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.gateway.kernels.detached import DetachedSessions, EarlierSession
 from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.system.tasks import BackgroundTasks
+from sharedkernel.units import format_seconds
+
+#: seconds in which an interrupted cell may end before its session is detached, and between two looks
+_PATIENCE, _LOOK_INTERVAL = 1.0, 0.02
 
 
 class SessionEnder:
@@ -41,7 +52,9 @@ class SessionEnder:
         self._rules = rules
         self._tasks = tasks
 
-    async def end(self, kernel: SessionKernel, linger: float | None, *, is_restarted: bool) -> None:
+    async def end(
+        self, kernel: SessionKernel, linger: float | None, *, is_restarted: bool, farewell: str | None = None
+    ) -> None:
         """End the session of *kernel*, or detach it.
 
         Parameters
@@ -53,6 +66,8 @@ class SessionEnder:
             it ends, and this returns once its process is reaped.
         is_restarted
             Whether another one takes its place at once.
+        farewell
+            Shown to its clients; None: a sentence if somebody else than its user asks for this.
 
         Raises
         ------
@@ -63,9 +78,12 @@ class SessionEnder:
             await self._executors.documents()  # the last figures that placement can learn for this notebook
         most = self._rules.quotas.linger(kernel.user)
         seconds = most if linger is None else min(linger, most)
+        cell = kernel.activity.running_cell
         if not seconds or kernel.notebook is None or not kernel.has_kernel:
             await kernel.shutdown_kernel()
+            _say_farewell(kernel, farewell, "ended{by}; its variables are gone.", cell)
             return
+        await _interrupt(kernel)
         # Recorded first: if the executor ends it at once, that report comes before the answer.
         ended = replace(EarlierSession.of(kernel), is_restarted=is_restarted)
         self._detached.add(ended, seconds)
@@ -78,9 +96,35 @@ class SessionEnder:
             raise
         if is_restarted and self._detached.get(ended.session) is not None:
             self._end_restarted_before(ended)
+        if not is_restarted:
+            back = f"`%shared attach` brings it back with its variables for another {format_seconds(seconds)}."
+            _say_farewell(kernel, farewell, f"shut down{{by}}; {back}", cell)
 
     def _end_restarted_before(self, last: EarlierSession) -> None:
         """End what earlier restarts of the notebook of *last* have left."""
         for earlier in self._detached.of_user(last.user):
             if earlier.is_restarted and earlier.notebook == last.notebook and earlier.session != last.session:
                 self._tasks.spawn(self._detached.end(earlier))
+
+
+async def _interrupt(kernel: SessionKernel) -> None:
+    """Interrupt the cell of *kernel*; most have ended, and their clients know how, when this returns."""
+    with contextlib.suppress(SharedKernelError):  # the process may have ended, or its executor be away
+        await kernel.interrupt_kernel()
+    for _ in range(round(_PATIENCE / _LOOK_INTERVAL)):
+        if kernel.activity.state == "idle":
+            return
+        await asyncio.sleep(_LOOK_INTERVAL)
+
+
+def _say_farewell(kernel: SessionKernel, farewell: str | None, done: str, cell: dict[str, Any]) -> None:
+    """Let the clients of *kernel* know why it is gone: *farewell*, or what was *done*, and by whom if not its user.
+
+    A client whose *cell* ended by it is told with that cell's error; one whose user asked for it needs no more.
+    """
+    user = requesting_user()
+    is_other = user is not None and user.username != kernel.user
+    by = f" by {user.username}" if user is not None and is_other else ""
+    kernel.reason = farewell or f"This session was {done.format(by=by)}"
+    if farewell is not None or is_other:
+        kernel.outputs.show(kernel.reason, cell)

@@ -338,7 +338,7 @@ class SessionKernels(AsyncMappingKernelManager):
         is_restarted
             Whether another session takes its place at once.
         farewell
-            Shown to its clients afterwards.
+            Shown to its clients afterwards; None: where another user asked for this, that.
 
         Raises
         ------
@@ -350,10 +350,7 @@ class SessionKernels(AsyncMappingKernelManager):
             return
         self._check_kernel_id(kernel_id)
         kernel = self._kernels[kernel_id]
-        await self._ender.end(kernel, linger, is_restarted=is_restarted)
-        if farewell is not None:
-            kernel.reason = farewell  # also to those whose cells it ends
-            kernel.outputs.show(farewell)
+        await self._ender.end(kernel, linger, is_restarted=is_restarted, farewell=farewell)
         self.registry.drop(kernel)
         self.last_kernel_activity = utcnow()
 

@@ -27,6 +27,33 @@ def test_what_lingers_does_not_give_way_to_its_own_notebook(lingering_stack: Sta
     run(scenario())
 
 
+def test_a_running_cell_ends_with_a_shutdown(lingering_stack: Stack) -> None:
+    """It would use the device for as long as its session stays; its user is told who did it, and has all else back."""
+    grace, ada = lingering_stack.client("grace"), lingering_stack.client("ada")
+
+    async def scenario() -> None:
+        old = await grace.start(KERNEL_NOTEBOOK=NOTEBOOK)
+        async with grace.attach(old) as channels:
+            assert (await channels.run("x = 41"))["status"] == "ok"
+            cell = await channels.send("execute_request", {"code": "while True: x += 1", "silent": False})
+            await channels.until("status", cell, execution_state="busy")
+            assert (await ada.request("DELETE", f"/api/kernels/{old}")).status == 204
+            error = (await channels.until("error", cell))[-1]["content"]
+            assert error["ename"] == "KeyboardInterrupt"
+            told = (await channels.until("stream", cell, name="stderr"))[-1]["content"]["text"]
+            assert told.startswith("This session was shut down by ada; `%shared attach` brings it back with its variab")
+        entry = (await sessions(grace))[old]
+        assert (entry["lingering"], entry["state"]) == (True, "idle")
+        new = await grace.start(KERNEL_NOTEBOOK=NOTEBOOK)
+        async with grace.attach(new) as channels:
+            await attach(channels)
+            assert (await channels.run("x > 41"))["text"] == "True"
+        await has_given_way(grace, new)
+        await end_at_once(grace)
+
+    run(scenario())
+
+
 def test_lingering_sessions_give_way_and_end(lingering_stack: Stack) -> None:
     """The earliest where its user wants more than they may have; each when its time is over; an unused one at once."""
     grace, mary = lingering_stack.client("grace"), lingering_stack.client("mary")
