@@ -27,11 +27,10 @@ def main(
     with open(int(message), "rb") as file:
         [assign] = protocol.Decoder(protocol.ToSession, most=protocol.MAX_ANSWER_BYTES).feed(file.read())
     # Not before: user modules must not be imported from the notebook's folder.
-    from sharedkernel.session import imported_modules
     from sharedkernel.session.kernel import app
     from sharedkernel.session.kernel.restart import Launch
 
-    imported_modules.note_imported_files()
+    app.prepare()
     launch = Launch(process, connection_file, executor_socket, int(page), device_kind, memory_mode, isolation)
     app.run(launch, assign=assign)
 

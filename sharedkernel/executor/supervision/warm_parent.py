@@ -55,7 +55,7 @@ def preload() -> None:
     for module in PRELOAD:
         importlib.import_module(module)
     del os.environ[_TORCH_LOG_LEVEL]
-    importlib.import_module("sharedkernel.session.imported_modules").note_imported_files()
+    importlib.import_module("sharedkernel.session.kernel.app").prepare()
 
 
 def why_unfit(descriptors: Path = Path("/proc/self/fd")) -> str | None:

@@ -30,6 +30,7 @@ from sharedkernel.ipc.fd_client import DescriptorClient
 from sharedkernel.ipc.shared_page import Page
 from sharedkernel.jupyter.names import HOST_VARIABLE
 from sharedkernel.paths import log_name
+from sharedkernel.session import imported_modules
 from sharedkernel.session.batons import Batons
 from sharedkernel.session.connection import Link
 from sharedkernel.session.device_parts import make_lanes, make_meter, make_mover, make_run_ahead, operation_filter
@@ -266,6 +267,7 @@ def _make_app(connection_file: str, log_stream: TextIO, *, is_apart: bool, with_
         kernel_class=GatedKernel,
         outstream_class="sharedkernel.session.kernel.backpressure.PacedStream",
         transport="ipc",
+        connection_file=connection_file,
         # Without a parent to watch, the kernel outlives whatever forked it.
         parent_handle=0,
     )
@@ -280,9 +282,15 @@ def _make_app(connection_file: str, log_stream: TextIO, *, is_apart: bool, with_
 
 def _reseed() -> None:
     """Give this process random numbers of its own: forked siblings would all draw the same."""
-    torch.seed()
+    torch.default_generator.seed()  # torch.seed() would look up who called it, for each kind of device
     numpy.random.seed()
     random.seed()
+
+
+def prepare() -> None:
+    """Look at all that was imported, once: sessions that are forked then share it for longer."""
+    imported_modules.note()
+    own_log.prepare()
 
 
 def run(launch: Launch, *, assign: protocol.Assign | None = None) -> None:

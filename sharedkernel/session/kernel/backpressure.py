@@ -33,6 +33,7 @@ from jupyter_client.session import Session as MessageSession
 from zmq.eventloop.zmqstream import ZMQStream
 
 from sharedkernel.jupyter.wire import MAX_OUTPUT_BYTES
+from sharedkernel.session.imported_modules import imported_names, unaware_of_modules
 from sharedkernel.session.kernel.likeness import named_as
 from sharedkernel.system.deferred_signals import signals_held
 from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent, InterruptSafeThread
@@ -115,7 +116,28 @@ class PacedStream(OutStream):
 
 @named_as(IPKernelApp)
 class SessionApp(IPKernelApp):
-    """A kernel application whose outputs are sent at the pace at which they are taken."""
+    """A kernel application whose outputs are sent at the pace at which they are taken.
+
+    It looks at none of the modules and loggers that were made before the fork, whose memory all sessions share.
+    """
+
+    def parse_command_line(self, argv: Sequence[str] | None = None) -> None:
+        """Note the arguments; what they say, where the connection file is, was set already.
+
+        A parser would be made of all options there are: a sixth of what it takes to make a kernel.
+        """
+        self.argv = list(argv or ())
+
+    def _configure_logging(self) -> None:
+        if self.logging_config:  # else nothing that `own_log.take_over` would leave as it is
+            super()._configure_logging()
+
+    def init_code(self) -> None:
+        """Run the code that comes before the first cell."""
+        with unaware_of_modules():
+            super().init_code()
+        assert self.shell is not None
+        self.shell._sys_modules_keys = imported_names()
 
     def init_iopub(self, context: zmq.Context[Any]) -> None:
         """Make the socket for outputs: a short queue, and a sender that waits instead of losing what does not fit."""

@@ -43,15 +43,19 @@ class _UnlockedLogger(logging.Logger):
         self.callHandlers(record)
 
 
-def set_up(stream: TextIO) -> None:
-    """Have the loggers of this package that exist write to *stream* and nowhere else."""
+def prepare() -> None:
+    """Set the loggers of this package that exist apart (in the warm parent: it looks at all loggers)."""
     own = logging.getLogger(_NAME)
     own.propagate = False
     own.setLevel(logging.INFO)
-    own.handlers = [_handler(stream)]
     for name, logger in logging.root.manager.loggerDict.items():
         if isinstance(logger, logging.Logger) and name.partition(".")[0] == _NAME:
             logger.__class__ = _UnlockedLogger
+
+
+def set_up(stream: TextIO) -> None:
+    """Have the loggers that are prepared write to *stream* and nowhere else."""
+    logging.getLogger(_NAME).handlers = [_handler(stream)]
 
 
 def take_over(logger: logging.Logger, stream: TextIO, level: int) -> None:
@@ -63,6 +67,7 @@ def take_over(logger: logging.Logger, stream: TextIO, level: int) -> None:
     handler.setLevel(level)
     logger.handlers = [handler]
     logger.__class__ = _UnlockedLogger
+    logger.level = level  # there is no cache to clear, for which all loggers would be looked at
 
 
 def move(log_descriptor: int, path: Path) -> None:

@@ -157,6 +157,7 @@ def test_who_awaits_a_change_hears_of_it(process: ExecutorProcess) -> None:
         async with Executor(process) as executor:
             notebook = await executor.notebook()
             changes = [asyncio.create_task(executor.client.wait_for_change()) for _ in range(2)]
+            await asyncio.sleep(0)  # they are sent
             await executor.client.status()  # answered after both were heard
             cell = asyncio.create_task(notebook.run("1 + 1"))
             await asyncio.gather(*changes)

@@ -11,7 +11,7 @@ from sharedkernel.executor.control.status_builder import StatusBuilder
 from sharedkernel.executor.devices.host import HostLimits
 from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.isolation.policy import Isolation, IsolationOptions
-from tests.executor.dispatch.test_limits import draw_steps, run_steps
+from tests.executor.dispatch.test_lease_renewal import draw_steps, run_steps
 from tests.executor.harness import Executor, ExecutorProcess
 
 MIB = 1 << 20

@@ -188,7 +188,7 @@ def test_a_cell_that_waits_to_be_restored_can_be_interrupted() -> None:
             await executor.client.offload_session(first.session)
             never = Limits(user="grace", offload_after=None)
             second = await executor.notebook("grace", limits=never)
-            assert (await second.run(keep(8, 400))).status == "ok"
+            assert (await second.run(keep(8, 420))).status == "ok"
             cell = asyncio.create_task(first.run("print(total())"))
 
             async def waiting() -> bool:

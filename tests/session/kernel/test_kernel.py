@@ -47,3 +47,13 @@ def test_a_request_beside_a_cell_leaves_it_busy(session: SessionUnderTest, tmp_p
     session.client.control_channel.send(question)
     asked = question["header"]["msg_id"]
     assert states(session, (asked, "idle")) == [(asked, "busy"), (asked, "idle")]
+
+
+def test_a_reset_forgets_the_users_modules_only(session: SessionUnderTest) -> None:
+    """What was imported before the fork is noted there, and what the session's start imports, when it does."""
+    look = "import sys\nprint(len(sys.modules), sorted({'tabnanny', 'wave', 'torch', 'ipykernel'} & {*sys.modules}))"
+    before = session.run(look)["text"]
+    assert "['ipykernel', 'torch']" in before
+    session.run("import tabnanny, wave")
+    session.run("%reset -f --aggressive")
+    assert session.run(look)["text"] == before
