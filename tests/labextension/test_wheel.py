@@ -113,7 +113,7 @@ def test_a_gateway_serves_the_wheel_that_it_was_installed_from(
     try:
         assert process.stdout is not None
         announced = next(line for line in process.stdout if line.startswith("Serving on "))
-        url, token = announced.removeprefix("Serving on ").partition(";")[0], announced.split()[-1]
+        url, token = announced.removeprefix("Serving on ").partition(";")[0], announced.split("--token ")[1].split()[0]
         request = urllib.request.Request(f"{url}/sharedkernel/page/me", headers={"Authorization": f"token {token}"})
         with urllib.request.urlopen(request, timeout=60, context=context) as answer:
             me = json.load(answer)

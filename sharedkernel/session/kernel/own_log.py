@@ -67,7 +67,7 @@ def take_over(logger: logging.Logger, stream: TextIO, level: int) -> None:
     handler.setLevel(level)
     logger.handlers = [handler]
     logger.__class__ = _UnlockedLogger
-    logger.level = level  # there is no cache to clear, for which all loggers would be looked at
+    logger.level = logging.DEBUG  # as traitlets has it; there is no cache to clear, for which all would be looked at
 
 
 def move(log_descriptor: int, path: Path) -> None:
