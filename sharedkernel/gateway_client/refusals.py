@@ -109,8 +109,8 @@ def refused(url: str, status: int, phrase: str, body: bytes, path: str = "") -> 
     message, reason = _read_refusal(body)
     if status in (401, 403) and not reason:
         message = (
-            f"the gateway at {url} does not accept this token; ask its admin for one and run "
-            f"`sharedkernel install --gateway-url {url} --token TOKEN` with it."
+            f"the gateway at {url} does not accept this token; ask its admin for one (a class's ends with the class), "
+            f"and run the command on its page with it, or `sharedkernel install --gateway-url {url} --token TOKEN`."
         )
     elif status == 404 and not message and path.startswith(_OWN_ROUTES):
         route = path.partition("?")[0]

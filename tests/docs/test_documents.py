@@ -56,7 +56,8 @@ def command_lines(language: str = "sh") -> Iterator[list[str]]:
     """Yield each command line of all documents, in words."""
     for document in DOCUMENTS:
         for block in blocks(document, language):
-            for line in block.splitlines():
+            # as a shell does
+            for line in block.replace("\\\n", " ").replace("$(hostname)", "gpu-host").splitlines():
                 words = shlex.split(line, comments=True)
                 if words:
                     yield words[:-1] if words[-1] == "&" else words
