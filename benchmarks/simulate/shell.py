@@ -185,7 +185,7 @@ class Cost:
 
 
 class _Executor:
-    """An executor without processes; needs a running event loop."""
+    """An executor all of whose sessions are one process that sleeps; needs a running event loop."""
 
     def __init__(self, directory: Path) -> None:
         #: the process of every session: limits are set on it, as on real ones

@@ -78,10 +78,11 @@ class SessionEnder:
             await self._executors.documents()  # the last figures that placement can learn for this notebook
         most = self._rules.quotas.linger(kernel.user)
         seconds = most if linger is None else min(linger, most)
-        cell = kernel.activity.running_cell
+        cell, by = kernel.activity.running_cell, _by_whom(kernel)
         if not seconds or kernel.notebook is None or not kernel.has_kernel:
             await kernel.shutdown_kernel()
-            _say_farewell(kernel, farewell, "ended{by}; its variables are gone.", cell)
+            why = farewell or f"This session was ended{by}; its variables are gone."
+            _say_farewell(kernel, why, cell, show=bool(farewell or by))
             return
         await _interrupt(kernel)
         # Recorded first: if the executor ends it at once, that report comes before the answer.
@@ -94,11 +95,13 @@ class SessionEnder:
         except SharedKernelError:
             self._detached.forget(ended.session)
             raise
-        if is_restarted and self._detached.get(ended.session) is not None:
+        is_there = self._detached.get(ended.session) is not None  # one that has run nothing ends at once
+        if is_restarted and is_there:
             self._end_restarted_before(ended)
         if not is_restarted:
-            back = f"`%shared attach` brings it back with its variables for another {format_seconds(seconds)}."
-            _say_farewell(kernel, farewell, f"shut down{{by}}; {back}", cell)
+            back = f"; `%shared attach` brings it back with its variables for another {format_seconds(seconds)}"
+            why = farewell or f"This session was shut down{by}{back if is_there else ''}."
+            _say_farewell(kernel, why, cell, show=bool(farewell or by))
 
     def _end_restarted_before(self, last: EarlierSession) -> None:
         """End what earlier restarts of the notebook of *last* have left."""
@@ -117,14 +120,14 @@ async def _interrupt(kernel: SessionKernel) -> None:
         await asyncio.sleep(_LOOK_INTERVAL)
 
 
-def _say_farewell(kernel: SessionKernel, farewell: str | None, done: str, cell: dict[str, Any]) -> None:
-    """Let the clients of *kernel* know why it is gone: *farewell*, or what was *done*, and by whom if not its user.
-
-    A client whose *cell* ended by it is told with that cell's error; one whose user asked for it needs no more.
-    """
+def _by_whom(kernel: SessionKernel) -> str:
+    """Return " by" and the name of who asks for the end of *kernel*, if that is somebody else than its user."""
     user = requesting_user()
-    is_other = user is not None and user.username != kernel.user
-    by = f" by {user.username}" if user is not None and is_other else ""
-    kernel.reason = farewell or f"This session was {done.format(by=by)}"
-    if farewell is not None or is_other:
-        kernel.outputs.show(kernel.reason, cell)
+    return "" if user is None or user.username == kernel.user else f" by {user.username}"
+
+
+def _say_farewell(kernel: SessionKernel, why: str, cell: dict[str, Any], *, show: bool) -> None:
+    """Let clients whose cells end by it know *why* *kernel* is gone, and if *show* all others, below *cell*."""
+    kernel.reason = why
+    if show:
+        kernel.outputs.show(why, cell)

@@ -122,10 +122,7 @@ class SessionApp(IPKernelApp):
     """
 
     def parse_command_line(self, argv: Sequence[str] | None = None) -> None:
-        """Note the arguments; what they say, where the connection file is, was set already.
-
-        A parser would be made of all options there are: a sixth of what it takes to make a kernel.
-        """
+        """Note the arguments; what they say was set already. A parser would first be made of all options there are."""
         self.argv = list(argv or ())
 
     def _configure_logging(self) -> None:
