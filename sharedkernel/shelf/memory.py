@@ -24,6 +24,9 @@ from sharedkernel.shelf.planning import Piece, Plan
 #: bytes between two looks at whether the user interrupted
 _BLOCK = 64 << 20
 
+#: this process has mapped a shelf, or the one that forked it; it may be gone again
+_has_mapped = False
+
 
 def write(plan: Plan) -> int:
     """Return the descriptor of new memory with what *plan* says in it; its size cannot be changed any more.
@@ -70,6 +73,8 @@ def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
 
 def map_shared(descriptor: int) -> mmap.mmap:
     """Return the memory of *descriptor*, mapped; the descriptor may be closed then."""
+    global _has_mapped
+    _has_mapped = True
     return mmap.mmap(descriptor, os.fstat(descriptor).st_size, flags=mmap.MAP_SHARED)
 
 
@@ -78,7 +83,7 @@ def bytes_mapped_alone() -> int:
 
     The system counts them among its private memory. They are none of it: they stay when the process goes.
     """
-    if SHELF_MEMORY not in Path("/proc/self/maps").read_text(errors="replace"):
+    if not _has_mapped or SHELF_MEMORY not in Path("/proc/self/maps").read_text(errors="replace"):
         return 0
     total, is_shelf = 0, False
     for line in Path("/proc/self/smaps").read_text(errors="replace").splitlines():

@@ -1,6 +1,6 @@
 """Flow control: a session's outputs are read no faster than its clients take them and its rate limit allows.
 
-Unread outputs wait in the session, which itself waits when its queue is full (`session/kernel/backpressure.py`). So
+Unread outputs wait in the session, which itself waits when its queue is full (`session/channels/backpressure.py`). So
 nothing is lost, and a flood slows down its own session and fills no other process's memory.
 """
 

@@ -1,9 +1,9 @@
 """Replay of the messages that a client has missed, while it or the gateway was away.
 
-A session keeps its newest messages (:mod:`sharedkernel.session.kernel.message_log`). A client that comes back names the
-last messages that it has seen, and gets the later ones; a client that comes for the first time gets those that no
-client has heard.
-Messages that arrive meanwhile are held back, so that the client gets each message once and in order.
+A session keeps its newest messages (:mod:`sharedkernel.session.channels.message_log`). A client that comes back
+names the last messages that it has seen, and gets the later ones; a client that comes for the first time gets those
+that no client has heard. Messages that arrive meanwhile are held back, so that the client gets each message once and in
+order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jupyter_client.session import Session as MessageSession
 
 from sharedkernel.errors import ProtocolError, SessionNotFound
 from sharedkernel.jupyter.session_socket import SessionSocket
-from sharedkernel.session.kernel.message_log import REQUEST, Missed, message_id
+from sharedkernel.session.channels.message_log import REQUEST, Missed, message_id
 
 #: most message ids that a client may name
 _MAX_SEEN = 64

@@ -34,7 +34,7 @@ from sharedkernel.gateway.channels.user_bytes import TooManyBytes, UserBudgets
 from sharedkernel.jupyter import wire
 from sharedkernel.jupyter.names import ATTACHED, PROCESS_HEADER, SEEN, WEBSOCKET_PROTOCOL
 from sharedkernel.jupyter.session_socket import SessionSocket
-from sharedkernel.session.kernel.message_log import Missed
+from sharedkernel.session.channels.message_log import Missed
 from sharedkernel.units import format_bytes
 
 #: seconds that a session may take to answer which messages were missed, while it sends others

@@ -30,18 +30,19 @@ from sharedkernel.ipc.fd_client import DescriptorClient
 from sharedkernel.ipc.shared_page import Page
 from sharedkernel.jupyter.names import HOST_VARIABLE
 from sharedkernel.paths import log_name
-from sharedkernel.session import imported_modules
+from sharedkernel.session import imported_modules, likeness
 from sharedkernel.session.batons import Batons
+from sharedkernel.session.channels.backpressure import Pace, SessionApp, out_of_turn, refuse_long
+from sharedkernel.session.channels.direct_sends import Replies
+from sharedkernel.session.channels.message_log import MessageLog
 from sharedkernel.session.connection import Link
 from sharedkernel.session.device_parts import make_lanes, make_meter, make_mover, make_run_ahead, operation_filter
 from sharedkernel.session.gate import onlookers
 from sharedkernel.session.gate.gate import Gate
 from sharedkernel.session.gate.grant import GateParts
 from sharedkernel.session.gate.iteration_boundaries import Boundaries
-from sharedkernel.session.kernel import likeness, own_log, packages, user_account
-from sharedkernel.session.kernel.backpressure import Pace, SessionApp, out_of_turn, refuse_long
+from sharedkernel.session.kernel import own_log, packages, user_account
 from sharedkernel.session.kernel.kernel import GatedKernel
-from sharedkernel.session.kernel.message_log import MessageLog
 from sharedkernel.session.kernel.restart import Launch, asked_variables, start_afresh
 from sharedkernel.session.memory.growth import Growth
 from sharedkernel.session.memory.host_meter import set_up_heap
@@ -102,6 +103,7 @@ class SessionRuntime:
         self._refusal: str | None = None
         self._app = app
         self._kernel: GatedKernel = self._app.kernel
+        self._kernel.replies = Replies(self._kernel)  # first, since the others wrap what it sends
         message_log = MessageLog()
         message_log.attend(self._app)
         Pace().attend(self._app)
@@ -265,7 +267,7 @@ class SessionRuntime:
 def _make_app(connection_file: str, log_stream: TextIO, *, is_apart: bool, with_history: bool) -> IPKernelApp:
     app: IPKernelApp = SessionApp.instance(
         kernel_class=GatedKernel,
-        outstream_class="sharedkernel.session.kernel.backpressure.PacedStream",
+        outstream_class="sharedkernel.session.channels.backpressure.PacedStream",
         transport="ipc",
         connection_file=connection_file,
         # Without a parent to watch, the kernel outlives whatever forked it.

@@ -15,6 +15,10 @@ from __future__ import annotations
 
 import signal
 import threading
+
+# Those of `signal` look each handler up among the enumerated ones, which takes ten times as long, twenty times a cell.
+from _signal import getsignal
+from _signal import signal as set_handler
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -39,7 +43,7 @@ class Interrupts:
     def begin(self) -> None:
         """Note them from now on: a request is being handled."""
         if threading.get_ident() == self._main:
-            before = signal.signal(signal.SIGINT, self._note)
+            before = set_handler(signal.SIGINT, self._note)
             self._before.append((before, self._theirs))
             self._theirs = signal.default_int_handler
 
@@ -48,7 +52,7 @@ class Interrupts:
         if self._is_handling:
             self._noted = self._noted and len(self._before) > 1
             before, self._theirs = self._before.pop()
-            signal.signal(signal.SIGINT, before)
+            set_handler(signal.SIGINT, before)
 
     def let_through(self) -> LetThrough:
         """Return a context in which they are raised, one that was noted at its beginning."""
@@ -66,12 +70,12 @@ class Interrupts:
         """Note them again, wherever :meth:`let_through` was left."""
         if not self._is_handling:
             return
-        handler = signal.getsignal(signal.SIGINT)
+        handler = getsignal(signal.SIGINT)
         if handler is None:  # not set from Python, and could not be set again
             return
         if handler not in (self._note, self._note_and_raise, self._raise):
             self._theirs = handler
-        signal.signal(signal.SIGINT, self._note)
+        set_handler(signal.SIGINT, self._note)
 
     def open(self) -> bool:
         """Raise them from now on, unless the user's handler does something else; return whether they were held.
@@ -94,9 +98,9 @@ class Interrupts:
         if not self._is_handling:
             return False
         # Within an asynchronous cell ipykernel's own handler is there, which cancels the cell.
-        was_held = signal.getsignal(signal.SIGINT) == self._note
+        was_held = getsignal(signal.SIGINT) == self._note
         if was_held:
-            signal.signal(signal.SIGINT, handler)
+            set_handler(signal.SIGINT, handler)
         if self._noted:
             self._noted = False
             try:
@@ -114,7 +118,7 @@ class Interrupts:
         """Do as the user's handler does; whatever it raises is an interrupt to those around the user's code."""
         if not callable(self._theirs):
             if self._theirs == signal.SIG_DFL:
-                signal.signal(signal.SIGINT, signal.SIG_DFL)
+                set_handler(signal.SIGINT, signal.SIG_DFL)
                 signal.raise_signal(signal.SIGINT)
             return
         try:
@@ -124,9 +128,9 @@ class Interrupts:
 
     def _open_for_hooks(self) -> bool:
         # One that was noted ends the cell, which is soon; raised here it would meet IPython outside the hooks.
-        was_held = self._is_handling and signal.getsignal(signal.SIGINT) == self._note
+        was_held = self._is_handling and getsignal(signal.SIGINT) == self._note
         if was_held:
-            signal.signal(signal.SIGINT, self._note_and_raise)
+            set_handler(signal.SIGINT, self._note_and_raise)
         return was_held
 
     def _note(self, *_: object) -> None:

@@ -22,15 +22,16 @@ from traitlets import Instance, Type
 from zmq.eventloop.zmqstream import ZMQStream
 
 from sharedkernel.ipc import current_session
+from sharedkernel.session.channels.direct_sends import Replies
+from sharedkernel.session.channels.message_log import REPLY, REQUEST, MessageLog, message_id
+from sharedkernel.session.channels.request_limit import RequestLimit
 from sharedkernel.session.gate.gate import Gate
 from sharedkernel.session.gate.loops import LoopReporter
 from sharedkernel.session.imported_modules import imported_files, unaware_of_modules
 from sharedkernel.session.kernel.interrupts import Interrupts
-from sharedkernel.session.kernel.likeness import named_as
-from sharedkernel.session.kernel.message_log import REPLY, REQUEST, MessageLog, message_id
 from sharedkernel.session.kernel.reaper import reap_adopted
-from sharedkernel.session.kernel.request_limit import RequestLimit
 from sharedkernel.session.kernel.shell import SessionShell
+from sharedkernel.session.likeness import named_as
 from sharedkernel.session.memory.lease_check import ErrorTranslator, LeaseCheck
 from sharedkernel.session.offload.host import RestoreFailed
 from sharedkernel.session.progress.source_hash import SourceReader
@@ -69,6 +70,8 @@ class GatedKernel(IPythonKernel):
     notice = Instance(WaitNotice, allow_none=True)
     #: has what gateways may have missed
     message_log = Instance(MessageLog, allow_none=True)
+    #: sends what it replies
+    replies = Instance(Replies, allow_none=True)
     #: a sentence; None: the debugger can be used
     why_no_debugger: str | None = None
     #: said before the first cell's own output; None once it was
@@ -320,10 +323,13 @@ class GatedKernel(IPythonKernel):
         """Run a cell; wherever an interrupt comes, there is a reply."""
         try:
             with contextlib.nullcontext() if silent or self.notice is None else self.notice.cell():
-                return await self._execute_in_section(code, silent, *args, **kwargs)
+                reply = await self._execute_in_section(code, silent, *args, **kwargs)
         except KeyboardInterrupt as error:
             self.interrupts.hold()
-            return self._fail({"execution_count": self.execution_count, "payload": []}, error)
+            reply = self._fail({"execution_count": self.execution_count, "payload": []}, error)
+        if self.replies is not None and threading.current_thread() is threading.main_thread():
+            self.replies.are_direct = reply["status"] == "ok"
+        return reply
 
     async def _execute_in_section(self, code: str, silent: bool, *args: Any, **kwargs: Any) -> dict[str, Any]:
         assert self.gate is not None

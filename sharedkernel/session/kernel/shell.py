@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 import traceback
@@ -10,13 +11,17 @@ from typing import Any
 
 from ipykernel.zmqshell import ZMQInteractiveShell
 from IPython.core.history import HistoryManager, HistorySavingThread
+from IPython.core.interactiveshell import InteractiveShell
 
 from sharedkernel.session.gate.torch_internals import without_ours
-from sharedkernel.session.kernel.likeness import named_as
 from sharedkernel.session.kernel.magics import SharedMagics
 from sharedkernel.session.kernel.packages import PackageMagics
+from sharedkernel.session.likeness import named_as
 from sharedkernel.session.memory.host_meter import unlimited_rlimit
 from sharedkernel.session.memory.lease_check import ErrorTranslator
+
+# ipykernel asks for it at each cell; Python would look at the function's code each time.
+InteractiveShell.run_cell_async.__signature__ = inspect.signature(InteractiveShell.run_cell_async)  # type: ignore[attr-defined]
 
 #: seconds after a cell's begin when it is written to the history on disk, with those that have begun meanwhile
 _HISTORY_DELAY, _HISTORY_PAUSE = 0.3, 0.05

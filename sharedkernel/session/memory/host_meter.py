@@ -130,6 +130,18 @@ def private_bytes() -> int:
     return total - bytes_mapped_alone()
 
 
+def _new_private_bytes() -> int:
+    """Return about the memory that would be free if this process were gone, where it has begun a moment ago.
+
+    Forked from another, it has alone what it has written to since, a page a fault. To look at each page takes the
+    kernel longer than a cell (:func:`private_bytes`).
+    """
+    written = resource.getrusage(resource.RUSAGE_SELF).ru_minflt * _PAGE_BYTES
+    with open("/proc/self/statm", "rb") as statm:
+        _, resident, shared, *_ = map(int, statm.read().split())
+    return min(written, (resident - shared) * _PAGE_BYTES)
+
+
 @contextlib.contextmanager
 def unlimited_rlimit() -> Iterator[None]:
     """Lift the limit that the executor sets on this process's private memory (RLIMIT_DATA), for the session's own work.
@@ -191,10 +203,14 @@ class HostMeter:
         self._sampler.start()
 
     def start_over(self) -> None:
-        """Take what is in use now as the baseline: it is nobody's data."""
+        """Take what is in use now as the baseline: it is nobody's data.
+
+        Framework memory is estimated, and measured once the session has settled.
+        """
         self._baseline = bytes_in_use()
-        self._framework = private_bytes()
+        self._framework = _new_private_bytes()
         self._words[Word.FRAMEWORK] = self._framework
+        self._is_unsettled = True
 
     @property
     def memory(self) -> Memory:

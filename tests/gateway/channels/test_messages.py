@@ -236,7 +236,7 @@ def come_back(client: Client, kernel: str) -> Channels:
 @pytest.mark.parametrize(
     "lie",
     [
-        "from sharedkernel.session.kernel.message_log import Missed\n"
+        "from sharedkernel.session.channels.message_log import Missed\n"
         "kernel.message_log.since = lambda *_, **__: Missed([('nowhere', [b'?']), ('shell', [b'?'])], False)",
         "serialize = kernel.session.serialize\n"
         "def forged(message, *args, **options):\n"

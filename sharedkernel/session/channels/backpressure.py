@@ -33,8 +33,9 @@ from jupyter_client.session import Session as MessageSession
 from zmq.eventloop.zmqstream import ZMQStream
 
 from sharedkernel.jupyter.wire import MAX_OUTPUT_BYTES
+from sharedkernel.session.channels.direct_sends import SharedSocket
 from sharedkernel.session.imported_modules import imported_names, unaware_of_modules
-from sharedkernel.session.kernel.likeness import named_as
+from sharedkernel.session.likeness import named_as
 from sharedkernel.system.deferred_signals import signals_held
 from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent, InterruptSafeThread
 from sharedkernel.units import format_bytes
@@ -53,8 +54,6 @@ _MOST_CHARACTERS = 1 << 20
 PATIENCE = 10.0
 #: seconds between looks at whether there is room
 _PAUSE = 0.001
-#: seconds after which a send that had to wait may have swallowed news of listeners
-_LONG = 0.05
 
 _this_thread = threading.local()
 
@@ -156,12 +155,34 @@ class OutputThread(IOPubThread):
     _children_at = ""
     #: it was woken, and will do all that was scheduled by then
     _is_woken = False
+    #: messages, and their bytes, that wait for this thread to send them
+    num_unsent = bytes_unsent = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         # The main thread asks at each output whether it runs, and would publish by itself, between the other's frames.
         self.thread = InterruptSafeThread(target=self._thread_main, name=self.thread.name, daemon=True)
         self.thread.pydev_do_not_trace = self.thread.is_pydev_daemon_thread = True  # as its base has it
+        self._count_lock = threading.Lock()
+        self.socket = SharedSocket(self._xpub_stream)
+
+    def send_multipart(self, frames: Sequence[Any], *args: Any, **kwargs: Any) -> None:
+        """Publish a message; this thread does it where others wait to be sent, or a listener has no room."""
+        is_first = not self.num_unsent and not self.closed and self._is_master_process()
+        if not is_first or not self.socket.try_to_send(frames, **kwargs):
+            self._count(1, frames)
+            super().send_multipart(frames, *args, **kwargs)
+
+    def _really_send(self, msg: Sequence[Any], *args: Any, **kwargs: Any) -> None:
+        try:
+            super()._really_send(msg, *args, **kwargs)
+        finally:
+            self._count(-1, msg)
+
+    def _count(self, sign: int, frames: Sequence[Any]) -> None:
+        with self._count_lock:
+            self.num_unsent += sign
+            self.bytes_unsent += sign * _size(frames)
 
     def schedule(self, f: Callable[[], Any]) -> None:
         """Call *f* on this thread; now, if it does not run. It is woken once for all that comes until it is awake."""
@@ -218,44 +239,27 @@ class Pace:
 
     def __init__(self, patience: float = PATIENCE) -> None:
         self._patience = patience
-        self._lock = threading.Lock()
-        self._messages = self._bytes = 0
 
     def attend(self, app: Any) -> None:
         """Pace from now on what the kernel application *app* publishes; after everything else that wraps it."""
-        outputs = app.iopub_thread
-        schedule, send = outputs.send_multipart, outputs._really_send
+        outputs: OutputThread = app.iopub_thread
+        send = outputs.send_multipart
 
-        def wait_and_schedule(frames: Any, *args: Any, **kwargs: Any) -> None:
+        def wait_and_send(frames: Any, *args: Any, **kwargs: Any) -> None:
             is_main = threading.current_thread() is threading.main_thread()
             if is_main and not getattr(_this_thread, "is_out_of_turn", False):
                 self._wait(outputs)
-            # An interrupt in the middle would leave a message counted or kept that is never sent.
+            # An interrupt in the middle would leave half a message, or one that is counted or kept and never sent.
             with signals_held():
-                self._count(1, frames)
-                schedule(frames, *args, **kwargs)
-
-        def send_and_tell(frames: Any, *args: Any, **kwargs: Any) -> None:
-            begin = time.monotonic()
-            try:
                 send(frames, *args, **kwargs)
-            finally:
-                self._count(-1, frames)
-            if time.monotonic() - begin > _LONG:
-                outputs._xpub_stream.flush(zmq.POLLIN)
 
-        outputs.send_multipart, outputs._really_send = wait_and_schedule, send_and_tell
+        outputs.send_multipart = wait_and_send  # type: ignore[method-assign]
 
-    def _count(self, sign: int, frames: Any) -> None:
-        with self._lock:
-            self._messages += sign
-            self._bytes += sign * _size(frames)
-
-    def _wait(self, outputs: Any) -> None:
+    def _wait(self, outputs: OutputThread) -> None:
         # Looks instead of being told: an interrupt that finds the main thread inside a condition leaves that locked,
         # and the thread that sends waits for it for ever.
         patient_until = time.monotonic() + self._patience
-        while self._messages > _MOST_MESSAGES or self._bytes > _MOST_BYTES:
+        while outputs.num_unsent > _MOST_MESSAGES or outputs.bytes_unsent > _MOST_BYTES:
             if not outputs.thread.is_alive() or time.monotonic() > patient_until:
                 return
             time.sleep(_PAUSE)

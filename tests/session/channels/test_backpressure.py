@@ -8,11 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 import zmq
-from ipykernel.iostream import IOPubThread
 from jupyter_client.session import Session as MessageSession
 
 from sharedkernel import protocol
-from sharedkernel.session.kernel.backpressure import OutputThread, Pace, out_of_turn
+from sharedkernel.session.channels.backpressure import OutputThread, Pace, out_of_turn
 from sharedkernel.session.ui.wait_display import WaitNotice
 from tests.session.harness import SessionUnderTest
 
@@ -23,28 +22,27 @@ _ENDLESS = 1e6
 
 
 class SlowOutputs:
-    """The way out of a kernel, stopped until :attr:`go` is set, and who listens at its end."""
+    """The way out of a kernel, and who listens at its end, and has room for two messages."""
 
     def __init__(self) -> None:
         self.context = zmq.Context()
         socket = self.context.socket(zmq.XPUB)
+        socket.sndhwm, socket.xpub_nodrop = 1, 1
         socket.bind("inproc://outputs")
         self.listener = self.context.socket(zmq.SUB)
+        self.listener.rcvhwm = 1
         self.listener.connect("inproc://outputs")
         self.listener.subscribe(b"")
         self.listener.rcvtimeo = 30_000
         socket.recv()  # the subscription
-        self.thread = IOPubThread(socket)
+        self.thread = OutputThread(socket)
         self.thread.start()
         Pace(patience=_ENDLESS).attend(SimpleNamespace(iopub_thread=self.thread))
-        self.go = threading.Event()
-        self.thread.schedule(self.go.wait)
 
     def close(self) -> None:
-        self.go.set()
+        self.listener.close()
         self.thread.stop()
         self.thread.close()
-        self.listener.close()
         self.context.term()
 
 
@@ -87,9 +85,7 @@ def test_the_line_of_a_waiting_cell_waits_for_no_other_output(outputs: SlowOutpu
         link.start()
         link.join()
         notice.end()
-    assert not outputs.go.is_set()  # nothing was taken meanwhile
-    outputs.go.set()
-    shown = []
+    shown = []  # nothing was taken meanwhile
     while len(shown) < 3:
         topic, *frames = outputs.listener.recv_multipart()
         if topic != b"much":

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jupyter_client.session import DELIM
 
-from sharedkernel.session.kernel.message_log import MessageLog, message_id
+from sharedkernel.session.channels.message_log import MessageLog, message_id
 
 LIMIT = 1000
 

@@ -1,0 +1,128 @@
+"""Threads that send on a socket which another one reads."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zmq
+from ipykernel.thread import BaseThread
+from zmq.eventloop.zmqstream import ZMQStream
+
+from sharedkernel.session.channels.backpressure import OutputThread
+from sharedkernel.session.channels.direct_sends import SharedSocket
+
+_CLIENTS, _REQUESTS = 3, 1500
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[Any]]:
+    context: zmq.Context[Any] = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+class Shell:
+    """A channel that a thread reads, and others reply on."""
+
+    def __init__(self, context: zmq.Context[Any]) -> None:
+        self._context = context
+        router = context.socket(zmq.ROUTER)
+        router.bind("inproc://shell")
+        self.reader = BaseThread(name="reads", daemon=True)
+        self._stream = ZMQStream(router, self.reader.io_loop)
+        self.shared = SharedSocket(self._stream)
+        self.requests: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
+        self._stream.on_recv(self.requests.put, copy=True)
+        self.reader.start()
+
+    def close(self) -> None:
+        self.reader.stop()
+        self.reader.join()
+        self._stream.close()
+
+    def connect(self) -> zmq.Socket[Any]:
+        client = self._context.socket(zmq.DEALER)
+        client.rcvtimeo = 20_000
+        client.connect("inproc://shell")
+        return client
+
+
+@pytest.fixture
+def shell(context: zmq.Context[Any]) -> Iterator[Shell]:
+    shell = Shell(context)
+    yield shell
+    shell.close()
+
+
+def test_a_request_is_read_though_a_reply_took_note_of_it(shell: Shell) -> None:
+    """A socket's descriptor says once that something has come, to whoever uses the socket next."""
+    early, late = shell.connect(), shell.connect()
+    early.send(b"early")
+    identity, _ = shell.requests.get(timeout=20)
+    is_busy, go = threading.Event(), threading.Event()
+    shell.reader.io_loop.add_callback(lambda: (is_busy.set(), go.wait()))
+    assert is_busy.wait(20)
+    late.send(b"late")
+    time.sleep(0.05)  # zmq does not look again sooner
+    shell.shared.send_multipart([identity, b"answer"])
+    go.set()
+    assert shell.requests.get(timeout=20)[1] == b"late"
+    assert early.recv() == b"answer"
+    early.close()
+    late.close()
+
+
+def test_every_request_has_its_reply_whoever_sends_it(shell: Shell) -> None:
+    is_over, ended = threading.Event(), []
+
+    def ask() -> None:
+        with shell.connect() as client:
+            for number in range(_REQUESTS):
+                client.send(b"%d" % number)
+                assert client.recv() == b"%d" % number
+        ended.append(_REQUESTS)
+
+    def reply() -> None:
+        while not is_over.is_set():
+            with contextlib.suppress(queue.Empty):
+                shell.shared.send_multipart(shell.requests.get(timeout=0.1))
+
+    clients = [threading.Thread(target=ask) for _ in range(_CLIENTS)]
+    repliers = [threading.Thread(target=reply) for _ in range(2)]
+    for thread in [*clients, *repliers]:
+        thread.start()
+    for thread in clients:
+        thread.join()
+    is_over.set()
+    for thread in repliers:
+        thread.join()
+    assert ended == [_REQUESTS] * _CLIENTS
+
+
+def test_outputs_arrive_in_their_order_though_a_slow_listener_has_the_thread_send_some(
+    context: zmq.Context[Any],
+) -> None:
+    socket = context.socket(zmq.XPUB)
+    socket.sndhwm, socket.xpub_nodrop = 4, 1
+    socket.bind("inproc://outputs")
+    listener = context.socket(zmq.SUB)
+    listener.rcvhwm, listener.rcvtimeo = 4, 20_000
+    listener.connect("inproc://outputs")
+    listener.subscribe(b"")
+    socket.recv()  # the subscription
+    outputs = OutputThread(socket)
+    outputs.start()
+    speaker = threading.Thread(target=lambda: [outputs.send_multipart([b"%d" % number]) for number in range(2000)])
+    speaker.start()
+    assert [int(listener.recv()) for _ in range(2000)] == list(range(2000))
+    speaker.join()
+    assert outputs.num_unsent == outputs.bytes_unsent == 0
+    outputs.stop()
+    outputs.close()
+    listener.close()
