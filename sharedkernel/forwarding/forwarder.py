@@ -32,7 +32,7 @@ from sharedkernel.forwarding.local_responder import ClientEnd, LocalResponder, R
 from sharedkernel.forwarding.outage import Outage
 from sharedkernel.gateway_client.refusals import GatewayRefused
 from sharedkernel.jupyter import wire
-from sharedkernel.jupyter.names import ATTACHED
+from sharedkernel.jupyter.names import ATTACHED, ENDED
 
 log = logging.getLogger(__name__)
 
@@ -109,8 +109,14 @@ class Forwarder(ABC):
         """Go on after the session was no longer there when the connection was opened again."""
 
     @abstractmethod
-    def _on_dead(self) -> None:
-        """Go on after the gateway has reported that the session is dead for good."""
+    def _on_dead(self, farewell: str | None) -> None:
+        """Go on after the gateway has reported that the session is dead for good.
+
+        Parameters
+        ----------
+        farewell
+            Who has ended it, and how to have it back, in a sentence; None: nobody has.
+        """
 
     @abstractmethod
     def _on_broken(self) -> None:
@@ -264,7 +270,7 @@ class Forwarder(ABC):
             self._settle(sent, problems.REPLACED if is_attached else died)
         if self._state is not State.ENDED:
             if state == "dead":
-                self._on_dead()
+                self._on_dead(str(content.get("message")) if content.get(ENDED) is True else None)
             else:
                 # The gateway connects to the new process's addresses only for a new websocket.
                 self._upstream.drop()

@@ -25,6 +25,8 @@ PROCESS_HEADER = "X-SharedKernel-Process"
 SAME_PROCESS = "same"
 #: in the content of a status "restarting": nothing has died, the user has an earlier session back
 ATTACHED = "attached"
+#: in the content of a status "dead": nothing has died, somebody has ended the session or shut it down
+ENDED = "ended"
 #: asks a relay, on its control channel, which session it has; the reply has the relay's `state`, the address of the
 #: `gateway` and the `session`'s id there
 SESSION_REQUEST = "sharedkernel_session_request"

@@ -25,6 +25,7 @@ from sharedkernel.jupyter import wire
 from sharedkernel.jupyter.names import SESSION_REQUEST
 from sharedkernel.relay.connection_file import ConnectionInfo
 from sharedkernel.relay.sockets import ClientSockets
+from sharedkernel.units import format_seconds
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,8 @@ class Relay(Forwarder):
         self._exit: asyncio.Future[int] = self._loop.create_future()
         #: why there is no session, while refused
         self._problem = problems.Problem("", "")
+        #: what to say of the session before, and since when, in the loop's seconds
+        self._farewell: tuple[str, float] | None = None
         self._connecting = self._begin(self._join(request))
 
     async def run(self) -> int:
@@ -89,6 +92,7 @@ class Relay(Forwarder):
         if self._state is not State.REFUSED:
             return False
         if request is not None and request.is_cell:
+            self._say_farewell(request)
             self._state = State.JOINING
             self._connecting = self._begin(self._join(self._ask()))
             return False
@@ -137,8 +141,21 @@ class Relay(Forwarder):
         self._settle(list(self._pending.values()), problems.GONE)
         self.stop(1)
 
-    def _on_dead(self) -> None:
-        self._loop.call_soon(self.stop, 1)
+    def _on_dead(self, farewell: str | None) -> None:
+        if farewell is None:
+            self._loop.call_soon(self.stop, 1)
+            return
+        # A page would say that the kernel has crashed, and start it again: another session that nobody asked for.
+        self._state = State.REFUSED
+        self._problem = problems.session_died(farewell)
+        self._farewell = farewell, self._loop.time()
+        self._upstream.drop()
+
+    def _say_farewell(self, cell: Request) -> None:
+        """Tell in the first *cell* after it what became of the session before: its notebook may have been idle."""
+        if self._farewell is not None:
+            (text, since), self._farewell = self._farewell, None
+            self._responder.say(f"[Shared GPU] {format_seconds(self._loop.time() - since)} ago: {text}", cell.header)
 
     def _on_broken(self) -> None:
         # A relay that is broken ends, so that its client starts another one, which finds the session.

@@ -255,7 +255,7 @@ class DirectSession(Forwarder):
         self._leave("the page shuts the kernel down")
         return True
 
-    def _on_dead(self) -> None:
+    def _on_dead(self, farewell: str | None) -> None:
         self._join_next()
 
     def _on_gone(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,21 +10,28 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
+from sharedkernel.local_stack import LocalStack
 from tests.browser.lab import LabPage, keep_picture, start_lab
+from tests.status.documents import to_json
 from tests.warm_stack import WarmStack
 
 
 @pytest.fixture
-def lab(browser: Any, tmp_path: Path) -> Iterator[LabPage]:
+def stack() -> Iterator[LocalStack]:
+    with WarmStack(users=["ada", "mary"], capacity="1GiB", quotas={"users": {"mary": {"linger": "10m"}}}) as stack:
+        yield stack
+
+
+@pytest.fixture
+def lab(browser: Any, tmp_path: Path, stack: LocalStack) -> Iterator[LabPage]:
     """Return a page of a user whose sessions linger."""
-    with WarmStack(users=["mary"], capacity="1GiB", quotas={"users": {"mary": {"linger": "10m"}}}) as stack:
-        server = start_lab(tmp_path / "lab", "mary", stack)
-        try:
-            page = LabPage(browser, server)
-            yield page
-            page.close()
-        finally:
-            server.stop()
+    server = start_lab(tmp_path / "lab", "mary", stack)
+    try:
+        page = LabPage(browser, server)
+        yield page
+        page.close()
+    finally:
+        server.stop()
     assert page.errors == []
 
 
@@ -49,6 +57,24 @@ def test_a_session_that_was_shut_down_says_so_and_comes_back_without_alarm(lab: 
     expect(lab.page.locator(".jp-Dialog")).to_have_count(0)
     expect(mine).not_to_contain_text("shut down")
     expect(mine.get_by_role("listitem")).to_have_count(1)
+
+
+def test_a_session_that_an_admin_shuts_down_did_not_crash(lab: LabPage, stack: LocalStack) -> None:
+    """No dialog says that the kernel died; the next cell runs in a new session, and says who did it."""
+    lab.new_notebook()
+    expect(lab.output(lab.run("x = 41; print('there')"))).to_contain_text("there")
+    [session] = to_json(stack.status())["sessions"]
+    request = urllib.request.Request(f"{stack.gateway_url}/api/kernels/{session['id']}", method="DELETE")
+    request.add_header("Authorization", f"token {stack.token('ada')}")
+    urllib.request.urlopen(request, timeout=60).close()
+    lab.show_panel()
+    expect(lab.section("My sessions")).to_contain_text("shut down")
+    after = lab.run("print('x' in globals())")
+    expect(after).to_contain_text("ago: This session was shut down by ada; `%shared attach` brings it back")
+    expect(after).to_contain_text("False")
+    expect(lab.run("%shared attach")).to_contain_text("The earlier session of this notebook is back")
+    expect(lab.run("print(x + 1)")).to_contain_text("42")
+    expect(lab.page.locator(".jp-Dialog")).to_have_count(0)
 
 
 def test_cells_that_wait_run_in_the_session_that_is_back(lab: LabPage) -> None:

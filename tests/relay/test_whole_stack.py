@@ -99,6 +99,34 @@ def test_shutting_down_ends_the_session(stack: LocalStack) -> None:
     wait_until(lambda: sessions(stack) == before)
 
 
+def test_a_session_that_somebody_ends_is_no_crash(stack: LocalStack) -> None:
+    """Its page is not told that the kernel died, none takes its place, and the next cell says who ended it."""
+    with Notebook(stack.gateway_url, stack.token("mary")) as notebook:
+        notebook.run("x = 1")
+        _end_all(stack, "mary", by="ada")
+        wait_until(lambda: not _live(stack, "mary"))
+        time.sleep(2)  # in which Jupyter would have started another kernel
+        assert notebook.manager.is_alive()
+        assert not _live(stack, "mary")
+        outcome = notebook.run("print('x' in globals())")
+        assert outcome.reply["content"]["status"] == "ok"
+        assert outcome.text().endswith("False\n")
+        assert "ago: This session was ended by ada; its variables are gone." in outcome.text("stderr")
+        assert notebook.run("print(1)").text("stderr") == ""
+
+
+def _live(stack: LocalStack, user: str) -> list[str]:
+    found = to_json(stack.status())["sessions"]
+    return [session["id"] for session in found if session["user"] == user and not session["lingering"]]
+
+
+def _end_all(stack: LocalStack, user: str, *, by: str) -> None:
+    for session in _live(stack, user):
+        request = urllib.request.Request(f"{stack.gateway_url}/api/kernels/{session}", method="DELETE")
+        request.add_header("Authorization", f"token {stack.token(by)}")
+        urllib.request.urlopen(request, timeout=TIMEOUT).close()
+
+
 def test_an_earlier_session_is_back_without_alarm(stack: LocalStack) -> None:
     """The client hears of no restart; the cell that asked says that it is done, or that there is none."""
     first, second = (Notebook(stack.gateway_url, stack.token("mary")) for _ in range(2))

@@ -32,7 +32,7 @@ from sharedkernel.gateway.channels.outputs import SessionOutputs
 from sharedkernel.gateway.channels.replay import ReplayFilter, in_order, not_to_come, parse_seen
 from sharedkernel.gateway.channels.user_bytes import TooManyBytes, UserBudgets
 from sharedkernel.jupyter import wire
-from sharedkernel.jupyter.names import ATTACHED, PROCESS_HEADER, SEEN, WEBSOCKET_PROTOCOL
+from sharedkernel.jupyter.names import ATTACHED, ENDED, PROCESS_HEADER, SEEN, WEBSOCKET_PROTOCOL
 from sharedkernel.jupyter.session_socket import SessionSocket
 from sharedkernel.session.channels.message_log import Missed
 from sharedkernel.units import format_bytes
@@ -374,11 +374,10 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         self._send("iopub", "stream", {"name": name, "text": sentence + "\n"}, parent_header)
 
     def _send_status_message(self, status: str) -> None:
-        # For our relay: why the process is gone, or that the user has asked to reattach.
-        content = {"execution_state": status, "message": self.kernel_manager.reason}
-        if self.kernel_manager.is_attaching:
-            content[ATTACHED] = True
-        self._send("iopub", "status", content, {})
+        kernel = self.kernel_manager
+        # For our relay: why the process is gone, and whether somebody wanted that.
+        more = {"message": kernel.reason, ATTACHED: kernel.is_attaching, ENDED: kernel.was_ended}
+        self._send("iopub", "status", {"execution_state": status, **more}, {})
 
     def _on_zmq_reply(self, stream: Any, msg_list: Any) -> None:
         if self.subprotocol == WEBSOCKET_PROTOCOL:

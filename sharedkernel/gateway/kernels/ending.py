@@ -128,6 +128,6 @@ def _by_whom(kernel: SessionKernel) -> str:
 
 def _say_farewell(kernel: SessionKernel, why: str, cell: dict[str, Any], *, show: bool) -> None:
     """Let clients whose cells end by it know *why* *kernel* is gone, and if *show* all others, below *cell*."""
-    kernel.reason = why
+    kernel.reason, kernel.was_ended = why, True
     if show:
         kernel.outputs.show(why, cell)

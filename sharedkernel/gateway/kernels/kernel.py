@@ -78,6 +78,8 @@ class SessionKernel(ServerKernelManager):
         self.record: SessionRecord | None = None
         #: whether an earlier session takes this one's place right now: clients see a restart that is none
         self.is_attaching = False
+        #: somebody has ended its session, or shut it down
+        self.was_ended = False
         self.activity = KernelActivity(self._owner.track_message_type)
         self.last_activity = self.activity.last
         #: its published messages and its clients
