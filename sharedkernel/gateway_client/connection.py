@@ -51,7 +51,7 @@ class Gateway:
     """
 
     def __init__(self, credentials: Credentials) -> None:
-        self.url = credentials.url
+        self.credentials, self.url = credentials, credentials.url
         self._context = client_context(credentials.ca_file) if self.url.startswith("https:") else None
         self._headers = {"Authorization": f"token {credentials.token}"}
         # A client of its own: the shared one may be configured to be something else.

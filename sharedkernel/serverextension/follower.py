@@ -28,6 +28,7 @@ from typing import Any, Protocol
 import msgspec
 
 from sharedkernel.errors import ConfigError, ProtocolError, SharedKernelError
+from sharedkernel.gateway_client.credentials import Credentials
 from sharedkernel.gateway_client.refusals import GatewayRefused
 from sharedkernel.jupyter import wire
 from sharedkernel.serverextension.local_kernels import LocalKernels
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 VERSION = 1
 #: seconds between attempts to reach the gateway: doubling from the first to the second
 RETRY_PAUSE = (0.2, 5.0)
+#: seconds until a gateway is asked again that does not accept a token; sooner only with another one
+REFUSED_PAUSE = 60.0
 #: seconds between looks at this server's kernels: one may be known here only after its session's news
 _KERNELS_INTERVAL = 0.5
 
@@ -124,21 +127,24 @@ class Follower:
     async def _follow_gateway(self) -> None:
         shortest, longest = RETRY_PAUSE
         pause = shortest
+        #: what was not accepted, and until when it is not tried again
+        refused: Credentials | None = None
+        refused_until = 0.0
         while True:
             upstream = None
             try:
                 upstream = self._find_upstream()
-                user = await upstream.user()
-                if user != self._user:
-                    # Another user, perhaps of another gateway: none of what the last one saw.
-                    self._user, self._status = user, None
-                if await self._read_events(upstream):
-                    pause = shortest
-                self._tell("away", f"the connection to the gateway at {upstream.url} broke; trying again.")
+                if upstream.credentials != refused or asyncio.get_running_loop().time() > refused_until:
+                    if await self._follow(upstream):
+                        pause = shortest
+                    self._tell("away", f"the connection to the gateway at {upstream.url} broke; trying again.")
             except ConfigError as error:
                 self._tell("unconfigured", str(error))
             except GatewayRefused as error:
                 self._tell("away" if error.is_passing else "refused", str(error))
+                if error.status in (401, 403) and upstream is not None:
+                    refused = upstream.credentials
+                    refused_until = asyncio.get_running_loop().time() + REFUSED_PAUSE
             except SharedKernelError as error:
                 self._tell("away", str(error))
             finally:
@@ -148,8 +154,12 @@ class Follower:
             await asyncio.sleep(pause * random.uniform(0.7, 1.3))
             pause = min(2 * pause, longest)
 
-    async def _read_events(self, upstream: Upstream) -> bool:
+    async def _follow(self, upstream: Upstream) -> bool:
         """Show what the gateway sends until the connection ends; return whether it sent anything."""
+        user = await upstream.user()
+        if user != self._user:
+            # Another user, perhaps of another gateway: none of what the last one saw.
+            self._user, self._status = user, None
         websocket = await upstream.events()
         heard = False
         try:

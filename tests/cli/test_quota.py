@@ -14,7 +14,7 @@ from sharedkernel.units import format_bytes
 from tests.cli.support import COMMAND
 from tests.command import run_here
 
-OTHERS = "there is no 'ada', or you may not see their limits: only admins see those of others."
+OTHERS = "nothing is known of 'ada' here: no token, session or limit. Only admins see others' limits."
 WHICH = "by their ids, or all of one user by --user NAME."
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,6 +72,16 @@ def test_an_installed_gateway_is_found_without_a_restart(stack: LocalStack, serv
         assert server.ask("GET", "/sharedkernel/api/quotas").status == 502
         keep_credentials(server, stack.gateway_url, stack.token("grace"))
         assert page.wait(is_connected)["user"]["name"] == "grace"
+
+
+def test_a_token_that_is_not_accepted_is_not_shown_all_the_time(stack: LocalStack, server: JupyterServer) -> None:
+    """As after a class, when thirty pages may stay open over night."""
+    keep_credentials(server, stack.gateway_url, "a-wrong-token")
+    before = stack.gateway.log_path.read_text().count("GET /api/me")
+    with server.page() as page:
+        page.wait(lambda view: state(view) == "refused")
+        time.sleep(6)  # in which there were five attempts
+    assert stack.gateway.log_path.read_text().count("GET /api/me") == before + 1
 
 
 @pytest.mark.parametrize(

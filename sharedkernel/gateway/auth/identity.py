@@ -352,12 +352,11 @@ class TokenUsers(TokenOnlyIdentity):
             self._use.record(token.split("-")[1])
         return user
 
-    def unknown(self, users: Iterable[str]) -> list[str]:
-        """Return which of *users* have no token, as far as the file can be read."""
+    def owners(self) -> set[str] | None:
+        """Return the names of all users who have a token; None where the file cannot be read."""
         with contextlib.suppress(ConfigError):
-            known = {token.user for token in self._file.tokens().values()}
-            return [user for user in users if user not in known]
-        return []
+            return {token.user for token in self._file.tokens().values()}
+        return None
 
     def close(self) -> None:
         """Keep when tokens were last used."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from sharedkernel.errors import ExecutorUnavailable
@@ -35,7 +35,7 @@ class FleetRules:
     policy
         Name of the policy on every executor; "": each keeps the one it was started with.
     owners
-        Returns the names of all users who have a session.
+        Return the names of users who have a session.
     tasks
         Sends changes in the background.
     """
@@ -45,13 +45,13 @@ class FleetRules:
         executors: Executors,
         quotas: Quotas,
         policy: str,
-        owners: Callable[[], set[str]],
+        owners: Iterable[Callable[[], set[str]]],
         tasks: BackgroundTasks,
     ) -> None:
         self._executors = executors
         self.quotas = quotas
         self.policy = policy
-        self._owners = owners
+        self._owners_of = tuple(owners)
         self._tasks = tasks
         #: who was named in the quotas when they were last sent, and who was once and is no more
         self._named: set[str] = set()
@@ -64,6 +64,9 @@ class FleetRules:
     def present(self) -> set[str]:
         """Return the names of all users who have a session or are in a class: they exist, even without a token."""
         return self.quotas.class_users() | self._owners()
+
+    def _owners(self) -> set[str]:
+        return set().union(*(owners() for owners in self._owners_of))
 
     def limits(self, user: str, device: str) -> Limits:
         """Return a user's limits, as the executor of *device* needs them.
@@ -133,8 +136,15 @@ class FleetRules:
             for task in done:
                 task.result()
 
-    async def send_limits(self, device: str) -> None:
+    async def send_limits(self, device: str, among: Collection[str] = ()) -> None:
         """Send everybody's limits to the executor of *device*, which may have missed who has left.
+
+        Parameters
+        ----------
+        device
+            By its name in the configuration.
+        among
+            Users who have sessions there, too: an earlier gateway may have known other limits of theirs.
 
         Raises
         ------
@@ -142,10 +152,10 @@ class FleetRules:
             When the executor is away, or refuses them.
         """
         self._named |= self.quotas.known_users()
-        await self._send(device, self._left)
+        await self._send(device, self._left, among)
 
-    async def _send(self, device: str, left: Sequence[str]) -> None:
-        users = sorted(self.users().union(left))
+    async def _send(self, device: str, left: Sequence[str], among: Collection[str] = ()) -> None:
+        users = sorted(self.users().union(left, among))
         await self._executors[device].configure_users([self.limits(user, device) for user in users], left=left)
 
     # --- policy -------------------------------------------------------------------------------------------------------

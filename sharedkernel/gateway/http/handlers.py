@@ -250,7 +250,8 @@ class QuotasHandler(GatewayHandler):
         user = self.current_user
         users = {user.username}
         if user.admin:
-            users |= manager.rules.users()
+            identity = self.identity_provider
+            users |= manager.rules.users() | (identity.owners() or set() if isinstance(identity, TokenUsers) else set())
         return {"users": {name: manager.rules.quotas.explain(name) for name in sorted(users)}}
 
     @web.authenticated
@@ -269,8 +270,9 @@ class QuotasHandler(GatewayHandler):
         await manager.rules.send_all_limits()
         notes, identity = manager.rules.ineffective(level.by_whom()), self.identity_provider
         if isinstance(identity, TokenUsers):
-            absent = sorted(level.users.keys() - manager.rules.present())
-            notes += [f"no token belongs to {user}; check the name." for user in identity.unknown(absent)]
+            known = identity.owners()
+            absent = level.users.keys() - manager.rules.present() - (level.users.keys() if known is None else known)
+            notes += [f"no token belongs to {user}; check the name." for user in sorted(absent)]
         self.finish(json.dumps(self._limits() | ({"notes": notes} if notes else {})))
 
     @web.authenticated

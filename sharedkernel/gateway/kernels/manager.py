@@ -131,8 +131,9 @@ class SessionKernels(AsyncMappingKernelManager):
             on_connected=lambda device: self.recovery.on_connected(device),
             on_earlier_wanted=self._on_earlier_wanted,
         )
-        self.rules = FleetRules(self.executors, deployment.quotas, deployment.policy, self.registry.owners, tasks)
         self.detached = DetachedSessions(self.registry, self.executors, tasks)
+        owners = self.registry.owners, self.detached.owners
+        self.rules = FleetRules(self.executors, deployment.quotas, deployment.policy, owners, tasks)
         self._ends = ProcessEnds(self.registry, self.detached, tasks)
         self._ender = SessionEnder(self.detached, self.executors, self.rules, tasks)
         self.recovery = SessionRecovery(

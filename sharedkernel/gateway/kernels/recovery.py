@@ -130,7 +130,8 @@ class SessionRecovery:
     async def _recover_all(self, device: str) -> None:
         executor = self._executors[device]
         try:
-            await self._rules.send_limits(device)
+            users = {record.user for record in await executor.sessions()}
+            await self._rules.send_limits(device, among=users)
             if self._rules.policy:
                 await executor.set_policy(self._rules.policy)
             states = {session.id: session.state for session in (await executor.status()).sessions}

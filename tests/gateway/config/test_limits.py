@@ -55,6 +55,31 @@ def test_limits_reach_the_executor(stack: Stack) -> None:
     run(scenario())
 
 
+def test_limits_that_an_earlier_gateway_knew_do_not_stay(stack: Stack) -> None:
+    """Nor do they for a session that was shut down, of a user whom no quota names any more."""
+
+    async def change() -> None:
+        ada, mary = stack.client("ada"), stack.client("mary")
+        await ada.start()
+        await ada.end(await mary.start(KERNEL_NOTEBOOK="a.ipynb"))
+        limits = {"users": {"ada": {"share": 7}}, "groups": {"class": {"share": 5}}}
+        assert (await ada.request("PUT", "/sharedkernel/api/quotas", limits)).status == 200
+        assert await shares() == {"ada": 7.0, "mary": 5.0}
+
+    async def shares() -> dict[str, float]:
+        users = users_of((await stack.client("ada").request("GET", "/sharedkernel/api/status")).body)
+        return {name: users[name]["share"] for name in ("ada", "mary") if name in users}
+
+    async def are_as_configured() -> None:
+        while await shares() != {"ada": 1.0, "mary": 2.0}:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+    run(change())
+    stack.gateway.stop()
+    stack.restart_gateway()
+    run(are_as_configured())
+
+
 def test_an_admin_changes_quotas_until_the_configuration_is_read_again(stack: Stack) -> None:
     """A PUT holds at once and says that it was one; a reload ends it."""
 
