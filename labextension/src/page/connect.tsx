@@ -30,10 +30,9 @@ export function ConnectSection(props: IProps): React.ReactElement {
       </p>
       <Copyable label={trans.__('Copy the command')} text={me.installCommand} />
       {me.checksFingerprint && <FingerprintNote />}
-      <p>{trans.__('Then pick “Shared GPU” in JupyterLab.')}</p>
       {me.auth === 'token' && token === null && (
         <p>
-          {trans.__('It asks for your token.')}{' '}
+          {trans.__('The command asks for your token, in the terminal.')}{' '}
           <button type="button" className="sk-Button" onClick={() => void get()}>
             {trans.__('Make another token')}
           </button>
@@ -41,10 +40,11 @@ export function ConnectSection(props: IProps): React.ReactElement {
       )}
       {token !== null && (
         <>
-          <p>{trans.__('It asks for your token. This one is shown once; keep it to yourself:')}</p>
+          <p>{trans.__('The command asks for your token. This one is shown once; keep it to yourself:')}</p>
           <Copyable label={trans.__('Copy the token')} text={token} />
         </>
       )}
+      <p>{trans.__('Then pick “Shared GPU” in JupyterLab.')}</p>
     </section>
   );
 }

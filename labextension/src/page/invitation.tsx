@@ -29,6 +29,10 @@ export function takeCode(): string {
 export function Invitation(props: { code: string }): React.ReactElement {
   const [problem, setProblem] = React.useState('');
   const [isWaiting, setWaiting] = React.useState(false);
+  const [isRefused, setRefused] = React.useState(false);
+  const told = React.useRef<HTMLParagraphElement>(null);
+  // The button that had the focus is gone; a screen reader goes on here.
+  React.useEffect(() => (isRefused ? told.current?.focus() : undefined), [isRefused]);
   const [admission, setAdmission] = React.useState<IAdmission | null>(null);
   const accept = async () => {
     setWaiting(true);
@@ -36,6 +40,7 @@ export function Invitation(props: { code: string }): React.ReactElement {
     try {
       setAdmission(await admit(props.code));
     } catch (error) {
+      setRefused(error instanceof RefusedError);
       setProblem(error instanceof RefusedError ? error.message : trans.__('The gateway does not answer; try again.'));
     }
     setWaiting(false);
@@ -56,12 +61,22 @@ export function Invitation(props: { code: string }): React.ReactElement {
           {problem === '' && (
             <p>{trans.__('You are invited to a class on a shared GPU. This invitation works once.')}</p>
           )}
-          {problem !== '' && <p role="alert">{problem}</p>}
-          <p>
-            <button type="button" disabled={isWaiting} onClick={() => void accept()}>
-              {trans.__('Join the class')}
-            </button>
-          </p>
+          {problem !== '' && (
+            <p role="alert" ref={told} tabIndex={-1}>
+              {problem}
+            </p>
+          )}
+          {isRefused ? (
+            <p>
+              <a href="../..">{trans.__('Sign in with a token')}</a>
+            </p>
+          ) : (
+            <p>
+              <button type="button" disabled={isWaiting} onClick={() => void accept()}>
+                {trans.__('Join the class')}
+              </button>
+            </p>
+          )}
         </>
       )}
     </main>

@@ -138,7 +138,7 @@ def _faults(found: Sequence[tuple[int, Person]]) -> Iterator[tuple[int, str]]:
     seen: dict[str, int] = {}
     for number, person in found:
         if not person.user:
-            yield number, "there is no name."
+            yield number, "its column `user`, `email` or `name` is empty; fill it in, or remove the line."
         elif not is_user_name(person.user):
             yield (
                 number,

@@ -39,7 +39,10 @@ def test_lists_and_tables_are_read(text: str, people: list[tuple[str, str]]) -> 
         ("ada\nAda Lovelace\n", "roster.csv, line 2: 'Ada Lovelace' cannot be a user's name; use up to 64 letters"),
         ("ada\n\ngrace\nada\n", "roster.csv, line 4: ada is in line 1 already."),
         ("first,last\nAda,Lovelace\n", "roster.csv, line 1: no column is called user, username, name or email"),
-        ("user,email\nada\n,grace@x.org\n", "roster.csv, line 3: there is no name."),
+        (
+            "user,email\nada\n,grace@x.org\n",
+            "roster.csv, line 3: its column `user`, `email` or `name` is empty; fill it in, or remove the line.",
+        ),
         ("\n".join(["x y"] * 7), "(2 more such lines)"),
         ("\n".join(f"u{n}" for n in range(MOST_PEOPLE + 1)), "has 501 people; a class has at most 500."),
     ],
