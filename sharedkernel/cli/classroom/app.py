@@ -118,10 +118,14 @@ class ClassApp(LimitCommandApp):
     def _invite(self, people: Sequence[Person]) -> None:
         body = {"users": [person.user for person in people], "allow_known": self.known}
         self._warn_of_loopback()
+        members = (self._ask("GET")["class"] or {"users": {}})["users"]
         answer = self._ask("POST", body)
         self._show_links(answer, people)
-        if answer["codes"]:
-            _say("Links that the same people were given before work no longer.")
+        fresh = [person.user for person in people if person.user not in members]
+        if fresh:
+            _say(f"New in the class: {', '.join(fresh)}.")
+        if answer["codes"] and len(fresh) < len(people):
+            _say("Links that were given to the same people before work no longer.")
 
     def _end(self) -> None:
         done = self._ask("DELETE")

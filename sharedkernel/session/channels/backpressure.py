@@ -163,7 +163,8 @@ class OutputThread(IOPubThread):
         # The main thread asks at each output whether it runs, and would publish by itself, between the other's frames.
         self.thread = InterruptSafeThread(target=self._thread_main, name=self.thread.name, daemon=True)
         self.thread.pydev_do_not_trace = self.thread.is_pydev_daemon_thread = True  # as its base has it
-        self._count_lock = threading.Lock()
+        # Reentrant: an object that is collected meanwhile may have something to say.
+        self._count_lock = threading.RLock()
         self.socket = SharedSocket(self._xpub_stream)
 
     def send_multipart(self, frames: Sequence[Any], *args: Any, **kwargs: Any) -> None:
@@ -180,9 +181,10 @@ class OutputThread(IOPubThread):
             self._count(-1, msg)
 
     def _count(self, sign: int, frames: Sequence[Any]) -> None:
+        size = sign * _size(frames)
         with self._count_lock:
             self.num_unsent += sign
-            self.bytes_unsent += sign * _size(frames)
+            self.bytes_unsent += size
 
     def schedule(self, f: Callable[[], Any]) -> None:
         """Call *f* on this thread; now, if it does not run. It is woken once for all that comes until it is awake."""

@@ -33,7 +33,8 @@ class SharedSocket:
     def __init__(self, stream: ZMQStream) -> None:
         self._stream = stream
         self._socket: zmq.Socket[Any] = stream.socket
-        self._lock = threading.RLock()
+        # Not reentrant: while a message is sent, objects may be collected that have something to say, such as widgets.
+        self._lock = threading.Lock()
         stream.socket = self  # type: ignore[assignment]
 
     def __getattr__(self, name: str) -> Any:
@@ -44,7 +45,7 @@ class SharedSocket:
     def events(self) -> int:
         """What can be done with it: `zmq.POLLIN`, `zmq.POLLOUT`."""
         with self._lock:
-            return cast("int", self._socket.get(zmq.EVENTS))
+            return self._find_events()
 
     EVENTS = events
 
@@ -76,8 +77,11 @@ class SharedSocket:
 
     def _look_for_input(self) -> None:
         """Have the stream's thread receive what has come: a send may have taken note of it, and it is told once."""
-        if not self._socket.closed and self.events & zmq.POLLIN:
+        if not self._socket.closed and self._find_events() & zmq.POLLIN:
             self._stream.io_loop.add_callback(self._stream._handle_events, self, 0)
+
+    def _find_events(self) -> int:
+        return cast("int", self._socket.get(zmq.EVENTS))
 
 
 class Replies:

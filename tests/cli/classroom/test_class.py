@@ -82,6 +82,7 @@ def test_a_class_from_its_roster_to_its_end(stack: LocalStack, tmp_path: Path) -
     assert (rows["maria"][0], rows["maria"][-1]) == ("used", "1")
     assert (rows["niels"][0], rows["niels"][-1]) == ("open", "0")
     later = run(stack, "ada", "invite", "niels", "otto", "--json", status=0)
+    assert "New in the class: otto." in later.stderr
     assert "before work no longer" in later.stderr
     invitations = json.loads(later.stdout)["invitations"]
     assert [invitation["user"] for invitation in invitations] == ["niels", "otto"]

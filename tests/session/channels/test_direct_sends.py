@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import queue
+import random
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +20,7 @@ from zmq.eventloop.zmqstream import ZMQStream
 from sharedkernel.session.channels.backpressure import OutputThread
 from sharedkernel.session.channels.direct_sends import SharedSocket
 
-_CLIENTS, _REQUESTS = 3, 1500
+_CLIENTS, _REQUESTS, _FAREWELLS = 3, 1500, 500
 
 
 @pytest.fixture
@@ -122,7 +125,48 @@ def test_outputs_arrive_in_their_order_though_a_slow_listener_has_the_thread_sen
     speaker.start()
     assert [int(listener.recv()) for _ in range(2000)] == list(range(2000))
     speaker.join()
+    outputs.stop()
     assert outputs.num_unsent == outputs.bytes_unsent == 0
+    outputs.close()
+    listener.close()
+
+
+class Farewell:
+    """Says something when it is collected, as widgets do; which may be in the middle of what its thread sends."""
+
+    def __init__(self, outputs: OutputThread, number: int) -> None:
+        self._outputs, self._number = outputs, number
+        self._circle = self
+
+    def __del__(self) -> None:
+        self._outputs.send_multipart([b"farewell", b"%d" % self._number, b"end"])
+
+
+def test_what_is_said_in_the_middle_of_a_message_comes_after_it(context: zmq.Context[Any], tmp_path: Path) -> None:
+    socket = context.socket(zmq.XPUB)
+    socket.sndhwm = socket.copy_threshold = 0  # each frame is an object that is made while the message is sent
+    socket.bind(f"ipc://{tmp_path}/outputs")
+    listener = context.socket(zmq.SUB)
+    listener.rcvhwm, listener.rcvtimeo = 0, 20_000
+    listener.connect(f"ipc://{tmp_path}/outputs")
+    listener.subscribe(b"")
+    socket.recv()  # the subscription
+    outputs = OutputThread(socket)
+    outputs.start()
+    threshold, dice = gc.get_threshold(), random.Random(7)
+    try:
+        for number in range(_FAREWELLS):
+            Farewell(outputs, number)
+            gc.set_threshold(dice.randrange(1, 60), 10_000, 10_000)
+            outputs.send_multipart([b"word", *[b"%d" % number] * 20, b"end"], copy=False)
+    finally:
+        gc.set_threshold(*threshold)
+    gc.collect()
+    said = [listener.recv_multipart() for _ in range(2 * _FAREWELLS)]
+    assert {(message[0], len(message), message[-1]) for message in said} == {
+        (b"word", 22, b"end"), (b"farewell", 3, b"end"),
+    }  # fmt: skip
+    assert all(len(set(message[1:-1])) == 1 for message in said)
     outputs.stop()
     outputs.close()
     listener.close()
