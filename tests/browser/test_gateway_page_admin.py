@@ -43,7 +43,9 @@ def test_nothing_keeps_anybody_out(open_page: OpenPage, server: PageServer, sche
     server.say(of_users(3))
     server.audit = audit_of(7)
     page = open_page(color_scheme=scheme, timezone_id="UTC")
-    section(page, "People").get_by_label("Select the notebooks of grace").check()
+    box = section(page, "People").get_by_label("Select the notebooks of grace")
+    box.click()
+    expect(box).to_be_checked()
     section(page, "Audit log").get_by_role("button", name="Show who did what").click()
     expect(section(page, "Audit log").get_by_role("row")).to_have_count(8)
     for width in _WIDTHS:
