@@ -110,7 +110,8 @@ export class Api implements IAdminApi, ITimelineApi {
     if (!response.ok) {
       const message = (answer as { message?: unknown } | null)?.message;
       throw new RefusedError(
-        typeof message === 'string' && message ? message : `${response.status} ${response.statusText}`
+        typeof message === 'string' && message ? message : `${response.status} ${response.statusText}`,
+        response.status
       );
     }
     return answer;

@@ -20,7 +20,15 @@ export interface IAdminApi {
 }
 
 /** A request was refused; the message is a sentence for the user. */
-export class RefusedError extends Error {}
+export class RefusedError extends Error {
+  /** With the status of the answer; 429 and 5xx may pass. */
+  constructor(
+    message: string,
+    readonly status: number
+  ) {
+    super(message);
+  }
+}
 
 /** Return the policies in an answer of the gateway. */
 export function readPolicies(answer: unknown): string[] {

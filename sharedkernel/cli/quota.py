@@ -88,7 +88,7 @@ class QuotaApp(LimitCommandApp):
         users: dict[str, Any] = answer["users"]
         is_known = user in users
         if user and not is_known and not self.reset:
-            fail(f"nothing is known of {user!r} here: no token, session or limit. Only admins see others' limits.")
+            fail(f"no token, session or limit of {user!r} is known here, or you are no admin, who alone sees others'.")
         if self.as_json:
             shown = {user: users[user]} if is_known else {}
             print(json.dumps({"users": shown} if user else answer))  # noqa: T201

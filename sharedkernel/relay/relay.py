@@ -91,7 +91,7 @@ class Relay(Forwarder):
             return True
         if self._state is not State.REFUSED:
             return False
-        if request is not None and request.is_cell:
+        if request is not None and request.is_cell and not self._is_unasked(request):
             self._say_farewell(request)
             self._state = State.JOINING
             self._connecting = self._begin(self._join(self._ask()))
@@ -151,8 +151,12 @@ class Relay(Forwarder):
         self._farewell = farewell, self._loop.time()
         self._upstream.drop()
 
+    def _is_unasked(self, cell: Request) -> bool:
+        """Whether a program's *cell*, such as a list of variables, follows on the end of a session: it starts none."""
+        return self._farewell is not None and bool(wire.read_object(cell.content).get("silent"))
+
     def _say_farewell(self, cell: Request) -> None:
-        """Tell in the first *cell* after it what became of the session before: its notebook may have been idle."""
+        """Tell what became of the session before, in the first *cell* since then."""
         if self._farewell is not None:
             (text, since), self._farewell = self._farewell, None
             self._responder.say(f"[Shared GPU] {format_seconds(self._loop.time() - since)} ago: {text}", cell.header)

@@ -96,7 +96,7 @@ class StockUpstream(Upstream):
     """
 
     def __init__(self, client: GatewayClient) -> None:
-        super().__init__(Credentials(url=check_url(str(client.url)), token=""))
+        super().__init__(Credentials(url=check_url(str(client.url)), token=str(client.auth_token or "")))
         self._stock_client = client
 
     def _request(self, url: str, *, timeout: float, method: str = "GET", body: str | None = None) -> HTTPRequest:

@@ -14,7 +14,7 @@ from sharedkernel.units import format_bytes
 from tests.cli.support import COMMAND
 from tests.command import run_here
 
-OTHERS = "nothing is known of 'ada' here: no token, session or limit. Only admins see others' limits."
+OTHERS = "no token, session or limit of 'ada' is known here, or you are no admin, who alone sees others'."
 WHICH = "by their ids, or all of one user by --user NAME."
 
 

@@ -170,13 +170,14 @@ export async function request(method: string, path: string, body?: unknown): Pro
   const init = { method, headers, body: body === undefined ? null : JSON.stringify(body) };
   const response = await fetch(new URL(path, document.baseURI), init);
   if (response.status === 401) {
-    throw new SignInNeededError('Please sign in again.');
+    throw new SignInNeededError('Please sign in again.', response.status);
   }
   const answer: unknown = await response.json().catch(() => null);
   if (!response.ok) {
     const message = (answer as { message?: unknown } | null)?.message;
     throw new RefusedError(
-      typeof message === 'string' && message ? message : `${response.status} ${response.statusText}`
+      typeof message === 'string' && message ? message : `${response.status} ${response.statusText}`,
+      response.status
     );
   }
   return answer;

@@ -9,6 +9,9 @@ import { Copyable, FingerprintNote } from './connect';
 import { english as trans } from './english';
 import { momentWords } from './moment';
 
+/** The status from which on a refusal may pass. */
+const TOO_MANY_REQUESTS = 429;
+
 interface IAdmission {
   user: string;
   until: Date;
@@ -40,7 +43,7 @@ export function Invitation(props: { code: string }): React.ReactElement {
     try {
       setAdmission(await admit(props.code));
     } catch (error) {
-      setRefused(error instanceof RefusedError);
+      setRefused(error instanceof RefusedError && error.status < TOO_MANY_REQUESTS);
       setProblem(error instanceof RefusedError ? error.message : trans.__('The gateway does not answer; try again.'));
     }
     setWaiting(false);

@@ -10,7 +10,7 @@ zmq's sockets may be used by several threads if these exclude each other.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import zmq
@@ -57,18 +57,30 @@ class SharedSocket:
     def send_multipart(self, frames: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         """Send a message as the socket does."""
         with self._lock:
-            try:
-                return self._socket.send_multipart(frames, *args, **kwargs)
-            finally:
-                self._look_for_input()
+            return self.send_held(frames, *args, **kwargs)
+
+    def send_held(self, frames: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        """Send a message as the socket does, within :meth:`holding`."""
+        try:
+            return self._socket.send_multipart(frames, *args, **kwargs)
+        finally:
+            self._look_for_input()
+
+    def holding(self, send: Callable[..., Any]) -> Callable[..., Any]:
+        """Return *send*, during which no other thread uses the socket."""
+
+        def hold_and_send(*args: Any, **kwargs: Any) -> Any:
+            with self._lock:
+                return send(*args, **kwargs)
+
+        return hold_and_send
 
     def try_to_send(self, frames: Sequence[Any], **kwargs: Any) -> bool:
         """Send a message, unless that would wait, for room or for another thread; return whether it is sent."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK, **kwargs)
-            self._look_for_input()
+            self.send_held(frames, zmq.NOBLOCK, **kwargs)
         except zmq.ZMQError:  # no room, or closed
             return False
         finally:
@@ -95,7 +107,8 @@ class Replies:
 
     def __init__(self, kernel: Any) -> None:
         self._stream = kernel.shell_stream
-        self._stream.send_multipart = SharedSocket(self._stream).send_multipart
+        self._shared = SharedSocket(self._stream)
+        self._stream.send_multipart = self._shared.send_held
         manager = kernel.shell_channel_thread.manager
         find = manager.get_subshell_to_shell_channel_socket
         self._usual_way: zmq.Socket[Any] = find(None)
@@ -103,6 +116,14 @@ class Replies:
         #: aborted those that wait, and be aborted with them
         self.are_direct = True
         manager.get_subshell_to_shell_channel_socket = lambda subshell: self if subshell is None else find(subshell)
+
+    def begin(self) -> None:
+        """Send from now on, by all that wraps the sends of the stream by now.
+
+        The socket is taken before any lock of theirs: while its thread receives, objects may be collected that publish
+        something, for which those locks are taken as well.
+        """
+        self._stream.send_multipart = self._shared.holding(self._stream.send_multipart)
 
     def send_multipart(self, frames: Sequence[Any], *args: Any, **kwargs: Any) -> None:
         """Send a reply."""

@@ -110,6 +110,7 @@ class SessionRuntime:
         self._notice = WaitNotice(self._kernel, out_of_turn)
         self._notice.attend(self._app)
         refuse_long(self._app)
+        self._kernel.replies.begin()
         device_kind, mode = launch.device_kind, DeviceMemoryMode(launch.memory_mode)
         page = Page(launch.page_descriptor)
         self._meter = make_meter(page, device_kind, mode)

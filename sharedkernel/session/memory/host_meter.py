@@ -205,7 +205,7 @@ class HostMeter:
     def start_over(self) -> None:
         """Take what is in use now as the baseline: it is nobody's data.
 
-        Framework memory is estimated, and measured once the session has settled.
+        Framework memory is estimated, and measured once the session has settled after its next grant.
         """
         self._baseline = bytes_in_use()
         self._framework = _new_private_bytes()

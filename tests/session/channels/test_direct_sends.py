@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ from ipykernel.thread import BaseThread
 from zmq.eventloop.zmqstream import ZMQStream
 
 from sharedkernel.session.channels.backpressure import OutputThread
-from sharedkernel.session.channels.direct_sends import SharedSocket
+from sharedkernel.session.channels.direct_sends import Replies, SharedSocket
+from sharedkernel.session.channels.message_log import MessageLog
 
 _CLIENTS, _REQUESTS, _FAREWELLS = 3, 1500, 500
 
@@ -134,11 +136,12 @@ def test_outputs_arrive_in_their_order_though_a_slow_listener_has_the_thread_sen
 class Farewell:
     """Says something when it is collected, as widgets do; which may be in the middle of what its thread sends."""
 
-    def __init__(self, outputs: OutputThread, number: int) -> None:
-        self._outputs, self._number = outputs, number
+    def __init__(self, outputs: OutputThread, number: int, *, seconds: float = 0.0) -> None:
+        self._outputs, self._number, self._seconds = outputs, number, seconds
         self._circle = self
 
     def __del__(self) -> None:
+        time.sleep(self._seconds)
         self._outputs.send_multipart([b"farewell", b"%d" % self._number, b"end"])
 
 
@@ -170,3 +173,49 @@ def test_what_is_said_in_the_middle_of_a_message_comes_after_it(context: zmq.Con
     outputs.stop()
     outputs.close()
     listener.close()
+
+
+def test_a_reply_and_what_is_published_while_its_socket_is_read_do_not_wait_for_each_other(
+    context: zmq.Context[Any], tmp_path: Path
+) -> None:
+    """The thread that reads may collect an object that has something to say, for which the log's lock is taken."""
+    router, publisher = context.socket(zmq.ROUTER), context.socket(zmq.XPUB)
+    router.bind(f"ipc://{tmp_path}/shell")
+    publisher.bind(f"ipc://{tmp_path}/outputs")
+    reader, outputs = BaseThread(name="reads", daemon=True), OutputThread(publisher)
+    stream, control = ZMQStream(router, reader.io_loop), SimpleNamespace(send_multipart=None)
+    manager = SimpleNamespace(get_subshell_to_shell_channel_socket=lambda subshell: None)
+    kernel = SimpleNamespace(
+        shell_stream=stream, control_stream=control, shell_channel_thread=SimpleNamespace(manager=manager)
+    )
+    outputs.start()
+    replies, log = Replies(kernel), MessageLog()
+    log.attend(SimpleNamespace(kernel=kernel, iopub_thread=outputs))
+    replies.begin()
+    requests: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
+
+    def take(request: list[zmq.Frame]) -> None:
+        requests.put([frame.bytes for frame in request])
+        Farewell(outputs, 0, seconds=0.001)  # collected at any time, such as in the middle of the next one
+
+    stream.on_recv(take, copy=False)
+    reader.start()
+    client = context.socket(zmq.DEALER)
+    client.connect(f"ipc://{tmp_path}/shell")
+    threshold = gc.get_threshold()
+    gc.set_threshold(20, 10_000, 10_000)
+    try:
+        for number in range(_REQUESTS):
+            client.send_multipart([b"%d" % number, b"question"])
+            if number:  # so that one is being received while another is answered
+                replies.send_multipart(requests.get(timeout=20))
+    finally:
+        gc.set_threshold(*threshold)
+    reader.stop()
+    reader.join()
+    gc.collect()
+    outputs.stop()
+    outputs.close()
+    stream.close()
+    client.close()
+    log.close()
