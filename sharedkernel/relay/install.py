@@ -212,8 +212,16 @@ class InstallApp(CommandApp):
         token = self._read_token(url)
         if self.fingerprint:
             return Credentials(url=url, token=token, ca_file=str(self._certificate_path()))
-        ca_file = self.ca_file or os.environ.get(CA_VARIABLE)
+        ca_file = self.ca_file or os.environ.get(CA_VARIABLE) or self._kept_ca_file(url)
         return Credentials(url=url, token=token, ca_file=check_ca_file(ca_file) if ca_file else None)
+
+    def _kept_ca_file(self, url: str) -> str | None:
+        """Return what is trusted already for the gateway at *url*, such as where its user gets another token."""
+        with contextlib.suppress(ConfigError):
+            kept = load_credentials(self._kept_path())
+            if kept.url == url and kept.ca_file is not None and Path(kept.ca_file).is_file():
+                return kept.ca_file
+        return None
 
     def _check_fingerprint(self, url: str) -> None:
         if self.ca_file:
@@ -223,10 +231,13 @@ class InstallApp(CommandApp):
         self.fingerprint = check_fingerprint(self.fingerprint)
 
     def _certificate_path(self) -> Path:
-        name = self.kernel_name
+        return certificate_path(self._kept_path())
+
+    def _kept_path(self) -> Path:
+        """Return the file in which the address and the token are kept."""
         if self.jupyterhub:
-            return certificate_path(hub_gateway_path(name, self._config_folder()))
-        return certificate_path(credentials_path(name))
+            return hub_gateway_path(self.kernel_name, self._config_folder())
+        return credentials_path(self.kernel_name)
 
     def _fetch_certificate(self, url: str) -> str:
         """Return the gateway's certificate (PEM), which has the fingerprint that was given; exits without one."""

@@ -212,6 +212,8 @@ def test_the_pages_command_trusts_the_certificate_that_nobody_knows(encrypted: E
     # It got as far as the gateway's own sentence: there is no executor here.
     assert "no executor answers" in command("sharedkernel", "status").stderr
     encrypted.check(kept["ca_file"])
+    assert command(*rest).returncode == 0  # as with another token
+    assert json.loads((config / "shared-gpu.json").read_text()) == kept
     assert command(*rest, "--ca", encrypted.files.ca).returncode == 0
     assert not (config / "shared-gpu.pem").exists()
 
