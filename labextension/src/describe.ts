@@ -153,9 +153,9 @@ export function timeLeft(session: ISession, trans: TranslationBundle): string | 
   return trans.__('about %1 h left', Math.round(seconds / 3600));
 }
 
-/** Return what a session has on the device now. */
-export function memoryInUse(session: ISession): number {
-  return session.persistentBytes + session.liveBytes;
+/** Return what a session or a user has on the device now: all sessions' and shelves' come to the device's figure. */
+export function memoryInUse(memory: IMemory & { shelfBytes?: number }): number {
+  return memory.persistentBytes + memory.liveBytes + memory.frameworkBytes + (memory.shelfBytes ?? 0);
 }
 
 /** Return what of a user's memory counts for a quota: all that stays, and the largest iteration. */

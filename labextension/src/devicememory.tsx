@@ -2,7 +2,7 @@
 
 import * as React from 'react';
 
-import { charged, memoryByKind, safeText } from './describe';
+import { charged, memoryByKind, memoryInUse, safeText } from './describe';
 import { formatBytes, percent } from './format';
 import type { IAdminApi } from './limits';
 import type { INames } from './names';
@@ -43,6 +43,7 @@ export function DeviceSection(props: IProps): React.ReactElement {
     KINDS.forEach(kind => (sums[kind] += bytes[kind]));
   }
   const several = status.devices.length > 1;
+  const mine = users.find(user => user.name === own);
   const parts = (memoryOf: (user: IUser) => IUserMemory | undefined): IPart[] =>
     users.map(user => ({ user: user.name, colour: colours.get(user.name) ?? '', memory: memoryOf(user) ?? null }));
   return (
@@ -59,16 +60,27 @@ export function DeviceSection(props: IProps): React.ReactElement {
       )}
       <ul className="sk-Legend">
         {listed.map(user => (
-          <li key={user.name} title={memoryByKind(user, units, trans)}>
+          <li key={user.name} title={details(user, several, props)}>
             <span className="sk-Swatch" style={colourStyle(colours.get(user.name))} aria-hidden="true" />
             <span className={user.name === own ? 'sk-Legend-name sk-mod-own' : 'sk-Legend-name'}>
               {safeText(user.name)}
             </span>
             {user.name === own && <span className="sk-Legend-you">{trans.__('(you)')}</span>}
-            <Amount user={user} several={several} {...props} />
+            <span className={`sk-Legend-amount sk-mod-${quotaLevel(user, several)}`}>
+              {formatBytes(memoryInUse(user), units)}
+            </span>
           </li>
         ))}
       </ul>
+      {mine !== undefined && mine.quotaBytes !== null && !several && (
+        <p className={`sk-Hint sk-QuotaUse sk-mod-${quotaLevel(mine, several)}`}>
+          {trans.__(
+            'Your quota counts %1 of %2: what stays, and your largest iteration.',
+            formatBytes(charged(mine), units),
+            formatBytes(mine.quotaBytes, units)
+          )}
+        </p>
+      )}
       {users.length > FEW && (
         <button type="button" className="sk-Button" aria-expanded={all} onClick={() => setAll(!all)}>
           {all ? trans.__('Show fewer') : trans.__('Show all %1 people', users.length)}
@@ -174,21 +186,26 @@ export function colourStyle(colour: string | undefined): React.CSSProperties {
 
 /** Return the users with the most memory, the user's own first, in the order that they had. */
 function largest(users: readonly IUser[], own: string | null): IUser[] {
-  const weight = (user: IUser) => (user.name === own ? Infinity : charged(user) + user.frameworkBytes);
+  const weight = (user: IUser) => (user.name === own ? Infinity : memoryInUse(user));
   const kept = new Set([...users].sort((one, other) => weight(other) - weight(one) || 0).slice(0, FEW));
   return users.filter(user => kept.has(user));
 }
 
-/** What a user has, and of how much; quotas of several devices are no one amount. */
-function Amount(props: INames & { user: IUser; several: boolean }): React.ReactElement {
-  const { user, several, units, trans } = props;
-  const amount = formatBytes(charged(user), units);
+/** Return how near its quota a user is; quotas of several devices are no one amount. */
+function quotaLevel(user: IUser, several: boolean): ReturnType<typeof level> {
+  return user.quotaBytes === null || several ? 'normal' : level(charged(user), user.quotaBytes);
+}
+
+/** Return what a user has by kind, a line each with what counts for the quota. */
+function details(user: IUser, several: boolean, { units, trans }: INames): string {
+  const kinds = memoryByKind(user, units, trans);
   if (user.quotaBytes === null || several) {
-    return <span className="sk-Legend-amount">{amount}</span>;
+    return kinds;
   }
-  return (
-    <span className={`sk-Legend-amount sk-mod-${level(charged(user), user.quotaBytes)}`}>
-      {trans.__('%1 of %2', amount, formatBytes(user.quotaBytes, units))}
-    </span>
+  const counted = trans.__(
+    '%1 of %2 count for the quota',
+    formatBytes(charged(user), units),
+    formatBytes(user.quotaBytes, units)
   );
+  return `${kinds}\n${counted}`;
 }

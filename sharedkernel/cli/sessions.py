@@ -206,7 +206,6 @@ def sessions_by_id(sessions: Sequence[SessionStatus], ids: dict[str, str]) -> Re
     table = new_table(*columns, *places, number("memory", 8), number("idle", 5))
     for session in sorted(sessions, key=lambda session: (session.user, session_name(session))):
         idle = NOTHING if session.state in ("running", "preempting") else about(session.idle_seconds)
-        memory = session.persistent_bytes + session.framework_bytes
         table.add_row(
             cell(ids.get(session.kernel_id or "", NOTHING)),
             cell(session.user, "bold"),
@@ -214,7 +213,7 @@ def sessions_by_id(sessions: Sequence[SessionStatus], ids: dict[str, str]) -> Re
             cell(session_state(session)),
             *([cell(session.host or "")] if has_hosts else []),
             *([cell(device_on_host(session) if has_hosts else session.device or "")] if has_devices else []),
-            format_bytes(memory),
+            format_bytes(session.in_use_bytes),
             idle,
         )
     return table

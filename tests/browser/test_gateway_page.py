@@ -13,6 +13,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
+from tests.browser.figures import in_use, memory_of_users
 from tests.browser.lab import PATIENCE, keep_picture
 from tests.browser.page_server import STATIC, PageServer
 
@@ -36,16 +37,12 @@ def session(number: int, user: str, state: str, gib: float = 0.5, **fields: Any)
 
 def document(*sessions: dict[str, Any]) -> str:
     """Return a status document of a GPU of 24 GiB whose figures add up."""
-    users: dict[str, dict[str, int]] = {}
-    for entry in sessions:
-        memory = users.setdefault(entry["user"], {})
-        for kind in ("persistent_bytes", "ephemeral_bytes", "framework_bytes", "live_bytes"):
-            memory[kind] = memory.get(kind, 0) + entry[kind]
+    users = memory_of_users(sessions)
     device = {
         "name": "NVIDIA L4",
         "kind": "cuda",
         "capacity_bytes": 24 * _GIB,
-        "used_bytes": sum(sum(memory.values()) - memory["ephemeral_bytes"] for memory in users.values()),
+        "used_bytes": sum(map(in_use, users.values())),
         "policy": "fair",
         "utilisation": 0.83,
         "temperature_celsius": 61.0,

@@ -12,6 +12,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
 from sharedkernel.gateway_client.credentials import TOKEN_VARIABLE, URL_VARIABLE
+from tests.browser.figures import in_use, memory_of_users
 from tests.browser.lab import LabPage, keep_picture, start_lab_with
 from tests.serverextension.fake_gateway import FakeGateway
 from tests.serverextension.server import JupyterServer
@@ -27,9 +28,8 @@ def session(name: str, user: str, state: str, **fields: Any) -> dict[str, Any]:
 
 
 def document(*sessions: dict[str, Any], queue: tuple[str, ...] = ()) -> str:
-    """Return a status document."""
-    users = sorted({session["user"] for session in sessions})
-    memory = {f"{kind}_bytes": 300 * _MIB for kind in ("persistent", "ephemeral", "framework")}
+    """Return a status document whose figures add up."""
+    users = memory_of_users(sessions)
     holder = next((session["id"] for session in sessions if session["state"] == "running"), None)
     return json.dumps(
         {
@@ -38,12 +38,14 @@ def document(*sessions: dict[str, Any], queue: tuple[str, ...] = ()) -> str:
                 "kind": "host",
                 "capacity_bytes": 8192 * _MIB,
                 "reserve_bytes": 0,
-                "used_bytes": 600 * _MIB * len(users),
+                "used_bytes": sum(map(in_use, users.values())),
                 "policy": "fair",
                 "quantum_seconds": 0.05,
             },
             "lanes": [{"id": 1, "size_bytes": 1024 * _MIB, "holder": holder, "queue": list(queue)}],
-            "users": [{"name": user, "share": 1.0, "quota_bytes": 4096 * _MIB, **memory} for user in users],
+            "users": [
+                {"name": user, "share": 1.0, "quota_bytes": 4096 * _MIB, **memory} for user, memory in users.items()
+            ],
             "sessions": sessions,
         }
     )
@@ -71,7 +73,8 @@ def of_two_devices() -> str:
         {**status["device"], "name": "cuda:1", "description": None, **away},
     ]
     for user in status["users"]:
-        user["devices"] = [{"device": "cuda:0", "persistent_bytes": 300 * _MIB, "framework_bytes": 100 * _MIB}]
+        memory = {name: user[name] for name in user if name.endswith("_bytes")}
+        user["devices"] = [{**memory, "device": "cuda:0"}]
     for lane in status["lanes"]:
         lane.update(id=2, number=1, device="cuda:0")
     for entry in status["sessions"]:
@@ -144,7 +147,7 @@ def test_several_devices_are_shown_one_by_one(lab: LabPage, gateway: FakeGateway
     devices = lab.section("Devices")
     expect(devices).to_contain_text("the executor of cuda:1 does not answer.")
     expect(devices.get_by_role("img")).to_have_count(1)
-    expect(devices.get_by_role("img")).to_have_attribute("aria-label", "cuda:0: 1.8 GiB of 8.0 GiB in use")
+    expect(devices.get_by_role("img")).to_have_attribute("aria-label", "cuda:0: 1.4 GiB of 8.0 GiB in use")
     turns = lab.section("Running and next")
     expect(turns).to_contain_text("you (train.ipynb)")
     turns.get_by_text("Details").click()
@@ -188,13 +191,13 @@ def test_garbage_is_a_notice_and_the_page_goes_on(lab: LabPage, gateway: FakeGat
 
 def test_settings_hold_at_once(lab: LabPage, server: JupyterServer) -> None:
     """Units are those of the settings."""
-    expect(lab.section("Device")).to_contain_text("1.8 GiB of 8.0 GiB")
+    expect(lab.section("Device")).to_contain_text("1.4 GiB of 8.0 GiB")
     url = "/lab/api/settings/sharedkernel%3Aplugin"
     assert server.ask("PUT", url, {"raw": '{"units": "decimal"}'}).status == 204
     try:
         lab.reload()
         lab.show_panel()
-        expect(lab.section("Device")).to_contain_text("1.9 GB of 8.6 GB")
+        expect(lab.section("Device")).to_contain_text("1.5 GB of 8.6 GB")
     finally:
         server.ask("PUT", url, {"raw": "{}"})
 

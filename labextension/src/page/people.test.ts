@@ -29,7 +29,14 @@ describe('peopleOf', () => {
   it('has who uses the device, and who may', () => {
     const [student, , ada] = people();
     expect(student).toMatchObject({ name: 'student10', sessions: 0, idleMinutes: null, limits: LIMITS });
-    expect(ada).toMatchObject({ name: 'ada', usedBytes: 1536, quotaBytes: 8192, sessions: 2, idleMinutes: 0 });
+    expect(ada).toMatchObject({
+      name: 'ada',
+      usedBytes: 1024,
+      chargedBytes: 1536,
+      quotaBytes: 8192,
+      sessions: 2,
+      idleMinutes: 0
+    });
   });
 });
 

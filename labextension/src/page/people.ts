@@ -1,6 +1,6 @@
 /** Who uses the device, for admins: one entry for each person. */
 
-import { charged } from '../describe';
+import { charged, memoryInUse } from '../describe';
 import type { ILimits } from '../limits';
 import type { IStatus } from '../view';
 
@@ -10,7 +10,10 @@ export type Order = 'name' | 'memory' | 'activity';
 
 export interface IPerson {
   name: string;
+  /** On the device now. */
   usedBytes: number;
+  /** What counts for the quota. */
+  chargedBytes: number;
   quotaBytes: number | null;
   sessions: number;
   /** Since something last ran in one of their sessions; null: they have none. */
@@ -25,6 +28,7 @@ export function peopleOf(status: IStatus, limits: ReadonlyMap<string, ILimits>):
     const known = people.get(name) ?? {
       name,
       usedBytes: 0,
+      chargedBytes: 0,
       quotaBytes: null,
       sessions: 0,
       idleMinutes: null,
@@ -38,7 +42,8 @@ export function peopleOf(status: IStatus, limits: ReadonlyMap<string, ILimits>):
   }
   for (const user of status.users) {
     const entry = person(user.name);
-    entry.usedBytes = charged(user);
+    entry.usedBytes = memoryInUse(user);
+    entry.chargedBytes = charged(user);
     entry.quotaBytes = user.quotaBytes;
   }
   for (const session of status.sessions) {

@@ -95,7 +95,9 @@ export function PeopleSection(props: IProps): React.ReactElement {
             </th>
             <th scope="col">{trans.__('In use')}</th>
             <th scope="col">{trans.__('Last activity')}</th>
-            <th scope="col">{trans.__('Quota')}</th>
+            <th scope="col" className="sk-People-quota">
+              {trans.__('Quota')}
+            </th>
             <th scope="col">{trans.__('Share')}</th>
           </tr>
         </thead>
@@ -164,7 +166,7 @@ function Row(props: IRowProps): React.ReactElement {
   const { person, colour, units, onChange } = props;
   const { limits } = person;
   const who = safeText(person.name);
-  const fullness = person.quotaBytes === null ? 'normal' : level(person.usedBytes, person.quotaBytes);
+  const fullness = person.quotaBytes === null ? 'normal' : level(person.chargedBytes, person.quotaBytes);
   return (
     <tr>
       <th scope="row">
@@ -176,9 +178,14 @@ function Row(props: IRowProps): React.ReactElement {
         />{' '}
         <span className="sk-Swatch" style={colourStyle(colour)} aria-hidden="true" /> {who}
       </th>
-      <td className={`sk-Legend-amount sk-mod-${fullness}`}>{formatBytes(person.usedBytes, units)}</td>
+      <td>{formatBytes(person.usedBytes, units)}</td>
       <td>{activityWords(person)}</td>
-      <td>
+      <td className="sk-People-quota">
+        {person.quotaBytes !== null && (
+          <span className={`sk-QuotaUse sk-mod-${fullness}`}>
+            {trans.__('%1 of', formatBytes(person.chargedBytes, units))}{' '}
+          </span>
+        )}
         <Field
           label={trans.__('Quota of %1, such as 8 GiB or 25%', who)}
           value={limits?.memory ?? null}

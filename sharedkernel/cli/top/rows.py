@@ -18,6 +18,7 @@ from sharedkernel.status.text import (
     NOTHING,
     about,
     bytes_or_nothing,
+    charged_bytes,
     device_on_host,
     lingering_words,
     memory_by_kind,
@@ -131,7 +132,6 @@ def _place(entry: SessionStatus | LaneStatus, status: StatusDocument) -> tuple[s
 
 
 def _session_row(session: SessionStatus, place: tuple[str, ...]) -> ViewRow:
-    memory = session.persistent_bytes + session.framework_bytes + session.live_bytes  # as the device's line counts
     left = time_left(session)
     idle = None if session.state in ("running", "preempting") else session.idle_seconds
     name, state = session_name(session), session_state(session)
@@ -143,7 +143,7 @@ def _session_row(session: SessionStatus, place: tuple[str, ...]) -> ViewRow:
             Text(name),
             Text(state, STATE_STYLES.get(session.state, "")),
             *map(cell, place),
-            Text(format_bytes(memory)),
+            Text(format_bytes(session.in_use_bytes)),
             Text(seconds_or_nothing(session.attained_service_seconds)),
             Text(NOTHING if left is None else about(left)),
             Text(NOTHING if idle is None else about(idle)),
@@ -153,7 +153,7 @@ def _session_row(session: SessionStatus, place: tuple[str, ...]) -> ViewRow:
             name.casefold(),
             order[:2],
             *place,
-            *(_largest_first(value) for value in (memory, session.attained_service_seconds, left, idle)),
+            *(_largest_first(value) for value in (session.in_use_bytes, session.attained_service_seconds, left, idle)),
         ),
         place=(*order, session.id),
         session=session,
@@ -166,8 +166,8 @@ def people_view(status: StatusDocument) -> RowView:
         ViewColumn(name="user", ratio=1),
         ViewColumn(name="sessions", width=8),
         ViewColumn(name="share", width=5),
-        ViewColumn(name="persistent", width=10),
-        ViewColumn(name="ephemeral", width=9),
+        ViewColumn(name="memory", width=8),
+        ViewColumn(name="charged", width=8),
         ViewColumn(name="quota", width=8),
         ViewColumn(name="used", width=8),
         ViewColumn(name="wait p95", width=8),
@@ -179,7 +179,7 @@ def people_view(status: StatusDocument) -> RowView:
 
 
 def _user_row(user: UserStatus, sessions: int) -> ViewRow:
-    amounts = (user.persistent_bytes, user.ephemeral_bytes, user.quota_bytes)
+    amounts = (user.in_use_bytes, charged_bytes(user), user.quota_bytes)
     durations = (user.attained_service_seconds, user.wait_p95_seconds)
     return ViewRow(
         key=user.name,
@@ -194,7 +194,7 @@ def _user_row(user: UserStatus, sessions: int) -> ViewRow:
             user.name.casefold(),
             *(_largest_first(value) for value in (sessions, user.share, *amounts, *durations)),
         ),
-        place=(-user.persistent_bytes, user.name),
+        place=(-user.in_use_bytes, user.name),
     )
 
 
