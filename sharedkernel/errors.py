@@ -51,6 +51,12 @@ class SessionNotFound(SharedKernelError):
     reason = "session_not_found"
 
 
+class SessionEndedByUser(SharedKernelError):
+    """Somebody has ended a session; the message says who."""
+
+    reason = "session_ended"
+
+
 class ExecutorUnavailable(SharedKernelError):
     """The executor cannot be reached."""
 

@@ -28,6 +28,8 @@ interface IContext {
 const KERNEL_NAME = 'shared-gpu';
 /** Milliseconds until a new kernel is known to the gateway. */
 const KERNEL_PATIENCE = 60_000;
+/** Milliseconds until a kernel that is there is taken for one without a session, as where somebody has ended it. */
+const SESSION_PATIENCE = 2_000;
 /** Milliseconds between two looks whether it is. */
 const SUCCESSOR_PAUSE = 300;
 
@@ -110,8 +112,14 @@ export class Actions implements ISessionActions {
     if (!answer.button.accept) {
       return;
     }
+    this._shutDown.add(session.id);
     await this._attempt(() => this.api.shutDown(session.id), this._trans.__('%1 could not be shut down', name));
     await this._app.serviceManager.sessions.refreshRunning();
+  }
+
+  /** Whether the user has shut a session down in this page. */
+  hasShutDown(session: ISession): boolean {
+    return this._shutDown.has(session.id);
   }
 
   private _successor(session: ISession): ISession | undefined {
@@ -120,21 +128,26 @@ export class Actions implements ISessionActions {
 
   /** Return the session of a session's notebook that it can take the place of; one is started if there is none. */
   private async _makeSuccessor(session: ISession): Promise<ISession> {
-    const deadline = Date.now() + KERNEL_PATIENCE;
+    const begun = Date.now();
     let context: IContext | null = null;
+    let isRestarted = false;
     for (;;) {
       const successor = this._successor(session);
       if (successor !== undefined) {
         return successor;
       }
-      if (Date.now() > deadline) {
+      if (Date.now() > begun + KERNEL_PATIENCE) {
         throw new Error(this._trans.__('its notebook got no kernel; start one there, then try again.'));
       }
       context ??= await this._openNotebook(session);
       // Asked again and again: the kernel that was shut down may need a while to end, and there may be a later one.
       await this._app.serviceManager.sessions.refreshRunning();
-      if (!context?.session?.kernel) {
+      const kernel = context?.session?.kernel;
+      if (!kernel) {
         await context?.changeKernel?.({ name: context.prevKernelName || KERNEL_NAME });
+      } else if (!isRestarted && Date.now() > begun + SESSION_PATIENCE) {
+        isRestarted = true;
+        await kernel.restart();
       }
       await new Promise(resolve => setTimeout(resolve, SUCCESSOR_PAUSE));
     }
@@ -202,4 +215,7 @@ export class Actions implements ISessionActions {
     }
     return undefined;
   }
+
+  /** Ids of the sessions that were shut down in this page. */
+  private _shutDown = new Set<string>();
 }

@@ -18,6 +18,7 @@ import { askFromCells } from './askincell';
 import { addCommands, CommandIDs } from './commands';
 import { Connection } from './connection';
 import { followCurrentKernel } from './currentkernel';
+import { notifyOfEnds } from './endnotifications';
 import { DeviceModel } from './model';
 import { ModelAdapter } from './modeladapter';
 import { NotebookViews } from './notebookview';
@@ -80,6 +81,7 @@ const device: JupyterFrontEndPlugin<ISharedDevice> = {
     }
     const actions = new Actions(app, api, model, trans);
     notifyOfRequests(model, actions, trans);
+    notifyOfEnds(model, actions, app.serviceManager.kernels, trans);
     askFromCells(document.body, model, actions);
     notifyOfTurns(model, trans);
     return { model, actions, setNotifies: notifies => keep(notifies) };

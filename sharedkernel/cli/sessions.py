@@ -19,7 +19,15 @@ from sharedkernel.gateway_client.sessions import offload_session, stop_session
 from sharedkernel.gateway_client.status import fetch_status
 from sharedkernel.status.document import SessionStatus
 from sharedkernel.status.tables import cell, new_table, number, text
-from sharedkernel.status.text import NOTHING, about, device_on_host, safe_text, session_name, session_state
+from sharedkernel.status.text import (
+    NOTHING,
+    about,
+    device_on_host,
+    in_use_bytes,
+    safe_text,
+    session_name,
+    session_state,
+)
 from sharedkernel.units import format_bytes
 
 #: characters of an id that are shown, where they suffice
@@ -213,7 +221,7 @@ def sessions_by_id(sessions: Sequence[SessionStatus], ids: dict[str, str]) -> Re
             cell(session_state(session)),
             *([cell(session.host or "")] if has_hosts else []),
             *([cell(device_on_host(session) if has_hosts else session.device or "")] if has_devices else []),
-            format_bytes(session.in_use_bytes),
+            format_bytes(in_use_bytes(session)),
             idle,
         )
     return table

@@ -24,7 +24,7 @@ from collections.abc import Coroutine, Sequence
 from enum import StrEnum
 from typing import Any
 
-from sharedkernel.errors import ProtocolError, SharedKernelError
+from sharedkernel.errors import ProtocolError, SessionEndedByUser, SharedKernelError
 from sharedkernel.forwarding import problems
 from sharedkernel.forwarding.connection import SessionConnection
 from sharedkernel.forwarding.held import Held, HeldMessage
@@ -105,8 +105,8 @@ class Forwarder(ABC):
         """Go on without a session, which the gateway refuses."""
 
     @abstractmethod
-    def _on_gone(self) -> None:
-        """Go on after the session was no longer there when the connection was opened again."""
+    def _on_gone(self, farewell: str | None) -> None:
+        """Go on after the session was no longer there when the connection was opened again; see :meth:`_on_dead`."""
 
     @abstractmethod
     def _on_dead(self, farewell: str | None) -> None:
@@ -293,7 +293,7 @@ class Forwarder(ABC):
             await self._upstream.reconnect()
         except GatewayRefused as error:
             if error.status == 404:
-                self._on_gone()
+                self._on_gone(str(error) if error.reason == SessionEndedByUser.reason else None)
             else:
                 self._on_refused(error)
         else:

@@ -32,7 +32,7 @@ REPLACED = Problem(
 )
 GONE = Problem(
     "SharedGPUSessionGone",
-    "the session is no longer on the gateway, and its variables are gone; a new one is started.",
+    "the session is no longer on the gateway, and its variables are gone; the next cell starts a new one.",
 )
 
 

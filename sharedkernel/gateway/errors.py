@@ -25,6 +25,7 @@ _STATUSES = {
     "wrong_invitation": HTTPStatus.FORBIDDEN,
     "no_such_kernel": HTTPStatus.NOT_FOUND,
     "session_not_found": HTTPStatus.NOT_FOUND,
+    "session_ended": HTTPStatus.NOT_FOUND,
     "not_shelved": HTTPStatus.NOT_FOUND,
     "no_class": HTTPStatus.NOT_FOUND,
     "quota": HTTPStatus.TOO_MANY_REQUESTS,

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 #: seconds that ending the session may take when the client shuts the kernel down; Jupyter waits five
 SHUTDOWN_PATIENCE = 4.0
+#: said in the first cell after the loss of a session of which nobody knows how it ended
+_LOST = "The session before is no longer on the gateway, and its variables are gone; this one is new."
 
 
 class Relay(Forwarder):
@@ -59,8 +61,8 @@ class Relay(Forwarder):
         self._exit: asyncio.Future[int] = self._loop.create_future()
         #: why there is no session, while refused
         self._problem = problems.Problem("", "")
-        #: what to say of the session before, and since when, in the loop's seconds
-        self._farewell: tuple[str, float] | None = None
+        #: what to say of the session before, and since when, in the loop's seconds (None: unknown)
+        self._farewell: tuple[str, float | None] | None = None
         self._connecting = self._begin(self._join(request))
 
     async def run(self) -> int:
@@ -135,21 +137,33 @@ class Relay(Forwarder):
             pass
         self._settle(list(self._pending.values()), self._problem)
 
-    def _on_gone(self) -> None:
-        """Say that the session is gone and end, so that the client starts a relay with a new one."""
-        self._responder.say(f"[Shared GPU] {problems.GONE.sentence}", self._running_cell() or b"{}")
-        self._settle(list(self._pending.values()), problems.GONE)
-        self.stop(1)
+    def _on_gone(self, farewell: str | None) -> None:
+        if self._state is State.ENDED:
+            return
+        self._outage.forget()
+        for _ in self._held.take():
+            pass
+        problem, text = problems.GONE, _LOST
+        if farewell is not None:
+            problem, text = problems.session_died(farewell), f"While the gateway was out of reach: {farewell}"
+        self._settle(list(self._pending.values()), problem)
+        self._bid_farewell(problem, text)
 
     def _on_dead(self, farewell: str | None) -> None:
         if farewell is None:
             self._loop.call_soon(self.stop, 1)
             return
-        # A page would say that the kernel has crashed, and start it again: another session that nobody asked for.
-        self._state = State.REFUSED
-        self._problem = problems.session_died(farewell)
-        self._farewell = farewell, self._loop.time()
+        self._bid_farewell(problems.session_died(farewell), farewell, self._loop.time())
         self._upstream.drop()
+
+    def _bid_farewell(self, problem: problems.Problem, text: str, since: float | None = None) -> None:
+        """Wait for the next cell, and tell it what became of the session, for which all else is refused until then.
+
+        A page would say of a relay that ends that the kernel has crashed, and start it again: another session that
+        nobody asked for.
+        """
+        self._state, self._problem = State.REFUSED, problem
+        self._farewell = text, since
 
     def _is_unasked(self, cell: Request) -> bool:
         """Whether a program's *cell*, such as a list of variables, follows on the end of a session: it starts none."""
@@ -159,7 +173,8 @@ class Relay(Forwarder):
         """Tell what became of the session before, in the first *cell* since then."""
         if self._farewell is not None:
             (text, since), self._farewell = self._farewell, None
-            self._responder.say(f"[Shared GPU] {format_seconds(self._loop.time() - since)} ago: {text}", cell.header)
+            ago = "" if since is None else f"{format_seconds(self._loop.time() - since)} ago: "
+            self._responder.say(f"[Shared GPU] {ago}{text}", cell.header)
 
     def _on_broken(self) -> None:
         # A relay that is broken ends, so that its client starts another one, which finds the session.

@@ -258,9 +258,10 @@ class DirectSession(Forwarder):
     def _on_dead(self, farewell: str | None) -> None:
         self._join_next()
 
-    def _on_gone(self) -> None:
+    def _on_gone(self, farewell: str | None) -> None:
         if not self._is_ending():
-            self._settle([request for request in self._pending.values() if request.sent], problems.GONE)
+            problem = problems.GONE if farewell is None else problems.session_died(farewell)
+            self._settle([request for request in self._pending.values() if request.sent], problem)
         self._join_next()
 
     def _join_next(self) -> None:

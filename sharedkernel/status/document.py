@@ -119,7 +119,7 @@ class UserOnDevice(msgspec.Struct, frozen=True, kw_only=True):
 class UserStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A user; memory is the sum over their sessions, and `ephemeral_bytes` the largest of them.
 
-    A device's `used_bytes` are all users' `in_use_bytes`, and those are all their sessions' and their shelf.
+    A device's `used_bytes` are all users' persistent, framework, live and shelf bytes.
     """
 
     name: str
@@ -143,11 +143,6 @@ class UserStatus(msgspec.Struct, frozen=True, kw_only=True):
     wait_p95_seconds: float | None = None
     #: of several devices only
     devices: list[UserOnDevice] | UnsetType = UNSET
-
-    @property
-    def in_use_bytes(self) -> int:
-        """What is on the device now."""
-        return self.persistent_bytes + self.framework_bytes + self.live_bytes + self.shelf_bytes
 
 
 class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,11 +210,6 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     device: str | UnsetType = UNSET
     #: name of its host; of several hosts only
     host: str | UnsetType = UNSET
-
-    @property
-    def in_use_bytes(self) -> int:
-        """What is on the device now."""
-        return self.persistent_bytes + self.framework_bytes + self.live_bytes
 
 
 class TrackEntry(msgspec.Struct, frozen=True, kw_only=True):

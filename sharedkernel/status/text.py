@@ -44,6 +44,12 @@ def safe_text(text: object) -> str:
     )
 
 
+def in_use_bytes(record: SessionStatus | UserStatus) -> int:
+    """Return what a session or a user has on the device now: all users' come to the device's `used_bytes`."""
+    shelf = record.shelf_bytes if isinstance(record, UserStatus) else 0
+    return record.persistent_bytes + record.framework_bytes + record.live_bytes + shelf
+
+
 def charged_bytes(user: UserStatus) -> int:
     """Return what of a user's memory counts for their quota: all that stays, and the largest iteration."""
     return user.persistent_bytes + user.ephemeral_bytes + user.shelf_bytes

@@ -63,16 +63,40 @@ def test_a_session_that_an_admin_shuts_down_did_not_crash(lab: LabPage, stack: L
     """No dialog says that the kernel died; the next cell runs in a new session, and says who did it."""
     lab.new_notebook()
     expect(lab.output(lab.run("x = 41; print('there')"))).to_contain_text("there")
+    shut_down_by_admin(stack)
+    lab.show_panel()
+    expect(lab.section("My sessions")).to_contain_text("shut down")
+    notice = lab.page.locator(".jp-toastContainer").get_by_text("The session of Untitled.ipynb was shut down")
+    expect(notice).to_be_visible()
+    after = lab.run("print('x' in globals())")
+    expect(notice).to_have_count(0)
+    expect(after).to_contain_text("ago: This session was shut down by ada; `%shared attach` brings it back")
+    expect(after).to_contain_text("False")
+    expect(lab.run("%shared attach")).to_contain_text("The earlier session of this notebook is back")
+    expect(lab.run("print(x + 1)")).to_contain_text("42")
+    expect(lab.page.locator(".jp-Dialog")).to_have_count(0)
+
+
+def shut_down_by_admin(stack: LocalStack) -> None:
     [session] = to_json(stack.status())["sessions"]
     request = urllib.request.Request(f"{stack.gateway_url}/api/kernels/{session['id']}", method="DELETE")
     request.add_header("Authorization", f"token {stack.token('ada')}")
     urllib.request.urlopen(request, timeout=60).close()
+
+
+def test_what_an_admin_shuts_down_is_told_and_comes_back_with_a_click(lab: LabPage, stack: LocalStack) -> None:
+    """An idle notebook tells of it, too; a kernel without a session gets one for the variables to come back to."""
+    lab.new_notebook()
+    expect(lab.output(lab.run("x = 41; print('there')"))).to_contain_text("there")
+    shut_down_by_admin(stack)
+    notice = lab.page.locator(".jp-toastContainer")
+    expect(notice).to_contain_text("its variables can be brought back for 10 min")
+    notice.get_by_role("button", name="Bring back variables").click()
     lab.show_panel()
-    expect(lab.section("My sessions")).to_contain_text("shut down")
-    after = lab.run("print('x' in globals())")
-    expect(after).to_contain_text("ago: This session was shut down by ada; `%shared attach` brings it back")
-    expect(after).to_contain_text("False")
-    expect(lab.run("%shared attach")).to_contain_text("The earlier session of this notebook is back")
+    mine = lab.section("My sessions")
+    expect(mine).to_contain_text("idle")
+    expect(mine).not_to_contain_text("shut down")
+    lab.wait_for_kernel()
     expect(lab.run("print(x + 1)")).to_contain_text("42")
     expect(lab.page.locator(".jp-Dialog")).to_have_count(0)
 

@@ -131,7 +131,7 @@ def test_an_outcome_that_was_lost_is_said(private_jupyter: Path, tmp_path: Path)
 
 @pytest.mark.heavy
 def test_a_session_lost_with_its_gateway_is_said_and_replaced(private_jupyter: Path, tmp_path: Path) -> None:
-    """A stock gateway takes its sessions with it: the cell says so, and the client starts the kernel anew."""
+    """A stock gateway takes its sessions with it: the cell says so, and the next one runs in a new one."""
     gateway = GatewayProcess(tmp_path)
     gateway.start()
     try:
@@ -141,9 +141,11 @@ def test_a_session_lost_with_its_gateway_is_said_and_replaced(private_jupyter: P
             gateway.start()
             outcome = notebook.wait(message_id)
             assert outcome.error.startswith("SharedGPUSessionGone: the session is no longer on the gateway")
-            wait_until(lambda: not notebook.manager.is_alive())
-            notebook.restart(now=True)
-            assert notebook.run("print('anew')").text() == "anew\n"
+            assert outcome.error.endswith("the next cell starts a new one.")
+            anew = notebook.run("print('anew')")
+            assert anew.text("stdout") == "anew\n"
+            assert "[Shared GPU] The session before is no longer on the gateway" in anew.text("stderr")
+            assert notebook.manager.is_alive()
     finally:
         gateway.stop()
 

@@ -17,7 +17,7 @@ import pytest
 from sharedkernel.gateway.kernels.detached import _CELL_INTERVAL
 from sharedkernel.local_stack import LocalStack, Service
 from tests.processes import belongs_to
-from tests.relay.support import TIMEOUT, Notebook, wait_until
+from tests.relay.support import TIMEOUT, Line, Notebook, wait_until
 from tests.status.documents import to_json
 from tests.warm_stack import WarmStack
 
@@ -113,6 +113,23 @@ def test_a_session_that_somebody_ends_is_no_crash(stack: LocalStack) -> None:
         assert outcome.text().endswith("False\n")
         assert "ago: This session was ended by ada; its variables are gone." in outcome.text("stderr")
         assert notebook.run("print(1)").text("stderr") == ""
+
+
+def test_who_was_away_meanwhile_is_told_who_ended_the_session(stack: LocalStack) -> None:
+    """As with a computer that was asleep at the end of a class: its relay comes back and finds no session."""
+    with Line(stack.port) as line, Notebook(line.url, stack.token("mary")) as notebook:
+        notebook.run("x = 1")
+        line.cut(notebook)
+        _end_all(stack, "mary", by="ada")
+        wait_until(lambda: not _live(stack, "mary"))
+        line.mend()
+        time.sleep(2)  # as above
+        assert notebook.manager.is_alive()
+        assert not _live(stack, "mary")
+        outcome = notebook.run("print('x' in globals())")
+        assert outcome.text("stdout") == "False\n"
+        farewell = "While the gateway was out of reach: This session was ended by ada; its variables are gone."
+        assert farewell in outcome.text("stderr")
 
 
 def _live(stack: LocalStack, user: str) -> list[str]:
@@ -265,8 +282,8 @@ def test_a_reboot_loses_sessions_and_says_so(stack: LocalStack, notebook: Notebo
         service.wait_until_ready()
     assert to_json(stack.status())["sessions"] == []
     assert notebook.wait(message_id).error.startswith("SharedGPUSessionGone: the session is no longer on the gateway")
-    wait_until(lambda: not notebook.manager.is_alive())
-    notebook.restart(now=True)
-    assert "NameError" in notebook.run("weights").error
+    outcome = notebook.run("weights")
+    assert "NameError" in outcome.error
+    assert "The session before is no longer on the gateway, and its variables are gone" in outcome.text("stderr")
     names = {path.name[:12] for path in (stack.runtime_directory / "s").rglob("*") if not path.is_dir()}
     assert len(names) <= 2, "more than the new session and a spare have files"

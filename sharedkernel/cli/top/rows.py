@@ -20,6 +20,7 @@ from sharedkernel.status.text import (
     bytes_or_nothing,
     charged_bytes,
     device_on_host,
+    in_use_bytes,
     lingering_words,
     memory_by_kind,
     safe_text,
@@ -143,7 +144,7 @@ def _session_row(session: SessionStatus, place: tuple[str, ...]) -> ViewRow:
             Text(name),
             Text(state, STATE_STYLES.get(session.state, "")),
             *map(cell, place),
-            Text(format_bytes(session.in_use_bytes)),
+            Text(format_bytes(in_use_bytes(session))),
             Text(seconds_or_nothing(session.attained_service_seconds)),
             Text(NOTHING if left is None else about(left)),
             Text(NOTHING if idle is None else about(idle)),
@@ -153,7 +154,7 @@ def _session_row(session: SessionStatus, place: tuple[str, ...]) -> ViewRow:
             name.casefold(),
             order[:2],
             *place,
-            *(_largest_first(value) for value in (session.in_use_bytes, session.attained_service_seconds, left, idle)),
+            *(_largest_first(value) for value in (in_use_bytes(session), session.attained_service_seconds, left, idle)),
         ),
         place=(*order, session.id),
         session=session,
@@ -179,7 +180,7 @@ def people_view(status: StatusDocument) -> RowView:
 
 
 def _user_row(user: UserStatus, sessions: int) -> ViewRow:
-    amounts = (user.in_use_bytes, charged_bytes(user), user.quota_bytes)
+    amounts = (in_use_bytes(user), charged_bytes(user), user.quota_bytes)
     durations = (user.attained_service_seconds, user.wait_p95_seconds)
     return ViewRow(
         key=user.name,
@@ -194,7 +195,7 @@ def _user_row(user: UserStatus, sessions: int) -> ViewRow:
             user.name.casefold(),
             *(_largest_first(value) for value in (sessions, user.share, *amounts, *durations)),
         ),
-        place=(-user.in_use_bytes, user.name),
+        place=(-in_use_bytes(user), user.name),
     )
 
 

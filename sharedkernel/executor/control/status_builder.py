@@ -98,7 +98,7 @@ def build_status(
     by_user: defaultdict[str, list[SessionStatus]] = defaultdict(list)
     for entry in sessions:
         by_user[entry.user].append(entry)
-    used = sum(entry.in_use_bytes for entry in sessions)
+    used = sum(entry.persistent_bytes + entry.framework_bytes + entry.live_bytes for entry in sessions)
     return StatusDocument(
         device=msgspec.structs.replace(device, used_bytes=min(used + snapshot.shelf, device.capacity_bytes)),
         lanes=[_lane(view) for view in snapshot.lanes],

@@ -108,6 +108,7 @@ class KernelChannelsHandler(ErrorResponseMixin, AuditedHandler, JupyterPingMixin
     @ws_authenticated
     async def get(self, kernel_id: str) -> None:
         """Accept the websocket; returns when it is closed."""
+        kernel_manager_of(self).registry.check_not_ended(kernel_id, self.current_user.username)
         with self.settings["open_websockets"].place_for(self):
             await super().get(kernel_id)
 

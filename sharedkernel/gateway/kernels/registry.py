@@ -14,11 +14,15 @@ from typing import Any, Protocol
 
 from jupyter_server.prometheus.metrics import KERNEL_CURRENTLY_RUNNING_TOTAL
 
+from sharedkernel.errors import SessionEndedByUser
 from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.owners_file import OwnersFile
 from sharedkernel.jupyter.names import KERNEL_NAME
 
 log = logging.getLogger(__name__)
+
+#: most farewells kept, for clients that were away when their session ended
+_MAX_FAREWELLS = 1000
 
 
 class KernelFactory(Protocol):
@@ -57,6 +61,8 @@ class SessionRegistry:
         self._owners_file = owners_file
         #: names of sessions that are starting and have no registered kernel yet
         self._starting: set[str] = set()
+        #: owners of kernels whose sessions somebody has ended, and what their clients are told; oldest first
+        self._farewells: dict[str, tuple[str, str]] = {}
 
     def all(self) -> list[SessionKernel]:
         """Return the kernels of all users."""
@@ -125,8 +131,24 @@ class SessionRegistry:
         self.store_owners()
         self._connections.pop(str(kernel.kernel_id), None)
         KERNEL_CURRENTLY_RUNNING_TOTAL.labels(type=KERNEL_NAME).dec()
+        if found.was_ended:
+            self._farewells[str(kernel.kernel_id)] = found.user, found.reason
+            if len(self._farewells) > _MAX_FAREWELLS:
+                del self._farewells[next(iter(self._farewells))]
         found.retire()
         log.info("kernel %s of %s is gone", found.kernel_id, found.user)
+
+    def check_not_ended(self, kernel_id: str, user: str) -> None:
+        """Check that nobody has ended *user*'s kernel, as far as that is still known.
+
+        Raises
+        ------
+        SessionEndedByUser
+            When somebody has: a client that was away meanwhile learns who.
+        """
+        owner, farewell = self._farewells.get(kernel_id, ("", ""))
+        if owner == user and kernel_id not in self._kernels:
+            raise SessionEndedByUser(farewell)
 
     @contextlib.contextmanager
     def starting(self, session: str) -> Iterator[None]:

@@ -1,0 +1,60 @@
+import { beforeEach, describe, expect, it } from 'vitest';
+
+import { EndWatcher, PATIENCE } from './endwatcher';
+import { session, status, view } from './testdocuments';
+import { parseView } from './view';
+
+describe('EndWatcher', () => {
+  let watcher: EndWatcher;
+  beforeEach(() => {
+    watcher = new EndWatcher();
+  });
+
+  /** Return the kernels that are told of when these sessions are there, in milliseconds. */
+  function told(now: number, sessions: object[], fields: object = {}): Array<[string, boolean]> {
+    const kernels = sessions.length === 0 ? {} : { kernel: '0123456789ab' };
+    const said = parseView(view({ status: status(...sessions), kernels, ...fields }));
+    return watcher.follow(said, now).map(end => [end.kernel, end.session.lingering]);
+  }
+
+  it('tells of an end once, when the kernel has had time to follow', () => {
+    expect(told(0, [session()])).toEqual([]);
+    expect(told(1, [])).toEqual([]);
+    expect(watcher.isWaiting).toBe(true);
+    expect(told(PATIENCE, [])).toEqual([]);
+    expect(told(1 + PATIENCE, [])).toEqual([['kernel', false]]);
+    expect(told(2 + 2 * PATIENCE, [])).toEqual([]);
+    expect(watcher.isWaiting).toBe(false);
+  });
+
+  it('tells of a session that lingers', () => {
+    expect(told(0, [session()])).toEqual([]);
+    expect(told(1, [session({ lingering: true })], { kernels: {} })).toEqual([]);
+    expect(told(1 + PATIENCE, [session({ lingering: true })], { kernels: {} })).toEqual([['kernel', true]]);
+  });
+
+  it('tells nothing of a kernel that gets another session', () => {
+    expect(told(0, [session()])).toEqual([]);
+    expect(told(1, [])).toEqual([]);
+    const another = { kernels: { kernel: 'another' } };
+    expect(told(2, [session({ id: 'another' })], another)).toEqual([]);
+    expect(told(2 + PATIENCE, [session({ id: 'another' })], another)).toEqual([]);
+  });
+
+  it('tells nothing while what is not listed may be there', () => {
+    expect(told(0, [session()])).toEqual([]);
+    expect(told(1, [])).toEqual([]);
+    expect(told(PATIENCE, [], { gateway: { state: 'away', message: 'it is away.' } })).toEqual([]);
+    const away = { name: 'cuda:1', available: false, message: 'its executor is away.', used_bytes: null };
+    const document = status();
+    expect(told(2 * PATIENCE, [], { status: { ...document, devices: [document.device, away] } })).toEqual([]);
+    expect(told(3 * PATIENCE, [])).toEqual([]);
+    expect(told(3 * PATIENCE + 1, [session()])).toEqual([]);
+  });
+
+  it('tells nothing of others', () => {
+    expect(told(0, [session({ user: 'grace' })])).toEqual([]);
+    expect(told(1, [])).toEqual([]);
+    expect(told(1 + PATIENCE, [])).toEqual([]);
+  });
+});
