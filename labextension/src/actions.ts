@@ -3,7 +3,7 @@
 import { JupyterFrontEnd } from '@jupyterlab/application';
 import { Dialog, Notification, showDialog } from '@jupyterlab/apputils';
 import { PageConfig } from '@jupyterlab/coreutils';
-import { Session } from '@jupyterlab/services';
+import { Kernel, Session } from '@jupyterlab/services';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { Widget } from '@lumino/widgets';
 
@@ -28,8 +28,8 @@ interface IContext {
 const KERNEL_NAME = 'shared-gpu';
 /** Milliseconds until a new kernel is known to the gateway. */
 const KERNEL_PATIENCE = 60_000;
-/** Milliseconds until a kernel that is there is taken for one without a session, as where somebody has ended it. */
-const SESSION_PATIENCE = 2_000;
+/** Milliseconds until a kernel that is shut down is gone. */
+const KERNEL_END = 2_000;
 /** Milliseconds between two looks whether it is. */
 const SUCCESSOR_PAUSE = 300;
 
@@ -113,7 +113,17 @@ export class Actions implements ISessionActions {
       return;
     }
     this._shutDown.add(session.id);
-    await this._attempt(() => this.api.shutDown(session.id), this._trans.__('%1 could not be shut down', name));
+    await this._attempt(
+      async () => {
+        try {
+          await this.api.shutDown(session.id);
+        } catch (error) {
+          this._shutDown.delete(session.id);
+          throw error;
+        }
+      },
+      this._trans.__('%1 could not be shut down', name)
+    );
     await this._app.serviceManager.sessions.refreshRunning();
   }
 
@@ -122,21 +132,29 @@ export class Actions implements ISessionActions {
     return this._shutDown.has(session.id);
   }
 
+  /** Whether a kernel's notebook is open in this page, and the kernel is neither ending nor restarting. */
+  isOpen(kernel: string): boolean {
+    const widget = [...this._app.shell.widgets('main')].find(each => kernelOfWidget(each) === kernel);
+    const status = contextOf(widget ?? null)?.session?.kernel?.status;
+    return status === 'idle' || status === 'busy';
+  }
+
   private _successor(session: ISession): ISession | undefined {
     return successorOf(session, this._model.view.status?.sessions ?? []);
   }
 
   /** Return the session of a session's notebook that it can take the place of; one is started if there is none. */
   private async _makeSuccessor(session: ISession): Promise<ISession> {
-    const begun = Date.now();
+    const deadline = Date.now() + KERNEL_PATIENCE;
     let context: IContext | null = null;
+    let lostAt: number | null = null;
     let isRestarted = false;
     for (;;) {
       const successor = this._successor(session);
       if (successor !== undefined) {
         return successor;
       }
-      if (Date.now() > begun + KERNEL_PATIENCE) {
+      if (Date.now() > deadline) {
         throw new Error(this._trans.__('its notebook got no kernel; start one there, then try again.'));
       }
       context ??= await this._openNotebook(session);
@@ -145,22 +163,34 @@ export class Actions implements ISessionActions {
       const kernel = context?.session?.kernel;
       if (!kernel) {
         await context?.changeKernel?.({ name: context.prevKernelName || KERNEL_NAME });
-      } else if (!isRestarted && Date.now() > begun + SESSION_PATIENCE) {
+      } else if (!this._hasLost(kernel, session)) {
+        lostAt = null;
+      } else if (!isRestarted && Date.now() > (lostAt ??= Date.now()) + KERNEL_END) {
         isRestarted = true;
-        await kernel.restart();
+        await kernel.restart().catch(() => undefined); // it may have ended just now, and another one is started
       }
       await new Promise(resolve => setTimeout(resolve, SUCCESSOR_PAUSE));
     }
   }
 
+  /** Whether a kernel has lost this very session, as where somebody else has ended it; its next cell gets another one. */
+  private _hasLost(kernel: Kernel.IKernelConnection, session: ISession): boolean {
+    const isIts = this._model.isLive && this._model.view.kernels.get(kernel.id) === session.id;
+    return isIts && !this._shutDown.has(session.id);
+  }
+
   /** Show a session's notebook. */
   private async _openNotebook(session: ISession): Promise<IContext | null> {
     const path = session.notebook ?? '';
-    const isOpen = (widget: Widget) => {
+    const length = (widget: Widget) => {
       const own = contextOf(widget)?.session?.path ?? (widget as { context?: { path?: string } }).context?.path;
-      return own !== undefined && own !== '' && isPathOf(path, own);
+      return own !== undefined && own !== '' && isPathOf(path, own) ? own.length : 0;
     };
-    let widget = [...this._app.shell.widgets('main')].find(isOpen);
+    // `old/a.ipynb` rather than `a.ipynb`: both can be the end of a path, where the server's root is not known.
+    let widget = [...this._app.shell.widgets('main')].sort((one, other) => length(other) - length(one))[0];
+    if (widget !== undefined && length(widget) === 0) {
+      widget = undefined;
+    }
     if (widget === undefined) {
       const local = await this._localPath(path);
       widget = (await this._app.commands.execute('docmanager:open', { path: local })) as Widget;

@@ -14,6 +14,8 @@ interface IEndActions {
   bringBack(session: ISession): Promise<void>;
   /** Whether the user has shut a session down in this page. */
   hasShutDown(session: ISession): boolean;
+  /** Whether a kernel's notebook is open in this page, and the kernel is neither ending nor restarting. */
+  isOpen(kernel: string): boolean;
 }
 
 /** Tell of each session that somebody else has ended, until its kernel has another one. */
@@ -24,33 +26,37 @@ export function notifyOfEnds(
   trans: TranslationBundle
 ): void {
   const watcher = new EndWatcher();
-  /** Ids of notifications, by kernel. */
-  const shown = new Map<string, string>();
+  const shown: Array<IEnd & { notification: string }> = [];
   let timer: ReturnType<typeof setTimeout> | undefined;
-  const tell = async (end: IEnd) => {
-    await kernels.refreshRunning();
-    const kernel = [...kernels.running()].find(each => each.id === end.kernel);
-    const stays = kernel?.execution_state === 'idle' || kernel?.execution_state === 'busy';
-    if (!stays || hasSession(model, end.kernel) || actions.hasShutDown(end.session)) {
+  const tell = async ({ kernel, session }: IEnd) => {
+    try {
+      await kernels.refreshRunning();
+    } catch {
+      return; // the Jupyter server is away, and what is known of its kernels is old
+    }
+    const isThere = [...kernels.running()].some(each => each.id === kernel) && actions.isOpen(kernel);
+    if (!isThere || hasSession(model, kernel) || actions.hasShutDown(session)) {
       return;
     }
-    const callback = () => void actions.bringBack(end.session);
-    const offers = actions.canBringBack(end.session) ? [{ label: trans.__('Bring back variables'), callback }] : [];
+    const callback = () => void actions.bringBack(session);
+    const offers = actions.canBringBack(session) ? [{ label: trans.__('Bring back variables'), callback }] : [];
     const options = { autoClose: false as const, actions: offers };
-    shown.set(end.kernel, Notification.warning(endWords(end.session, trans), options));
+    shown.push({ kernel, session, notification: Notification.warning(endWords(session, trans), options) });
   };
+  /** Whether a notification says what is no more: that a kernel has no session, or that variables can come back. */
+  const isOver = ({ kernel, session }: IEnd) =>
+    hasSession(model, kernel) || (session.lingering && model.session(session.id) === undefined);
   const follow = () => {
     clearTimeout(timer);
-    for (const [kernel, id] of shown) {
-      if (hasSession(model, kernel)) {
-        Notification.dismiss(id);
-        shown.delete(kernel);
-      }
-    }
+    const ends = watcher.follow(model.view, Date.now());
     if (!model.isLive) {
       return;
     }
-    watcher.follow(model.view, Date.now()).forEach(end => void tell(end));
+    for (const over of shown.filter(isOver)) {
+      Notification.dismiss(over.notification);
+      shown.splice(shown.indexOf(over), 1);
+    }
+    ends.forEach(end => void tell(end));
     if (watcher.isWaiting) {
       timer = setTimeout(follow, PATIENCE);
     }
@@ -66,7 +72,7 @@ function hasSession(model: DeviceModel, kernel: string): boolean {
 function endWords(session: ISession, trans: TranslationBundle): string {
   const name = sessionName(session);
   if (!session.lingering) {
-    return trans.__('The session of %1 was ended; its variables are gone. Its next cell starts a new one.', name);
+    return trans.__('The session of %1 was ended; its variables are gone. Its next cell says why.', name);
   }
   return session.lingeringMinutes === null
     ? trans.__('The session of %1 was shut down; its variables can still be brought back.', name)

@@ -45,11 +45,45 @@ describe('EndWatcher', () => {
     expect(told(0, [session()])).toEqual([]);
     expect(told(1, [])).toEqual([]);
     expect(told(PATIENCE, [], { gateway: { state: 'away', message: 'it is away.' } })).toEqual([]);
-    const away = { name: 'cuda:1', available: false, message: 'its executor is away.', used_bytes: null };
-    const document = status();
-    expect(told(2 * PATIENCE, [], { status: { ...document, devices: [document.device, away] } })).toEqual([]);
-    expect(told(3 * PATIENCE, [])).toEqual([]);
-    expect(told(3 * PATIENCE + 1, [session()])).toEqual([]);
+    expect(told(2 * PATIENCE, [])).toEqual([]);
+    expect(told(2 * PATIENCE + 1, [session()])).toEqual([]);
+  });
+
+  it('tells nothing while the executor of the session is away, and heeds no other', () => {
+    const on =
+      (...devices: object[]) =>
+      (sessions: object[]) => ({
+        status: { ...status(...sessions), devices },
+        ...(sessions.length === 0 ? { kernels: {} } : {})
+      });
+    const device = (name: string, available: boolean) => ({
+      name,
+      available,
+      message: available ? null : 'it is away.',
+      used_bytes: 0
+    });
+    const own = [session({ device: 'cuda:0' })];
+    const away = on(device('cuda:0', false), device('cuda:1', true));
+    const elsewhere = on(device('cuda:0', true), device('cuda:1', false));
+    expect(told(0, own, elsewhere(own))).toEqual([]);
+    expect(told(1, [], away([]))).toEqual([]);
+    expect(told(1 + PATIENCE, [], away([]))).toEqual([]);
+    expect(told(2 + PATIENCE, [], on(device('cuda:1', true))([]))).toEqual([]);
+    expect(told(3 + PATIENCE, [], elsewhere([]))).toEqual([]);
+    expect(told(3 + 2 * PATIENCE, [], elsewhere([]))).toEqual([['kernel', false]]);
+  });
+
+  it('tells nothing of what a restart has left', () => {
+    expect(told(0, [session()])).toEqual([]);
+    expect(told(1, [session({ lingering: true, restarted: true })])).toEqual([]);
+    expect(told(1 + PATIENCE, [session({ lingering: true, restarted: true })])).toEqual([]);
+  });
+
+  it('forgets the sessions of another user', () => {
+    expect(told(0, [session()])).toEqual([]);
+    const grace = { user: { name: 'grace', admin: false } };
+    expect(told(1, [], grace)).toEqual([]);
+    expect(told(1 + PATIENCE, [], grace)).toEqual([]);
   });
 
   it('tells nothing of others', () => {

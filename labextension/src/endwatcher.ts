@@ -14,21 +14,25 @@ export interface IEnd {
 }
 
 export class EndWatcher {
-  /** Return the sessions of this user that have ended more than PATIENCE ago, each once. */
+  /** Return the sessions of this user that have ended more than PATIENCE ago, each once; none that a restart left. */
   follow(view: IView, now: number): IEnd[] {
     const { status } = view;
-    if (
-      view.gateway.state !== 'connected' ||
-      status === null ||
-      status.devices.some(device => device.trouble !== null)
-    ) {
+    const user = view.user?.name ?? null;
+    if (user !== this._user) {
+      this._user = user;
+      this._known.clear();
+    }
+    if (view.gateway.state !== 'connected' || status === null) {
       this._missing.clear(); // a session that is not listed may still be there
       return [];
     }
+    /** Whether all sessions of a device are listed: it is, and its executor answers. */
+    const isListed = (name: string | null) =>
+      status.devices.length === 0 || status.devices.some(device => device.name === name && device.trouble === null);
     const sessions = new Map(status.sessions.map(session => [session.id, session]));
     for (const [kernel, id] of view.kernels) {
       const session = sessions.get(id);
-      if (session !== undefined && !isShutDown(session) && session.user === view.user?.name) {
+      if (session !== undefined && !isShutDown(session) && session.user === user) {
         this._known.set(kernel, session);
         this._missing.delete(kernel);
       }
@@ -43,12 +47,18 @@ export class EndWatcher {
         }
         continue;
       }
+      if (!isListed(known.device)) {
+        this._missing.delete(kernel);
+        continue;
+      }
       const since = this._missing.get(kernel) ?? now;
       this._missing.set(kernel, since);
       if (now - since >= PATIENCE) {
         this._known.delete(kernel);
         this._missing.delete(kernel);
-        ends.push({ kernel, session: session ?? known });
+        if (session?.restarted !== true) {
+          ends.push({ kernel, session: session ?? known });
+        }
       }
     }
     return ends;
@@ -59,6 +69,7 @@ export class EndWatcher {
     return this._missing.size > 0;
   }
 
+  private _user: string | null = null;
   /** The session that each kernel had when it was last seen. */
   private _known = new Map<string, ISession>();
   /** Since when each kernel's is not there. */

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 #: seconds that ending the session may take when the client shuts the kernel down; Jupyter waits five
 SHUTDOWN_PATIENCE = 4.0
 #: said in the first cell after the loss of a session of which nobody knows how it ended
-_LOST = "The session before is no longer on the gateway, and its variables are gone; this one is new."
+_LOST = "The session before is no longer on the gateway, and its variables are gone."
 
 
 class Relay(Forwarder):

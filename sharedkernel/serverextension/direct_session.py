@@ -259,6 +259,8 @@ class DirectSession(Forwarder):
         self._join_next()
 
     def _on_gone(self, farewell: str | None) -> None:
+        if self._state is State.ENDED:
+            return
         if not self._is_ending():
             problem = problems.GONE if farewell is None else problems.session_died(farewell)
             self._settle([request for request in self._pending.values() if request.sent], problem)

@@ -28,6 +28,7 @@ from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.http import health, shelf_handlers
 from sharedkernel.gateway.http.status_feed import StatusFeedHandler
 from sharedkernel.gateway.http.websocket_registry import JupyterPingMixin
+from sharedkernel.gateway.kernels.ending import check_not_ended
 from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.manager import SessionKernels, kernel_manager_of
 from sharedkernel.scheduling.policies.registry import POLICIES
@@ -108,7 +109,8 @@ class KernelChannelsHandler(ErrorResponseMixin, AuditedHandler, JupyterPingMixin
     @ws_authenticated
     async def get(self, kernel_id: str) -> None:
         """Accept the websocket; returns when it is closed."""
-        kernel_manager_of(self).registry.check_not_ended(kernel_id, self.current_user.username)
+        manager = kernel_manager_of(self)
+        check_not_ended(manager.registry, manager.detached, kernel_id, self.current_user.username)
         with self.settings["open_websockets"].place_for(self):
             await super().get(kernel_id)
 

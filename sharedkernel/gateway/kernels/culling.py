@@ -166,7 +166,8 @@ class IdleCuller:
         log.info("ending session %s of %s, in which nothing ran: its client is away", kernel.session_id, kernel.user)
         try:
             async with asyncio.timeout(_TIMEOUT):
-                await self._shut_down(str(kernel.kernel_id), linger=0)
+                farewell = "This session was ended: nothing had run in it, and its notebook was away."
+                await self._shut_down(str(kernel.kernel_id), linger=0, farewell=farewell)
         except (SharedKernelError, HTTPError, TimeoutError) as error:  # the next check tries again, if it is there
             log.info("session %s: %s", kernel.session_id, str(error) or f"no answer in {_TIMEOUT:g} s")
         else:

@@ -16,12 +16,13 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
-from sharedkernel.errors import SessionNotFound, SharedKernelError
+from sharedkernel.errors import SessionEndedByUser, SessionNotFound, SharedKernelError
 from sharedkernel.gateway.auth.identity import requesting_user
 from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.gateway.kernels.detached import DetachedSessions, EarlierSession
 from sharedkernel.gateway.kernels.kernel import SessionKernel
+from sharedkernel.gateway.kernels.registry import SessionRegistry
 from sharedkernel.system.tasks import BackgroundTasks
 from sharedkernel.units import format_seconds
 
@@ -82,7 +83,7 @@ class SessionEnder:
         if not seconds or kernel.notebook is None or not kernel.has_kernel:
             await kernel.shutdown_kernel()
             why = farewell or f"This session was ended{by}; its variables are gone."
-            _say_farewell(kernel, why, cell, show=bool(farewell or by))
+            _say_farewell(kernel, why, cell, later=why if farewell or by else "")
             return
         await _interrupt(kernel)
         # Recorded first: if the executor ends it at once, that report comes before the answer.
@@ -101,13 +102,37 @@ class SessionEnder:
         if not is_restarted:
             back = f"; `%shared attach` brings it back with its variables for another {format_seconds(seconds)}"
             why = farewell or f"This session was shut down{by}{back if is_there else ''}."
-            _say_farewell(kernel, why, cell, show=bool(farewell or by))
+            later = farewell or (f"This session was shut down{by}." if by else "")
+            _say_farewell(kernel, why, cell, later=later)
 
     def _end_restarted_before(self, last: EarlierSession) -> None:
         """End what earlier restarts of the notebook of *last* have left."""
         for earlier in self._detached.of_user(last.user):
             if earlier.is_restarted and earlier.notebook == last.notebook and earlier.session != last.session:
                 self._tasks.spawn(self._detached.end(earlier))
+
+
+def check_not_ended(registry: SessionRegistry, detached: DetachedSessions, kernel_id: str, user: str) -> None:
+    """Check that nobody has ended or shut down *user*'s kernel, as far as that is still known.
+
+    Raises
+    ------
+    SessionEndedByUser
+        When somebody has: a client that was away meanwhile learns who, and whether the session is still there.
+    """
+    if registry.find(kernel_id) is not None:
+        return
+    farewell = registry.farewell(kernel_id, user)
+    found = detached.get(kernel_id if farewell is None else farewell.session)
+    if found is not None and (found.is_restarted or found.user != user):
+        found = None
+    if farewell is None and found is None:
+        return
+    text = "This session was shut down." if farewell is None else farewell.text
+    if found is not None and found.until is not None and "%shared attach" not in text:
+        left = max(0.0, found.until - asyncio.get_running_loop().time())
+        text += f" `%shared attach` brings it back with its variables for another {format_seconds(left)}."
+    raise SessionEndedByUser(text)
 
 
 async def _interrupt(kernel: SessionKernel) -> None:
@@ -126,8 +151,11 @@ def _by_whom(kernel: SessionKernel) -> str:
     return "" if user is None or user.username == kernel.user else f" by {user.username}"
 
 
-def _say_farewell(kernel: SessionKernel, why: str, cell: dict[str, Any], *, show: bool) -> None:
-    """Let clients whose cells end by it know *why* *kernel* is gone, and if *show* all others, below *cell*."""
-    kernel.reason, kernel.was_ended = why, True
-    if show:
+def _say_farewell(kernel: SessionKernel, why: str, cell: dict[str, Any], *, later: str) -> None:
+    """Let clients whose cells end by it know *why* *kernel* is gone.
+
+    Those of others are told below *cell*, and *later* those that are away, unless that is empty.
+    """
+    kernel.reason, kernel.was_ended, kernel.farewell = why, True, later
+    if later:
         kernel.outputs.show(why, cell)

@@ -9,12 +9,12 @@ import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
 
 from jupyter_server.prometheus.metrics import KERNEL_CURRENTLY_RUNNING_TOTAL
 
-from sharedkernel.errors import SessionEndedByUser
 from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.owners_file import OwnersFile
 from sharedkernel.jupyter.names import KERNEL_NAME
@@ -42,6 +42,15 @@ class KernelFactory(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """What is told of a session that somebody has ended."""
+
+    user: str
+    session: str
+    text: str
+
+
 class SessionRegistry:
     """All sessions' kernels by kernel id.
 
@@ -61,8 +70,8 @@ class SessionRegistry:
         self._owners_file = owners_file
         #: names of sessions that are starting and have no registered kernel yet
         self._starting: set[str] = set()
-        #: owners of kernels whose sessions somebody has ended, and what their clients are told; oldest first
-        self._farewells: dict[str, tuple[str, str]] = {}
+        #: kernels whose sessions somebody has ended; oldest first
+        self._farewells: dict[str, Farewell] = {}
 
     def all(self) -> list[SessionKernel]:
         """Return the kernels of all users."""
@@ -131,24 +140,17 @@ class SessionRegistry:
         self.store_owners()
         self._connections.pop(str(kernel.kernel_id), None)
         KERNEL_CURRENTLY_RUNNING_TOTAL.labels(type=KERNEL_NAME).dec()
-        if found.was_ended:
-            self._farewells[str(kernel.kernel_id)] = found.user, found.reason
+        if found.farewell:
+            self._farewells[str(kernel.kernel_id)] = Farewell(found.user, found.session_id, found.farewell)
             if len(self._farewells) > _MAX_FAREWELLS:
                 del self._farewells[next(iter(self._farewells))]
         found.retire()
         log.info("kernel %s of %s is gone", found.kernel_id, found.user)
 
-    def check_not_ended(self, kernel_id: str, user: str) -> None:
-        """Check that nobody has ended *user*'s kernel, as far as that is still known.
-
-        Raises
-        ------
-        SessionEndedByUser
-            When somebody has: a client that was away meanwhile learns who.
-        """
-        owner, farewell = self._farewells.get(kernel_id, ("", ""))
-        if owner == user and kernel_id not in self._kernels:
-            raise SessionEndedByUser(farewell)
+    def farewell(self, kernel_id: str, user: str) -> Farewell | None:
+        """Return what *user* is told of the end of their kernel; None: nobody has ended it lately."""
+        farewell = self._farewells.get(kernel_id)
+        return farewell if farewell is not None and farewell.user == user else None
 
     @contextlib.contextmanager
     def starting(self, session: str) -> Iterator[None]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.gateway.kernels.detached import _CLIENT_PATIENCE
+from tests.gateway.client import Client
 from tests.gateway.conftest import Stack, run
 from tests.gateway.kernels.conftest import (
     NOTEBOOK,
@@ -111,6 +112,41 @@ def test_a_session_that_was_brought_back_idle_is_idle(lingering_stack: Stack) ->
             assert (await channels.run("x"))["text"] == "42"
         await has_given_way(ada, first)
         await end_at_once(ada)
+
+    run(scenario())
+
+
+def test_who_was_away_is_told_who_shut_the_session_down(lingering_stack: Stack) -> None:
+    """And for how long it can be brought back; the next gateway knows that still. Others learn nothing."""
+    ada, grace, mary = [lingering_stack.client(user) for user in ("ada", "grace", "mary")]
+    back = "`%shared attach` brings it back with its variables for another "
+
+    async def told(client: Client, kernel: str) -> str:
+        answer = await client.request("GET", f"/api/kernels/{kernel}/channels")
+        while answer.status == 503:  # a gateway that has just started does not know yet
+            answer = await client.request("GET", f"/api/kernels/{kernel}/channels")
+        assert answer.status == 404
+        return str(answer.body["message"]) if isinstance(answer.body, dict) else ""
+
+    async def begin() -> str:
+        kernel = await grace.start(KERNEL_NOTEBOOK=NOTEBOOK)
+        async with grace.attach(kernel) as channels:
+            assert (await channels.run("x = 41"))["status"] == "ok"
+        assert (await ada.request("DELETE", f"/api/kernels/{kernel}")).status == 204
+        assert (await told(grace, kernel)).startswith(f"This session was shut down by ada. {back}")
+        for other in (ada, mary):
+            assert await told(other, kernel) == ""
+        return kernel
+
+    kernel = asyncio.run(begin())
+    lingering_stack.gateway.kill()
+    lingering_stack.restart_gateway()
+
+    async def scenario() -> None:
+        assert (await told(grace, kernel)).startswith(f"This session was shut down. {back}")
+        assert await told(mary, kernel) == ""
+        await end_at_once(grace)
+        assert await told(grace, kernel) == ""
 
     run(scenario())
 
