@@ -3,7 +3,7 @@
 import { JupyterFrontEnd } from '@jupyterlab/application';
 import { Dialog, Notification, showDialog } from '@jupyterlab/apputils';
 import { PageConfig } from '@jupyterlab/coreutils';
-import { Kernel, Session } from '@jupyterlab/services';
+import { Session } from '@jupyterlab/services';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { Widget } from '@lumino/widgets';
 
@@ -28,8 +28,8 @@ interface IContext {
 const KERNEL_NAME = 'shared-gpu';
 /** Milliseconds until a new kernel is known to the gateway. */
 const KERNEL_PATIENCE = 60_000;
-/** Milliseconds until a kernel that is shut down is gone. */
-const KERNEL_END = 2_000;
+/** Milliseconds after which the end of a session that was shut down here is somebody else's doing. */
+const OWN_END = 60_000;
 /** Milliseconds between two looks whether it is. */
 const SUCCESSOR_PAUSE = 300;
 
@@ -94,10 +94,18 @@ export class Actions implements ISessionActions {
 
   /** Bring back a session that was shut down: into its notebook, which is opened and gets a kernel if it has none. */
   async bringBack(session: ISession): Promise<void> {
+    if (this._returning.has(session.id)) {
+      return;
+    }
+    this._returning.add(session.id);
     const failure = this._trans.__('%1 could not be brought back', sessionName(session));
     await this._attempt(async () => {
-      await this.api.bringBack((await this._makeSuccessor(session)).id);
+      const successor = await this._makeSuccessor(session);
+      if (successor !== null) {
+        await this.api.bringBack(successor.id);
+      }
     }, failure);
+    this._returning.delete(session.id);
   }
 
   /** Shut a session down, or end one that was shut down, if the user means it. */
@@ -112,7 +120,7 @@ export class Actions implements ISessionActions {
     if (!answer.button.accept) {
       return;
     }
-    this._shutDown.add(session.id);
+    this._shutDown.set(session.id, Date.now());
     await this._attempt(
       async () => {
         try {
@@ -127,29 +135,35 @@ export class Actions implements ISessionActions {
     await this._app.serviceManager.sessions.refreshRunning();
   }
 
-  /** Whether the user has shut a session down in this page. */
+  /** Whether the user has shut a session down in this page just now. */
   hasShutDown(session: ISession): boolean {
-    return this._shutDown.has(session.id);
+    return Date.now() - (this._shutDown.get(session.id) ?? -Infinity) < OWN_END;
   }
 
   /** Whether a kernel's notebook is open in this page, and the kernel is neither ending nor restarting. */
   isOpen(kernel: string): boolean {
     const widget = [...this._app.shell.widgets('main')].find(each => kernelOfWidget(each) === kernel);
     const status = contextOf(widget ?? null)?.session?.kernel?.status;
-    return status === 'idle' || status === 'busy';
+    return status === 'idle' || status === 'busy' || status === 'unknown'; // unknown: its websocket is away
   }
 
   private _successor(session: ISession): ISession | undefined {
     return successorOf(session, this._model.view.status?.sessions ?? []);
   }
 
-  /** Return the session of a session's notebook that it can take the place of; one is started if there is none. */
-  private async _makeSuccessor(session: ISession): Promise<ISession> {
+  /**
+   * Return the session of a session's notebook that it can take the place of; one is started if there is none.
+   *
+   * Null: it is back already.
+   */
+  private async _makeSuccessor(session: ISession): Promise<ISession | null> {
     const deadline = Date.now() + KERNEL_PATIENCE;
     let context: IContext | null = null;
-    let lostAt: number | null = null;
-    let isRestarted = false;
+    let isAsked = false;
     for (;;) {
+      if (this._model.session(session.id)?.lingering === false) {
+        return null;
+      }
       const successor = this._successor(session);
       if (successor !== undefined) {
         return successor;
@@ -163,34 +177,25 @@ export class Actions implements ISessionActions {
       const kernel = context?.session?.kernel;
       if (!kernel) {
         await context?.changeKernel?.({ name: context.prevKernelName || KERNEL_NAME });
-      } else if (!this._hasLost(kernel, session)) {
-        lostAt = null;
-      } else if (!isRestarted && Date.now() > (lostAt ??= Date.now()) + KERNEL_END) {
-        isRestarted = true;
-        await kernel.restart().catch(() => undefined); // it may have ended just now, and another one is started
+      } else if (!isAsked && !this.hasShutDown(session)) {
+        // One whose session somebody else has ended gets another one with its next cell; all others do nothing for it.
+        // One that was shut down here is about to end, and would take its next session with it.
+        isAsked = true;
+        kernel.requestExecute({ code: '', store_history: false }, true).done.catch(() => undefined);
       }
       await new Promise(resolve => setTimeout(resolve, SUCCESSOR_PAUSE));
     }
   }
 
-  /** Whether a kernel has lost this very session, as where somebody else has ended it; its next cell gets another one. */
-  private _hasLost(kernel: Kernel.IKernelConnection, session: ISession): boolean {
-    const isIts = this._model.isLive && this._model.view.kernels.get(kernel.id) === session.id;
-    return isIts && !this._shutDown.has(session.id);
-  }
-
   /** Show a session's notebook. */
   private async _openNotebook(session: ISession): Promise<IContext | null> {
     const path = session.notebook ?? '';
-    const length = (widget: Widget) => {
+    const known = this._localName(path);
+    const isOpen = (widget: Widget) => {
       const own = contextOf(widget)?.session?.path ?? (widget as { context?: { path?: string } }).context?.path;
-      return own !== undefined && own !== '' && isPathOf(path, own) ? own.length : 0;
+      return own !== undefined && own !== '' && (known === null ? isPathOf(path, own) : own === known);
     };
-    // `old/a.ipynb` rather than `a.ipynb`: both can be the end of a path, where the server's root is not known.
-    let widget = [...this._app.shell.widgets('main')].sort((one, other) => length(other) - length(one))[0];
-    if (widget !== undefined && length(widget) === 0) {
-      widget = undefined;
-    }
+    let widget = [...this._app.shell.widgets('main')].find(isOpen);
     if (widget === undefined) {
       const local = await this._localPath(path);
       widget = (await this._app.commands.execute('docmanager:open', { path: local })) as Widget;
@@ -202,9 +207,7 @@ export class Actions implements ISessionActions {
 
   /** Return where this Jupyter server has the notebook with a path of its machine. */
   private async _localPath(path: string): Promise<string> {
-    const root = PageConfig.getOption('serverRoot').replace(/^~/, '');
-    const at = path.indexOf(`${root}/`);
-    const local = at < 0 ? '' : path.slice(at + root.length + 1);
+    const local = this._localName(path) ?? '';
     const isThere = this._app.serviceManager.contents.get(local, { content: false }).then(
       () => local !== '',
       () => false
@@ -213,6 +216,13 @@ export class Actions implements ISessionActions {
       throw new Error(this._trans.__('open its notebook first.'));
     }
     return local;
+  }
+
+  /** Return the name that the notebook with a path of this server's machine would have; null: it is not below its root. */
+  private _localName(path: string): string | null {
+    const root = PageConfig.getOption('serverRoot').replace(/^~/, '');
+    const at = path.indexOf(`${root}/`);
+    return at < 0 ? null : path.slice(at + root.length + 1);
   }
 
   /** Try it; tell the user why it did not work. */
@@ -246,6 +256,8 @@ export class Actions implements ISessionActions {
     return undefined;
   }
 
-  /** Ids of the sessions that were shut down in this page. */
-  private _shutDown = new Set<string>();
+  /** When each session was shut down in this page. */
+  private _shutDown = new Map<string, number>();
+  /** Ids of the sessions that are being brought back. */
+  private _returning = new Set<string>();
 }

@@ -9,6 +9,9 @@ import { EndWatcher, IEnd, PATIENCE } from './endwatcher';
 import type { DeviceModel } from './model';
 import type { ISession } from './view';
 
+/** States of a kernel that neither ends nor restarts. */
+const STAYS = ['idle', 'busy'];
+
 interface IEndActions {
   canBringBack(session: ISession): boolean;
   bringBack(session: ISession): Promise<void>;
@@ -29,13 +32,11 @@ export function notifyOfEnds(
   const shown: Array<IEnd & { notification: string }> = [];
   let timer: ReturnType<typeof setTimeout> | undefined;
   const tell = async ({ kernel, session }: IEnd) => {
-    try {
-      await kernels.refreshRunning();
-    } catch {
-      return; // the Jupyter server is away, and what is known of its kernels is old
-    }
-    const isThere = [...kernels.running()].some(each => each.id === kernel) && actions.isOpen(kernel);
-    if (!isThere || hasSession(model, kernel) || actions.hasShutDown(session)) {
+    await kernels.refreshRunning().catch(() => undefined); // else what was known is as good as it gets
+    const isThere = [...kernels.running()].some(
+      each => each.id === kernel && STAYS.includes(each.execution_state ?? '')
+    );
+    if (!isThere || !actions.isOpen(kernel) || hasSession(model, kernel) || actions.hasShutDown(session)) {
       return;
     }
     const callback = () => void actions.bringBack(session);
@@ -45,13 +46,15 @@ export function notifyOfEnds(
   };
   /** Whether a notification says what is no more: that a kernel has no session, or that variables can come back. */
   const isOver = ({ kernel, session }: IEnd) =>
-    hasSession(model, kernel) || (session.lingering && model.session(session.id) === undefined);
+    hasSession(model, kernel) ||
+    !actions.isOpen(kernel) ||
+    (session.lingering && model.session(session.id)?.lingering !== true);
   const follow = () => {
     clearTimeout(timer);
-    const ends = watcher.follow(model.view, Date.now());
-    if (!model.isLive) {
+    if (model.problem !== null) {
       return;
     }
+    const ends = watcher.follow(model.view, Date.now());
     for (const over of shown.filter(isOver)) {
       Notification.dismiss(over.notification);
       shown.splice(shown.indexOf(over), 1);

@@ -18,9 +18,10 @@ export class EndWatcher {
   follow(view: IView, now: number): IEnd[] {
     const { status } = view;
     const user = view.user?.name ?? null;
-    if (user !== this._user) {
+    if (user !== null && user !== this._user) {
       this._user = user;
       this._known.clear();
+      this._missing.clear();
     }
     if (view.gateway.state !== 'connected' || status === null) {
       this._missing.clear(); // a session that is not listed may still be there

@@ -39,8 +39,8 @@ class LocalKernels:
         known
             The status document's sessions.
         """
-        # One that was restarted or shut down keeps its key: the one that is in its place comes last, and so is found.
-        known = sorted(known, key=lambda session: not session.lingering)
+        # One that was restarted or shut down keeps its key: the one in its place, or the last of them, is found.
+        known = sorted(known, key=lambda session: (not session.lingering, session.lingering_seconds or 0.0))
         by_key: dict[str | None, str] = {session.client_key: session.id for session in known if session.client_key}
         ids = {session.id for session in known}
         found = {}

@@ -126,13 +126,13 @@ def check_not_ended(registry: SessionRegistry, detached: DetachedSessions, kerne
     found = detached.get(kernel_id if farewell is None else farewell.session)
     if found is not None and (found.is_restarted or found.user != user):
         found = None
-    if farewell is None and found is None:
-        return
-    text = "This session was shut down." if farewell is None else farewell.text
-    if found is not None and found.until is not None and "%shared attach" not in text:
-        left = max(0.0, found.until - asyncio.get_running_loop().time())
-        text += f" `%shared attach` brings it back with its variables for another {format_seconds(left)}."
-    raise SessionEndedByUser(text)
+    text = "" if farewell is None else farewell.text
+    if found is not None and "%shared attach" not in text:
+        # No time: this may be read much later.
+        text = f"{text or 'This session was shut down.'} `%shared attach` brings it back with its variables, if it is "
+        text += "still there."
+    if text:
+        raise SessionEndedByUser(text)
 
 
 async def _interrupt(kernel: SessionKernel) -> None:

@@ -48,6 +48,7 @@ class Farewell:
 
     user: str
     session: str
+    #: empty: its user did it
     text: str
 
 
@@ -140,7 +141,7 @@ class SessionRegistry:
         self.store_owners()
         self._connections.pop(str(kernel.kernel_id), None)
         KERNEL_CURRENTLY_RUNNING_TOTAL.labels(type=KERNEL_NAME).dec()
-        if found.farewell:
+        if found.was_ended:
             self._farewells[str(kernel.kernel_id)] = Farewell(found.user, found.session_id, found.farewell)
             if len(self._farewells) > _MAX_FAREWELLS:
                 del self._farewells[next(iter(self._farewells))]
