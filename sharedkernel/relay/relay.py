@@ -130,40 +130,35 @@ class Relay(Forwarder):
         """Answer what waits: there is no session."""
         if self._state is State.ENDED:
             return
+        self._refuse_all(problems.refusal(error))
+
+    def _refuse_all(self, problem: problems.Problem) -> None:
+        """Answer what waits, and what comes before the next cell, with *problem*."""
         self._outage.forget()
-        self._state = State.REFUSED
-        self._problem = problems.refusal(error)
+        self._state, self._problem = State.REFUSED, problem
         for _ in self._held.take():
             pass
-        self._settle(list(self._pending.values()), self._problem)
+        self._settle(list(self._pending.values()), problem)
 
     def _on_gone(self, farewell: str | None) -> None:
         if self._state is State.ENDED:
             return
-        self._outage.forget()
-        for _ in self._held.take():
-            pass
-        problem, text = problems.GONE, _LOST
-        if farewell is not None:
-            problem, text = problems.session_died(farewell), f"While the gateway was out of reach: {farewell}"
-        self._settle(list(self._pending.values()), problem)
-        self._bid_farewell(problem, text)
+        # It stays: a page would call its end a crash, and start a session that nobody asked for.
+        if farewell is None:
+            self._refuse_all(problems.GONE)
+            self._farewell = _LOST, None
+        else:
+            self._refuse_all(problems.session_died(farewell))
+            self._farewell = f"While the gateway was out of reach: {farewell}", None
 
     def _on_dead(self, farewell: str | None) -> None:
         if farewell is None:
             self._loop.call_soon(self.stop, 1)
             return
-        self._bid_farewell(problems.session_died(farewell), farewell, self._loop.time())
+        # As above. What was sent there is answered already.
+        self._state, self._problem = State.REFUSED, problems.session_died(farewell)
+        self._farewell = farewell, self._loop.time()
         self._upstream.drop()
-
-    def _bid_farewell(self, problem: problems.Problem, text: str, since: float | None = None) -> None:
-        """Wait for the next cell, and tell it what became of the session, for which all else is refused until then.
-
-        A page would say of a relay that ends that the kernel has crashed, and start it again: another session that
-        nobody asked for.
-        """
-        self._state, self._problem = State.REFUSED, problem
-        self._farewell = text, since
 
     def _is_unasked(self, cell: Request) -> bool:
         """Whether a program's *cell*, such as a list of variables, follows on the end of a session: it starts none."""

@@ -116,7 +116,7 @@ def test_a_session_that_somebody_ends_is_no_crash(stack: LocalStack) -> None:
 
 
 def test_who_was_away_meanwhile_is_told_who_ended_the_session(stack: LocalStack) -> None:
-    """As with a computer that was asleep at the end of a class: its relay comes back and finds no session."""
+    """A computer was asleep when its session was ended: its relay comes back and finds none."""
     with Line(stack.port) as line, Notebook(line.url, stack.token("mary")) as notebook:
         notebook.run("x = 1")
         line.cut(notebook)

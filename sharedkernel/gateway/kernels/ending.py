@@ -113,12 +113,12 @@ class SessionEnder:
 
 
 def check_not_ended(registry: SessionRegistry, detached: DetachedSessions, kernel_id: str, user: str) -> None:
-    """Check that nobody has ended or shut down *user*'s kernel, as far as that is still known.
+    """Refuse *user*'s kernel if it is known that somebody has ended it or shut it down.
 
     Raises
     ------
     SessionEndedByUser
-        When somebody has: a client that was away meanwhile learns who, and whether the session is still there.
+        With what to tell a client that was away: who did it, and whether the session can be brought back.
     """
     if registry.find(kernel_id) is not None:
         return
@@ -152,9 +152,9 @@ def _by_whom(kernel: SessionKernel) -> str:
 
 
 def _say_farewell(kernel: SessionKernel, why: str, cell: dict[str, Any], *, later: str) -> None:
-    """Let clients whose cells end by it know *why* *kernel* is gone.
+    """Tell clients whose running cells end with *kernel* the reason, *why*.
 
-    Those of others are told below *cell*, and *later* those that are away, unless that is empty.
+    Unless *later* is empty, all clients are shown *why* below *cell*, and those that reconnect afterwards get *later*.
     """
     kernel.reason, kernel.was_ended, kernel.farewell = why, True, later
     if later:

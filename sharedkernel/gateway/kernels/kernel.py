@@ -78,7 +78,7 @@ class SessionKernel(ServerKernelManager):
         self.record: SessionRecord | None = None
         #: whether an earlier session takes this one's place right now: clients see a restart that is none
         self.is_attaching = False
-        #: somebody has ended its session, or shut it down; and what a client is told of that which comes later
+        #: whether somebody has ended its session or shut it down, and what clients that reconnect later are told
         self.was_ended, self.farewell = False, ""
         self.activity = KernelActivity(self._owner.track_message_type)
         self.last_activity = self.activity.last

@@ -149,7 +149,7 @@ class SessionRegistry:
         log.info("kernel %s of %s is gone", found.kernel_id, found.user)
 
     def farewell(self, kernel_id: str, user: str) -> Farewell | None:
-        """Return what *user* is told of the end of their kernel; None: nobody has ended it lately."""
+        """Return what to tell *user* about the end of their kernel; None if no recent end is known."""
         farewell = self._farewells.get(kernel_id)
         return farewell if farewell is not None and farewell.user == user else None
 

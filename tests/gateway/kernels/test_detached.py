@@ -124,6 +124,7 @@ def test_who_was_away_is_told_who_shut_the_session_down(lingering_stack: Stack) 
     async def told(client: Client, kernel: str) -> str:
         answer = await client.request("GET", f"/api/kernels/{kernel}/channels")
         while answer.status == 503:  # a gateway that has just started does not know yet
+            await asyncio.sleep(0.02)
             answer = await client.request("GET", f"/api/kernels/{kernel}/channels")
         assert answer.status == 404
         return str(answer.body["message"]) if isinstance(answer.body, dict) else ""
