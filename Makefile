@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m $(if $(ONCE_MORE),tests.once_more,pytest)
 # runs a command, and shows what it printed if it fails
 quietly = out=$$( { $(1); } 2>&1 ) || { status=$$?; printf '%s\n' "$$out"; exit $$status; }
 
-.PHONY: demo help test test-all ray software-gpu test-software-gpu slow lint lint-python lint-labextension labextension schema docs binder bench cluster cluster-faults faults faults-hand-overs faults-software-gpu soak-software-gpu fuzz load clean
+.PHONY: demo help test test-all test-busy ray software-gpu test-software-gpu slow lint lint-python lint-labextension labextension schema docs binder bench cluster cluster-faults faults faults-hand-overs faults-software-gpu soak-software-gpu fuzz load walks clean
 
 demo: $(INSTALLED) ## run three people's notebooks on one device for some minutes, then print a report
 	$(BIN)/sharedkernel demo
@@ -29,6 +29,10 @@ test: $(INSTALLED) labextension lint ## lint, and the fast tests (ARGS= names so
 
 test-all: $(INSTALLED) ray labextension lint ## lint, and the heavy tests: browser, fuzzing, faults, kills, documents, wheel, other software
 	$(PYTEST) $(or $(ARGS),$(PARALLEL) -m 'heavy and not slow and not cluster')
+
+# most faults of measuring and timing do not show on a machine with nothing else to do; `--busy` takes any test
+test-busy: $(INSTALLED) ## the tests of memory once more, beside four busy loops
+	$(PYTEST) $(or $(ARGS),-m beside_busy_loops) --busy 4
 
 # 240 MB, for the tests of clusters alone, which are skipped without it
 ray: $(INSTALLED)
@@ -84,6 +88,11 @@ binder: $(INSTALLED) ## what Binder would build and start
 FUZZ_SECONDS ?= 60
 fuzz: $(INSTALLED) ## random input, for FUZZ_SECONDS=60 a property
 	FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest --timeout=0 tests/fuzz
+
+# prints its seed
+WALKS ?= 100
+walks: $(INSTALLED) ## random cells of four notebooks, which know what they have made, WALKS=100 times (WALK='--busy 4 --seed 7')
+	$(BIN)/python -m tests.memory.walk --walks $(WALKS) $(WALK)
 
 load: $(INSTALLED) ## 200 notebooks of 50 users, beside a stock server (LOAD='--minutes 20' soaks)
 	$(BIN)/python -m benchmarks.load $(LOAD)

@@ -1,4 +1,8 @@
-"""The check of a user's quota of memory: whether more bytes fit. Pure; it raises nothing.
+"""What counts against a user's quota of memory, and whether more bytes fit. Pure; it raises nothing.
+
+The rule, here and nowhere else: a user has the persistent memory of all their notebooks and their shelf, and for each
+open section what is live, or what it was measured to need if that is more. Needs count once, the largest of them:
+sessions take turns, and their iterations use the same bytes one after the other. Predictions do not count.
 
 Code that enforces a quota fills in a :class:`QuotaUse` and asks it:
 
@@ -20,7 +24,43 @@ of a user's sessions is checked where they start, in `gateway/kernels/starting.p
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedMemory:
+    """One session's memory as a quota counts it, in bytes."""
+
+    persistent: int
+    #: in use now beyond persistent memory, or promised
+    live: int = 0
+    #: what an iteration of its open section was measured to need
+    needed: int = 0
+
+    @property
+    def outstanding(self) -> int:
+        """Bytes that an iteration is known to need and does not have yet."""
+        return max(0, self.needed - self.live)
+
+
+def count(sessions: Iterable[CountedMemory]) -> int:
+    """Return the bytes that the *sessions* of one user count."""
+    total = outstanding = 0
+    for session in sessions:
+        total += session.persistent + session.live
+        outstanding = max(outstanding, session.outstanding)
+    return total + outstanding
+
+
+def count_others(sessions: Collection[CountedMemory]) -> list[int]:
+    """Return for each of one user's *sessions* the bytes that all others count."""
+    total = sum(session.persistent + session.live for session in sessions)
+    largest, second = sorted((0, 0, *(session.outstanding for session in sessions)), reverse=True)[:2]
+    return [
+        total - session.persistent - session.live + (second if session.outstanding == largest else largest)
+        for session in sessions
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

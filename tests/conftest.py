@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.processes import busy
 from tests.small_disk import mounted
 from tests.warm import end_places
 
@@ -34,7 +35,14 @@ settings.load_profile("suite")
 
 
 #: folders of tests that take long or need more than Python, which are in `make test-all` and not in `make test`
-HEAVY = ("binder", "browser", "conformance", "docs", "faults", "fuzz", "labextension", "unmodified")
+HEAVY = ("binder", "browser", "conformance", "docs", "faults", "fuzz", "labextension", "memory", "unmodified")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let any test be run on a busy machine: most faults of measuring and timing do not show on a quiet one."""
+    parser.addoption(
+        "--busy", type=int, default=0, metavar="LOOPS", help="keep so many processors busy beside the tests"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are left out by their markers
@@ -64,6 +72,13 @@ def warm_places() -> Iterator[None]:
     """End the warm parents that tests have left to each other."""
     yield
     end_places()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def busy_loops(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Keep processors busy beside all tests, if that was asked for."""
+    with busy(request.config.getoption("--busy")):
+        yield
 
 
 @pytest.fixture

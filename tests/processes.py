@@ -6,7 +6,9 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -78,3 +80,15 @@ def signals(pid: int, which: str) -> set[int]:
     mask = int(status.partition(f"Sig{which}:")[2].split()[0], 16)
     numbers = {number for number in range(1, 65) if mask >> (number - 1) & 1}
     return numbers - {signal.SIGPIPE, signal.SIGXFSZ, 32, 33, 34}
+
+
+@contextlib.contextmanager
+def busy(loops: int) -> Iterator[None]:
+    """Keep *loops* processors busy meanwhile."""
+    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(loops)]
+    try:
+        yield
+    finally:
+        for each in running:
+            each.kill()
+            each.wait()

@@ -48,7 +48,7 @@ MAX_MODULES = 14
 #: folders with more modules
 LARGE_FOLDERS: frozenset[str] = frozenset()
 
-MAX_LINES = 400
+MAX_LINES = 500
 #: modules with more lines
 LONG_MODULES: frozenset[str] = frozenset()
 

@@ -109,7 +109,7 @@ describe('memory', () => {
   });
 
   it('is told by kind', () => {
-    expect(memoryByKind(read({}), 'binary', english)).toBe('1.0 KiB persistent, 2.0 KiB ephemeral, 4.0 KiB framework');
+    expect(memoryByKind(read({}), 'binary', english)).toBe('1.0 KiB persistent, 512 B ephemeral, 4.0 KiB framework');
   });
 
   it.each([

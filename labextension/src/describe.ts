@@ -8,7 +8,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 
 import { formatBytes, Units } from './format';
-import type { IMemory, ISession, IStatus, IUserMemory } from './view';
+import type { IMemory, ISession, IStatus } from './view';
 
 /** What the colour of a session's dot says; the words beside it say it too. */
 export type Tone = 'idle' | 'busy' | 'running' | 'waiting' | 'offloaded';
@@ -155,12 +155,7 @@ export function timeLeft(session: ISession, trans: TranslationBundle): string | 
 
 /** Return what a session or a user has on the device now: all sessions' and shelves' come to the device's figure. */
 export function memoryInUse(memory: IMemory & { shelfBytes?: number }): number {
-  return memory.persistentBytes + memory.liveBytes + memory.frameworkBytes + (memory.shelfBytes ?? 0);
-}
-
-/** Return what of a user's memory counts for a quota: all that stays, and the largest iteration. */
-export function charged(user: IUserMemory): number {
-  return user.persistentBytes + user.ephemeralBytes + user.shelfBytes;
+  return memory.persistentBytes + memory.ephemeralBytes + memory.frameworkBytes + (memory.shelfBytes ?? 0);
 }
 
 /** Return memory by kind, in one line. */

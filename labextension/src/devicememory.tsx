@@ -2,7 +2,7 @@
 
 import * as React from 'react';
 
-import { charged, memoryByKind, memoryInUse, safeText } from './describe';
+import { memoryByKind, memoryInUse, safeText } from './describe';
 import { formatBytes, percent } from './format';
 import type { IAdminApi } from './limits';
 import type { INames } from './names';
@@ -75,8 +75,8 @@ export function DeviceSection(props: IProps): React.ReactElement {
       {mine !== undefined && mine.quotaBytes !== null && !several && (
         <p className={`sk-Hint sk-QuotaUse sk-mod-${quotaLevel(mine, several)}`}>
           {trans.__(
-            'Your quota counts %1 of %2: what stays, and your largest iteration.',
-            formatBytes(charged(mine), units),
+            'Your quota counts %1 of %2.',
+            formatBytes(mine.quotaUsedBytes, units),
             formatBytes(mine.quotaBytes, units)
           )}
         </p>
@@ -174,7 +174,7 @@ function UserParts(props: { part: IPart; device: IDevice }): React.ReactElement 
 function bytesNow(memory: IUserMemory | null): Record<(typeof KINDS)[number], number> {
   return {
     persistent: (memory?.persistentBytes ?? 0) + (memory?.shelfBytes ?? 0),
-    ephemeral: memory?.liveBytes ?? 0,
+    ephemeral: memory?.ephemeralBytes ?? 0,
     framework: memory?.frameworkBytes ?? 0
   };
 }
@@ -193,7 +193,7 @@ function largest(users: readonly IUser[], own: string | null): IUser[] {
 
 /** Return how near its quota a user is; quotas of several devices are no one amount. */
 function quotaLevel(user: IUser, several: boolean): ReturnType<typeof level> {
-  return user.quotaBytes === null || several ? 'normal' : level(charged(user), user.quotaBytes);
+  return user.quotaBytes === null || several ? 'normal' : level(user.quotaUsedBytes, user.quotaBytes);
 }
 
 /** Return what a user has by kind, a line each with what counts for the quota. */
@@ -204,7 +204,7 @@ function details(user: IUser, several: boolean, { units, trans }: INames): strin
   }
   const counted = trans.__(
     '%1 of %2 count for the quota',
-    formatBytes(charged(user), units),
+    formatBytes(user.quotaUsedBytes, units),
     formatBytes(user.quotaBytes, units)
   );
   return `${kinds}\n${counted}`;

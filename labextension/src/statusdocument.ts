@@ -150,6 +150,7 @@ export interface ISessionStatus {
   ephemeral_bytes: number | null;
   framework_bytes: number;
   live_bytes: number;
+  iteration_bytes: number | null;
   offloaded_bytes: number;
   offload_note: string | null;
   offloads: number;
@@ -216,9 +217,10 @@ export interface IUserOnDevice {
   framework_bytes: number;
   live_bytes: number;
   shelf_bytes: number;
+  quota_used_bytes: number | null;
 }
 
-/** A user; memory is the sum over their sessions, and `ephemeral_bytes` the largest of them. */
+/** A user; memory is the sum over their sessions. */
 export interface IUserStatus {
   name: string;
   share: number;
@@ -228,6 +230,7 @@ export interface IUserStatus {
   framework_bytes: number;
   live_bytes: number;
   shelf_bytes: number;
+  quota_used_bytes: number | null;
   offloaded_bytes: number;
   attained_service_seconds: number;
   iterations: number;

@@ -15,7 +15,6 @@ export function session(fields: Record<string, unknown> = {}): Record<string, un
     state: 'idle',
     notebook: '/home/ada/train.ipynb',
     persistent_bytes: 1024,
-    ephemeral_bytes: 2048,
     framework_bytes: 4096,
     live_bytes: 512,
     queue_position: null,

@@ -27,7 +27,7 @@ describe('parseView', () => {
 
   it('counts what an older gateway does not tell as none', () => {
     const [read] = parseView(view({ status: status({ id: 'a', user: 'b', state: 'c' }) })).status!.sessions;
-    expect(read).toMatchObject({ notebook: null, liveBytes: 0, offloadNote: null, waitingFor: null });
+    expect(read).toMatchObject({ notebook: null, ephemeralBytes: 0, offloadNote: null, waitingFor: null });
   });
 
   it('reads the hosts where there are several', () => {
@@ -72,7 +72,7 @@ describe('parseView', () => {
   it('takes no amount that cannot be one', () => {
     const odd = session({ persistent_bytes: -5, live_bytes: 'many', iterations: null });
     const [read] = parseView(view({ status: status(odd) })).status!.sessions;
-    expect(read).toMatchObject({ persistentBytes: 0, liveBytes: 0, iterations: 0 });
+    expect(read).toMatchObject({ persistentBytes: 0, ephemeralBytes: 0, iterations: 0 });
   });
 
   it.each([

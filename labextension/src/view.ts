@@ -57,15 +57,15 @@ export interface ILane {
 
 export interface IMemory {
   persistentBytes: number;
+  /** In use right now beyond the persistent memory. */
   ephemeralBytes: number;
   frameworkBytes: number;
-  /** In use right now beyond the persistent memory. */
-  liveBytes: number;
 }
 
-/** A user's memory: `ephemeralBytes` is the largest of their sessions'. */
 export interface IUserMemory extends IMemory {
   shelfBytes: number;
+  /** What counts against the quota. */
+  quotaUsedBytes: number;
 }
 
 export interface IUser extends IUserMemory {
@@ -349,17 +349,18 @@ function severalHosts(hosts: IHost[]): IHost[] {
 }
 
 function userMemory(fields: Fields<IUserStatus> | Fields<IUserOnDevice>): IUserMemory {
-  return { ...memory(fields), shelfBytes: amount(fields.shelf_bytes) };
+  const found = memory(fields);
+  const shelfBytes = amount(fields.shelf_bytes);
+  const inUse = found.persistentBytes + found.ephemeralBytes + shelfBytes;
+  const counted = fields.quota_used_bytes;
+  return { ...found, shelfBytes, quotaUsedBytes: isNothing(counted) ? inUse : amount(counted) };
 }
 
-function memory(
-  fields: Fields<Pick<IUserStatus, 'persistent_bytes' | 'ephemeral_bytes' | 'framework_bytes' | 'live_bytes'>>
-): IMemory {
+function memory(fields: Fields<Pick<IUserStatus, 'persistent_bytes' | 'framework_bytes' | 'live_bytes'>>): IMemory {
   return {
     persistentBytes: amount(fields.persistent_bytes),
-    ephemeralBytes: amount(fields.ephemeral_bytes),
-    frameworkBytes: amount(fields.framework_bytes),
-    liveBytes: amount(fields.live_bytes)
+    ephemeralBytes: amount(fields.live_bytes),
+    frameworkBytes: amount(fields.framework_bytes)
   };
 }
 

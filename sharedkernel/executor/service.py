@@ -139,7 +139,13 @@ class ExecutorService:
         path = directory.path
         self._totals = UsageJournal(path)
         events = EventLog(path / LOGS_DIRECTORY / "events.jsonl")
-        self._controller = SessionController(served, config, events, WorkloadHistory(path, served.device.kind))
+        self._controller = SessionController(
+            served,
+            config,
+            events,
+            WorkloadHistory(path, served.device.kind),
+            lambda process, reason, message: self._interventions.end(process, reason, message),
+        )
         self._keeper = KeeperClient(path, str(environments[OWN].build_id))
         self._supervisor = Supervisor(path, self._keeper, environments, self._fork_traits, self._on_end)
         self._pool = SessionPool(self._supervisor, spares[0], in_demand=spares[1])

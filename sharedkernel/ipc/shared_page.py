@@ -36,8 +36,6 @@ class Word(IntEnum):
     PERSISTENT = 4
     #: bytes in use right now beyond the persistent ones
     LIVE = 5
-    #: largest need of an iteration beyond the persistent bytes
-    EPHEMERAL = 6
     #: bytes this process holds apart from tensors
     FRAMEWORK = 7
     #: device memory that torch's allocator holds, with what it keeps for the next tensors (CUDA)

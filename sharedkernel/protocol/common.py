@@ -47,9 +47,13 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A session's device memory as its meter sees it, in bytes."""
 
     persistent: int = 0
-    #: largest need of an iteration beyond what is persistent; None: not measured yet
+    #: largest need of an iteration beyond what is persistent, as a prediction of the next one's; None: not measured yet
     ephemeral: int | None = None
     framework: int = 0
+    #: the same, as the open section was measured to need it; 0 between sections
+    needed: int = 0
+    #: `ephemeral` is what other code needed than what runs
+    is_guess: bool = False
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):

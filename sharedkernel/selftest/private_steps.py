@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.ipc.shared_page import Page, Word
+from sharedkernel.ipc.shared_page import Page
 from sharedkernel.selftest.lane_process import empty
 from sharedkernel.selftest.tenants import checksum, expect, fill
 from sharedkernel.session.memory.cuda_meter import CudaMeter
@@ -13,20 +13,19 @@ from sharedkernel.session.memory.torch_cuda import TorchCuda
 from sharedkernel.session.offload.cuda_storages import StorageMover
 
 
-def _meter() -> tuple[Page, CudaMeter]:
-    """Return a session's meter, as in private mode, and its page."""
+def _meter() -> CudaMeter:
+    """Return a session's meter, as in private mode."""
     for name in ("_cuda_memoryStats", "_cuda_resetPeakMemoryStats"):
         expect(hasattr(torch._C, name), f"torch {torch.__version__} has no {name}")
-    page = Page.create("sharedkernel-self-test")
-    meter = CudaMeter(page, TorchCuda(torch))
+    meter = CudaMeter(Page.create("sharedkernel-self-test"), TorchCuda(torch))
     meter.start()
     meter.device_acquired()
-    return page, meter
+    return meter
 
 
 def peaks() -> None:
     """Measure iterations, and look whether memory goes back with the grant."""
-    page, meter = _meter()
+    meter = _meter()
     meter.grant_began()
     kept = empty(16 * MIB)
     meter.boundary_measured()
@@ -35,7 +34,7 @@ def peaks() -> None:
         work = empty(size * MIB)
         del work
         meter.boundary_measured()
-        seen = page.words[Word.EPHEMERAL]
+        seen = meter.memory.ephemeral or 0
         expect(size * MIB <= seen < (size + 4) * MIB, f"a peak of {size} MiB was measured as {seen // MIB} MiB")
     meter.grant_ended(at_boundary=True)
     expect(kept.numel() <= meter.memory.persistent < 20 * MIB, "what stays was not measured right")
@@ -45,7 +44,7 @@ def peaks() -> None:
 
 def tensors_moved() -> None:
     """Move tensors to the host and back, with a view and a gradient that share them."""
-    _, meter = _meter()
+    meter = _meter()
     kept = empty(24 * MIB)
     expected = fill(kept, 3)
     view = kept[8 * MIB :]

@@ -114,10 +114,11 @@ class UserOnDevice(msgspec.Struct, frozen=True, kw_only=True):
     framework_bytes: int = 0
     live_bytes: int = 0
     shelf_bytes: int = 0
+    quota_used_bytes: int | None = None
 
 
 class UserStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A user; memory is the sum over their sessions, and `ephemeral_bytes` the largest of them.
+    """A user; memory is the sum over their sessions.
 
     A device's `used_bytes` are all users' persistent, framework, live and shelf bytes.
     """
@@ -129,9 +130,12 @@ class UserStatus(msgspec.Struct, frozen=True, kw_only=True):
     persistent_bytes: int = 0
     ephemeral_bytes: int = 0
     framework_bytes: int = 0
-    #: in use right now beyond the persistent memory
+    #: the same as `ephemeral_bytes`
     live_bytes: int = 0
     shelf_bytes: int = 0
+    #: what counts against the quota: what is in use without framework memory, and what an iteration of an open section
+    #: is known to need beyond that; None: not known
+    quota_used_bytes: int | None = None
     offloaded_bytes: int = 0
     #: device-seconds, those of ended sessions too
     attained_service_seconds: float = 0.0
@@ -167,11 +171,13 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     #: why it uses no lane whose bytes others share, for people
     lane_note: str | None = None
     persistent_bytes: int = 0
-    #: the most that an iteration needed; None: not measured yet
+    #: in use right now beyond the persistent memory: an iteration has it, and gives it back
     ephemeral_bytes: int | None = None
     framework_bytes: int = 0
-    #: in use right now beyond the persistent memory
+    #: the same as `ephemeral_bytes`
     live_bytes: int = 0
+    #: what its next iteration is expected to need; nothing of it is in use. None: not known
+    iteration_bytes: int | None = None
     offloaded_bytes: int = 0
     #: what stayed on the device when it was offloaded, or why it was not, for people
     offload_note: str | None = None

@@ -51,8 +51,9 @@ def in_use_bytes(record: SessionStatus | UserStatus) -> int:
 
 
 def charged_bytes(user: UserStatus) -> int:
-    """Return what of a user's memory counts for their quota: all that stays, and the largest iteration."""
-    return user.persistent_bytes + user.ephemeral_bytes + user.shelf_bytes
+    """Return what of a user's memory counts against their quota."""
+    in_use = user.persistent_bytes + user.live_bytes + user.shelf_bytes
+    return in_use if user.quota_used_bytes is None else user.quota_used_bytes
 
 
 def ordinal(number: int) -> str:

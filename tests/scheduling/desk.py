@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from sharedkernel.scheduling import MemoryProfile, Scheduler, SchedulerConfig, SessionId, SessionView, UserId
 from sharedkernel.scheduling.model.actions import Action
 from sharedkernel.scheduling.model.events import (
@@ -20,6 +22,7 @@ from sharedkernel.scheduling.model.events import (
     PolicyConfigured,
     ReleasePoint,
     Restored,
+    SessionDetached,
     SessionEnded,
     SessionStarted,
     ShelfMeasured,
@@ -91,14 +94,13 @@ class Desk:
         for name in names:
             assert self.send(CellOpened(session=SessionId(name), source=source)) == []
 
-    def profile(self, name: str, *, persistent: int | None = None, ephemeral: int | None = None) -> MemoryProfile:
+    def profile(
+        self, name: str, *, persistent: int | None = None, ephemeral: int | None = None, needed: int | None = None
+    ) -> MemoryProfile:
         """Return the session's last profile with the given changes, and remember it."""
-        old = self._memory[name]
-        self._memory[name] = MemoryProfile(
-            persistent=old.persistent if persistent is None else persistent,
-            ephemeral=old.ephemeral if ephemeral is None else ephemeral,
-            framework=old.framework,
-        )
+        given = {"persistent": persistent, "ephemeral": ephemeral, "needed": needed}
+        changes = {kind: size for kind, size in given.items() if size is not None}
+        self._memory[name] = dataclasses.replace(self._memory[name], **changes)
         return self._memory[name]
 
     def want(
@@ -112,12 +114,14 @@ class Desk:
         remaining: int | None = None,
         iteration_seconds: float | None = None,
         utilisation: float | None = None,
+        is_guess: bool = False,
     ) -> list[Action]:
+        profile = self.profile(name, ephemeral=ephemeral, persistent=persistent)
         return self.send(
             DeviceWanted(
                 context=context,
                 session=SessionId(name),
-                memory=self.profile(name, ephemeral=ephemeral, persistent=persistent),
+                memory=dataclasses.replace(profile, is_guess=is_guess),
                 growth=growth,
                 remaining_iterations=remaining,
                 iteration_seconds=iteration_seconds,
@@ -139,6 +143,7 @@ class Desk:
         *,
         ephemeral: int | None = None,
         persistent: int | None = None,
+        needed: int | None = None,
         live: int = 0,
         iterations: int = 0,
         utilisation: float | None = None,
@@ -148,7 +153,7 @@ class Desk:
             GrantReleased(
                 session=SessionId(name),
                 at=at,
-                memory=self.profile(name, ephemeral=ephemeral, persistent=persistent),
+                memory=self.profile(name, ephemeral=ephemeral, persistent=persistent, needed=needed),
                 live_bytes=live,
                 iterations=iterations,
                 utilisation=utilisation,
@@ -165,7 +170,8 @@ class Desk:
         return self.send(UsedWithoutGrant(session=SessionId(name), seconds=seconds))
 
     def close(self, name: str, *, persistent: int | None = None) -> list[Action]:
-        return self.send(CellClosed(session=SessionId(name), memory=self.profile(name, persistent=persistent)))
+        memory = self.profile(name, persistent=persistent, needed=0)
+        return self.send(CellClosed(session=SessionId(name), memory=memory))
 
     def request_offload(self, name: str) -> list[Action]:
         return self.send(OffloadRequested(session=SessionId(name)))
@@ -175,6 +181,9 @@ class Desk:
         away = self._memory[name].persistent - stays + self.scheduler.sessions[SessionId(name)].iteration.live
         memory = self.profile(name, persistent=stays)
         return self.send(Offloaded(session=SessionId(name), memory=memory, offloaded=away))
+
+    def detach(self, name: str, detached: bool = True) -> list[Action]:
+        return self.send(SessionDetached(session=SessionId(name), detached=detached))
 
     def decline(self, name: str) -> list[Action]:
         return self.send(OffloadDeclined(session=SessionId(name)))

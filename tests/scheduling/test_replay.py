@@ -86,6 +86,7 @@ def test_every_event_comes_back_from_its_dict() -> None:
         "WorkForeseen",
         "HistoryRecalled",
         "UsedWithoutGrant",
+        "SessionDetached",
     } == set(EVENTS)
     for _, event in log:
         assert from_dict(json.loads(json.dumps(to_dict(event)))) == event

@@ -86,7 +86,7 @@ def busy_document() -> StatusDocument:
             {"id": 2, "size_bytes": 1023 * MIB, "holder": None, "queue": []},
         ],
         users=[
-            user("ada", quota_bytes=2 * GIB, persistent_bytes=900 * MIB, ephemeral_bytes=96 * MIB, share=2.5),
+            user("ada", quota_bytes=2 * GIB, persistent_bytes=900 * MIB, quota_used_bytes=996 * MIB, share=2.5),
             user(long_name, attained_service_seconds=7265.0, wait_p95_seconds=0.25),
             user("hedy"),
         ],

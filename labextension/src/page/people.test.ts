@@ -13,7 +13,7 @@ function people() {
     session({ id: 'c', user: 'grace', idle_seconds: 3600 })
   );
   document.users = [
-    { name: 'ada', quota_bytes: 8192, persistent_bytes: 1024, ephemeral_bytes: 512 },
+    { name: 'ada', quota_bytes: 8192, persistent_bytes: 1024, live_bytes: 512 },
     { name: 'grace', persistent_bytes: 4096 }
   ];
   return peopleOf(
@@ -31,7 +31,7 @@ describe('peopleOf', () => {
     expect(student).toMatchObject({ name: 'student10', sessions: 0, idleMinutes: null, limits: LIMITS });
     expect(ada).toMatchObject({
       name: 'ada',
-      usedBytes: 1024,
+      usedBytes: 1536,
       chargedBytes: 1536,
       quotaBytes: 8192,
       sessions: 2,

@@ -1,6 +1,6 @@
 /** Who uses the device, for admins: one entry for each person. */
 
-import { charged, memoryInUse } from '../describe';
+import { memoryInUse } from '../describe';
 import type { ILimits } from '../limits';
 import type { IStatus } from '../view';
 
@@ -43,7 +43,7 @@ export function peopleOf(status: IStatus, limits: ReadonlyMap<string, ILimits>):
   for (const user of status.users) {
     const entry = person(user.name);
     entry.usedBytes = memoryInUse(user);
-    entry.chargedBytes = charged(user);
+    entry.chargedBytes = user.quotaUsedBytes;
     entry.quotaBytes = user.quotaBytes;
   }
   for (const session of status.sessions) {

@@ -19,7 +19,7 @@ from sharedkernel.executor.dispatch.usage import UserRecord
 from sharedkernel.executor.isolation.policy import Isolation
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.sanitize import believe_page
-from sharedkernel.executor.processes.user_quota import quota_of
+from sharedkernel.executor.processes.user_quota import quota_of, used_by
 from sharedkernel.protocol import Device
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.types import MemoryProfile
@@ -153,7 +153,8 @@ def _session(view: SessionView, process: SessionHandle) -> SessionStatus:
         lane=view.lane,
         lane_note=process.lane_note,
         persistent_bytes=said.persistent,
-        ephemeral_bytes=said.ephemeral,
+        ephemeral_bytes=said.live,
+        iteration_bytes=view.ephemeral,
         framework_bytes=said.framework,
         live_bytes=said.live,
         offloaded_bytes=process.offload.bytes,
@@ -189,16 +190,17 @@ def _has_nothing(view: UserView, record: UserRecord) -> bool:
 
 def _user(view: UserView, record: UserRecord, device: Device, sessions: Sequence[SessionStatus]) -> UserStatus:
     wait_p50, wait_p95 = record.waits.percentiles()
+    live = sum(entry.live_bytes for entry in sessions)
     return UserStatus(
         name=view.id,
         share=view.share,
         quota_bytes=quota_of(record.limits, device),
         persistent_bytes=sum(entry.persistent_bytes for entry in sessions),
-        # sessions reuse the same bytes for it, and a quota counts the largest iteration
-        ephemeral_bytes=max((entry.ephemeral_bytes or 0 for entry in sessions), default=0),
+        ephemeral_bytes=live,
         framework_bytes=sum(entry.framework_bytes for entry in sessions),
-        live_bytes=sum(entry.live_bytes for entry in sessions),
+        live_bytes=live,
         shelf_bytes=view.shelf,
+        quota_used_bytes=view.shelf + used_by(record.sessions.values()),
         offloaded_bytes=sum(entry.offloaded_bytes for entry in sessions),
         attained_service_seconds=record.attained_before + view.attained,
         iterations=record.iterations_before + sum(entry.iterations for entry in sessions),

@@ -207,6 +207,7 @@ class HostLimits:
         if (
             sent is not None
             and sent.quota_bytes == allowance.quota_bytes
+            and abs(sent.others_bytes - allowance.others_bytes) < WORTH_TELLING_BYTES
             and abs(limit - session.data_limit) < WORTH_TELLING_BYTES
         ):
             return

@@ -1,8 +1,9 @@
 """Lease a device's memory to sessions: how far each may grow, out of its user's quota and what the device has left.
 
-A user's quota is leased to those of their sessions that have a cell open, in equal parts beyond what each holds
-already; the others may only keep what they have. Nobody is leased what the device has not got. How a lease is made to
-hold is the device's own matter: a limit on the process (host) or on torch's allocator (CUDA).
+All that the quota and the device leave is leased to each session with an open cell: sessions take turns, and whoever
+takes a part of it leaves less to the others at the next look, but never less than they have and their iterations are
+known to need. Idle sessions may only keep what they have. Nobody is leased what the device has not got. How a lease is
+made to hold is the device's own matter: a limit on the process (host) or on torch's allocator (CUDA).
 
 What each user holds is kept, with the sum, so that the cost of a lease does not grow with the number of other users.
 `dispatch/lease_renewal.py` knows whose leases are to be renewed when.
@@ -16,9 +17,10 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.user_quota import quota_of, used_by
+from sharedkernel.executor.processes.user_quota import most_of_user, quota_of, quota_use, used_by
 from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.protocol import Allowance, Device, Limits
+from sharedkernel.quota_check import count_others
 from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -58,35 +60,42 @@ class Leases:
         #: bytes that each user has on the device, and their sum
         self._held: dict[str, int] = {}
         self._sum = 0
-        #: of that, bytes on the shelves of users who have any there
+        #: bytes that iterations are known to need beyond that, the largest need of each user who has any
+        self._outstanding: dict[str, int] = {}
+        #: bytes on the shelves of users who have any there
         self._shelves: dict[str, int] = {}
         #: heap of what users hold, negated; outdated entries too
         self._most: list[tuple[int, str]] = []
 
     def update(self, users: Iterable[UserMemory]) -> None:
         """Lease anew to the sessions of *users*; what the others were found to hold last still counts."""
-        used = [(memory, memory.shelf + used_by(memory.sessions)) for memory in users]
-        for memory, size in used:
-            self._set_held(memory, size)
-        free = max(0, self._device.usable_bytes - self._sum)
+        users = list(users)
+        for memory in users:
+            self._set_held(memory)
+        free = max(0, self._device.usable_bytes - self._sum - max(self._outstanding.values(), default=0))
         holders = self._largest_holders()
-        for memory, size in used:
+        for memory in users:
             others = tuple(holder for holder in holders if holder[0] != memory.user)[:NUM_HOLDERS]
             if memory.sessions:
-                self._update_user(memory, used=size, free=free, holders=others)
+                self._update_user(memory, free=free, holders=others)
 
     def shelf_of(self, user: str) -> int:
         """Return the bytes that the shelf of *user* was last charged with."""
         return self._shelves.get(user, 0)
 
-    def _set_held(self, memory: UserMemory, used: int) -> None:
+    def _set_held(self, memory: UserMemory) -> None:
         self._shelves.pop(memory.user, None)
         if memory.shelf:
             self._shelves[memory.user] = memory.shelf
-        held = used + sum([session.memory.framework for session in memory.sessions])
+        own = memory.sessions
+        outstanding = max((session.counted.outstanding for session in own), default=0)
+        self._outstanding.pop(memory.user, None)
+        if outstanding:
+            self._outstanding[memory.user] = min(outstanding, most_of_user(own))
+        held = memory.shelf + max(0, used_by(own) - outstanding) + sum(session.memory.framework for session in own)
         before = self._held.pop(memory.user, None)
         self._sum += held - (before or 0)
-        if not memory.sessions and not held:
+        if not own and not held:
             return
         self._held[memory.user] = held
         if held != before:
@@ -119,19 +128,25 @@ class Leases:
                 format_bytes(self._device.usable_bytes),
             )
 
-    def _update_user(self, memory: UserMemory, *, used: int, free: int, holders: tuple[tuple[str, int], ...]) -> None:
-        own = memory.sessions
-        quota = quota_of(next(iter(own)).limits, self._device)
-        remainder = max(0, min(quota - used, free))
-        working = [session for session in own if session.page.words[Word.TURN] != Turn.IDLE] or own
-        for session in own:
-            growth = remainder // len(working) if session in working else min(remainder, IDLE_GROWTH_BYTES)
-            own_bytes = session.own_bytes
+    def _update_user(self, memory: UserMemory, *, free: int, holders: tuple[tuple[str, int], ...]) -> None:
+        own = list(memory.sessions)
+        use = quota_use(own, self._device, shelf=memory.shelf)
+        assert use.quota is not None
+        remainder = max(0, min(use.quota - use.sessions - use.shelf, free))
+        figures = [session.counted for session in own]
+        is_any_working = any(map(_is_working, own))
+        for session, counted, others in zip(own, figures, count_others(figures), strict=True):
+            growth = remainder if _is_working(session) or not is_any_working else min(remainder, IDLE_GROWTH_BYTES)
             allowance = Allowance(
-                limit_bytes=own_bytes + growth,
-                quota_bytes=quota,
-                others_bytes=max(0, used - own_bytes),
+                # What its iterations are known to need stays its own, whatever its user's other sessions grow to.
+                limit_bytes=counted.persistent + max(counted.live, counted.needed) + growth,
+                quota_bytes=use.quota,
+                others_bytes=min(others, max(0, use.sessions)) + use.shelf,
                 capacity_bytes=self._device.capacity_bytes,
                 holders=holders,
             )
             self._notify(session, allowance)
+
+
+def _is_working(session: SessionHandle) -> bool:
+    return session.page.words[Word.TURN] != Turn.IDLE

@@ -54,6 +54,8 @@ class SessionActions:
         Count the waits that end.
     update_limits
         Called with a session whose memory may grow to something else now.
+    end
+        Ends a session for a reason: a slug, and a sentence for its user.
     succession
         Arms hand-overs from a session to its heir.
     tasks
@@ -68,6 +70,7 @@ class SessionActions:
         users: Users,
         counters: Counters,
         update_limits: Callable[[SessionHandle], None],
+        end: Callable[[SessionHandle, str, str], None],
         succession: Succession,
         tasks: BackgroundTasks,
     ) -> None:
@@ -77,6 +80,7 @@ class SessionActions:
         self._users = users
         self._counters = counters
         self._update_limits = update_limits
+        self._end = end
         self._succession = succession
         self._tasks = tasks
         self._now = asyncio.get_running_loop().time
@@ -155,7 +159,14 @@ class SessionActions:
         process.send(protocol.RefusedGrant(reason=reason, message=message))
 
     def _offload(self, process: SessionHandle) -> Sequence[events.Event]:
-        """Ask a session to move its memory away; a stopped one cannot before it has come to its gate."""
+        """Ask a session to move its memory away; a stopped one cannot before it has come to its gate.
+
+        One that is kept only to be had back, and cannot move its memory, is ended.
+        """
+        if process.lingers_until is not None and process.offload.is_unmovable:
+            why = f"its memory was needed and could not be moved away: {process.offload.declined}"
+            self._end(process, "memory", f"Your session had been shut down, and was ended: {why}")
+            return ()
         if not process.grant.is_stopped:
             process.send(protocol.OffloadCommand())
             return ()

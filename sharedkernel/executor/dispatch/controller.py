@@ -6,7 +6,7 @@ What the core decides, `action_runner.py` does to them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from sharedkernel import protocol
@@ -22,7 +22,7 @@ from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.processes.process import SessionHandle, id_of, profile_of
 from sharedkernel.executor.processes.sanitize import believe_iterations
-from sharedkernel.executor.processes.user_quota import most_of
+from sharedkernel.executor.processes.user_quota import most_of, used_by
 from sharedkernel.ipc.fd_server import FdHandler
 from sharedkernel.ipc.shared_page import Word
 from sharedkernel.protocol import Limits, Memory
@@ -49,10 +49,17 @@ class SessionController:
         Where the core's events are recorded.
     workload
         What is expected of the sessions' work.
+    end
+        Ends a session for a reason: a slug, and a sentence for its user.
     """
 
     def __init__(
-        self, served: ServedDevice, config: SchedulerConfig, event_log: EventLog, workload: WorkloadHistory
+        self,
+        served: ServedDevice,
+        config: SchedulerConfig,
+        event_log: EventLog,
+        workload: WorkloadHistory,
+        end: Callable[[SessionHandle, str, str], None],
     ) -> None:
         #: processes that serve a session, by its id
         self.sessions: dict[str, SessionHandle] = {}
@@ -66,7 +73,7 @@ class SessionController:
         update = self.limits.update
         self._succession = Succession(self.sessions, update)
         actions = SessionActions(
-            scheduler, served, self.sessions, self.users, counters, update, self._succession, self._tasks
+            scheduler, served, self.sessions, self.users, counters, update, end, self._succession, self._tasks
         )
         self._driver = SchedulerDriver(scheduler, event_log, actions, counters)
         self.offloads = Offloads(self._driver, served, self._measured, self.limits.update, self._tasks)
@@ -162,6 +169,12 @@ class SessionController:
         self.limits.shelf_changed(user, size)
         self._driver.handle(events.ShelfMeasured(user=UserId(user), bytes=size))
         self.limits.update()
+
+    def detached(self, process: SessionHandle) -> None:
+        """Count a session, from now on, as kept only to be had back, or as its user's again."""
+        is_detached = process.lingers_until is not None
+        self._driver.handle(events.SessionDetached(session=id_of(process), detached=is_detached))
+        self.limits.update(process)
 
     def charge(self, process: SessionHandle, seconds: float) -> None:
         """Count *seconds* in which a session used the device without a grant as served."""
@@ -262,6 +275,7 @@ class SessionController:
             case protocol.CellClosedReport(memory=memory):
                 process.wait.since = None
                 process.promised_bytes = 0
+                process.offload.is_unmovable = False
                 _let_run(process)
                 self._measured(process, memory)
                 self._driver.handle(events.CellClosed(session=session, memory=profile_of(memory)))
@@ -278,10 +292,8 @@ class SessionController:
 
     def _measured(self, process: SessionHandle, memory: Memory) -> None:
         process.memory = memory
-        own = [other.memory for other in self._own(process.user)]
-        used = sum(figures.persistent + (figures.ephemeral or 0) for figures in own)
         record = self.users.records[process.user or ""]
-        record.peak_bytes = max(record.peak_bytes, used)
+        record.peak_bytes = max(record.peak_bytes, used_by(record.sessions.values()))
 
     def _want(self, process: SessionHandle, growth: int = 0) -> None:
         self._wait_begins(process)

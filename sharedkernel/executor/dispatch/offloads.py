@@ -69,6 +69,8 @@ class Offloads:
         state = self._state(process)
         if state is SessionState.OFFLOADED:
             return
+        if process.lingers_until is not None and process.offload.is_unmovable:  # it is ended where it must make room
+            raise Refused(process.offload.declined or "its memory cannot be moved.", reason="unsafe")
         if state is not SessionState.IDLE:
             raise Refused("its code runs; offload it when its cells have ended, or interrupt it.", reason="busy")
         answer = asyncio.get_running_loop().create_future()
@@ -101,7 +103,7 @@ class Offloads:
             case protocol.OffloadedReport():
                 self._offloaded(process, message)
             case protocol.OffloadDeclinedReport(message=reason):
-                process.offload.declined = reason
+                process.offload.declined, process.offload.is_unmovable = reason, message.reason != "busy"
                 log.info("session %s is not offloaded: %s", process.session, reason)
                 is_for_now = message.reason == "busy"
                 self._driver.handle(events.OffloadDeclined(session=id_of(process), for_now=is_for_now))
@@ -117,6 +119,7 @@ class Offloads:
     def _offloaded(self, process: SessionHandle, message: protocol.OffloadedReport) -> None:
         offload = process.offload
         offload.bytes, offload.stayed, offload.declined = message.offloaded_bytes, message.kept, None
+        offload.is_unmovable = False
         offload.num_offloads += 1
         offload.offload_seconds += message.seconds
         log.info("offloaded %s of session %s", format_bytes(message.offloaded_bytes), process.session)

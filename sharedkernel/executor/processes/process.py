@@ -18,6 +18,7 @@ from sharedkernel.executor.processes.progress import GrantProgress, OffloadProgr
 from sharedkernel.executor.processes.sanitize import MOST_BYTES, within
 from sharedkernel.ipc.shared_page import Page, Word
 from sharedkernel.protocol import Limits, Memory, SessionIdentity, SessionRecord
+from sharedkernel.quota_check import CountedMemory
 from sharedkernel.scheduling.model.types import MemoryProfile, SessionId
 
 log = logging.getLogger(__name__)
@@ -118,13 +119,16 @@ class SessionHandle(PersistedSession, kw_only=True, eq=False):
         return within(self.page.words[word], max(self.most_bytes, self.memory.persistent))
 
     @property
-    def own_bytes(self) -> int:
-        """Bytes that are its own beyond what every process holds.
+    def counted(self) -> CountedMemory:
+        """What of its memory counts against its user's quota: as its page shows it, which is newer than its reports."""
+        measured = self.memory.persistent
+        live = max(self.promised_bytes, self.persistent_bytes + self.live_bytes - measured)
+        return CountedMemory(persistent=measured, live=live, needed=self.memory.needed)
 
-        What it keeps, and what is live of its iteration or was promised to it: a limit below what a process has in use
-        would make any allocation of its libraries fail, and end it.
-        """
-        return self.memory.persistent + max(self.promised_bytes, self.live_bytes)
+    @property
+    def own_bytes(self) -> int:
+        """Bytes that are its own beyond what every process holds: what it has in use, or was promised."""
+        return self.counted.persistent + self.counted.live
 
     def take(self) -> None:
         """Keep others from taking this spare, before its session is known to all."""
@@ -247,7 +251,7 @@ def id_of(process: SessionHandle) -> SessionId:
 
 def profile_of(memory: Memory) -> MemoryProfile:
     """Return *memory* as the scheduling core takes it."""
-    return MemoryProfile(persistent=memory.persistent, ephemeral=memory.ephemeral, framework=memory.framework)
+    return MemoryProfile(**msgspec.structs.asdict(memory))
 
 
 def start_time(pid: int) -> int | None:

@@ -51,6 +51,8 @@ class OffloadProgress:
     stayed: str | None = None
     #: why it was last not offloaded, for people
     declined: str | None = None
+    #: it could not be offloaded since its last cell ended
+    is_unmovable: bool = False
     #: times that it was offloaded and restored, and seconds that these took
     num_offloads: int = 0
     num_restores: int = 0

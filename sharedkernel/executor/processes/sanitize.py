@@ -86,8 +86,7 @@ class PageFigures:
     """What counts of the figures in a session's page; bytes, and iterations."""
 
     persistent: int
-    #: the most that an iteration needed, and what is in use right now
-    ephemeral: int
+    #: in use right now beyond the persistent bytes
     live: int
     framework: int
     iterations: int
@@ -112,12 +111,9 @@ def believe_page(page: Page, *, most: int, charged: MemoryProfile, attained: flo
     """
     words = page.words
     most = max(most, charged.persistent)
-    live = within(words[Word.LIVE], most)
     return PageFigures(
         persistent=max(charged.persistent, within(words[Word.PERSISTENT], most)),
-        # Before the end of a session's first iteration no peak is known, but what lives now is no less of it.
-        ephemeral=max(charged.ephemeral or 0, within(words[Word.EPHEMERAL], most), live),
-        live=live,
+        live=within(words[Word.LIVE], most),
         framework=charged.framework,
         iterations=believe_iterations(page, attained),
     )
@@ -133,6 +129,8 @@ def _believe_memory(memory: Memory, *, quota: int, before: Memory, seen: Callabl
         # More than the quota only what is really there: the quota may have been lowered since.
         persistent=within(memory.persistent, quota if memory.persistent <= quota else max(quota, seen())),
         ephemeral=None if memory.ephemeral is None else within(memory.ephemeral, quota),
+        needed=within(memory.needed, quota),
+        is_guess=memory.is_guess,
         framework=within(memory.framework, before.framework if memory.framework <= before.framework else seen()),
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.protocol import Device, Limits
-from sharedkernel.quota_check import QuotaUse
+from sharedkernel.quota_check import QuotaUse, count
 
 #: memory of the machine that a session's processes may hold besides its tensors before it counts on the host device:
 #: interpreters and libraries, and free pieces of the heap
@@ -39,7 +39,7 @@ def hard_limit(limits: Limits | None, device: Device) -> int | None:
     return most_of(limits, device) + 2 * HOST_CONTEXT_BYTES if device.kind == "host" else None
 
 
-def quota_use(own: Collection[SessionHandle], device: Device, *, shelf: int = 0, by_page: bool = False) -> QuotaUse:
+def quota_use(own: Collection[SessionHandle], device: Device, *, shelf: int = 0) -> QuotaUse:
     """Return the quota of one user on *device*, and what they have of it.
 
     Parameters
@@ -50,29 +50,22 @@ def quota_use(own: Collection[SessionHandle], device: Device, *, shelf: int = 0,
         The device that is shared.
     shelf
         Bytes that the user's shelf is charged with.
-    by_page
-        As in :func:`used_by`.
     """
     limits = next((process.limits for process in own), None)
-    return QuotaUse(quota=quota_of(limits, device), sessions=used_by(own, by_page=by_page), shelf=shelf)
+    return QuotaUse(quota=quota_of(limits, device), sessions=used_by(own), shelf=shelf)
 
 
-def used_by(own: Collection[SessionHandle], *, by_page: bool = False) -> int:
-    """Return the bytes that all sessions of one user have of the quota, framework memory apart.
+def used_by(own: Collection[SessionHandle]) -> int:
+    """Return the bytes that all sessions of one user count, framework memory apart.
 
-    What is live in a session only its own page says, so several could claim more than their user can have. Beyond that
-    only counts what was measured.
-
-    Parameters
-    ----------
-    own
-        All sessions of the user.
-    by_page
-        Whether to count what their pages say that they keep, which is newer than what was measured.
+    Lingering ones do not: they are offloaded, or ended, for whoever needs their memory. What is live in a session only
+    its own page says, so several could claim more than their user can have. Beyond that only counts what was measured.
     """
-    claimed = sum(
-        max(process.own_bytes, process.persistent_bytes + process.live_bytes) if by_page else process.own_bytes
-        for process in own
-    )
-    measured = sum(process.memory.persistent for process in own)
-    return min(claimed, max(measured, max((process.most_bytes for process in own), default=0)))
+    staying = [process for process in own if process.lingers_until is None]
+    measured = sum(process.memory.persistent for process in staying)
+    return min(count(process.counted for process in staying), max(measured, most_of_user(staying)))
+
+
+def most_of_user(own: Collection[SessionHandle]) -> int:
+    """Return the most bytes that the user of the sessions *own* can have; 0 without any."""
+    return max((process.most_bytes for process in own), default=0)

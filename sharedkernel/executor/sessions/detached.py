@@ -1,12 +1,15 @@
 """Sessions that were shut down and stay for a while, so that their users can have them back.
 
 A clean stop of a user's Jupyter server looks like a shutdown to its kernels. So a session that is shut down lingers:
-its memory is moved away as soon as nothing of it runs, and it ends when its time is over. It counts for its user's
-quota until then. One that never ran a cell has nothing to give back and ends at once.
+its memory is moved away as soon as nothing of it runs, and it ends when its time is over. Its memory counts against no
+quota; if it cannot be moved, the session ends as soon as anybody needs it (`dispatch/action_runner.py`). One that never
+ran a cell has nothing to give back and ends at once.
 
-A session whose kernel was restarted lingers, too, but in nobody's way: a restart is to free what it has. It ends soon
-unless its cell ended and its memory could be moved away. If its context keeps memory on the device (as it does on most
-GPUs), it also ends as soon as anybody waits for memory or is refused some; and when the machine's memory runs short.
+A session whose kernel was restarted lingers, too, but a restart is to free what it has: it ends soon unless its cell
+ended and its memory could be moved away.
+
+Either ends when the machine's memory runs short, and, if its context keeps memory on the device as on most GPUs, as
+soon as anybody waits for memory or is refused some.
 
 Covers the executor's side: when it began and ends. Who may have a session back, and who is told of it, is the
 gateway's business (`gateway/kernels/detached.py`).
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -31,7 +35,7 @@ log = logging.getLogger(__name__)
 
 #: seconds in which the memory of a restarted session has to be moved away
 PATIENCE = 10.0
-#: device memory that it may keep, in bytes: arrays that cannot be moved
+#: device memory that it may keep, in bytes: arrays that cannot be moved, or its context
 _MOST_LEFT = 32 << 20
 #: part of the machine's memory that has to be free while there are any
 _FREE_PART = 0.1
@@ -73,10 +77,9 @@ class DetachTimers:
 
     def resume(self, process: SessionHandle) -> None:
         """Keep time for *process*, which lingers already (an executor before this one let it)."""
-        if process.restarted:
-            self._look_again(process, time.monotonic() + PATIENCE, self._num_refusals())
-        else:
-            self._end_in_time(process)
+        patience = PATIENCE if process.restarted else math.inf
+        self._controller.detached(process)
+        self._look_again(process, time.monotonic() + patience, self._num_refusals())
         self._offload(process)
 
     def came_to_rest(self, process: SessionHandle) -> None:
@@ -88,6 +91,7 @@ class DetachTimers:
         """Let *process* be an ordinary session again."""
         process.lingers_until, process.restarted = None, False
         self.forget(process)
+        self._controller.detached(process)
 
     def forget(self, process: SessionHandle) -> None:
         """Keep no time for *process* any longer."""
@@ -113,8 +117,6 @@ class DetachTimers:
         log.info("session %s of %s ends: %s", process.session, process.user, why)
         self._end(process)
 
-    # --- restarted ones -----------------------------------------------------------------------------------------------
-
     def _look_again(self, process: SessionHandle, patient_until: float, num_refusals: int) -> None:
         if _left(process) <= _LOOK_INTERVAL:
             self._end_in_time(process)
@@ -122,17 +124,21 @@ class DetachTimers:
             self._set(process, _LOOK_INTERVAL, partial(self._look, process, patient_until, num_refusals))
 
     def _look(self, process: SessionHandle, patient_until: float, num_refusals: int) -> None:
-        """End a restarted session that is in the way; *num_refusals* of memory were before it lingered."""
+        """End a session that is in the way; *num_refusals* of memory were before it lingered."""
+        if _is_machine_full():
+            self._end_now(process, "the machine's memory runs short")
+            return
+        if not process.restarted and process.memory.framework <= _MOST_LEFT:
+            self._look_again(process, patient_until, num_refusals)
+            return
         views = self._controller.snapshot().sessions
         own = next(view for view in views if view.id == id_of(process))
         is_at_rest = own.state in (SessionState.IDLE, SessionState.OFFLOADED)
         is_memory_short = self._num_refusals() > num_refusals or any(map(_waits_for_memory, views))
         if time.monotonic() > patient_until and not (is_at_rest and own.persistent <= _MOST_LEFT):
             self._end_now(process, "it still runs or has memory, though it was restarted")
-        elif is_at_rest and own.framework and is_memory_short:
-            self._end_now(process, "others need the memory of its context, and it was restarted")
-        elif _is_machine_full():
-            self._end_now(process, "the machine's memory runs short, and it was restarted")
+        elif is_at_rest and own.framework > _MOST_LEFT and is_memory_short:
+            self._end_now(process, "others need the memory of its context")
         else:
             self._look_again(process, patient_until, num_refusals)
 

@@ -71,11 +71,10 @@ def room_for(user: str, sessions: Collection[SessionHandle], device: Device, *, 
     by_user: dict[str | None, list[SessionHandle]] = {}
     for process in sessions:
         by_user.setdefault(process.user, []).append(process)
-    resident = sum(used_by(each, by_page=True) for each in by_user.values())
+    # That leaves room for the iterations of open sections, as far as they are known.
+    resident = sum(used_by(each) for each in by_user.values())
     resident += sum(process.memory.framework for process in sessions)
-    # Shelves leave room for the largest iteration, or there would be sessions that could never run again.
-    iteration = max((process.memory.ephemeral or 0 for process in sessions), default=0)
     return Room(
-        use=quota_use(own, device, shelf=shelf, by_page=True),
-        device_left=max(0, device.usable_bytes - resident - iteration - shelves),
+        use=quota_use(own, device, shelf=shelf),
+        device_left=max(0, device.usable_bytes - resident - shelves),
     )

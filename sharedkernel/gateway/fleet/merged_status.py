@@ -132,6 +132,7 @@ def _users(users: Mapping[str, Sequence[UserStatus]]) -> list[UserStatus]:
                     framework_bytes=entry.framework_bytes,
                     live_bytes=entry.live_bytes,
                     shelf_bytes=entry.shelf_bytes,
+                    quota_used_bytes=entry.quota_used_bytes,
                 )
                 for device, entry in by_device.items()
             ],
@@ -160,6 +161,7 @@ def _first(values: Sequence[Any]) -> Any:
 _RULES: dict[str, Callable[[Sequence[Any]], Any]] = {
     **dict.fromkeys(("capacity_bytes", "reserve_bytes", "used_bytes", "quota_bytes", "persistent_bytes"), _sum),
     **dict.fromkeys(("ephemeral_bytes", "framework_bytes", "live_bytes", "shelf_bytes", "offloaded_bytes"), _sum),
+    "quota_used_bytes": _sum,
     **dict.fromkeys(("attained_service_seconds", "iterations"), _sum),
     **dict.fromkeys(("quantum_seconds", "peak_bytes", "wait_p50_seconds", "wait_p95_seconds"), _largest),
     **dict.fromkeys(("kind", "policy"), _join),

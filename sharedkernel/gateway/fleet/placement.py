@@ -63,7 +63,7 @@ class NotebookHistory:
     def _observe(self, device: str, notebook: str, session: SessionStatus) -> None:
         key = session.user, notebook
         seen = self._notebooks[key] = self._notebooks.pop(key, _Observed())
-        seen.memory = max(seen.memory, memory_of(session) + (session.ephemeral_bytes or 0))
+        seen.memory = max(seen.memory, memory_of(session) + (session.iteration_bytes or 0))
         if (utilisation := utilisation_of(session)) is not None:
             seen.utilisation = utilisation
         if session.iteration_seconds:

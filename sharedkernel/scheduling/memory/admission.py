@@ -15,6 +15,7 @@ A *restore* waits while it exceeds its user's quota, as long as the user's idle 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ from sharedkernel.scheduling.memory.revision_cache import RevisionCache
 from sharedkernel.scheduling.model.actions import Refuse
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.session import Lane, Session, User
-from sharedkernel.scheduling.model.types import MemoryProfile, SessionId, SessionState, UserId
+from sharedkernel.scheduling.model.types import SessionId, SessionState, UserId
 from sharedkernel.scheduling.policies.base import Policy, Rank
 
 
@@ -253,9 +254,13 @@ class Admission:
         need = self._need(session)
         if self.lanes.place(session, need):
             return True
-        if session.is_measured or not self.policy.is_preemptive or self.freeing(session) is not None:
+        is_known = session.is_measured and not session.memory.is_guess
+        if is_known or not self.policy.is_preemptive or self.freeing(session) is not None:
             return False
-        # All of its domain's memory cannot be had soon: other iterations are interrupted. Take what is free.
+        # That much cannot be had soon: others keep it, or their iterations are interrupted. Take what is free.
+        if session.memory.is_guess:
+            unmeasured = dataclasses.replace(session.memory, ephemeral=None, is_guess=False)
+            self.ledger.set_memory(session, unmeasured)
         return self.lanes.place(session, min(need, self.lanes.largest_now(session.domain)))
 
     def _restore(self, session: Session) -> bool:
@@ -265,9 +270,7 @@ class Admission:
         if not self.lanes.make_room(session.returning):
             return False
         memory = session.memory
-        persistent = memory.persistent + session.returning
-        restored = MemoryProfile(persistent=persistent, ephemeral=memory.ephemeral, framework=memory.framework)
-        self.ledger.set_memory(session, restored)
+        self.ledger.set_memory(session, dataclasses.replace(memory, persistent=memory.persistent + session.returning))
         session.offload.is_returning = True
         self.ledger.revision += 1
         self.turns.record_delays(session, self.waiting.values(), self._now)
@@ -284,14 +287,14 @@ class Admission:
                 return False
         elif not self._grow_in_lane(session):
             return False
-        memory = session.memory
-        # If nothing was measured yet, this much is known now: its lane is not cut below it.
+        lane = session.lane
+        assert lane is not None
+        # This much is known now, and the lane is not cut below it; nor below a prediction that it has room for.
+        predicted = min(session.memory.ephemeral or 0, lane.size + session.iteration.parked)
         if session.offload.remaining_ephemeral is not None:
             session.offload.remaining_ephemeral = wanted
-        grown = MemoryProfile(persistent=memory.persistent, ephemeral=wanted, framework=memory.framework)
-        self.ledger.set_memory(session, grown)
-        assert session.lane is not None
-        self.lanes.close(session.lane)
+        self.ledger.set_memory(session, dataclasses.replace(session.memory, ephemeral=max(wanted, predicted)))
+        self.lanes.close(lane)
         return True
 
     def _grow_in_lane(self, session: Session) -> bool:
@@ -312,8 +315,8 @@ class Admission:
         if session.is_measured:
             return session.need
         room = self.ledger.room(session.domain)
-        left = session.user.quota_use.left
-        return room if left is None else min(room, left)
+        left = session.user.quota_use().left
+        return room if left is None else min(room, max(1, left))
 
     # --- what keeps others from being admitted -----------------------------------
 

@@ -252,7 +252,8 @@ def residue(session: Session) -> int:
 
 def is_movable(session: Session) -> bool:
     """Return whether *session*'s persistent memory can be offloaded, now or later in its cell."""
-    if session.offload.is_declined or session.user.offload_after is None or session.memory.persistent < LEAST_OFFLOAD:
+    may_be_asked = not session.offload.is_declined and session.user.offload_after is not None
+    if not (may_be_asked or session.is_detached) or session.memory.persistent < LEAST_OFFLOAD:
         return False
     is_away = session.state in (SessionState.OFFLOADED, SessionState.RESTORING) and not session.offload.is_returning
     return not is_away

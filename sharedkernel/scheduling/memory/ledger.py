@@ -7,6 +7,8 @@ ledger keeps sums, so that a question costs the same however many sessions there
 
 from __future__ import annotations
 
+import dataclasses
+
 from sharedkernel.scheduling.model.session import Lane, Session, User
 from sharedkernel.scheduling.model.types import MemoryProfile, SessionId
 
@@ -65,15 +67,12 @@ class Ledger:
         """Charge *session* for the context, if any, that its first operation makes; there is room beside all lanes."""
         if not session.context or session.is_measured:
             return
-        memory = session.memory
-        framework = memory.framework + session.context
+        framework = session.memory.framework + session.context
         session.context = 0
-        self.set_memory(
-            session, MemoryProfile(persistent=memory.persistent, ephemeral=memory.ephemeral, framework=framework)
-        )
+        self.set_memory(session, dataclasses.replace(session.memory, framework=framework))
 
     def set_memory(self, session: Session, memory: MemoryProfile) -> None:
-        """Charge a session for its measured memory. An unmeasured ephemeral need leaves the last known one.
+        """Charge a session for its measured memory.
 
         Parameters
         ----------
@@ -82,10 +81,6 @@ class Ledger:
         memory
             Bytes, in place of its former profile.
         """
-        if memory.ephemeral is None and session.memory.ephemeral is not None:
-            memory = MemoryProfile(
-                persistent=memory.persistent, ephemeral=session.memory.ephemeral, framework=memory.framework
-            )
         if memory == session.memory:
             return
         self.revision += 1

@@ -361,7 +361,8 @@ class MemoryTurns:
 
 def may_ask(session: Session) -> bool:
     """Return whether the idle *session* may be asked to offload."""
-    return not (session.offload.is_declined or session.offload.is_asked) and session.memory.persistent >= LEAST_OFFLOAD
+    is_willing = session.is_detached or not session.offload.is_declined
+    return is_willing and not session.offload.is_asked and session.memory.persistent >= LEAST_OFFLOAD
 
 
 def may_move_out(session: Session) -> bool:
@@ -372,6 +373,8 @@ def may_move_out(session: Session) -> bool:
 
 def offloadable_from(session: Session) -> float:
     """Return from when on the idle *session* may be asked to offload for others."""
+    if session.is_detached:
+        return session.offload.ask_again_at
     after = session.user.offload_after
     return math.inf if after is None else max(session.cell.closed_at + after, session.offload.ask_again_at)
 

@@ -4,7 +4,8 @@ An idle session can be asked if it has at least a mebibyte and has not declined 
 while a queued session lacks memory that no lane could give, or lacks it in the middle of an iteration; only after its
 user's `offload_after`; the longest idle first, and no more sessions than necessary. If all that could be asked would
 not be enough, none is. Memory that is being offloaded counts as coming, and stays charged until its session reports
-that it is gone.
+that it is gone. A *detached* session, which is kept only to be had back, is asked before all others, at once and
+whatever it said before: the executor ends it if its memory cannot be moved.
 
 If no idle session can help, queued ones may: a session that waits in the middle of its cell can be offloaded whole, and
 restored when there is room for all that it has and lacks. This way, sessions that each hold memory that the others need
@@ -88,9 +89,13 @@ class Offloading:
         return any(s.offload.is_asked for some in (self.idle, self.demand.open) for s in some.values())
 
     def own(self, user: User) -> int:
-        """Return the bytes that *user*'s idle sessions can offload, or are offloading."""
-        idle = (session for session in user.sessions.values() if session.state is SessionState.IDLE)
+        """Return the bytes that *user*'s idle sessions can offload, or are offloading, of those that count."""
+        idle = self._counted_idle(user)
         return sum(session.memory.persistent for session in idle if session.offload.is_asked or may_ask(session))
+
+    def _counted_idle(self, user: User) -> list[Session]:
+        own = user.sessions.values()
+        return [session for session in own if session.state is SessionState.IDLE and not session.is_detached]
 
     def choose(self, queue: list[Session], now: float, *, queue_until: Callable[[float], float]) -> list[Session]:
         """Return the sessions to ask to offload for the memory queue.
@@ -221,7 +226,7 @@ class Offloading:
 
     def _for_quota(self, session: Session) -> list[Session]:
         """Return the idle sessions to offload so that *session*'s user stays within the quota."""
-        own = [other for other in self.idle.values() if other.user is session.user]
+        own = [other for other in self.idle.values() if other.user is session.user and not other.is_detached]
         missing = session.over_quota_by - _sum(other for other in own if other.offload.is_asked)
         return _first([other for other in own if may_ask(other)], missing)
 
@@ -232,14 +237,15 @@ class Offloading:
         ripening = {
             session: offloadable_from(session)
             for session in self.idle.values()
-            if session.user.offload_after is not None and may_ask(session) and session not in chosen
+            if offloadable_from(session) < math.inf and may_ask(session) and session not in chosen
         }
         missing = self._missing(wanting, coming + _sum(ripening), choice.helped) - coming
-        ripe = _first([session for session, when in ripening.items() if when <= now], missing)
+        first = sorted(ripening, key=lambda session: not session.is_detached)
+        ripe = _first([session for session in first if ripening[session] <= now], missing)
         if missing > _sum(ripe):
             later = ((when, session) for session, when in ripening.items() if when > now)
-            first = min(later, key=lambda entry: entry[0], default=None)
-            choice.offloadable_at, choice.ripens = (None, None) if first is None else first
+            soonest = min(later, key=lambda entry: entry[0], default=None)
+            choice.offloadable_at, choice.ripens = (None, None) if soonest is None else soonest
         chosen += ripe
 
     def _missing(self, wanting: list[tuple[Session, int]], supply: int, helped: set[Session]) -> int:

@@ -15,6 +15,9 @@ from sharedkernel.shortage import Shortage
 def refuse_want(session: Session, ledger: Ledger) -> Refuse | None:
     """Return a refusal if the want could not be met even if all other sessions left; None if it can sooner or later.
 
+    Over the quota is growth that exceeds it, and the first want of a cell when nothing is left. A cell that goes on and
+    asks for nothing new is not refused because other notebooks of its user have grown.
+
     Parameters
     ----------
     session
@@ -23,7 +26,9 @@ def refuse_want(session: Session, ledger: Ledger) -> Refuse | None:
         The device's.
     """
     need = session.wanted
-    if session.user.quota_use.exceeded_by(max(1, need or 0)):
+    left = session.user.quota_use(session).left
+    is_new = session.iteration.growth > 0 or not session.cell.started
+    if left is not None and is_new and left < (0 if session.iteration.growth else 1):
         return _refuse(session, ledger, "quota")
     if (max(1, session.context) if need is None else need) > _room(session, ledger):
         return _refuse(session, ledger, "no_lane_fits")
@@ -82,10 +87,10 @@ def _refuse(
     if session.state is SessionState.RESTORING:
         purpose, wanted = "restore", session.offload.size
     elif session.iteration.growth:
-        purpose, wanted = "growth", session.iteration.growth if reason == "memory" else wanted
+        purpose, wanted = "growth", wanted if reason == "no_lane_fits" else session.iteration.growth
     elif session.context and wanted is None:
         purpose, wanted = "context", session.context
-    use = user.quota_use
+    use = user.quota_use()
     shortage = Shortage(
         reason=reason,
         purpose=purpose,

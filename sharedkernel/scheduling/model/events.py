@@ -288,6 +288,16 @@ class OffloadDeclined(SessionEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SessionDetached(SessionEvent):
+    """The session was shut down or restarted and is kept to be had back, or its user has it back.
+
+    What is kept so counts against no quota, is the first to be offloaded, and is ended where it cannot be.
+    """
+
+    detached: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Restored(SessionEvent):
     """All that was offloaded is back; the cell goes on."""
 
@@ -318,7 +328,7 @@ EVENTS: dict[str, type[Event]] = {
         Tick, UserConfigured, PolicyConfigured, SessionStarted, CellOpened, DeviceWanted, DeviceWantWithdrawn,
         GrantReleased, MemoryMeasured, CellClosed, OffloadRequested, Offloaded, OffloadDeclined, Restored,
         SessionEnded, ShelfMeasured, WorkForeseen, HistoryRecalled, GrantMeasured, UsedWithoutGrant,
-        CellInterrupted, ProcessStopped, NotRestored,
+        CellInterrupted, ProcessStopped, NotRestored, SessionDetached,
     )
 }  # fmt: skip
 

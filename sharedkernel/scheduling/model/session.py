@@ -10,7 +10,7 @@ import heapq
 from collections import deque
 from dataclasses import dataclass, field
 
-from sharedkernel.quota_check import QuotaUse
+from sharedkernel.quota_check import CountedMemory, QuotaUse, count
 from sharedkernel.scheduling.model.session_parts import (
     AdmissionWait,
     Cell,
@@ -36,7 +36,7 @@ class User:
     id: UserId
     #: weight in fair sharing, relative to the other users'
     share: float = 1.0
-    #: most bytes of persistent memory over all sessions plus one session's ephemeral memory; None: not limited
+    #: most bytes that may count (see `quota_check.py`); None: not limited
     quota: int | None = None
     #: seconds that a session must be idle before it is offloaded for others; None: never for others
     offload_after: float | None = 30.0
@@ -57,10 +57,27 @@ class User:
     #: grants held now
     num_grants: int = 0
 
-    @property
-    def quota_use(self) -> QuotaUse:
-        """The quota, and what counts against it."""
-        return QuotaUse(quota=self.quota, sessions=self.persistent - self.shelf, shelf=self.shelf)
+    def quota_use(self, growing: Session | None = None) -> QuotaUse:
+        """Return the quota, and what counts against it.
+
+        Parameters
+        ----------
+        growing
+            A session whose growth counts as if it had it; others' growth is their own request.
+        """
+        if self.quota is None:
+            return QuotaUse(quota=None, sessions=self.persistent - self.shelf, shelf=self.shelf)
+        # A detached session is offloaded, or ended, for whoever needs its memory.
+        counted = count(
+            CountedMemory(
+                persistent=session.memory.persistent,
+                live=session.iteration.live + (session.iteration.growth if session is growing else 0),
+                needed=session.memory.needed,
+            )
+            for session in self.sessions.values()
+            if not session.is_detached
+        )
+        return QuotaUse(quota=self.quota, sessions=counted, shelf=self.shelf)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -75,6 +92,8 @@ class Session:
     memory: MemoryProfile = field(default_factory=MemoryProfile)
     #: framework memory, bytes, that its first grant adds: a context on the device
     context: int = 0
+    #: whether it is kept only so that its user can have it back
+    is_detached: bool = False
     #: lane it belongs to while its cell is open, from its first admitted want; None: not admitted
     lane: Lane | None = None
 
@@ -117,10 +136,14 @@ class Session:
 
     @property
     def wanted(self) -> int | None:
-        """Ephemeral bytes that it wants, parked ones included; None: not measured yet."""
-        if self.iteration.growth:
-            return max(self.memory.ephemeral or 0, self.iteration.live) + self.iteration.growth
-        return self.memory.ephemeral
+        """Ephemeral bytes that it wants, parked ones included; None: not measured yet.
+
+        What it asks for in the middle of an iteration counts beside what it has, not beside a prediction.
+        """
+        growth, live, needed = self.iteration.growth, self.iteration.live, self.memory.needed
+        if not growth:
+            return self.memory.ephemeral
+        return max(needed, live + growth) if live or needed else (self.memory.ephemeral or 0) + growth
 
     @property
     def waits_since(self) -> float:
@@ -149,7 +172,7 @@ class Session:
         """Bytes by which restoring it would exceed its user's quota; 0: it would not."""
         if self.offload.is_cut_short:  # the middle of a cell is no place to be refused
             return 0
-        return self.user.quota_use.exceeded_by(self.offload.size)
+        return self.user.quota_use().exceeded_by(self.offload.size)
 
     @property
     def is_over_quota(self) -> bool:

@@ -23,6 +23,7 @@ from sharedkernel.scheduling.model.events import (
     OffloadRequested,
     ProcessStopped,
     Restored,
+    SessionDetached,
     SessionEnded,
     SessionEvent,
     SessionStarted,
@@ -75,6 +76,7 @@ TRANSITIONS: dict[tuple[SessionState, type[SessionEvent]], SessionState] = {
     **{(state, WorkForeseen): state for state in _LIVE},
     **{(state, GrantMeasured): state for state in _LIVE},
     **{(state, UsedWithoutGrant): state for state in _LIVE},
+    **{(state, SessionDetached): state for state in _LIVE},
     **{(state, SessionEnded): _DEAD for state in _LIVE},
 }
 

@@ -62,9 +62,13 @@ class MemoryProfile:
     ephemeral: int | None = None
     #: held while the process lives, whatever the notebook does
     framework: int = 0
+    #: largest need of an iteration that the open section was measured to have; `ephemeral` beyond it is a prediction
+    needed: int = 0
+    #: whether `ephemeral` is what other code needed than what runs: a session does not wait for that
+    is_guess: bool = False
 
     def __post_init__(self) -> None:
-        if self.persistent < 0 or self.framework < 0 or (self.ephemeral is not None and self.ephemeral < 0):
+        if min(self.persistent, self.framework, self.needed, self.ephemeral or 0) < 0:
             raise ValueError(f"an amount of memory is negative in {self}.")
 
     @property

@@ -29,6 +29,7 @@ from sharedkernel.scheduling.model.events import (
     PolicyConfigured,
     ProcessStopped,
     Restored,
+    SessionDetached,
     SessionEnded,
     SessionStarted,
     ShelfMeasured,
@@ -76,6 +77,7 @@ class EventHandlers:
             OffloadRequested: self._on_offload_requested,
             Offloaded: self._on_offloaded,
             OffloadDeclined: self._on_offload_declined,
+            SessionDetached: self._on_session_detached,
             Restored: self._on_restored,
             NotRestored: self._on_not_restored,
             CellInterrupted: self._on_cell_interrupted,
@@ -315,6 +317,11 @@ class EventHandlers:
         is_for_now = event.for_now or session.state not in (SessionState.IDLE, SessionState.WAITING)
         session.offload.is_declined = not is_for_now
         session.offload.ask_again_at = self._records.clock.now + _ASK_AGAIN
+        self._records.record_event(session, event)
+
+    def _on_session_detached(self, event: SessionDetached) -> None:
+        session = self._records.sessions[event.session]
+        session.is_detached = event.detached
         self._records.record_event(session, event)
 
     def _on_restored(self, event: Restored) -> None:

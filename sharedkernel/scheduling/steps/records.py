@@ -7,6 +7,7 @@ Each session is in the indexes of its state: the idle, the ready, the queued, th
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -228,7 +229,7 @@ class Records:
             memory = at_least(memory, ephemeral=session.memory.ephemeral)
         if session.offload.remaining_ephemeral is not None:
             rest = min(memory.ephemeral or 0, session.offload.remaining_ephemeral)
-            memory = MemoryProfile(persistent=memory.persistent, ephemeral=rest, framework=memory.framework)
+            memory = dataclasses.replace(memory, ephemeral=rest)
         had_memory = session.memory.persistent >= LEAST_OFFLOAD
         self.ledger.set_memory(session, memory)
         if not had_memory and memory.persistent >= LEAST_OFFLOAD:
@@ -281,5 +282,4 @@ def at_least(memory: MemoryProfile, *, persistent: int = 0, ephemeral: int | Non
         ephemeral = memory.ephemeral
     elif memory.ephemeral is not None:
         ephemeral = max(ephemeral, memory.ephemeral)
-    persistent = max(persistent, memory.persistent)
-    return MemoryProfile(persistent=persistent, ephemeral=ephemeral, framework=memory.framework)
+    return dataclasses.replace(memory, persistent=max(persistent, memory.persistent), ephemeral=ephemeral)

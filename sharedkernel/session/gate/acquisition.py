@@ -114,9 +114,9 @@ class Acquisition(GatePart):
             self.is_main_waiting = False
             self.eviction.decline("busy", "Its code runs.")
         if self.request.refusal is not None:
-            # What earlier code needed may not fit beside what is kept by now. What runs next may need less; if it does
-            # not, it is refused when it grows.
-            if not growth and self._meter.forget_peak():
+            # What earlier code needed may not fit beside what is kept by now, of which this cell may have freed some.
+            # What runs next may need less; if it does not, it is refused when it grows.
+            if not growth and self._meter.drop_stale():
                 return self._acquire(spare=spare)
             raise torch.OutOfMemoryError(self.request.refusal.message)
         self._meter.device_acquired()

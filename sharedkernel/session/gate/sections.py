@@ -124,7 +124,7 @@ class Sections(GatePart):
                 if self.num_open:
                     closed = None
                 else:
-                    self._meter.measure_idle()
+                    self._meter.section_ended()
                     self._residency.answer.clear()
                     self._words[Word.TURN] = Turn.IDLE
                     closed = protocol.CellClosedReport(memory=self._meter.memory)

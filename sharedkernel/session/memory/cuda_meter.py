@@ -25,12 +25,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from sharedkernel.device_memory.layout import lane_for
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.ipc.shared_page import Page, Word
 from sharedkernel.protocol import Allowance, Memory
+from sharedkernel.session.memory.figures import MemoryFigures
 from sharedkernel.session.memory.forked_garbage import leave_garbage_to_parent
-from sharedkernel.session.memory.host_meter import CLOCK_INTERVAL, DECAY, SETTLE_INTERVAL, STABLE_AFTER
+from sharedkernel.session.memory.host_meter import CLOCK_INTERVAL, SETTLE_INTERVAL, STABLE_AFTER
 from sharedkernel.session.memory.torch_cuda import AllocatorBytes, TorchCuda
 from sharedkernel.system.nvml import Gpu, GpuSample
 
@@ -113,22 +116,20 @@ class CudaMeter:
     ) -> None:
         self._pages: Pages | None = None
         self._words = page.words
+        self._figures = MemoryFigures(page)
         #: torch's allocator
         self.cuda = cuda
         self._find_device = find_device
         self._device: GpuSampler | None = None
         self._gives_back = gives_back
         self._allowance: Allowance | None = None
-        self._persistent = 0
-        #: in tensors when that was measured; where pages count it is another figure
-        self._stays = 0
-        self._ephemeral: int | None = None
-        self._framework = 0
         #: what the context took when it was made; framework memory is never less
         self._context = 0
         #: it was made at first use, or NVML has listed this process since
         self._has_context = True
         self._quiet_looks = 0
+        #: hash of what runs
+        self._source: str | None = None
         self._is_unsettled = False
         self._holding = threading.Event()
         self._clock: threading.Thread | None = None
@@ -149,15 +150,15 @@ class CudaMeter:
 
     def start_over(self) -> None:
         """Start over for the session's user, with nothing on the device yet."""
-        self._words[Word.FRAMEWORK] = self._framework
+        self._figures.set_framework(self._figures.framework)
 
     @property
     def memory(self) -> Memory:
         """The figures last measured."""
-        ephemeral = self._ephemeral
-        if self._pages is not None and ephemeral is not None:
-            ephemeral = lane_for(ephemeral)
-        return Memory(persistent=self._persistent, ephemeral=ephemeral, framework=self._framework)
+        memory = self._figures.memory
+        if self._pages is not None and memory.ephemeral is not None:
+            return msgspec.structs.replace(memory, ephemeral=lane_for(memory.ephemeral))
+        return memory
 
     def count_pages(self, pages: Pages) -> None:
         """Take what is charged from *pages* from now on, and let them keep to the limit."""
@@ -211,8 +212,9 @@ class CudaMeter:
     def grant_began(self) -> None:
         """Start a new peak, within the present allowance."""
         self._bind()
-        now = self.cuda.take()
-        self._show(max(0, now.allocated - self._persistent), self._weigh(now)[1])
+        self.cuda.take()
+        self._figures.grant_began()
+        self._show_now()
         self._holding.set()
 
     def grant_ended(self, *, at_boundary: bool) -> int:
@@ -228,15 +230,11 @@ class CudaMeter:
                 self.cuda.give_back()
         now = self.cuda.take()
         own, held = self._weigh(now)
+        self._words[Word.RESERVED] = held
         if at_boundary:
             self._split(now, own)
-            self._show(0, held)
             return 0
-        if now.peak > self._stays + (self._ephemeral or 0):
-            self._ephemeral = now.peak - self._stays
-        live = max(0, own - self._persistent)
-        self._show(live, held)
-        return live
+        return self._figures.interrupted(now.allocated, peak=now.peak, charged=own)
 
     def _is_worth_freeing(self) -> bool:
         now = self.cuda.look()
@@ -249,22 +247,15 @@ class CudaMeter:
         if self._pages is not None and not self._pages.has_turn:
             # What its iterations take is private as well, but charged as the lane that it has not got.
             own = min(own, now.allocated)
+        self._words[Word.RESERVED] = held
         self._split(now, own)
-        self._show(0, held)
 
     def _split(self, now: AllocatorBytes, charged: int) -> None:
         """Take what is charged at a boundary for persistent, and the peak beyond what is in use for ephemeral."""
-        self._set_persistent(charged)
-        self._stays = now.allocated
-        seen = max(0, now.peak - now.allocated)
-        if self._ephemeral is None or seen >= self._ephemeral:
-            if seen > (self._ephemeral or 0) * 17 // 16:
-                self._quiet_looks = 0
-            self._ephemeral = seen
-        else:
-            self._ephemeral = round(seen + (self._ephemeral - seen) * DECAY)
+        known = self._figures.known - self._figures.settled
+        if self._figures.iteration_ended(now.allocated, peak=now.peak, charged=charged) > known * 17 // 16:
+            self._quiet_looks = 0
         self._quiet_looks += 1
-        self._words[Word.EPHEMERAL] = self._ephemeral
 
     @property
     def is_stable(self) -> bool:
@@ -273,32 +264,37 @@ class CudaMeter:
 
     def look_closely(self) -> None:
         """Sample closely again: other code may run now."""
-        self._quiet_looks = 0
+        self._quiet_looks, self._source = 0, None
+        self._figures.section_began()
 
     def source_read(self, source: str) -> None:
-        """Do nothing: torch knows the peak, whatever runs."""
+        """Predict what *source* needs; what it runs itself belongs to it."""
+        if self._source is None:
+            self._source = source
+            self._figures.section_began(source)
 
-    def forget_peak(self) -> bool:
-        """Forget what iterations have needed, so that the next one is measured anew; return whether it was anything."""
-        needed = bool(self._ephemeral)
-        self._ephemeral = 0
-        self._words[Word.EPHEMERAL] = 0
-        return needed
+    def drop_stale(self) -> bool:
+        """Drop figures that a request need not keep to; see :class:`.Meter`."""
+        now = self.cuda.look()
+        was_freed = self._figures.freed(now.allocated, charged=self._weigh(now)[0])
+        return self._figures.forget_need() or was_freed
+
+    def section_ended(self) -> None:
+        """Measure at the end of a section, when everything in use is persistent."""
+        now = self.cuda.look()
+        own, self._words[Word.RESERVED] = self._weigh(now)
+        self._figures.section_ended(now.allocated, charged=own)
 
     def measure_idle(self) -> None:
-        """Measure between cells, when everything in use is persistent."""
+        """Measure where nothing runs, when everything in use is persistent."""
         now = self.cuda.look()
-        own, held = self._weigh(now)
-        self._set_persistent(own)
-        self._stays = now.allocated
-        self._show(0, held)
+        own, self._words[Word.RESERVED] = self._weigh(now)
+        self._figures.settle(now.allocated, charged=own)
 
     def measure_freed(self) -> None:
         """Lower the persistent memory by what was freed while no grant was held."""
         now = self.cuda.look()
-        own, _held = self._weigh(now)
-        self._set_persistent(min(self._persistent, own))
-        self._stays = min(self._stays, now.allocated)
+        self._figures.freed(now.allocated, charged=self._weigh(now)[0])
 
     def record_offload(self, size: int) -> None:
         """Record that *size* bytes were moved off the device."""
@@ -313,13 +309,14 @@ class CudaMeter:
         """Return None: how busy the GPU is the executor sees."""
         return None
 
-    def _set_persistent(self, used: int) -> None:
-        self._persistent = used
-        self._words[Word.PERSISTENT] = used
-
-    def _show(self, live: int, reserved: int) -> None:
-        self._words[Word.LIVE] = live
-        self._words[Word.RESERVED] = reserved
+    def _show_now(self) -> AllocatorBytes:
+        """Show what is live now."""
+        stretch = self._figures.stretch
+        now = self.cuda.look()
+        held = self._weigh(now)[1]
+        if self._figures.sampled(stretch, now.allocated):
+            self._words[Word.RESERVED] = held
+        return now
 
     # --- framework memory ---------------------------------------------------------------------------------------------
 
@@ -337,38 +334,38 @@ class CudaMeter:
             log.exception("framework memory could not be measured")
             self._context = USUAL_CONTEXT_BYTES
             self._has_context = False
-        self._framework = self._context
+        self._figures.set_framework(self._context)
         self._measure_framework()
 
     def _measure_framework(self) -> None:
         """Take what NVML says this process holds beyond torch's allocator, where it says anything of it."""
         self._is_unsettled = False
         if self._device is None:
-            self._words[Word.FRAMEWORK] = self._framework
             return
         with contextlib.suppress(SharedKernelError):
             processes = self._device.sample().processes
             own = None if processes is None else processes.get(os.getpid())
             if own is None and processes is not None and not self._has_context:
                 # Nothing is held where there was no room for a context; a later operation may still make it.
-                self._framework = 0
+                self._figures.set_framework(0)
             if own is not None:
                 self._has_context = True
                 # Whether NVML counts memory that sessions share for each of them is not known; too much is safe.
-                self._framework = max(own - self._weigh(self.cuda.look())[1], min(self._context, own))
-        self._words[Word.FRAMEWORK] = self._framework
+                beyond = own - self._weigh(self.cuda.look())[1]
+                self._figures.set_framework(max(beyond, min(self._context, own)))
 
     def _run_clock(self, on_clock: Callable[[], None], on_sample: Callable[[int], None]) -> None:
         """Tick while a grant is held, and show what is live then; measure framework memory once nothing runs."""
         idle = threading.Event()
         while True:
-            if not self._holding.wait(SETTLE_INTERVAL if self._is_unsettled else None):
-                self._measure_framework()
+            if not self._holding.wait(SETTLE_INTERVAL if self._is_unsettled or self._figures.has_live else None):
+                if self._figures.has_live:  # plain Python may free what an interrupted iteration has
+                    self._show_now()
+                if self._is_unsettled:
+                    self._measure_framework()
                 continue
             self._is_unsettled = True
             idle.wait(CLOCK_INTERVAL)
             if self._holding.is_set():
                 on_clock()
-                now = self.cuda.look()
-                self._show(max(0, now.allocated - self._persistent), self._weigh(now)[1])
-                on_sample(now.allocated)
+                on_sample(self._show_now().allocated)

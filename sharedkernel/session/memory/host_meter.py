@@ -20,8 +20,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from sharedkernel.ipc.shared_page import Page, Word
+from sharedkernel.ipc.shared_page import Page
 from sharedkernel.protocol import Allowance, Memory
+from sharedkernel.session.memory.figures import MemoryFigures
 from sharedkernel.shelf.memory import bytes_mapped_alone
 from sharedkernel.system.malloc import trim
 from sharedkernel.system.polled_event import DelayedEvent
@@ -38,9 +39,6 @@ STABLE_AFTER = 100
 GLANCES, _MOST_SOURCES = 10, 256
 #: how many times longer than a sample took the pause after it is at least; and for how many seconds at most
 PAUSE_OVER_COST, LONGEST_PAUSE = 100, 1.0
-#: how much of the distance to a smaller peak the ephemeral figure keeps at each measurement
-DECAY = 0.98
-
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -169,16 +167,10 @@ class HostMeter:
     """
 
     def __init__(self, page: Page) -> None:
-        self._words = page.words
+        self._figures = MemoryFigures(page)
         self._baseline = 0
         #: bytes that the heap counts as in use, and that were moved away
         self._away = 0
-        self._persistent = 0
-        self._ephemeral: int | None = None
-        self._framework = 0
-        self._peak = 0
-        #: peak of an iteration that was interrupted; how much of it stays, only its boundary tells
-        self._interrupted_peak = 0
         self._quiet_samples = 0
         #: hash of what runs, and of the sources whose profiles have become stable, the oldest first
         self._source: str | None = None
@@ -208,17 +200,13 @@ class HostMeter:
         Framework memory is estimated, and measured once the session has settled after its next grant.
         """
         self._baseline = bytes_in_use()
-        self._framework = _new_private_bytes()
-        self._words[Word.FRAMEWORK] = self._framework
+        self._figures.set_framework(_new_private_bytes())
         self._is_unsettled = True
 
     @property
     def memory(self) -> Memory:
         """The figures last measured."""
-        ephemeral = self._ephemeral
-        if self._interrupted_peak:
-            ephemeral = max(ephemeral or 0, self._interrupted_peak - self._persistent)
-        return Memory(persistent=self._persistent, ephemeral=ephemeral, framework=self._framework)
+        return self._figures.memory
 
     @property
     def used_bytes(self) -> int:
@@ -241,43 +229,22 @@ class HostMeter:
     def grant_began(self) -> None:
         """Start to look for the peak: a moment later, when the operation that waited for the grant is under way."""
         # Nothing was added since the last one ended: to look at the heap takes as long as all else of a turn's begin.
-        self._peak = self._persistent
+        self._figures.grant_began()
         self._held_since, self._cpu_since = time.monotonic(), time.process_time()
         self._holding.set()
 
     def grant_ended(self, *, at_boundary: bool) -> int:
-        """Stop looking; return the live bytes beyond persistent, which at a boundary are none.
-
-        Only at a boundary does what is in use count as persistent: in the middle of an iteration most of it is not.
-        """
+        """Stop looking; return the live bytes beyond persistent, which at a boundary are none."""
         self._holding.clear()
-        used = self.used_bytes
-        self._peak = max(self._peak, used)
         if not at_boundary:
-            self._interrupted_peak = max(self._interrupted_peak, self._peak)
-            live = max(0, used - self._persistent)
-            self._words[Word.LIVE] = live
-            return live
-        self._split(used)
+            return self._figures.interrupted(self.used_bytes)
+        self.boundary_measured()
         return 0
 
     def boundary_measured(self) -> None:
         """Measure at a boundary, with the grant kept."""
-        used = self.used_bytes
-        self._split(used)
-        self._peak = used
-
-    def _split(self, used: int) -> None:
-        """Take what is in use at a boundary for persistent, and the peak beyond it for ephemeral."""
-        self._set_persistent(used)
-        seen = max(0, self._peak - used, self._interrupted_peak - used)
-        self._interrupted_peak = 0
-        if self._ephemeral is None or seen >= self._ephemeral:
-            self._ephemeral = seen
-        elif self._quiet_samples < STABLE_AFTER:  # samples taken seldom miss peaks: they show no decline
-            self._ephemeral = round(seen + (self._ephemeral - seen) * DECAY)
-        self._words[Word.EPHEMERAL] = self._ephemeral
-        self._words[Word.LIVE] = 0
+        # samples taken seldom miss peaks: they show no decline
+        self._figures.iteration_ended(self.used_bytes, may_decline=not self.is_stable)
 
     def look_closely(self) -> None:
         """Sample often again: other code may run now."""
@@ -286,6 +253,7 @@ class HostMeter:
             if len(self._stable_sources) > _MOST_SOURCES:
                 del self._stable_sources[next(iter(self._stable_sources))]
         self._quiet_samples, self._source = 0, None
+        self._figures.section_began()
 
     def source_read(self, source: str) -> None:
         """Sample often for a moment only if *source* has been measured before, and for longer where its peak rises.
@@ -294,29 +262,30 @@ class HostMeter:
         """
         if self._source is None:  # what it runs itself belongs to it
             self._source = source
+            self._figures.section_began(source)
             if source in self._stable_sources:
                 self._quiet_samples = STABLE_AFTER - GLANCES
 
-    def forget_peak(self) -> bool:
-        """Forget what iterations have needed, so that the next one is measured anew; return whether it was anything."""
-        needed = bool(self._ephemeral)
-        self._ephemeral = 0
-        self._words[Word.EPHEMERAL] = 0
-        return needed
+    def drop_stale(self) -> bool:
+        """Drop figures that a request need not keep to; see :class:`.Meter`."""
+        was_freed = self._figures.freed(self.used_bytes)
+        return self._figures.forget_need() or was_freed
+
+    def section_ended(self) -> None:
+        """Measure at the end of a section, when everything in use is persistent."""
+        self._figures.section_ended(self.used_bytes)
 
     def measure_idle(self) -> None:
-        """Measure between cells, when everything in use is persistent."""
-        self._interrupted_peak = 0
-        self._set_persistent(self.used_bytes)
+        """Measure where nothing runs, when everything in use is persistent."""
+        self._figures.settle(self.used_bytes)
 
     def measure_freed(self) -> None:
         """Lower the persistent memory by what was freed while no grant was held."""
-        self._set_persistent(min(self._persistent, self.used_bytes))
+        self._figures.freed(self.used_bytes)
 
     def record_offload(self, size: int) -> None:
         """Record that *size* bytes were offloaded, at unchanged addresses."""
         self._away = size
-        self._words[Word.LIVE] = 0
         self.measure_idle()
         self._measure_framework()
 
@@ -346,10 +315,6 @@ class HostMeter:
         self._held_since, self._cpu_since = now, used
         return min(1.0, busy / held / (os.cpu_count() or 1))
 
-    def _set_persistent(self, used: int) -> None:
-        self._persistent = used
-        self._words[Word.PERSISTENT] = used
-
     def _measure_framework(self) -> None:
         """Measure what the process keeps apart from tensors (a few milliseconds, so only while nothing runs)."""
         self._is_unsettled = False
@@ -358,23 +323,24 @@ class HostMeter:
         framework = max(0, private_bytes() - self.used_bytes)
         if away != self._away:  # the main thread has moved memory meanwhile: the two figures do not belong together
             return
-        self._framework = framework
-        self._words[Word.FRAMEWORK] = self._framework
+        self._figures.set_framework(framework)
 
     @property
     def _patience(self) -> float | None:
         """How long to wait for the next grant; where samples come seldom, that need not be woken."""
-        if not self._is_unsettled:
-            return None
-        return STABLE_INTERVAL if self.is_stable else SETTLE_INTERVAL
+        if self._is_unsettled:
+            return STABLE_INTERVAL if self.is_stable else SETTLE_INTERVAL
+        return SETTLE_INTERVAL if self._figures.has_live else None
 
     def _sample(self, on_clock: Callable[[], None], on_sample: Callable[[int], None]) -> None:
         last_tick = sample_at = now = 0.0
         while True:
             if not self._holding.wait(self._patience):
                 is_settled = time.monotonic() >= now + SETTLE_INTERVAL
+                if is_settled and self._figures.has_live:  # plain Python may free what an interrupted iteration has
+                    self._take_sample()
                 # If it is away, it may be on its way back, a part of it there and none of it counted.
-                if is_settled and not self._away and not self._holding.is_set():
+                if is_settled and self._is_unsettled and not self._away and not self._holding.is_set():
                     self._measure_framework()
                 continue
             self._is_unsettled = True
@@ -384,17 +350,22 @@ class HostMeter:
             if now < sample_at:
                 time.sleep(min(sample_at - now, CLOCK_INTERVAL))
                 continue
-            begun = time.thread_time()
-            info = _mallinfo2_unlocked()
-            cost = time.thread_time() - begun
-            used = max(0, int(info.uordblks + info.hblkhd) - self._baseline - self._away)
-            self._peak = max(self._peak, used)
-            # A peak that is hardly higher than those before is chance, no reason to look closely again.
-            known = self._persistent + (self._ephemeral or 0)
-            if used > known + (known >> 4):
-                self._quiet_samples = 0
-            self._quiet_samples += 1
-            on_sample(used)
-            self._words[Word.LIVE] = max(0, used - self._persistent)
+            used, cost = self._take_sample()
+            if used is not None:
+                # A peak that is hardly higher than those before is chance, no reason to look closely again.
+                known = self._figures.known
+                if used > known + (known >> 4):
+                    self._quiet_samples = 0
+                self._quiet_samples += 1
+                on_sample(used)
             sample_at = now + min(PAUSE_OVER_COST * cost, LONGEST_PAUSE)
             time.sleep(YOUNG_INTERVAL if self._quiet_samples < STABLE_AFTER else STABLE_INTERVAL)
+
+    def _take_sample(self) -> tuple[int | None, float]:
+        """Show what is live now; return the bytes in use (None: the sample came late), and the seconds it took."""
+        stretch = self._figures.stretch
+        begun = time.thread_time()
+        info = _mallinfo2_unlocked()
+        cost = time.thread_time() - begun
+        used = max(0, int(info.uordblks + info.hblkhd) - self._baseline - self._away)
+        return used if self._figures.sampled(stretch, used) else None, cost

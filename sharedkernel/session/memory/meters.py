@@ -78,14 +78,18 @@ class Meter(Protocol):
     def source_read(self, source: str) -> None:
         """Record which *source* runs now, by its hash."""
 
-    def forget_peak(self) -> bool:
-        """Forget what iterations have needed, so that the next one is measured anew; return whether it was anything.
+    def drop_stale(self) -> bool:
+        """Drop figures that a request need not keep to; return whether there were any.
 
-        What an interrupted one has stays.
+        What iterations have needed is forgotten, so that the next one is measured anew; persistent memory is lowered by
+        what was freed while no grant was held. What an interrupted iteration has stays.
         """
 
+    def section_ended(self) -> None:
+        """Measure at the end of a section, when everything in use is persistent."""
+
     def measure_idle(self) -> None:
-        """Measure between cells, when everything in use is persistent."""
+        """Measure where nothing runs, when everything in use is persistent."""
 
     def measure_freed(self) -> None:
         """Lower the persistent memory by what was freed while no grant was held."""

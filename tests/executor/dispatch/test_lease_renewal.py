@@ -42,10 +42,13 @@ def leases_of(sessions: Iterable[SessionHandle], shelves: dict[str, int]) -> dic
     for session in sessions:
         by_user.setdefault(session.user or "", []).append(session)
     held = {user: size for user, size in shelves.items() if size}
+    outstanding = 0
     for user, own in by_user.items():
-        held[user] = held.get(user, 0) + used_by(own) + sum(session.memory.framework for session in own)
-    free = max(0, DEVICE.usable_bytes - sum(held.values()))
-    largest = heapq.nsmallest(NUM_HOLDERS + 1, held.items(), key=lambda holder: (-holder[1], holder[0]))
+        largest = max(session.counted.outstanding for session in own)
+        outstanding = max(outstanding, largest)
+        held[user] = held.get(user, 0) + used_by(own) - largest + sum(session.memory.framework for session in own)
+    free = max(0, DEVICE.usable_bytes - sum(held.values()) - outstanding)
+    holders = heapq.nsmallest(NUM_HOLDERS + 1, held.items(), key=lambda holder: (-holder[1], holder[0]))
     leases = {}
     for user, own in by_user.items():
         quota = quota_of(own[0].limits, DEVICE)
@@ -53,13 +56,15 @@ def leases_of(sessions: Iterable[SessionHandle], shelves: dict[str, int]) -> dic
         remainder = max(0, min(quota - used, free))
         working = [session for session in own if session.page.words[Word.TURN] != Turn.IDLE] or own
         for session in own:
-            growth = remainder // len(working) if session in working else min(remainder, IDLE_GROWTH_BYTES)
+            counted = session.counted
             leases[session.process] = Allowance(
-                limit_bytes=session.own_bytes + growth,
+                limit_bytes=counted.persistent
+                + max(counted.live, counted.needed)
+                + (remainder if session in working else min(remainder, IDLE_GROWTH_BYTES)),
                 quota_bytes=quota,
-                others_bytes=max(0, used - session.own_bytes),
+                others_bytes=shelves.get(user, 0) + used_by([other for other in own if other is not session]),
                 capacity_bytes=DEVICE.capacity_bytes,
-                holders=tuple(holder for holder in largest if holder[0] != user)[:NUM_HOLDERS],
+                holders=tuple(holder for holder in holders if holder[0] != user)[:NUM_HOLDERS],
             )
     return leases
 
@@ -202,7 +207,8 @@ async def _run_steps(steps: list[tuple[str, int, int]], directory: Path, check: 
     device = CheckedDevice()
     config = SchedulerConfig(capacity=DEVICE.capacity_bytes, preempt_patience=3600.0, memory_quantum=2.0)
     history = WorkloadHistory(directory, "host")
-    controller = device.controller = SessionController(device, config, EventLog(directory / "events.jsonl"), history)
+    log = EventLog(directory / "events.jsonl")
+    controller = device.controller = SessionController(device, config, log, history, lambda *_: None)
     notebooks: list[Notebook] = []
     pages = []
     try:

@@ -104,7 +104,7 @@ class Scene:
         config = SchedulerConfig(capacity=GIB, quantum=0.01, preempt_patience=30.0, names_heirs=True)
         served = HostLimits(Device(name="host", kind="host", capacity_bytes=GIB, reserve_bytes=0))
         self.controller = SessionController(
-            served, config, EventLog(directory / "events.jsonl"), WorkloadHistory(directory, "host")
+            served, config, EventLog(directory / "events.jsonl"), WorkloadHistory(directory, "host"), lambda *_: None
         )
         self._sessions: list[Scripted] = []
         #: what the executor limits, stops and looks at in the place of the sessions: never this process

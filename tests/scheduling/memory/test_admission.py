@@ -34,15 +34,65 @@ def test_a_full_quota_refuses_with_figures(sched: Desk) -> None:
     assert sched.want("ada2") == [CreateLane(lane=1, size=100, domain="all"), Grant(session="ada2", lane=1)]
 
 
-def test_a_known_need_over_the_quota_is_refused(sched: Desk) -> None:
-    """The need of one iteration counts with what is kept."""
+def test_a_prediction_refuses_nothing_and_growth_over_the_quota_is_refused(sched: Desk) -> None:
+    """What a cell needed once it may not need again; what it asks for counts with what is live and kept."""
     sched.user("ada", quota=500)
     sched.start("ada")
     sched.open("ada")
-    refusal = refused(sched.want("ada", 300, persistent=201))
+    assert sched.want("ada", 300, persistent=201)[-1] == Grant(session="ada", lane=1)
+    *_, refusal = sched.grow("ada", 60, live=240)
+    assert isinstance(refusal, Refuse)
     assert refusal.shortage.reason == "quota"
-    assert "300 B more while it runs" in explain_shortage(refusal.shortage)
-    assert sched.want("ada", 299) == [CreateLane(lane=1, size=299, domain="all"), Grant(session="ada", lane=1)]
+    assert "60 B more while it runs" in explain_shortage(refusal.shortage)
+    assert "your sessions use 441 B" in explain_shortage(refusal.shortage)
+    assert sched.want("ada", growth=59)[-1] == Grant(session="ada", lane=1)
+
+
+def test_nobody_waits_for_a_guess(sched: Desk) -> None:
+    """Other code needed so much; what runs now takes what is free, and asks for more where it needs more."""
+    sched.start("ada", "bob")
+    sched.measure("bob", persistent=700)
+    sched.open("ada")
+    assert sched.want("ada", 600, is_guess=True)[-1] == Grant(session="ada", lane=1)
+    assert sched.scheduler.snapshot(0.0).lanes[0].size == 300
+    sched.release("ada", "cell")
+    sched.close("ada")
+    sched.open("ada")
+    sched.want("ada", 600)
+    assert sched.state("ada") == "waiting", "its own code did"
+
+
+def test_what_an_open_section_is_known_to_need_counts_once(sched: Desk) -> None:
+    """Growth of one notebook cannot take what another's iterations need; two that take turns need it once."""
+    sched.user("ada", quota=500)
+    sched.start("ada1", "ada2", "ada3")
+    sched.open("ada1", "ada2", "ada3")
+    for name in ("ada1", "ada2"):
+        sched.want(name, 200, persistent=50)
+        sched.release(name, needed=200)
+    sched.want("ada3")
+    *_, refusal = sched.grow("ada3", 201)
+    assert isinstance(refusal, Refuse)
+    assert "your sessions use 300 B" in explain_shortage(refusal.shortage)
+    sched.close("ada1")
+    sched.close("ada2")
+    (*_, grant) = sched.want("ada3", growth=400)
+    assert isinstance(grant, Grant)
+
+
+def test_a_cell_that_asks_for_nothing_new_is_not_refused(sched: Desk) -> None:
+    """Whatever another notebook of its user has taken meanwhile; the next cell is told."""
+    sched.user("ada", quota=500)
+    sched.start("ada1", "ada2")
+    sched.open("ada1")
+    sched.want("ada1", 100, persistent=100)
+    sched.release("ada1")
+    sched.measure("ada2", persistent=600)
+    assert sched.want("ada1")[-1] == Grant(session="ada1", lane=1)
+    sched.release("ada1", "cell")
+    sched.close("ada1")
+    sched.open("ada1")
+    assert refused(sched.want("ada1")).shortage.reason == "quota"
 
 
 def test_what_the_device_could_never_give_is_refused(make_sched: Callable[..., Desk]) -> None:
@@ -58,13 +108,15 @@ def test_what_the_device_could_never_give_is_refused(make_sched: Callable[..., D
 
 
 def test_a_lowered_quota_holds_at_once(sched: Desk) -> None:
-    """Those who wait are refused; the one that runs is left to its boundary."""
+    """Cells that have not begun are refused; one that has goes on with what it has."""
+    sched.start("ada1", "ada2")
+    sched.measure("ada1", persistent=250)
     sched.begin("ada1", "ada2", ephemeral=300)
     sched.start("bob")
     refusal = refused(sched.user("ada", quota=200)[:1])
     assert (refusal.session, sched.state("ada2"), sched.state("ada1")) == ("ada2", "ready", "running")
     sched.release("ada1")
-    assert refused(sched.want("ada1")).shortage.reason == "quota"
+    assert sched.want("ada1")[-1] == Grant(session="ada1", lane=1)
 
 
 def test_those_who_fit_pass_one_who_does_not(sched: Desk) -> None:

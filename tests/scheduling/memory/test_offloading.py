@@ -175,6 +175,37 @@ def test_one_who_declined_is_not_asked_again_before_its_next_cell_closed(make_sc
     assert sched.now == 230.0
 
 
+def test_a_detached_session_is_moved_away_first_whatever_it_said(make_sched: Callable[..., Desk]) -> None:
+    """It is kept only to be had back: however short that is, and whether its user's memory is ever moved."""
+    sched = make_sched(capacity=1000 * MIB)
+    sched.user("bob", offload_after=None)
+    keep(sched, "ada", "bob")
+    sched.request_offload("bob")
+    sched.decline("bob")
+    sched.detach("bob")
+    sched.now = 100.0
+    assert sched.begin("cleo", ephemeral=300 * MIB) == [Offload(session="bob")]
+    sched.end("bob")
+    assert sched.state("cleo") == "running"
+
+
+def test_a_detached_session_counts_for_no_quota_until_it_is_had_back(sched: Desk) -> None:
+    """Its owner has room for another one; what both hold is charged to the device."""
+    sched.user("ada", quota=500 * MIB)
+    keep(sched, "ada1")
+    sched.detach("ada1")
+    sched.begin("ada2")
+    assert isinstance(sched.grow("ada2", 450 * MIB)[-1], Grant)
+    sched.release("ada2", "cell", persistent=450 * MIB)
+    sched.close("ada2")
+    assert sched.scheduler.snapshot(sched.now).used == 850 * MIB
+    sched.detach("ada1", detached=False)
+    sched.open("ada2")
+    (refusal,) = sched.want("ada2")
+    assert isinstance(refusal, Refuse)
+    assert "your sessions use 850 MiB" in explain_shortage(refusal.shortage)
+
+
 def test_moving_away_is_charged_until_it_is_done(sched: Desk) -> None:
     """Nothing is given to anybody because it was asked back."""
     keep(sched, "ada", size=900)
@@ -416,7 +447,8 @@ def test_a_shelf_is_charged_to_device_and_quota_and_outlives_sessions(sched: Des
     sched.shelve("ada", 300 * MIB)
     sched.start("ada")
     sched.open("ada")
-    (refusal,) = sched.want("ada", 201 * MIB)
+    sched.want("ada")
+    *_, refusal = sched.grow("ada", 201 * MIB)
     assert isinstance(refusal, Refuse)
     expected = "your quota is 500 MiB, your sessions use 0 B, your shelf 300 MiB"
     assert expected in explain_shortage(refusal.shortage)

@@ -108,7 +108,7 @@ def test_what_stays_is_persistent_and_the_peak_beyond_it_ephemeral(session: Sess
     torch.free(3 * GIB)
     assert meter.grant_ended(at_boundary=True) == 0
     assert (meter.memory.persistent, meter.memory.ephemeral) == (2 * GIB, 3 * GIB)
-    assert (session.word(Word.PERSISTENT), session.word(Word.EPHEMERAL)) == (2 * GIB, 3 * GIB)
+    assert (session.word(Word.PERSISTENT), meter.memory.needed) == (2 * GIB, 3 * GIB)
     assert session.word(Word.LIVE) == 0
 
 
@@ -213,7 +213,7 @@ def test_pages_count_where_they_are_shared(session: Session) -> None:
     torch.free(GIB)
     meter.grant_ended(at_boundary=True)
     assert meter.memory.persistent == 340 * MIB, "40 MiB are from elsewhere"
-    assert session.word(Word.EPHEMERAL) == GIB
+    assert meter.memory.needed == GIB
     assert GIB * 33 // 32 < (meter.memory.ephemeral or 0) < GIB * 9 // 8
     assert session.word(Word.RESERVED) == 340 * MIB + 2 * GIB
     pages.bytes = PageBytes(private=500 * MIB, lane=2 * GIB, held=3 * GIB)
@@ -231,7 +231,7 @@ def test_without_a_lane_what_an_iteration_takes_is_charged_as_a_lane(session: Se
     torch.free(2 * GIB)
     meter.boundary_measured()
     assert meter.memory.persistent == GIB
-    assert session.word(Word.EPHEMERAL) == 2 * GIB
+    assert meter.memory.needed == 2 * GIB
 
 
 def test_what_is_only_taken_to_have_it_is_no_peak(session: Session) -> None:

@@ -44,24 +44,20 @@ def test_what_stays_is_persistent(meter: HostMeter, page: Page) -> None:
     assert meter.memory.persistent < MIB
 
 
-def test_the_peak_of_an_iteration_is_ephemeral(meter: HostMeter) -> None:
+def test_the_peak_of_an_iteration_is_ephemeral(meter: HostMeter, page: Page) -> None:
     """What is there between two boundaries and gone at the second is ephemeral."""
     kept = torch.empty(8 * MIB, dtype=torch.uint8)
     meter.grant_began()
     scratch = torch.empty(64 * MIB, dtype=torch.uint8)
     sampled = threading.Event()
     # The sampler needs a moment to see it, as it has in any iteration of a few milliseconds.
-    while page_live(meter) < 60 * MIB:
+    while page.words[Word.LIVE] < 60 * MIB:
         sampled.wait(0.001)
     del scratch
     assert meter.grant_ended(at_boundary=True) == 0
     assert meter.memory.persistent == pytest.approx(8 * MIB, abs=MIB)
     assert meter.memory.ephemeral == pytest.approx(64 * MIB, abs=MIB)
     assert len(kept) == 8 * MIB
-
-
-def page_live(meter: HostMeter) -> int:
-    return meter._words[Word.LIVE]
 
 
 def test_in_the_middle_of_an_iteration_live_bytes_are_not_persistent(meter: HostMeter) -> None:

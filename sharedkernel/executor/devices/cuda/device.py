@@ -279,6 +279,7 @@ class CudaDevice:
         if (
             sent is not None
             and sent.quota_bytes == allowance.quota_bytes
+            and abs(sent.others_bytes - allowance.others_bytes) < WORTH_TELLING_BYTES
             and abs(sent.limit_bytes - allowance.limit_bytes) < WORTH_TELLING_BYTES
         ):
             return

@@ -1,0 +1,123 @@
+"""What the status, `%shared usage` and errors say of memory is what notebooks have made, quiet and busy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from sharedkernel.units import format_bytes
+from tests.memory.walk import MIB, OWNERS, SIZES, STEPS, USABLE, Walk
+
+pytestmark = [pytest.mark.heavy, pytest.mark.beside_busy_loops]
+#: walks of one test
+WALKS = 5
+
+
+@pytest.fixture(scope="module")
+def walk() -> Iterator[Walk]:
+    with Walk() as walk:
+        yield walk
+
+
+def draw_steps() -> st.SearchStrategy[list[tuple[str, int, int, int]]]:
+    """Return steps: what is done, by which notebook, bytes and any number."""
+    step = st.tuples(
+        st.sampled_from(sorted(STEPS)), st.integers(0, 3), st.sampled_from([s * MIB for s in SIZES]), st.integers(0, 99)
+    )
+    return st.lists(step, min_size=4, max_size=8)
+
+
+def test_figures_are_true_whatever_notebooks_do(walk: Walk) -> None:
+    """At rest persistent memory is what was made and kept, nothing is ephemeral, and all figures come to the device's.
+
+    A request that the quota and the device have room for is served, one that they have not fails in its own cell.
+    """
+
+    @settings(max_examples=WALKS, phases=[Phase.explicit, Phase.generate], print_blob=True)  # a walk takes seconds
+    @given(draw_steps())
+    def walks(steps: list[tuple[str, int, int, int]]) -> None:
+        walk.begin()
+        for name, which, size, pick in steps:
+            STEPS[name](walk, which, size, pick)
+            walk.check()
+        walk.check_outside()
+
+    walks()
+
+
+def test_one_large_tensor_counts_once_and_goes_at_once(walk: Walk) -> None:
+    """However long its making takes: the ordinary case, which no training shows."""
+    walk.begin(OWNERS[:2])
+    first, second = walk.notebooks
+    walk.request(0, 600 * MIB, keeps=True, way="slow")
+    walk.check()
+    walk.request(1, 300 * MIB, keeps=True)
+    walk.check()
+    walk.run(first, "%reset -f")
+    first.tensors.clear()
+    walk.check()
+    walk.run(second, "print('rests')")
+    usage = walk.run(second, "%shared usage")
+    assert f"of your quota of {format_bytes(walk.quota)}" in usage
+    session = next(s for s in walk.stack.status().sessions if s.kernel_id == second.notebook.kernel_id)
+    assert f"{format_bytes(session.persistent_bytes)} persistent" in usage
+
+
+@pytest.mark.parametrize("num_notebooks", [1, 2, 5])
+def test_a_quota_is_all_usable(walk: Walk, num_notebooks: int) -> None:
+    """By one notebook, by two, by five, each shut down before the next; what was shut down can be had back."""
+    walk.begin(("ada",) * num_notebooks)
+    for _ in range(2):
+        size = int(USABLE * walk.quota) // num_notebooks
+        for number in range(num_notebooks):
+            walk.request(number, size, keeps=True)
+        walk.check()
+        for number in range(num_notebooks):
+            walk.shut_down(number)
+
+
+def test_a_small_quota_is_usable_too() -> None:
+    """Reserves and slack are no part of it."""
+    with Walk(quota=512 * MIB) as walk:
+        walk.begin(("ada", "ada"))
+        for number in (0, 1):
+            walk.request(number, int(USABLE * walk.quota), keeps=True)
+            walk.check()
+            walk.shut_down(number)
+        for number in (0, 1):
+            walk.request(number, int(USABLE * walk.quota) // 2, keeps=True)
+        walk.check()
+
+
+def test_a_running_cell_that_asks_for_nothing_new_goes_on(walk: Walk) -> None:
+    """Another notebook of its user takes all that is left meanwhile, and gets the error when that is not enough."""
+    walk.begin(OWNERS[:2])
+    first, second = walk.notebooks
+    walk.train(0)
+    walk.run(first, "import threading\nsteps = 0\n")
+    code = (
+        "until = time.monotonic() + 12\n"
+        "while time.monotonic() < until:\n"
+        "    optimizer.zero_grad()\n"
+        "    model(torch.ones(256, 1000, device=device)).square().mean().backward()\n"
+        "    optimizer.step()\n"
+        "    steps += 1\n"
+        "optimizer.zero_grad()\n"
+        "print(steps)"
+    )
+
+    async def beside() -> tuple[str | None, str | None]:
+        training = asyncio.create_task(first.notebook.execute(code))
+        await asyncio.sleep(3)
+        greedy = await second.notebook.execute("rows = []\nwhile True: rows.append(make(16 << 20))")
+        return (await training).error, greedy.error
+
+    training, greedy = walk._runner.run(beside())
+    assert training is None, training
+    assert (greedy or "").startswith("OutOfMemoryError: "), greedy
+    walk.run(second, "del rows")
+    walk.check()
