@@ -49,6 +49,8 @@ from sharedkernel import shelf
 torch.set_num_threads(1)
 device = {device!r}
 def make(size): return torch.ones(size // 4, device=device)
+def work():  # one operation of seconds: the session yields when it ends, and its cell then ends without a grant
+    torch.ones(1200, 1200, device=device).matrix_power(0xFFFF)
 """
 #: keeps a model of 1000 x 1000 x 6 and its optimizer's two moments
 _TRAIN = """\
@@ -191,15 +193,14 @@ class Walk:
         keeps
             Whether it stays.
         way
-            ``plain``, ``slow``: two seconds of operations on it in a loop that has no boundary, ``view``: only a view
+            ``plain``, ``slow``: followed by an operation of two seconds, ``view``: only a view
             of it stays, ``function``: made and freed in a function that fails.
         """
         kept = self.notebooks[which]
         name = kept.name()
         code = {
             "plain": f"{name} = make({size})",
-            "slow": f"{name} = make({size})\nuntil = time.monotonic() + 2\n"
-            f"while time.monotonic() < until: {name}[:1000].add_(1)",
+            "slow": f"{name} = make({size})\nwork()",
             "view": f"{name} = make({size})[:10]",
             "function": f"{name} = make({size})\ndel {name}\n1 / 0",
         }[way]
