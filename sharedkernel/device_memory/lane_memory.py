@@ -185,6 +185,10 @@ class LaneMemory:
             generation, self._current = self._current, None
             self._pools.end(generation.pool)
 
+    def drop_parked(self) -> None:
+        """Record that a parked iteration is over, which no boundary has told: its code has ended."""
+        self._generations.parked = None
+
     def next_iteration(self) -> HandOver:
         """Handle a boundary at which the lane is kept; :meth:`hand_over` is for the others.
 

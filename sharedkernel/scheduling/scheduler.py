@@ -38,6 +38,16 @@ Offloading and restoring
     that, the session is offloaded as before. Restoring never takes the room that open cells need for their lanes:
     notebooks restored side by side would otherwise wait for each other's memory, neither able to run.
 
+Predictions
+    A session that ran before wants the lane that the same code needed then. If other code needed it, that is a *guess*:
+    if it cannot be had soon, the session takes what is free, as one whose need is not known. No prediction counts
+    against a quota (`quota_check.py` says what does), and a cell that goes on without asking for more is not refused
+    because other notebooks of its user have grown.
+
+Detached sessions
+    A session that was shut down or restarted is kept only to be had back. It counts for no quota, and is the first to
+    be offloaded for others. The driver ends it if it cannot be, which frees as much.
+
 Memory turns
     If idle memory is not enough, sessions take turns on the device's memory: one whose memory quantum is over is
     evicted, releases its grant at its next boundary (or is called to its gate), and enters the queue for its own

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import datetime
 import getpass
 import hmac
@@ -19,7 +20,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar, cast
-from weakref import WeakKeyDictionary
 
 from jupyter_server.auth import IdentityProvider, User
 from jupyter_server.base.call_context import CallContext
@@ -43,6 +43,8 @@ _TOKENS_RETRY = 10.0
 _MOST_TOKENS = 20
 #: what a page session may be used for: the page, what it shows, and what can be done there with a kernel
 _PAGE_PATHS = re.compile(r"(?:|sharedkernel/.*|api/kernels/[^/]+(?:/interrupt)?)")
+#: where a request has the check of its token: that is made and counted once, and goes with the request
+_CHECKED = "_sharedkernel_user"
 #: characters below which a token can be guessed by trying
 _SHORT_TOKEN = 16
 
@@ -105,8 +107,6 @@ class TokenOnlyIdentity(IdentityProvider):
         #: who is signed in on the gateway's page
         self.page_sessions = PageSessions()
         self._limit = LoginLimit(self._gateway.max_failed_logins, self._gateway.failed_login_seconds)
-        #: of requests that are being handled: a token is checked and counted once for each
-        self._users: WeakKeyDictionary[HTTPServerRequest, asyncio.Future[GatewayUser | None]] = WeakKeyDictionary()
 
     @property
     def _gateway(self) -> IdentityOwner:
@@ -158,9 +158,12 @@ class TokenOnlyIdentity(IdentityProvider):
         Refused
             When the token cannot be checked now, or too many wrong ones came from its address.
         """
-        if request not in self._users:
-            self._users[request] = asyncio.ensure_future(self._check_token(request))
-        return await self._users[request]
+        checked: asyncio.Future[GatewayUser | None] | None = getattr(request, _CHECKED, None)
+        if checked is None:
+            # In an empty context: the request's leads to its handler, and so back to the request.
+            checked = asyncio.create_task(self._check_token(request), context=contextvars.Context())
+            setattr(request, _CHECKED, checked)
+        return await checked
 
     async def _check_token(self, request: HTTPServerRequest) -> GatewayUser | None:
         token = self._token_of(request) or self._page_token_of(request)

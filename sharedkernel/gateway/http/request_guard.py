@@ -1,4 +1,4 @@
-"""The request guard: it hides tokens from logs, and refuses requests and bodies, before any handler runs.
+"""The request guard: it hides tokens from logs, and refuses methods, hosts and bodies, before any handler runs.
 
 A token in the address is moved to the headers, since the gateway, Jupyter and tornado log addresses. A request for
 another host is refused, so that a web page cannot reach the gateway under a name of its own (DNS rebinding).
@@ -33,6 +33,8 @@ from sharedkernel.gateway.errors import finish_refused
 from sharedkernel.gateway.tls import is_loopback
 
 _TOKEN = "token"
+#: stands for all methods that no handler has: tornado answers it with 405, and each would be a label of the metrics
+_UNKNOWN_METHOD = "OTHER"
 #: where the form with a token and the code of an invitation are sent, and the most bytes that they have
 SIGN_IN_PATH, INVITATION_PATH, _MOST_SIGN_IN_BYTES = "sharedkernel/page/sign-in", "sharedkernel/page/invitation", 4096
 
@@ -77,6 +79,8 @@ class RequestGuard(Router):
 
     def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> HTTPMessageDelegate | None:
         """Return the handler of *request*; *kwargs* are for tornado."""
+        if request.method not in RequestHandler.SUPPORTED_METHODS:
+            request.method = _UNKNOWN_METHOD
         hide_token(request)
         if not self._is_own_host(request.host_name):
             wrong_host = Refused(

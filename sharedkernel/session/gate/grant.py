@@ -124,6 +124,9 @@ class LaneAccess(Protocol):
     def boundary_passed(self) -> None:
         """Handle a boundary at which the grant is kept."""
 
+    def section_ended(self) -> None:
+        """Give back what the section has freed, and nothing lives in."""
+
     def hand_over(self, at: ReleasePoint) -> bool:
         """Hand the lane over.
 

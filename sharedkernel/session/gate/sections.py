@@ -115,8 +115,11 @@ class Sections(GatePart):
             return
         with signals_held():
             lanes = self._acquisition.lanes
-            if lanes is not None and threading.get_ident() == self._main and self._grant.is_held:
-                self._acquisition.hand_over(lanes, "cell")  # what stays in the lane keeps that, but not the grant
+            if lanes is not None and threading.get_ident() == self._main:
+                if self._grant.is_held:
+                    self._acquisition.hand_over(lanes, "cell")  # what stays in the lane keeps that, but not the grant
+                if self.num_open == 1:
+                    lanes.section_ended()
             with self._link.lock:
                 self.num_open -= 1
                 keeps = self.num_open > 0 and self._acquisition.is_main_in_lane

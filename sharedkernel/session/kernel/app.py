@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import faulthandler
 import logging
+import multiprocessing
 import os
 import random
 import sys
@@ -284,7 +285,8 @@ def _make_app(connection_file: str, log_stream: TextIO, *, is_apart: bool, with_
 
 
 def _reseed() -> None:
-    """Give this process random numbers of its own: forked siblings would all draw the same."""
+    """Give this process random numbers and secrets of its own: forked siblings would all have the same."""
+    multiprocessing.current_process().authkey = os.urandom(32)  # who has it may run code in another's managers
     torch.default_generator.seed()  # torch.seed() would look up who called it, for each kind of device
     numpy.random.seed()
     random.seed()

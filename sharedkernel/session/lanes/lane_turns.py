@@ -7,6 +7,7 @@ a section begins          :meth:`LaneTurns.section_began`
 a grant was given         :meth:`LaneTurns.turn_began`, before the operation that wanted it
 a boundary is passed      :meth:`LaneTurns.boundary_passed`, with the grant kept
 the grant is released     :meth:`LaneTurns.hand_over`, before that is reported; False: the grant is kept for now
+a section ends            :meth:`LaneTurns.section_ended`, with or without a grant
 ========================  =============================================================================================
 
 Where a lane cannot be had, iterations use memory of the session's own: never wrong, only dearer. What they leave
@@ -37,8 +38,8 @@ from sharedkernel.system.deferred_signals import signals_held_between_waits
 
 log = logging.getLogger(__name__)
 
-#: private bytes in which nothing lives that are worth giving back
-WORTH_FREEING = 32 << 20
+#: private bytes in which nothing lives that are worth giving back with a grant, and at the end of a section
+WORTH_FREEING, WORTH_FREEING_AT_REST = 32 << 20, 8 << 20
 
 
 class LaneTurns:
@@ -209,8 +210,13 @@ class LaneTurns:
         if at == "cell" or handed_over.is_lane_kept:
             self._leave()
         if at == "cell" or not had_turn:
-            self._give_back()
+            self._give_back(WORTH_FREEING)
         return True
+
+    def section_ended(self) -> None:
+        """Give back what the section has freed, also since its last grant."""
+        self._memory.drop_parked()
+        self._give_back(WORTH_FREEING_AT_REST)
 
     def device_lost(self) -> None:
         """Leave the lane to others: after a fault nothing of this process runs on the device any more."""
@@ -218,9 +224,9 @@ class LaneTurns:
         self._layout = None
         self._say_handed_over()
 
-    def _give_back(self) -> None:
-        """Release private memory in which nothing lives: others were promised it."""
-        if self.private_bytes - self._allocated() >= WORTH_FREEING:
+    def _give_back(self, least: int) -> None:
+        """Release private memory in which nothing lives, if it is *least* bytes: others were promised it."""
+        if self.private_bytes - self._allocated() >= least:
             self._memory.trim()
 
     def _leave(self) -> None:

@@ -128,6 +128,11 @@ class SessionLane:
         if self.turns is not None:
             self._safely("go on in its lane", self.turns.boundary_passed)
 
+    def section_ended(self) -> None:
+        """Give back what the section has freed."""
+        if self.turns is not None:
+            self._safely("give memory back", self.turns.section_ended)
+
     def hand_over(self, at: Literal["boundary", "cell", "yield"]) -> bool:
         """Take everything that lives out of the lane; return whether the grant may go.
 

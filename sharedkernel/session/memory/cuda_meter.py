@@ -10,9 +10,9 @@ The session's allowance holds by a limit on torch's allocator. Before the grant 
 so that nothing of this session runs in another's turn. Where lanes' bytes are not shared, what torch keeps for the next
 tensors is freed then as well: the others were promised it.
 
-Where they are shared (:meth:`CudaMeter.count_pages`), it is pages that count: persistent is what is private to the
-session by page, and what torch has from elsewhere (for CUDA graphs, and pools of the user's); the limit is where the
-pages come from.
+Where they are shared (:meth:`CudaMeter.count_pages`), it is pages that are charged: those private to the session, and
+what torch has from elsewhere (for CUDA graphs, and pools of the user's). Persistent is what tensors have of them, as
+everywhere; the rest, torch's *slack*, is framework memory. The limit is where the pages come from.
 """
 
 from __future__ import annotations
@@ -123,6 +123,8 @@ class CudaMeter:
         self._device: GpuSampler | None = None
         self._gives_back = gives_back
         self._allowance: Allowance | None = None
+        #: bytes of pages that no tensor has, when that was measured last
+        self._slack = 0
         #: what the context took when it was made; framework memory is never less
         self._context = 0
         #: it was made at first use, or NVML has listed this process since
@@ -156,9 +158,10 @@ class CudaMeter:
     def memory(self) -> Memory:
         """The figures last measured."""
         memory = self._figures.memory
-        if self._pages is not None and memory.ephemeral is not None:
-            return msgspec.structs.replace(memory, ephemeral=lane_for(memory.ephemeral))
-        return memory
+        if self._pages is None:
+            return memory
+        lane = None if memory.ephemeral is None else lane_for(memory.ephemeral)
+        return msgspec.structs.replace(memory, ephemeral=lane, framework=memory.framework + self._slack)
 
     def count_pages(self, pages: Pages) -> None:
         """Take what is charged from *pages* from now on, and let them keep to the limit."""
@@ -178,6 +181,12 @@ class CudaMeter:
         pages = self._pages.look()
         elsewhere = max(0, now.reserved - pages.held)
         return pages.private + elsewhere, pages.private + elsewhere + pages.lane
+
+    def _without_slack(self, now: AllocatorBytes, charged: int) -> int:
+        """Return what tensors have of *charged* bytes, and count the rest as slack."""
+        away = 0 if self._pages is None else self._pages.look().away
+        self._slack = max(0, charged - max(0, now.allocated - away))
+        return charged - self._slack
 
     def data_bytes(self) -> int:
         """Return 0: the process's own memory is not the device's."""
@@ -201,7 +210,7 @@ class CudaMeter:
             self.cuda.limit(self._allowance.limit_bytes, is_first_use=is_first_use)
         else:
             self.cuda.limit(None)
-            self._pages.limit_bytes = self._allowance.limit_bytes
+            self._pages.limit_bytes = self._allowance.limit_bytes + self._slack
 
     # --- grants -------------------------------------------------------------------------------------------------------
 
@@ -226,19 +235,21 @@ class CudaMeter:
         self._holding.clear()
         with contextlib.suppress(RuntimeError):
             self.cuda.synchronize()
-            if self._gives_back and self._pages is None and self._is_worth_freeing():
-                self.cuda.give_back()
+            self._give_back()
         now = self.cuda.take()
         own, held = self._weigh(now)
         self._words[Word.RESERVED] = held
         if at_boundary:
             self._split(now, own)
             return 0
-        return self._figures.interrupted(now.allocated, peak=now.peak, charged=own)
+        return self._figures.interrupted(now.allocated, peak=now.peak, charged=max(0, own - self._slack))
 
-    def _is_worth_freeing(self) -> bool:
+    def _give_back(self) -> None:
+        """Free what torch keeps, if it is much and the memory comes by no page; the others were promised it."""
         now = self.cuda.look()
-        return now.reserved - now.allocated >= _WORTH_FREEING_BYTES
+        if self._gives_back and self._pages is None and now.reserved - now.allocated >= _WORTH_FREEING_BYTES:
+            with contextlib.suppress(RuntimeError):
+                self.cuda.give_back()
 
     def boundary_measured(self) -> None:
         """Measure at a boundary, with the grant kept."""
@@ -252,6 +263,7 @@ class CudaMeter:
 
     def _split(self, now: AllocatorBytes, charged: int) -> None:
         """Take what is charged at a boundary for persistent, and the peak beyond what is in use for ephemeral."""
+        charged = self._without_slack(now, charged)
         known = self._figures.known - self._figures.settled
         if self._figures.iteration_ended(now.allocated, peak=now.peak, charged=charged) > known * 17 // 16:
             self._quiet_looks = 0
@@ -276,25 +288,26 @@ class CudaMeter:
     def drop_stale(self) -> bool:
         """Drop figures that a request need not keep to; see :class:`.Meter`."""
         now = self.cuda.look()
-        was_freed = self._figures.freed(now.allocated, charged=self._weigh(now)[0])
+        was_freed = self._figures.freed(now.allocated, charged=max(0, self._weigh(now)[0] - self._slack))
         return self._figures.forget_need() or was_freed
 
     def section_ended(self) -> None:
-        """Measure at the end of a section, when everything in use is persistent."""
+        """Measure at the end of a section, when everything in use is persistent; what it has freed goes back."""
+        self._give_back()
         now = self.cuda.look()
         own, self._words[Word.RESERVED] = self._weigh(now)
-        self._figures.section_ended(now.allocated, charged=own)
+        self._figures.section_ended(now.allocated, charged=self._without_slack(now, own))
 
     def measure_idle(self) -> None:
         """Measure where nothing runs, when everything in use is persistent."""
         now = self.cuda.look()
         own, self._words[Word.RESERVED] = self._weigh(now)
-        self._figures.settle(now.allocated, charged=own)
+        self._figures.settle(now.allocated, charged=self._without_slack(now, own))
 
     def measure_freed(self) -> None:
         """Lower the persistent memory by what was freed while no grant was held."""
         now = self.cuda.look()
-        self._figures.freed(now.allocated, charged=self._weigh(now)[0])
+        self._figures.freed(now.allocated, charged=max(0, self._weigh(now)[0] - self._slack))
 
     def record_offload(self, size: int) -> None:
         """Record that *size* bytes were moved off the device."""
