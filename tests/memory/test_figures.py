@@ -93,6 +93,20 @@ def test_a_small_quota_is_usable_too() -> None:
         walk.check()
 
 
+def test_what_was_shut_down_and_cannot_be_moved_is_ended_for_others(walk: Walk) -> None:
+    """A thread of its own keeps it where it is; it refuses neither its owner nor anybody else."""
+    walk.begin(("ada", "bob"))
+    walk.request(0, 600 * MIB, keeps=True)
+    thread = "import threading\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()"
+    walk.run(walk.notebooks[0], thread)
+    walk.shut_down(0)
+    walk.request(0, 900 * MIB, keeps=True)
+    walk.request(1, 900 * MIB, keeps=True)
+    walk.check()
+    log = walk.stack.executor.log_path.read_text()
+    assert "had been shut down, and was ended: its memory was needed and could not be moved away" in log
+
+
 def test_a_running_cell_that_asks_for_nothing_new_goes_on(walk: Walk) -> None:
     """Another notebook of its user takes all that is left meanwhile, and gets the error when that is not enough."""
     walk.begin(OWNERS[:2])

@@ -18,6 +18,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +64,15 @@ for _ in range(8):
 optimizer.zero_grad()
 """
 TRAINED = 3 * 6 * 4_000_000
+
+
+class NamedNotebook(Notebook):
+    """A notebook with a path of its own: without one nobody could have its session back, and it would not linger."""
+
+    async def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        if (method, path) == ("POST", "/api/kernels"):
+            body = {**(body or {}), "path": f"{uuid.uuid4().hex}.ipynb"}
+        return await super()._request(method, path, body)
 
 
 @dataclass
@@ -138,7 +148,7 @@ class Walk:
 
     def _open(self, owner: str) -> Kept:
         route = Route(name="gateway", url=self.stack.gateway_url, token=self.stack.token(owner), kernel="shared-gpu")
-        notebook = Notebook(route, PATIENCE * 10)
+        notebook = NamedNotebook(route, PATIENCE * 10)
         self._runner.run(notebook.start())
         kept = Kept(notebook, owner)
         self.run(kept, _SETUP.format(device=self._torch_device))

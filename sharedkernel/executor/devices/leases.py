@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.user_quota import most_of_user, quota_of, quota_use, used_by
+from sharedkernel.executor.processes.user_quota import held_by, most_of_user, quota_of, quota_use
 from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.protocol import Allowance, Device, Limits
 from sharedkernel.quota_check import count_others
@@ -88,11 +88,11 @@ class Leases:
         if memory.shelf:
             self._shelves[memory.user] = memory.shelf
         own = memory.sessions
-        outstanding = max((session.counted.outstanding for session in own), default=0)
+        outstanding = max((s.counted.outstanding for s in own if s.lingers_until is None), default=0)
         self._outstanding.pop(memory.user, None)
         if outstanding:
             self._outstanding[memory.user] = min(outstanding, most_of_user(own))
-        held = memory.shelf + max(0, used_by(own) - outstanding) + sum(session.memory.framework for session in own)
+        held = memory.shelf + max(0, held_by(own) - outstanding)
         before = self._held.pop(memory.user, None)
         self._sum += held - (before or 0)
         if not own and not held:

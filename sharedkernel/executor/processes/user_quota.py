@@ -66,6 +66,12 @@ def used_by(own: Collection[SessionHandle]) -> int:
     return min(count(process.counted for process in staying), max(measured, most_of_user(staying)))
 
 
+def held_by(own: Collection[SessionHandle]) -> int:
+    """Return the bytes that all sessions of one user hold of the device: what counts, and what lingering ones keep."""
+    lingering = sum(process.memory.persistent for process in own if process.lingers_until is not None)
+    return used_by(own) + lingering + sum(process.memory.framework for process in own)
+
+
 def most_of_user(own: Collection[SessionHandle]) -> int:
     """Return the most bytes that the user of the sessions *own* can have; 0 without any."""
     return max((process.most_bytes for process in own), default=0)

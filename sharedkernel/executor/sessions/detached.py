@@ -143,7 +143,8 @@ class DetachTimers:
             self._look_again(process, patient_until, num_refusals)
 
     def _num_refusals(self) -> int:
-        return sum(self._controller.counts().refusals.values())
+        # Not those over a quota: no end of another's session would help there.
+        return sum(number for reason, number in self._controller.counts().refusals.items() if reason != "quota")
 
 
 def _waits_for_memory(view: SessionView) -> bool:

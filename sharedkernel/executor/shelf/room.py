@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sharedkernel.errors import QuotaExceeded, Refused
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.user_quota import quota_use, used_by
+from sharedkernel.executor.processes.user_quota import held_by, quota_use
 from sharedkernel.protocol import Device
 from sharedkernel.quota_check import QuotaUse
 from sharedkernel.status.refusal_text import explain_shelf_shortage
@@ -72,8 +72,7 @@ def room_for(user: str, sessions: Collection[SessionHandle], device: Device, *, 
     for process in sessions:
         by_user.setdefault(process.user, []).append(process)
     # That leaves room for the iterations of open sections, as far as they are known.
-    resident = sum(used_by(each) for each in by_user.values())
-    resident += sum(process.memory.framework for process in sessions)
+    resident = sum(map(held_by, by_user.values()))
     return Room(
         use=quota_use(own, device, shelf=shelf),
         device_left=max(0, device.usable_bytes - resident - shelves),

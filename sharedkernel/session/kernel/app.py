@@ -8,6 +8,7 @@ this module is what the child does after that.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import logging
 import multiprocessing
 import os
@@ -284,16 +285,25 @@ def _make_app(connection_file: str, log_stream: TextIO, *, is_apart: bool, with_
     return app
 
 
+#: random generators that imported modules keep for themselves, as sympy does
+_generators: list[random.Random | numpy.random.RandomState] = []
+
+
 def _reseed() -> None:
     """Give this process random numbers and secrets of its own: forked siblings would all have the same."""
     multiprocessing.current_process().authkey = os.urandom(32)  # who has it may run code in another's managers
     torch.default_generator.seed()  # torch.seed() would look up who called it, for each kind of device
     numpy.random.seed()
     random.seed()
+    for generator in _generators:
+        generator.seed()
 
 
 def prepare() -> None:
     """Look at all that was imported, once: sessions that are forked then share it for longer."""
+    _generators.extend(
+        found for found in gc.get_objects() if isinstance(found, random.Random | numpy.random.RandomState)
+    )
     imported_modules.note()
     own_log.prepare()
 

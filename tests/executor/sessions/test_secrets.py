@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 
 import pytest
 
@@ -52,8 +53,14 @@ for _name, _module in sorted(sys.modules.items()):
 _walk("authkey", _process.current_process().authkey, 1)
 print(json.dumps(_found))
 """
-#: what an import or the warm parent leaves that is no secret: when it was, and numbers that only count
-_HARMLESS = ()
+#: no secrets: addresses and the order of sets, which follow from the layout of memory and the hash seed that a fork
+#: shares (docs/security.md), when and by whom something was imported, and a key that only must be no word of a user's
+_HARMLESS = re.compile(
+    r"(_?ctypes\..*|.*\._libc\._handle|.*\._main|.*\._thread_id|torch\._C\..*|tokenize\..*|torch\.masked\..*"
+    r"|torch\._dynamo\.variables\..*|_strptime\._TimeRE_cache\..*"
+    r"|.*\._last_log_time|.*\.timestamp_zero|logging\._startTime|.*\.pydevd_schema_log\._pid(_msg)?"
+    r"|torch\.distributed\._composable\.contract\.\w+_KEY)"
+)
 
 
 def test_forked_sessions_share_nothing_that_each_should_have_alone(process: ExecutorProcess) -> None:
@@ -74,6 +81,6 @@ def test_forked_sessions_share_nothing_that_each_should_have_alone(process: Exec
                 for name, value in one.items()
                 if other.get(name) == value and name in first and name in second and first[name] != second[name]
             )
-            assert [name for name in shared if not name.startswith(_HARMLESS)] == []
+            assert [name for name in shared if not _HARMLESS.fullmatch(name)] == []
 
     asyncio.run(main())
