@@ -66,7 +66,8 @@ def test_a_session_trains_and_its_memory_is_seen(process: ExecutorProcess) -> No
             assert last < first
             session = await executor.session(notebook)
             assert session["persistent_bytes"] > 2048 * 512 * 4 * 3
-            assert session["ephemeral_bytes"] > 0
+            assert session["ephemeral_bytes"] == 0, "it is at rest"
+            assert session["iteration_bytes"] > 0
             assert session["framework_bytes"] > 100 << 20
             assert session["iterations"] > 0
 

@@ -262,7 +262,9 @@ def expected_context(process: SessionHandle, others: Iterable[SessionHandle], se
     """
     if served.device.kind != "cuda" or process.memory.framework:
         return 0
-    return min((other.memory.framework for other in others if other.memory.framework), default=0)
+    # Their pages have it without torch's slack, which their reports count as framework memory, too.
+    known = (min(other.memory.framework, other.page.words[Word.FRAMEWORK]) for other in others)
+    return min((context for context in known if context > 0), default=0)
 
 
 def resume(process: SessionHandle) -> None:
