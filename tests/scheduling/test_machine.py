@@ -42,6 +42,7 @@ from sharedkernel.scheduling.model.events import (
     PolicyConfigured,
     ProcessStopped,
     Restored,
+    SessionDetached,
     SessionEnded,
     SessionEvent,
     SessionStarted,
@@ -85,6 +86,8 @@ memories = st.builds(
     persistent=mebibytes(0, 30),
     ephemeral=st.none() | mebibytes(0, 60),
     framework=mebibytes(0, 3),
+    needed=st.just(0) | mebibytes(0, 40),
+    is_guess=st.booleans(),
 )
 picks = st.integers(0, 99)
 
@@ -400,6 +403,13 @@ class Machine(RuleBasedStateMachine):
     @rule(number=picks)
     def decline(self, number: int) -> None:
         self.send(OffloadDeclined(session=SessionId(sorted(self.asked)[number % len(self.asked)])))
+
+    @precondition(lambda self: self.scheduler.sessions)
+    @rule(number=picks, detached=st.booleans())
+    def detach(self, number: int, detached: bool) -> None:
+        """Shut a session down, or give it back."""
+        session = self.pick(list(self.scheduler.sessions), number)
+        self.send(SessionDetached(session=session, detached=detached))
 
     @precondition(lambda self: self.restoring)
     @rule(number=picks, memory=memories)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from sharedkernel.paths import LOGS_DIRECTORY
 from tests.memory.walk import MIB, OWNERS, USABLE, Walk
+from tests.relay.support import wait_until
 
 pytestmark = pytest.mark.software_gpu
 
@@ -51,7 +53,12 @@ def test_a_first_cell_grows_without_a_round_trip(walk: Walk) -> None:
     walk.run(kept, f"tensors = [make({40 * MIB}) for _ in range(8)]")
     kept.tensors["tensors"] = 8 * 40 * MIB
     walk.check()
-    log = (walk.stack.runtime_directory / LOGS_DIRECTORY / "events.jsonl").read_text().splitlines()
     (session,) = {s.id for s in walk.stack.status().sessions}
-    wants = [event for line in log if (event := json.loads(line)).get("event") == "DeviceWanted"]
-    assert [want["growth"] for want in wants if want["session"] == session] == [0]
+    log = walk.stack.runtime_directory / LOGS_DIRECTORY / "events.jsonl"
+
+    def events() -> list[dict[str, Any]]:
+        lines = map(json.loads, log.read_text().splitlines())
+        return [line for line in lines if line.get("session") == session]
+
+    wait_until(lambda: any(line["event"] == "CellClosed" and line["memory"]["persistent"] for line in events()))
+    assert [line["growth"] for line in events() if line["event"] == "DeviceWanted"] == [0]

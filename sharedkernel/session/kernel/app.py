@@ -10,7 +10,6 @@ from __future__ import annotations
 import faulthandler
 import gc
 import logging
-import multiprocessing
 import os
 import random
 import sys
@@ -291,7 +290,8 @@ _generators: list[random.Random | numpy.random.RandomState] = []
 
 def _reseed() -> None:
     """Give this process random numbers and secrets of its own: forked siblings would all have the same."""
-    multiprocessing.current_process().authkey = os.urandom(32)  # who has it may run code in another's managers
+    # Who has it may run code in another's managers. Torch has imported the module; nothing here needs more of it.
+    sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
     torch.default_generator.seed()  # torch.seed() would look up who called it, for each kind of device
     numpy.random.seed()
     random.seed()

@@ -239,7 +239,8 @@ class Growth:
             return 0
         needed = self._lease.asked_bytes(error) or STEP
         room = _room(allowance, self._meter.used_bytes)
-        return min(_in_steps(needed + MARGIN), room) if needed <= room else 0
+        # The executor may count a little more than is in use here: the margin must not make it refuse what is needed.
+        return min(_in_steps(needed + MARGIN), max(needed, room - STEP)) if needed <= room else 0
 
 
 def _left(allowance: protocol.Allowance, used: int) -> int:
