@@ -7,7 +7,8 @@ Only under a preemptive policy, and only for the first queued session whose clai
   memory that was left: at its boundary its need is known.
 - Once it has waited for `overtake_patience` it *reclaims* memory: the sessions ranked last are sent back to the queue,
   at their boundaries, until it fits. Domains that do not fit side by side thus take turns of that length instead of
-  waiting for each other's cells to end.
+  waiting for each other's cells to end. The first cell of a notebook on a GPU, which needs a context, reclaims at once
+  where a lane has more than its sessions are known to need.
 
 Neither is done for a session that would not fit if all lanes were gone: it waits for persistent memory, and sending
 others back would not help it. `offloading.py` may.
@@ -70,7 +71,7 @@ class Reclaimer:
         first = self._first_attainable(now)
         if first is None:
             return LaneReclaim()
-        if not (at_once or self.admission.is_due(first, now)):
+        if not (at_once or self.admission.is_due(first, now) or self._is_in_unknown_hands(first)):
             lane = self.admission.freeing(first)
             if lane is None:
                 lane = self.admission.unmeasured()  # without a signal, which measures nothing
@@ -94,6 +95,17 @@ class Reclaimer:
         if first is None or self.admission.is_due(first, now):
             return None
         return first.wait.since + self.admission.config.overtake_patience
+
+    def _is_in_unknown_hands(self, session: Session) -> bool:
+        """Return whether a first cell lacks only what a lane has beyond all that is known of its sessions.
+
+        Such a lane was made for a session of which nothing was known. Nobody would miss these bytes, but without a
+        boundary they come back only when they are demanded.
+        """
+        if session.is_measured or not session.context:
+            return False
+        missing = least(session) - self.ledger.free
+        return any(lane.size - lane.need >= missing for lane in self.lanes.by_id.values())
 
     def _first_attainable(self, now: float) -> Session | None:
         if not self.admission.waiting or not self.policy.is_preemptive:

@@ -140,10 +140,11 @@ class Session:
 
         What it asks for in the middle of an iteration counts beside what it has, not beside a prediction.
         """
-        growth, live, needed = self.iteration.growth, self.iteration.live, self.memory.needed
+        growth, live, ephemeral = self.iteration.growth, self.iteration.live, self.memory.ephemeral
         if not growth:
-            return self.memory.ephemeral
-        return max(needed, live + growth) if live or needed else (self.memory.ephemeral or 0) + growth
+            return ephemeral
+        needed = min(self.memory.needed, ephemeral or 0)  # its lane has room for no more than the latter
+        return max(needed, live + growth) if live or needed else (ephemeral or 0) + growth
 
     @property
     def waits_since(self) -> float:
