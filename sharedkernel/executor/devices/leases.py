@@ -20,7 +20,7 @@ from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.user_quota import held_by, most_of_user, quota_of, quota_use
 from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.protocol import Allowance, Device, Limits
-from sharedkernel.quota_check import count_others
+from sharedkernel.quota_check import CountedMemory, count_others
 from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,7 @@ IDLE_GROWTH_BYTES = 64 << 20
 NUM_HOLDERS = 3
 #: allowances that differ by less are not worth telling
 WORTH_TELLING_BYTES = 1 << 20
+_NOTHING = CountedMemory(persistent=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +135,10 @@ class Leases:
         assert use.quota is not None
         remainder = max(0, min(use.quota - use.sessions - use.shelf, free))
         figures = [session.counted for session in own]
+        # what lingers counts for no quota, so it leaves its user's other sessions what it has
+        counting = [f if s.lingers_until is None else _NOTHING for s, f in zip(own, figures, strict=True)]
         is_any_working = any(map(_is_working, own))
-        for session, counted, others in zip(own, figures, count_others(figures), strict=True):
+        for session, counted, others in zip(own, figures, count_others(counting), strict=True):
             growth = remainder if _is_working(session) or not is_any_working else min(remainder, IDLE_GROWTH_BYTES)
             allowance = Allowance(
                 # What its iterations are known to need stays its own, whatever its user's other sessions grow to.
