@@ -119,6 +119,7 @@ class Bench:
     def __init__(self, gpu: Gpu, arguments: argparse.Namespace) -> None:
         self.gpu = gpu
         self.quick: bool = arguments.quick
+        self.threads: int = arguments.threads
         self.device: str = arguments.device
 
     def seconds(self, usual: float) -> float:
@@ -179,6 +180,7 @@ def main(name: str, measure: Callable[[Bench], Coroutine[Any, Any, list[Result]]
     parser.add_argument("--json", type=Path, metavar="OUT", help="where the result goes; default: standard output")
     parser.add_argument("--device", default="cuda:0", help="the GPU (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="measure for a quarter of the time")
+    parser.add_argument("--threads", type=int, default=0, help="threads that each training of the soak has besides")
     arguments = parser.parse_args()
     try:
         check_torch()

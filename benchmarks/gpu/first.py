@@ -118,9 +118,7 @@ def steps(device: str) -> list[Step]:
         Step("tests", "the tests that need a GPU", pytest, 240.0, module="pytest"),
         script("switch", 120.0, "how long the card stands still at a hand-over", *on_device),
         script("soak", 180.0, "two trainings in one lane, then kill -9", *on_device),
-        script(
-            "soak", 180.0, "the same, each hand-over checked", *on_device, "--check-lanes", result="soak_check_lanes"
-        ),
+        script("soak", 180.0, "the same with threads", *on_device, "--threads", "2", result="soak_threads"),
         script("offload", 120.0, "memory moved off the card and back", *on_device),
         script("faults", 120.0, "an illegal access beside a training", *on_device),
         script("memory", 180.0, "memory of several copies of a training", *on_device),

@@ -28,7 +28,7 @@ async def measure(bench: Bench) -> list[Result]:
                 shared = await _most_used(bench, notebooks, model, rows) - before
                 told = (await asyncio.to_thread(stack.status)).sessions
         expected = sum(entry.persistent_bytes + entry.framework_bytes for entry in told)
-        expected += max(entry.ephemeral_bytes or 0 for entry in told)
+        expected += max(entry.iteration_bytes or 0 for entry in told)
         with StockServer() as server:
             async with AsyncExitStack() as contexts:
                 bench.say(f"{copies} x {model} in processes")
