@@ -21,13 +21,14 @@ import contextlib
 import functools
 import os
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
 from sharedkernel.device_memory.drivers.base import Handle, MemoryDriver, release_handle
 from sharedkernel.device_memory.errors import InvalidMapping, OutOfDeviceMemory
 from sharedkernel.device_memory.layout import GivenUnit, UnitInfo
-from sharedkernel.device_memory.mapper import SCRATCH, Area, Mapper, Slot, SlotState, batches, check_slots, pair
+from sharedkernel.device_memory.mapper import SCRATCH, Area, Mapper, Slot, SlotState, batches, check_slots, pair, runs
 from sharedkernel.device_memory.ranges import FreeRanges
 from sharedkernel.system.deferred_signals import interruptible_wait, signals_held, signals_held_between_waits
 
@@ -77,6 +78,8 @@ class Arena:
         self._free.add(self._start + SCRATCH, addresses - SCRATCH)
         self._slots: dict[int, Slot] = {}
         self._addresses: list[int] = []
+        #: bytes of the slots in each state, kept up to date: a training is not to wait while thousands are added up
+        self._bytes: Counter[SlotState] = Counter()
         #: number → size and handle of the lane's units that this process has imported
         self._lane: dict[int, tuple[int, Handle]] = {}
         #: units released in the present change
@@ -109,7 +112,12 @@ class Arena:
     @property
     def private_bytes(self) -> int:
         """Bytes of private units mapped here."""
-        return sum(slot.size for slot in list(self._slots.values()) if slot.state is SlotState.PRIVATE)
+        return self._bytes[SlotState.PRIVATE]
+
+    @property
+    def away_bytes(self) -> int:
+        """Bytes of private units that are off the device."""
+        return self._bytes[SlotState.AWAY]
 
     @property
     def lane_units(self) -> set[int]:
@@ -134,18 +142,14 @@ class Arena:
             self._freed.append(number)
 
     def scrub_lane(self, byte: int = 0) -> None:
-        """Fill all of the lane, whether or not its units are seen in slots."""
-        shown = {slot.lane_unit: slot.address for slot in self.slots(SlotState.LANE)}
-        hidden = []
-        for number, (size, handle) in self._lane.items():
-            if number in shown:
-                self.driver.fill(shown[number], size, byte)
-            else:
-                hidden.append((size, handle))
+        """Fill all of the lane, whether or not its units are seen in slots: one call for each run of addresses."""
+        shown = {slot.lane_unit: slot for slot in self.slots(SlotState.LANE)}
+        for run in runs(sorted(shown.values(), key=lambda slot: slot.address)):
+            self.driver.fill(run[0].address, run[-1].end - run[0].address, byte)
+        hidden = [unit for number, unit in self._lane.items() if number not in shown]
         for batch in batches(hidden, key=lambda each: each[0]):
             with self._mapper.seen(batch) as addresses:
-                for (size, _), address in zip(batch, addresses, strict=True):
-                    self.driver.fill(address, size, byte)
+                self.driver.fill(addresses[0], sum(size for size, _ in batch), byte)
         self.driver.synchronize()
 
     # --- making and removing slots -----------------------------------
@@ -190,7 +194,7 @@ class Arena:
             self._abandon(imported)
             raise
         for slot, (unit, _) in zip(area.slots, imported, strict=True):
-            slot.state, slot.unit = SlotState.PRIVATE, unit
+            self._set(slot, SlotState.PRIVATE, unit)
         return area
 
     @_change
@@ -226,7 +230,7 @@ class Arena:
             self._abandon(imported)
             raise
         for slot, (unit, _) in pairs:
-            slot.state, slot.unit = SlotState.PRIVATE, unit
+            self._set(slot, SlotState.PRIVATE, unit)
 
     @_change
     def keep(self, slots: Sequence[Slot], ask: Callable[[list[int]], None]) -> None:
@@ -247,7 +251,7 @@ class Arena:
         ask(units)
         for slot, unit in zip(slots, units, strict=True):
             del self._lane[unit]
-            slot.state = SlotState.PRIVATE
+            self._set(slot, SlotState.PRIVATE, slot.unit)
 
     @_change
     def rejoin(self, slots: Iterable[Slot]) -> None:
@@ -269,14 +273,14 @@ class Arena:
         self._mapper.remap([(slot, None) for slot in chosen])
         for slot in chosen:
             self._note_freed(slot)
-            slot.state, slot.unit, slot.offset = SlotState.UNMAPPED, None, None
+            self._set(slot, SlotState.UNMAPPED)
 
     @_change
     def send_away(self, offsets: dict[Slot, int | None]) -> None:
         """Unmap private slots whose bytes are safe at an offset of a backing store (None: nothing lives in them)."""
         self.clear(offsets)
         for slot, offset in offsets.items():
-            slot.state, slot.offset = SlotState.AWAY, offset
+            self._set(slot, SlotState.AWAY, offset=offset)
 
     @contextlib.contextmanager
     def bringing_back(self, slots: Sequence[Slot], given: Iterable[GivenUnit]) -> Iterator[None]:
@@ -298,7 +302,7 @@ class Arena:
                     yield
                 self.driver.synchronize()
                 for slot, (unit, _) in pairs:
-                    slot.state, slot.unit, slot.offset = SlotState.PRIVATE, unit, None
+                    self._set(slot, SlotState.PRIVATE, unit)
                 is_back = True
             finally:
                 if not is_back:
@@ -318,6 +322,8 @@ class Arena:
     def validate(self) -> None:
         """Check that no unit is mapped as two things, and that slots do not overlap."""
         check_slots(self.slots(), self._lane)
+        for state in SlotState:
+            assert self._bytes[state] == sum(slot.size for slot in self.slots(state)), (state, self._bytes)
         for slot in self._slots.values():
             assert not self._free.covers(slot.address, slot.size), slot
 
@@ -359,10 +365,15 @@ class Arena:
             raise InvalidMapping(f"the slot at {slot.address:#x} is not as large as unit {slot.lane_unit}.")
         return handle
 
-    @staticmethod
-    def _set_lane(slot: Slot) -> None:
+    def _set_lane(self, slot: Slot) -> None:
         assert slot.lane_unit is not None
-        slot.state, slot.unit = SlotState.LANE, UnitInfo(slot.lane_unit, slot.size)
+        self._set(slot, SlotState.LANE, UnitInfo(slot.lane_unit, slot.size))
+
+    def _set(self, slot: Slot, state: SlotState, unit: UnitInfo | None = None, offset: int | None = None) -> None:
+        """Record what a slot shows now."""
+        self._bytes[slot.state] -= slot.size
+        self._bytes[state] += slot.size
+        slot.state, slot.unit, slot.offset = state, unit, offset
 
     def _note_freed(self, slot: Slot) -> None:
         """Note the private unit of a slot in which it is not mapped any more."""
@@ -384,12 +395,14 @@ class Arena:
             slot = Slot(address, size)
             area.slots.append(slot)
             self._slots[address] = slot
+            self._bytes[slot.state] += size
             insort(self._addresses, address)
             address += size
         return area
 
     def _remove(self, slots: Iterable[Slot]) -> None:
         for slot in slots:
+            self._bytes[slot.state] -= slot.size
             del self._slots[slot.address]
             del self._addresses[bisect_left(self._addresses, slot.address)]
             self._free.add(slot.address, slot.size)

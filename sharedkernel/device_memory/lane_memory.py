@@ -189,6 +189,12 @@ class LaneMemory:
         """Record that a parked iteration is over, which no boundary has told: its code has ended."""
         self._generations.parked = None
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether :meth:`next_iteration` would do nothing for now: no warm-up ends, and no stream holds blocks back."""
+        in_lane = self._current is not None and self._generations.is_warm
+        return (in_lane or not self._has_turn) and not self._pools.has_put_off
+
     def next_iteration(self) -> HandOver:
         """Handle a boundary at which the lane is kept; :meth:`hand_over` is for the others.
 

@@ -143,7 +143,7 @@ class Mapper:
 
     def _unmap_in(self, current: dict[Slot, Handle | None]) -> None:
         """Unmap what is mapped, whole runs of it at a time."""
-        for run in _runs(slot for slot, handle in current.items() if handle is not None):
+        for run in runs(slot for slot, handle in current.items() if handle is not None):
             self._driver.unmap(run[0].address, run[-1].end - run[0].address)
             for slot in run:
                 current[slot] = None
@@ -154,7 +154,7 @@ class Mapper:
                 self._driver.map(slot.address, slot.size, handle)
                 current[slot] = handle
         # one call for many mappings: it is the costly one
-        for run in _runs(slot for slot, handle in wanted if handle is not None):
+        for run in runs(slot for slot, handle in wanted if handle is not None):
             self._driver.set_access(run[0].address, run[-1].end - run[0].address)
 
 
@@ -166,7 +166,7 @@ def _broken(error: BaseException) -> ArenaBroken:
     )
 
 
-def _runs(slots: Iterable[Slot]) -> Iterator[list[Slot]]:
+def runs(slots: Iterable[Slot]) -> Iterator[list[Slot]]:
     """Yield the slots, which come by address, in groups that lie side by side."""
     run: list[Slot] = []
     for slot in slots:

@@ -27,10 +27,10 @@ from sharedkernel.device_memory.ranges import LiveRanges
 from sharedkernel.system.deferred_signals import signals_held
 
 #: bytes of each of the two staging buffers
-STAGING = 32 * MIB
+STAGING = 64 * MIB
 
 #: threads that copy between a staging buffer and the backing store, and bytes that are worth one more of them
-_COPIERS, _WORTH_A_THREAD = min(4, os.cpu_count() or 1), 2 * MIB
+_COPIERS, _WORTH_A_THREAD = min(16, os.cpu_count() or 1), 2 * MIB
 
 #: a stretch of a slot: address, offset in the backing store, bytes
 _Piece = tuple[int, int, int]

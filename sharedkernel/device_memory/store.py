@@ -240,18 +240,27 @@ class LaneStore:
     def exported(self, units: Iterable[UnitInfo]) -> Iterator[tuple[list[UnitInfo], list[int]]]:
         """Yield units with their descriptors, as many at a time as one message carries.
 
-        The descriptors are closed when the next batch is asked for: send them before.
+        The descriptors may be closed when the next batch is asked for: send them before.
         """
         every = list(units)
         for start in range(0, len(every), MAX_DESCRIPTORS):
             batch = every[start : start + MAX_DESCRIPTORS]
             descriptors: list[int] = []
+            passing: list[int] = []
             try:
                 for info in batch:
-                    descriptors.append(self._driver.export(self._held(info.unit).handle))
+                    unit = self._held(info.unit)
+                    descriptor = unit.descriptor
+                    if descriptor is None:
+                        descriptor = self._driver.export(unit.handle)
+                        if unit.place is UnitPlace.LANE:
+                            unit.descriptor = descriptor
+                        else:
+                            passing.append(descriptor)
+                    descriptors.append(descriptor)
                 yield batch, descriptors
             finally:
-                for descriptor in descriptors:
+                for descriptor in passing:
                     os.close(descriptor)
 
     def confirm(self, session: str, units: Iterable[int]) -> None:
@@ -342,6 +351,9 @@ class LaneStore:
         return unit
 
     def _release(self, unit: StoredUnit) -> None:
+        if unit.descriptor is not None:
+            os.close(unit.descriptor)
+            unit.descriptor = None
         if unit.handle is not None:
             release_handle(self._driver, unit.handle)
             unit.handle = None

@@ -69,6 +69,8 @@ class StoredUnit:
     place: UnitPlace
     #: sessions that were given it and have not released it
     holders: set[str] = field(default_factory=set)
+    #: of a lane's unit, its descriptor once one was wanted: each export takes the driver a millisecond
+    descriptor: int | None = None
     #: of a private unit, the session that it is charged to; others may hold it that had it when it was a lane's
     owner: str | None = None
 

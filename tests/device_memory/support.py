@@ -125,6 +125,12 @@ class Tenant:
         for block in self.written:
             self.check(block)
 
+    @property
+    def sticky_bytes(self) -> int:
+        """Bytes of private pages at a lane's addresses."""
+        generations = self.memory._generations
+        return sum(slot.size for each in generations for slot in each.lane_slots(SlotState.PRIVATE))
+
     def check_nothing_lives_in_lane(self) -> None:
         for block in self.written:
             for slot in self.arena.slots_within(block.address, block.size):

@@ -144,7 +144,7 @@ def test_an_iteration_can_be_parked_in_its_middle(make_session):
     for block in activations:
         a.free(block)
     a.hand_over()
-    assert a.memory.figures().sticky == 0
+    assert a.sticky_bytes == 0
     a.validate()
 
 

@@ -111,6 +111,11 @@ class LaneGenerations:
         """Whether the next boundary ends a warm-up in which something may have been born."""
         return self._warm_up_left == 1 and self._warm is not None
 
+    @property
+    def is_warm(self) -> bool:
+        """Whether the warm-up is over."""
+        return not self._warm_up_left
+
     def count_iteration(self) -> None:
         """Record that an iteration of the warm-up, if it is one, is over."""
         self._warm_up_left = max(0, self._warm_up_left - 1)

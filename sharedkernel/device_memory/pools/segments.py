@@ -67,10 +67,6 @@ class Figures:
 
     #: private units mapped: what is charged to the session
     private: int
-    #: of these, at addresses of the lane
-    sticky: int
-    #: of these, mapped and not yet given to torch
-    headroom: int
     #: offloaded; not on the device
     away: int
     #: what torch counts as held of all this, lanes included, whether or not anything is mapped there
@@ -226,14 +222,11 @@ class Segments:
             Those from which torch may allocate; the retired ones are counted as well.
         """
         with self.lock:
-            lanes = [generation.lane_slots(SlotState.PRIVATE) for generation in generations]
             pools = [generation.pool for generation in (*generations, *self._retired)]
             return Figures(
                 private=self._arena.private_bytes,
-                sticky=sum(slot.size for slots in lanes for slot in slots),
-                headroom=self._headroom.total,
-                away=sum(slot.size for slot in self._arena.slots(SlotState.AWAY)),
-                held=sum(size for pool in pools for size in list(pool.segments.values())),
+                away=self._arena.away_bytes,
+                held=sum(sum(list(pool.segments.values())) for pool in pools),
             )
 
     def has_overflow(self, generation: Generation) -> bool:

@@ -360,6 +360,11 @@ class TorchPools:
         """Return whether something is being captured into a CUDA graph."""
         return bool(self._captures) or bool(self._torch.cuda.is_current_stream_capturing())
 
+    @property
+    def has_put_off(self) -> bool:
+        """Whether something is put off to a boundary."""
+        return bool(self._forgotten) or (self._is_blind and self._has_used_blocks())
+
     def boundary_passed(self) -> None:
         """Do what was put off to a boundary."""
         if self._is_blind or self._forgotten:

@@ -299,7 +299,8 @@ class Gate(GatePart):
         """Whether nothing is to be done at boundaries for now, unless the executor asks for the device."""
         if not self._growth.is_measured or self._forecast.cost.is_wanted or self._interception.onlookers:
             return False
-        return self.grant.is_held and not self._mode.is_in and self._acquisition.lanes is None
+        lanes = self._acquisition.lanes
+        return self.grant.is_held and not self._mode.is_in and (lanes is None or lanes.is_settled)
 
     # --- the mode -----------------------------------------------------------------------------------------------------
 

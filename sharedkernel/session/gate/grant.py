@@ -106,6 +106,10 @@ class LaneAccess(Protocol):
     def has_turn(self) -> bool:
         """Whether something of this session's iteration may be in its lane."""
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether boundaries at which the grant is kept need not be told for some time."""
+
     def is_called_back(self) -> bool:
         """Whether torch's allocator is calling back in this thread."""
 

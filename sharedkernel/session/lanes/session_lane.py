@@ -98,6 +98,11 @@ class SessionLane:
         """Whether something of this session's iteration may be in its lane."""
         return self.turns is not None and self.turns.has_turn
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether boundaries at which the grant is kept need not be told for some time."""
+        return self.turns is None or self.turns.is_settled
+
     @staticmethod
     def is_called_back() -> bool:
         """Whether torch's allocator is calling back in this thread: nothing may be done to its pools then."""

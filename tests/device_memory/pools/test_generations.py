@@ -122,7 +122,7 @@ def test_private_pages_beyond_the_limit_show_the_lane_again(make_session, store)
         session.memory.begin_iteration()
         session.free(block)
         session.hand_over()
-        assert session.memory.figures().sticky <= generations.STICKY
+        assert session.sticky_bytes <= generations.STICKY
         session.validate()
 
 
