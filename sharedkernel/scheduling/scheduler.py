@@ -123,6 +123,11 @@ class Scheduler:
         self._reconciler = Reconciler(records, decisions)
         self._heirs = Heirs(records)
 
+    @property
+    def is_contended(self) -> bool:
+        """Whether a session holds a grant while others that are admitted wait for one."""
+        return bool(self.clock.holders) and bool(self._records.queued)
+
     # --- the door -----------------------------------
 
     def handle(self, event: Event, *, now: float) -> list[Action]:

@@ -34,6 +34,7 @@ from sharedkernel.scheduling.model.events import (
     DeviceWantWithdrawn,
     Event,
     GrantReleased,
+    HolderIdle,
     MemoryMeasured,
     NotRestored,
     OffloadDeclined,
@@ -349,6 +350,11 @@ class Machine(RuleBasedStateMachine):
             self.granted = granted
         else:
             assert heir in self.granted
+
+    @precondition(lambda self: self.allowing(HolderIdle))
+    @rule(number=picks)
+    def hold_idly(self, number: int) -> None:
+        self.send(HolderIdle(session=self.pick(self.allowing(HolderIdle), number)))
 
     @precondition(lambda self: self.allowing(ProcessStopped))
     @rule(number=picks, live=mebibytes(0, 40))

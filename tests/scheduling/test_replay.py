@@ -82,6 +82,7 @@ def test_every_event_comes_back_from_its_dict() -> None:
         "DeviceWantWithdrawn",
         "NotRestored",
         "GrantMeasured",
+        "HolderIdle",
         "ProcessStopped",
         "WorkForeseen",
         "HistoryRecalled",

@@ -14,6 +14,7 @@ from sharedkernel.errors import ConfigError, SessionNotFound
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.action_runner import SessionActions, expected_context, resume
 from sharedkernel.executor.dispatch.driver import Counters, SchedulerDriver
+from sharedkernel.executor.dispatch.idle_holders import IdleHolders
 from sharedkernel.executor.dispatch.lease_renewal import LeaseRenewal
 from sharedkernel.executor.dispatch.offloads import Offloads, answer_requests
 from sharedkernel.executor.dispatch.succession import Succession
@@ -79,6 +80,8 @@ class SessionController:
         self.offloads = Offloads(self._driver, served, self._measured, self.limits.update, self._tasks)
         self._workload = workload
         self._driver.handle(workload.open())
+        idle_holders = IdleHolders(scheduler, self.sessions, self._driver.handle)
+        self._tasks.spawn(idle_holders.watch(self._driver.wait_for_change))
 
     def close(self) -> None:
         """Decide nothing any more."""

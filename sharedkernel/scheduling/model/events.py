@@ -288,6 +288,14 @@ class OffloadDeclined(SessionEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HolderIdle(SessionEvent):
+    """The session holds a grant and computes nothing: its cell sleeps, or waits for a file, a worker or its user.
+
+    If others wait, it is asked to yield at once, under a policy that preempts.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionDetached(SessionEvent):
     """The session was shut down or restarted and is kept to be had back, or its user has it back.
 
@@ -328,7 +336,7 @@ EVENTS: dict[str, type[Event]] = {
         Tick, UserConfigured, PolicyConfigured, SessionStarted, CellOpened, DeviceWanted, DeviceWantWithdrawn,
         GrantReleased, MemoryMeasured, CellClosed, OffloadRequested, Offloaded, OffloadDeclined, Restored,
         SessionEnded, ShelfMeasured, WorkForeseen, HistoryRecalled, GrantMeasured, UsedWithoutGrant,
-        CellInterrupted, ProcessStopped, NotRestored, SessionDetached,
+        CellInterrupted, ProcessStopped, NotRestored, SessionDetached, HolderIdle,
     )
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ from sharedkernel.scheduling.model.events import (
     DeviceWantWithdrawn,
     GrantMeasured,
     GrantReleased,
+    HolderIdle,
     MemoryMeasured,
     NotRestored,
     OffloadDeclined,
@@ -54,6 +55,8 @@ TRANSITIONS: dict[tuple[SessionState, type[SessionEvent]], SessionState] = {
     (_RUNNING, GrantReleased): _READY,
     (_PREEMPTING, GrantReleased): _READY,
     # It cannot ask for itself.
+    (_RUNNING, HolderIdle): _RUNNING,
+    (_PREEMPTING, HolderIdle): _PREEMPTING,
     (_RUNNING, ProcessStopped): _WAITING,
     (_PREEMPTING, ProcessStopped): _WAITING,
     (_READY, CellClosed): _IDLE,

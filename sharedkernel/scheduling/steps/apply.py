@@ -74,7 +74,18 @@ class Decisions:
         config = self._records.config
         patience = config.preempt_patience * (_AFTER_FORCED if session.preemption.last_preempt_forced else 1.0)
         iterations = config.preempt_iterations * (session.stats.iteration_seconds or 0.0)
-        patience = max(patience, min(iterations, _LONGEST_PATIENCE))
+        self._set_patience(session, max(patience, min(iterations, _LONGEST_PATIENCE)))
+
+    def demand(self, session: Session) -> None:
+        """Revoke the grant of *session*, which does not use it, and demand it at once, unless that was done already."""
+        if session.preemption.num_signals:
+            return
+        if session.state is SessionState.RUNNING:
+            self.revoke(session)
+        self._set_patience(session, self._records.config.preempt_patience)
+        self._actions.append(self._signal(session))
+
+    def _set_patience(self, session: Session, patience: float) -> None:
         session.preemption.force_at = self._records.clock.now + patience
         session.preemption.force_interval = patience
 
@@ -95,9 +106,9 @@ class Decisions:
                 session.preemption.was_forced = True
                 session.preemption.force_at = now + session.preemption.force_interval
                 session.preemption.force_interval = min(2 * session.preemption.force_interval, _LONGEST_FORCE_INTERVAL)
-                self._actions.append(self._demand(session))
+                self._actions.append(self._signal(session))
 
-    def _demand(self, session: Session) -> Action:
+    def _signal(self, session: Session) -> Action:
         """Return how the grant of *session* is demanded now."""
         now, preemption = self._records.clock.now, session.preemption
         if preemption.num_signals >= _STOP_AFTER_SIGNALS and now >= preemption.first_signal_at + _STOP_AFTER:

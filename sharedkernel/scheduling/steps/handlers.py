@@ -21,6 +21,7 @@ from sharedkernel.scheduling.model.events import (
     GrantMeasured,
     GrantReleased,
     HistoryRecalled,
+    HolderIdle,
     MemoryMeasured,
     NotRestored,
     OffloadDeclined,
@@ -45,7 +46,9 @@ from sharedkernel.scheduling.steps.apply import Decisions
 from sharedkernel.scheduling.steps.records import Records, at_least
 
 #: events of every turn: the ledger counts a revision itself if they change anything for the memory queue
-_TURNS = frozenset({Tick, DeviceWanted, WorkForeseen, GrantMeasured, GrantReleased, ProcessStopped, MemoryMeasured})
+_TURNS = frozenset(
+    {Tick, DeviceWanted, WorkForeseen, GrantMeasured, GrantReleased, HolderIdle, ProcessStopped, MemoryMeasured}
+)
 #: seconds until a session that had no time to offload may be asked again
 _ASK_AGAIN = 0.5
 
@@ -71,6 +74,7 @@ class EventHandlers:
             DeviceWanted: self._on_device_wanted,
             DeviceWantWithdrawn: self._on_device_want_withdrawn,
             GrantReleased: self._on_grant_released,
+            HolderIdle: self._on_holder_idle,
             ProcessStopped: self._on_process_stopped,
             MemoryMeasured: self._on_memory_measured,
             CellClosed: self._on_cell_closed,
@@ -242,6 +246,10 @@ class EventHandlers:
         records.move(session, event)
         if session.residence.is_ending:
             self._decisions.call_later(session)
+
+    def _on_holder_idle(self, event: HolderIdle) -> None:
+        if self._records.queued and self._records.policy.is_preemptive:
+            self._decisions.demand(self._records.sessions[event.session])
 
     def _on_process_stopped(self, event: ProcessStopped) -> None:
         session, live = event.session, event.live_bytes

@@ -1,0 +1,102 @@
+"""Detect sessions that hold the device and compute nothing while others wait for it.
+
+A cell keeps its grant between boundaries, also while it sleeps, reads a file, or waits for a worker or for its user. A
+server of a model, or a loop that plots, has no boundaries at all: with each of its waits the device would stand still
+until the holder's quantum is over. So while sessions wait, the processor time of each holder's process is read every
+few milliseconds. One that got none of it, and has no thread that could run, computes nothing on the host, and queues
+nothing on a GPU; what it has queued there it waits for as it yields.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+from sharedkernel.executor.processes.process import SessionHandle, id_of
+from sharedkernel.scheduling.model import events
+from sharedkernel.scheduling.model.types import SessionState
+from sharedkernel.scheduling.scheduler import Scheduler
+
+#: seconds between two looks; for so long a holder has to have computed nothing
+LOOK_INTERVAL = 0.005
+#: a process uses more than this part of a processor for itself: the session's own threads look at clocks and memory
+_OWN_PART = 0.1
+#: states of a thread in which it computes, or would if there were a processor free for it
+_COMPUTING = ("R", "D")
+
+
+class IdleHolders:
+    """Looks at the holders of one device while others wait.
+
+    Parameters
+    ----------
+    scheduler
+        Knows who holds the device; only read.
+    sessions
+        Processes that serve a session, by its id.
+    handle
+        Takes the facts.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        sessions: Mapping[str, SessionHandle],
+        handle: Callable[[events.HolderIdle], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._sessions = sessions
+        self._handle = handle
+        #: when each holder's processor time was read last, by its process, and what it was then
+        self._last: dict[str, tuple[float, float]] = {}
+
+    async def watch(self, wait_for_change: Callable[[], Awaitable[None]]) -> None:
+        """Look for as long as the executor runs.
+
+        Parameters
+        ----------
+        wait_for_change
+            Returns once something was decided.
+        """
+        while True:
+            if not self._scheduler.is_contended:
+                self._last.clear()
+                await wait_for_change()
+                continue
+            await asyncio.sleep(LOOK_INTERVAL)
+            self._look()
+
+    def _look(self) -> None:
+        before, self._last = self._last, {}
+        for session in list(self._scheduler.clock.holders.values()):
+            process = self._sessions.get(session.id)
+            if process is None or session.state is not SessionState.RUNNING or process.grant.is_lane_coming:
+                continue
+            now, used = time.monotonic(), processor_seconds(process.pid)
+            if used is None:
+                continue
+            self._last[process.process] = now, used
+            if process.process not in before:
+                continue
+            since, used_before = before[process.process]
+            if used - used_before < _OWN_PART * (now - since) and not _is_computing(process.pid):
+                self._handle(events.HolderIdle(session=id_of(process)))
+
+
+def processor_seconds(pid: int) -> float | None:
+    """Return the processor time that all threads of a process have used, in seconds; None: it is gone."""
+    try:
+        return time.clock_gettime(~pid << 3 | 2)  # clock_getcpuclockid(3), which Python has for threads alone
+    except OSError:
+        return None
+
+
+def _is_computing(pid: int) -> bool:
+    """Return whether a thread of a process runs or could: on a crowded machine it may get no processor for a while."""
+    try:
+        stats = [(thread / "stat").read_text() for thread in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return True
+    return any(stat.rpartition(") ")[2][:1] in _COMPUTING for stat in stats)
