@@ -108,7 +108,8 @@ def steps(device: str) -> list[Step]:
 
     ordinal = device.partition(":")[2] or "0"
     on_device = ("--device", device, "--quick")
-    pytest = [sys.executable, "-X", "faulthandler", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"]
+    no_plugins = ("-p", "no:cacheprovider", "-p", "no:benchmark")
+    pytest = [sys.executable, "-X", "faulthandler", "-m", "pytest", "-v", *no_plugins, "tests/gpu"]
     self_test = [sys.executable, "-m", "sharedkernel", "executor", "--device", device, "--self-test"]
     return [
         Step("machine", "the machine, its memory and its limits", ["sh", "-c", _MACHINE], 20.0),
@@ -123,6 +124,7 @@ def steps(device: str) -> list[Step]:
         script("faults", 120.0, "an illegal access beside a training", *on_device),
         script("memory", 180.0, "memory of several copies of a training", *on_device),
         script("trainings", 240.0, "two trainings, shared and side by side", *on_device),
+        script("short_cells", 120.0, "short cells beside a training", *on_device),
         script("alone", 240.0, "one session alone beside a stock kernel", *on_device),
         script("inference", 240.0, "many inference sessions", *on_device),
     ]
@@ -317,7 +319,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=9.0, help="for how long at most (default: %(default)s)")
     parser.add_argument("--device", default="cuda:0", help="the GPU (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=SCRIPTS / "results", help="directory for report, results and logs")
-    parser.add_argument("--only", nargs="+", metavar="STEP", help="run these steps only")
+    parser.add_argument("--only", nargs="+", metavar="STEP", help="run these steps only, in this order")
     parser.add_argument("--software", action="store_true", help="the device is the software GPU of the tests")
     options = parser.parse_args()
     until = time.monotonic() + 60.0 * options.minutes
@@ -326,7 +328,7 @@ def main() -> int:
         unknown = set(options.only) - {step.name for step in chosen}
         if unknown:
             parser.error(f"no such step: {', '.join(sorted(unknown))}; there are {', '.join(s.name for s in chosen)}.")
-        chosen = [step for step in chosen if step.name in options.only]
+        chosen = [step for name in options.only for step in chosen if step.name == name]
     try:
         check_torch()
         options.out.mkdir(parents=True, exist_ok=True)

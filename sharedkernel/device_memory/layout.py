@@ -4,7 +4,7 @@ Torch's allocator takes blocks up to 1 MiB from segments of 2 MiB and all others
 area for each: units of 2 MiB for the small blocks, where most survivors are, and units as large as the lane's size
 suggests for the rest. Small units keep little memory back when a block in one survives; large ones are quick to
 create and to map: on an H100 each takes a millisecond to export and 60 µs to map and unmap, whatever its size. Up to
-128 MiB a lane has small units only. No lane is smaller than :data:`LEAST_LANE`, since torch
+256 MiB a lane has small units only. No lane is smaller than :data:`LEAST_LANE`, since torch
 would ask for a segment of 20 MiB even for a block of 2 MiB.
 """
 
@@ -19,7 +19,7 @@ SMALL_UNIT = 2 * MIB
 #: sizes of a unit, smallest first
 UNIT_SIZES = (SMALL_UNIT, 16 * MIB, 32 * MIB, 64 * MIB)
 #: more units than this in a lane, and they are made larger
-_MANY_UNITS = 64
+_MANY_UNITS = 128
 #: the small blocks' part of a lane, and its bounds in bytes
 _SMALL_PART, _SMALL_LEAST, _SMALL_MOST = 8, 2 * SMALL_UNIT, 64 * MIB
 #: what torch's allocator may lose between large blocks, as a part of them

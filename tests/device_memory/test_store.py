@@ -42,14 +42,14 @@ def store(driver):
 
 
 def test_a_lane_is_as_large_as_it_has_to_be():
-    """Small units up to 128 MiB, few large ones above, and never less than torch asks for at once."""
+    """Small units up to 256 MiB, few large ones above, and never less than torch asks for at once."""
     for size in (0, 1, 24 * MIB, 24 * MIB + 1, 100 * MIB, 2 * GIB, 2 * GIB + 1, 5 * GIB, 40 * GIB, 130 * GIB):
         plan = plan_lane(size)
         assert sum(plan) == lane_bytes(size)
         assert 0 <= lane_bytes(size) - max(size, LEAST_LANE) < SMALL_UNIT
         assert plan[0] == SMALL_UNIT
-        assert len(plan) < 150 + size // (64 * MIB)
-        if size <= 128 * MIB:
+        assert len(plan) < 200 + size // (64 * MIB)
+        if size <= 256 * MIB:
             assert set(plan) == {SMALL_UNIT}
     assert plan_private(101 * MIB) == [64 * MIB, 32 * MIB, *[2 * MIB] * 3]
 
