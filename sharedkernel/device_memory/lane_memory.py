@@ -121,6 +121,10 @@ class LaneMemory:
         """Whether the lane is this session's now."""
         return self._has_turn
 
+    def is_device_idle(self) -> bool:
+        """Return whether nothing of this session runs on the device's default stream (any thread)."""
+        return self._pools.is_idle()
+
     def leave_lane(self) -> None:
         """Release the lane's units; what is allocated from now on is private."""
         self._check_no_turn("the lane cannot be left")

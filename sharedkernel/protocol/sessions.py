@@ -145,6 +145,10 @@ class NotRestoredReport(Message, frozen=True, kw_only=True, tag="NotRestored"):
     memory: Memory
 
 
+class IdleReport(Message, frozen=True, kw_only=True, tag="Idle"):
+    """Nothing of the session runs on its GPU, and its process computes nothing, though it holds a grant."""
+
+
 class Interrupted(Message, frozen=True, kw_only=True):
     """The user interrupted a cell whose memory is away: it needs that back once more, to end."""
 
@@ -226,6 +230,10 @@ class RefusedGrant(Message, frozen=True, kw_only=True):
     message: str
 
 
+class AskIdle(Message, frozen=True, kw_only=True):
+    """Say whether anything of yours runs on the GPU: answered by :class:`IdleReport` if nothing does, else not."""
+
+
 class OffloadCommand(Message, frozen=True, kw_only=True, tag="Offload"):
     """Move your device memory away, if no user code runs; answered by OffloadedReport or OffloadDeclinedReport."""
 
@@ -291,7 +299,7 @@ class View(Message, frozen=True, kw_only=True):
 FromSession = (
     SessionHello | Assigned | CellOpenedReport | CellClosedReport | DeviceWantedReport | DeviceWantWithdrawnReport
     | GrantMeasuredReport | GrantReleasedReport | OffloadedReport | OffloadDeclinedReport | RestoredReport
-    | NotRestoredReport | Interrupted
+    | NotRestoredReport | IdleReport | Interrupted
     | Watch | WantEarlier | Foreseen
 )  # fmt: skip
 ToSession = (
@@ -302,6 +310,7 @@ ToSession = (
     | WithdrawalSeen
     | Waiting
     | RefusedGrant
+    | AskIdle
     | OffloadCommand
     | RestoreCommand
     | Allowance

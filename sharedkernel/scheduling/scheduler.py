@@ -125,8 +125,8 @@ class Scheduler:
 
     @property
     def is_contended(self) -> bool:
-        """Whether a session holds a grant while others that are admitted wait for one."""
-        return bool(self.clock.holders) and bool(self._records.queued)
+        """Whether a session holds a grant while others wait for one, or for memory."""
+        return self._records.is_contended
 
     # --- the door -----------------------------------
 

@@ -356,6 +356,13 @@ class TorchPools:
         """Wait until nothing of this process runs on the device, on any stream."""
         self._torch.cuda.synchronize(self._device)
 
+    def is_idle(self) -> bool:
+        """Return whether nothing runs on the default stream (any thread); a capture is not disturbed."""
+        try:
+            return not self.is_capturing() and bool(self._torch.cuda.default_stream(self._device).query())
+        except RuntimeError:  # the device is lost: the user's next operation says so
+            return False
+
     def is_capturing(self) -> bool:
         """Return whether something is being captured into a CUDA graph."""
         return bool(self._captures) or bool(self._torch.cuda.is_current_stream_capturing())

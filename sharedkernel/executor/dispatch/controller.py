@@ -80,7 +80,9 @@ class SessionController:
         self.offloads = Offloads(self._driver, served, self._measured, self.limits.update, self._tasks)
         self._workload = workload
         self._driver.handle(workload.open())
-        idle_holders = IdleHolders(scheduler, self.sessions, self._driver.handle)
+        idle_holders = IdleHolders(
+            scheduler, self.sessions, self._idle, computes_elsewhere=served.device.kind != "host"
+        )
         self._tasks.spawn(idle_holders.watch(self._driver.wait_for_change))
 
     def close(self) -> None:
@@ -182,6 +184,12 @@ class SessionController:
     def charge(self, process: SessionHandle, seconds: float) -> None:
         """Count *seconds* in which a session used the device without a grant as served."""
         self._driver.handle(events.UsedWithoutGrant(session=id_of(process), seconds=seconds))
+
+    def _idle(self, process: SessionHandle) -> None:
+        """Handle that a session holds the device and computes nothing."""
+        session = id_of(process)
+        if self._state(session) in HOLDING_STATES:
+            self._driver.handle(events.HolderIdle(session=session))
 
     def attained(self) -> dict[str, float]:
         """Return each session's attained service in device-seconds."""
@@ -290,6 +298,8 @@ class SessionController:
             case protocol.NotRestoredReport() if self._state(session) is SessionState.RESTORING:
                 self._wait_begins(process)
                 self.offloads.handle(process, message)
+            case protocol.IdleReport():
+                self._idle(process)
             case protocol.Interrupted() if self._state(session) is SessionState.RESTORING:
                 self._driver.handle(events.CellInterrupted(session=session))
 

@@ -3,8 +3,8 @@
 A cell keeps its grant between boundaries, also while it sleeps, reads a file, or waits for a worker or for its user. A
 server of a model, or a loop that plots, has no boundaries at all: with each of its waits the device would stand still
 until the holder's quantum is over. So while sessions wait, the processor time of each holder's process is read every
-few milliseconds. One that got none of it, and has no thread that could run, computes nothing on the host, and queues
-nothing on a GPU; what it has queued there it waits for as it yields.
+few milliseconds. One that got none of it, and has no thread that could run, computes nothing on the host. It may wait
+for a GPU (on an H100 such a wait takes no processor time), so there the session itself is asked.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from sharedkernel.executor.processes.process import SessionHandle, id_of
-from sharedkernel.scheduling.model import events
+from sharedkernel import protocol
+from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.scheduling.model.types import SessionState
 from sharedkernel.scheduling.scheduler import Scheduler
 
 #: seconds between two looks; for so long a holder has to have computed nothing
 LOOK_INTERVAL = 0.005
+#: seconds between two questions to a session that may wait for its GPU
+ASK_INTERVAL = 0.02
 #: a process uses more than this part of a processor for itself: the session's own threads look at clocks and memory
 _OWN_PART = 0.1
 #: states of a thread in which it computes, or would if there were a processor free for it
@@ -37,18 +39,25 @@ class IdleHolders:
     sessions
         Processes that serve a session, by its id.
     handle
-        Takes the facts.
+        Called with one that computes nothing.
+    computes_elsewhere
+        Whether sessions compute on a device that takes no processor time.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
         sessions: Mapping[str, SessionHandle],
-        handle: Callable[[events.HolderIdle], None],
+        handle: Callable[[SessionHandle], None],
+        *,
+        computes_elsewhere: bool,
     ) -> None:
         self._scheduler = scheduler
         self._sessions = sessions
         self._handle = handle
+        self._computes_elsewhere = computes_elsewhere
+        #: when each was asked last, by its process
+        self._asked: dict[str, float] = {}
         #: when each holder's processor time was read last, by its process, and what it was then
         self._last: dict[str, tuple[float, float]] = {}
 
@@ -63,6 +72,7 @@ class IdleHolders:
         while True:
             if not self._scheduler.is_contended:
                 self._last.clear()
+                self._asked.clear()
                 await wait_for_change()
                 continue
             await asyncio.sleep(LOOK_INTERVAL)
@@ -82,7 +92,15 @@ class IdleHolders:
                 continue
             since, used_before = before[process.process]
             if used - used_before < _OWN_PART * (now - since) and not _is_computing(process.pid):
-                self._handle(events.HolderIdle(session=id_of(process)))
+                self._found(process, now)
+
+    def _found(self, process: SessionHandle, now: float) -> None:
+        """Handle a holder whose process computes nothing."""
+        if not self._computes_elsewhere:
+            self._handle(process)
+        elif now >= self._asked.get(process.process, 0.0) + ASK_INTERVAL:
+            self._asked[process.process] = now
+            process.send(protocol.AskIdle())
 
 
 def processor_seconds(pid: int) -> float | None:

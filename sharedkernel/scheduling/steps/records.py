@@ -212,6 +212,11 @@ class Records:
 
     # --- what a session holds -----------------------------------
 
+    @property
+    def is_contended(self) -> bool:
+        """Whether a session holds a grant while others wait for one, or for memory."""
+        return bool(self.clock.holders) and bool(self.queued or self.admission.waiting)
+
     def measure(self, session: Session, memory: MemoryProfile) -> None:
         """Charge a session for its measured memory; it leaves its lane if that is too small now.
 

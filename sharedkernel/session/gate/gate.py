@@ -195,6 +195,11 @@ class Gate(GatePart):
         if isinstance(message, protocol.Waiting):
             self._notice.update(message)
             return
+        if isinstance(message, protocol.AskIdle):
+            lanes = self._acquisition.lanes
+            if self.grant.is_held and lanes is not None and lanes.is_device_idle():
+                self._link.send(protocol.IdleReport())
+            return
         if isinstance(message, protocol.RestoreCommand) or (
             isinstance(message, protocol.RefusedGrant) and self._residency.is_away
         ):

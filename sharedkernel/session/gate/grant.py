@@ -110,6 +110,9 @@ class LaneAccess(Protocol):
     def is_settled(self) -> bool:
         """Whether boundaries at which the grant is kept need not be told for some time."""
 
+    def is_device_idle(self) -> bool:
+        """Whether nothing of this session runs on the device (any thread)."""
+
     def is_called_back(self) -> bool:
         """Whether torch's allocator is calling back in this thread."""
 

@@ -10,7 +10,8 @@ and shows it in status.
 A turn is without a lane while threads of the user's are alive: they may use the device at any moment, also in somebody
 else's turn. If they appear in the middle of a turn, the lane stays this session's until they are gone.
 
-All calls but :meth:`SessionLane.section_began` come from the main thread, with its signals held.
+All calls but :meth:`SessionLane.section_began` and :meth:`SessionLane.is_device_idle` come from the main thread, with
+its signals held.
 """
 
 from __future__ import annotations
@@ -102,6 +103,10 @@ class SessionLane:
     def is_settled(self) -> bool:
         """Whether boundaries at which the grant is kept need not be told for some time."""
         return self.turns is None or self.turns.is_settled
+
+    def is_device_idle(self) -> bool:
+        """Return whether nothing of this session runs on the device (any thread); False where that is not known."""
+        return self._memory is not None and self._memory.is_device_idle()
 
     @staticmethod
     def is_called_back() -> bool:
