@@ -8,6 +8,7 @@ lines that begin with #, are left out.
 from __future__ import annotations
 
 import csv
+import io
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,8 @@ def read_roster(name: str) -> list[Person]:
         if name == "-":
             content = sys.stdin.buffer.read(_MOST_BYTES + 1)
         else:
+            if Path(name).is_fifo():
+                raise ConfigError(f"the roster {name} is a pipe; write - to read from standard input.")
             with Path(name).open("rb") as file:
                 content = file.read(_MOST_BYTES + 1)
     except OSError as error:
@@ -81,10 +84,11 @@ def parse_roster(text: str, name: str) -> list[Person]:
     ConfigError
         When one of its lines cannot be used; with the number of each such line.
     """
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     delimiter = _delimiter(lines[0][1]) if lines else None
     try:
-        found = list(_table(lines, delimiter, name) if delimiter is not None else _names(lines))
+        found = list(_table(text, delimiter, name) if delimiter is not None else _names(lines))
     except csv.Error as error:
         raise ConfigError(f"the roster {name} is no table that can be read ({error}); save it as CSV.") from None
     faults = list(_faults(found))
@@ -111,23 +115,28 @@ def _names(lines: Sequence[tuple[int, str]]) -> Iterator[tuple[int, Person]]:
             yield number, Person(line.strip())
 
 
-def _table(lines: Sequence[tuple[int, str]], delimiter: str, name: str) -> Iterator[tuple[int, Person]]:
-    def cells(line: str) -> list[str]:
-        return [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter))]
+def _rows(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows that are not empty, each with the number of its last line: a quoted cell may have several."""
+    reader = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True)
+    for row in reader:
+        cells = [cell.strip() for cell in row]
+        if any(cells):
+            yield reader.line_num, cells
 
-    first, *rest = lines
-    columns = [column.lower() for column in cells(first[1])]
+
+def _table(text: str, delimiter: str, name: str) -> Iterator[tuple[int, Person]]:
+    (first, columns), *rest = _rows(text, delimiter)
+    columns = [column.lower() for column in columns]
     user = next((columns.index(column) for column in _USER_COLUMNS if column in columns), None)
     email = next((columns.index(column) for column in _EMAIL_COLUMNS if column in columns), None)
     if user is None and email is None:
         raise ConfigError(
-            f"{name}, line {first[0]}: no column is called user, username, name or email; name the columns in the "
+            f"{name}, line {first}: no column is called user, username, name or email; name the columns in the "
             "first line."
         )
     if user is not None and columns[user] == "name" and email is not None:
         user = None  # people's names are rarely users' names
-    for number, line in rest:
-        row = cells(line)
+    for number, row in rest:
         address = row[email] if email is not None and email < len(row) else ""
         own = row[user] if user is not None and user < len(row) else ""
         yield number, Person(own if user is not None else address.partition("@")[0], address)
@@ -145,5 +154,7 @@ def _faults(found: Sequence[tuple[int, Person]]) -> Iterator[tuple[int, str]]:
                 f"{person.user!r} cannot be a user's name; use up to 64 letters, digits and . _ @ + - (not as the "
                 "first), in a column `user` if there are other columns.",
             )
+        elif not person.email.isprintable():
+            yield number, f"{person.email!r} is no address; write it in one line."
         elif (before := seen.setdefault(person.user, number)) != number:
             yield number, f"{person.user} is in line {before} already."

@@ -341,7 +341,7 @@ class Classroom:
     def _check_until(self, until: datetime.datetime) -> None:
         now = datetime.datetime.now(datetime.UTC)
         if until <= now:
-            raise Refused(f"{_clock(until)} has passed already.", reason="bad_request")
+            raise Refused(f"{until.isoformat(timespec='minutes')} has passed already.", reason="bad_request")
         if until > now + datetime.timedelta(days=MOST_DAYS):
             raise Refused(f"a class ends within {MOST_DAYS} days.", reason="bad_request")
 

@@ -100,7 +100,8 @@ class MessageLog:
         """
         sizes = [memoryview(frame).nbytes for frame in frames]
         head = struct.pack(f"{_HEAD}{len(frames)}I", _CHANNELS.index(channel), len(frames), *sizes)
-        data = b"".join([head, *frames])
+        # as they lie in memory, as sockets send them: `join` refuses an array in Fortran's order
+        data = b"".join([head, *(memoryview(frame).tobytes(order="A") for frame in frames)])
         with self._lock:
             self._number += 1
             if len(data) > self._limit:

@@ -19,12 +19,28 @@ _NAME = "sharedkernel"
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
+class _NoLock:
+    """Stands where logging wants a lock: Python 3.13 enters it without asking whether there is one."""
+
+    def acquire(self) -> None:
+        """Return at once."""
+
+    def release(self) -> None:
+        """Do nothing."""
+
+    def __enter__(self) -> None:
+        """Return at once."""
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing."""
+
+
 class _UnlockedHandler(logging.StreamHandler[TextIO]):
     """Writes each record in one piece, without a lock."""
 
     def createLock(self) -> None:
         """Have none."""
-        self.lock = None
+        self.lock = _NoLock()  # type: ignore[assignment]
 
     def _at_fork_reinit(self) -> None:
         """There is none to make anew."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from sharedkernel.jupyter.names import is_user_name
         ("email\nada@x.org\n", [("ada", "ada@x.org")]),
         ("name\nada\n", [("ada", "")]),
         ("number,login\n1,ada\n2,grace\n", [("ada", ""), ("grace", "")]),
+        ('name,note\nada,"two\nlines"\r\ngrace,', [("ada", ""), ("grace", "")]),
     ],
 )
 def test_lists_and_tables_are_read(text: str, people: list[tuple[str, str]]) -> None:
@@ -44,6 +46,11 @@ def test_lists_and_tables_are_read(text: str, people: list[tuple[str, str]]) -> 
             "roster.csv, line 3: its column `user`, `email` or `name` is empty; fill it in, or remove the line.",
         ),
         ("\n".join(["x y"] * 7), "(2 more such lines)"),
+        ('user,email\n"ada\nmallory",ada@x.org', "roster.csv, line 3: 'ada\\nmallory' cannot be a user's name"),
+        ("ada\u2028mallory", "roster.csv, line 1: 'ada\\u2028mallory' cannot be a user's name"),
+        ("user\nada\x0bmallory", "roster.csv, line 2: 'ada\\x0bmallory' cannot be a user's name"),
+        ('user,email\nada,"a@x.org\nBcc: all@x.org"', "roster.csv, line 3: 'a@x.org\\nBcc: all@x.org' is no address"),
+        ('user,email\n"ada,a@x.org\ngrace,', "is no table that can be read (unexpected end of data); save it as CSV."),
         ("\n".join(f"u{n}" for n in range(MOST_PEOPLE + 1)), "has 501 people; a class has at most 500."),
     ],
 )
@@ -68,6 +75,9 @@ def test_files_that_are_no_rosters_are_refused(tmp_path: Path) -> None:
             read_roster(str(path))
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         read_roster(str(tmp_path))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="is a pipe; write - to read from standard input"):
+        read_roster(str(tmp_path / "pipe"))
     path.write_text("user\nada\n", encoding="utf-8-sig")
     assert read_roster(str(path)) == [Person("ada")]
 

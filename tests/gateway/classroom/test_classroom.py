@@ -269,6 +269,7 @@ def test_what_cannot_be_changes_nothing(stack: Stack) -> None:
             ({"users": ["../x"], "until": hour}, 400, "cannot be a user's name"),
             ({"users": "maria", "until": hour}, 400, "`users` is no list of names"),
             ({"users": ["m"], "until": after(hours=-1)}, 400, "has passed already"),
+            ({"users": ["m"], "until": "0001-01-01T00:00:00+00:00"}, 400, "0001-01-01T00:00+00:00 has passed already"),
             ({"users": ["m"], "until": after(days=400)}, 400, "within 366 days"),
             ({"users": ["m"], "until": "18:00"}, 400, "no date and time with a time zone"),
             ({"users": ["m"], "until": hour, "limits": {"memory": "lots"}}, 400, "'lots' is not an amount of memory"),

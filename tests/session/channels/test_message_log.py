@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,6 +44,14 @@ def test_the_newest_messages_are_kept_whole_and_in_order(sizes: list[int], seen:
         assert [frames for _, frames in missed.messages] == (sent[seen + 1 :] if is_there else kept)
         assert missed.is_cut is not is_there
     message_log.close()
+
+
+def test_a_buffer_is_kept_as_it_lies_in_memory(message_log: MessageLog) -> None:
+    """As sockets send it: an image that was transposed is in Fortran's order."""
+    image = np.arange(6, dtype=np.uint8).reshape(2, 3).T
+    message_log.keep("iopub", [*message(0), memoryview(image)])
+    ((_, frames),) = message_log.since([], b"").messages
+    assert frames[-1] == bytes(range(6))
 
 
 def test_replies_go_to_who_asked(message_log: MessageLog) -> None:
