@@ -13,7 +13,6 @@ from sharedkernel.bench.stack.servers import StockServer
 
 async def measure(bench: Bench) -> list[Result]:
     """Alternate between the two, whoever is not measured standing still."""
-    results = []
     pairs, seconds = 3 if bench.quick else 7, bench.seconds(4)
     with bench.stack() as stack, StockServer() as server:
         async with AsyncExitStack() as contexts:
@@ -30,7 +29,7 @@ async def measure(bench: Bench) -> list[Result]:
                 for notebook in (shared, stock):
                     await notebook.run("del training\ngc.collect()\ntorch.cuda.empty_cache()")
                 medians = {name: statistics.median(values) for name, values in rates.items()}
-                results.append(
+                bench.add(
                     Result(
                         metric=model,
                         value=median_ratio(rates["shared"], rates["stock"]),
@@ -40,7 +39,7 @@ async def measure(bench: Bench) -> list[Result]:
                         f"{medians['stock']:.4g} in a stock kernel; medians of {pairs} alternating pairs.",
                     )
                 )
-    return results
+    return []
 
 
 if __name__ == "__main__":

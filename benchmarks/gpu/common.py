@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import datetime
 import json
+import shutil
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from sharedkernel.bench.stack.client import Notebook, Route, open_notebook
 from sharedkernel.bench.stack.results import Result
@@ -22,9 +26,13 @@ from sharedkernel.bench.stack.servers import StockServer, gateway_route
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.executor.devices.cuda.discovery import check_torch
 from sharedkernel.local_stack import LocalStack
+from sharedkernel.status.document import StatusDocument
 from sharedkernel.system.nvml import Gpu
 
 GIB = 1 << 30
+
+#: notebooks that are opened side by side: each imports torch
+_AT_A_TIME = 16
 
 #: defines models and trainings on the GPU in a notebook; nothing in it knows that the device is shared
 PREPARE = """
@@ -116,11 +124,38 @@ class Bench:
         Of the command line.
     """
 
-    def __init__(self, gpu: Gpu, arguments: argparse.Namespace) -> None:
+    def __init__(self, name: str, gpu: Gpu, arguments: argparse.Namespace) -> None:
         self.gpu = gpu
         self.quick: bool = arguments.quick
         self.threads: int = arguments.threads
         self.device: str = arguments.device
+        self._trust: Path | None = arguments.trust
+        self._out: Path | None = arguments.json
+        self._rows: list[Result] = []
+        #: what each stack said of itself: how its sessions had their memory
+        self._stacks: list[dict[str, Any]] = []
+        self._head = {
+            "name": name,
+            "device": gpu.facts.name,
+            "driver": gpu.facts.driver_version,
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        }
+
+    @property
+    def are_met(self) -> bool:
+        """Whether every target was met."""
+        return all(row.met for row in self._rows)
+
+    def add(self, *rows: Result) -> None:
+        """Note results, and write them at once: what comes later may be cut off."""
+        self._rows += rows
+        if self._out is not None:
+            self._out.write_text(self.text() + "\n")
+
+    def text(self) -> str:
+        """Return all that is known so far, as JSON."""
+        rows = [row.as_dict() for row in self._rows]
+        return json.dumps({**self._head, "stacks": self._stacks, "results": rows}, indent=2)
 
     def seconds(self, usual: float) -> float:
         """Return how long to measure where *usual* seconds are usual."""
@@ -136,19 +171,51 @@ class Bench:
 
     @contextmanager
     def stack(self, *users: str, arguments: Sequence[str] = (), **options: Any) -> Iterator[LocalStack]:
-        """Serve the GPU to *users* by a stack of this run's own."""
+        """Serve the GPU to *users* by a stack of this run's own; its logs stay if it comes to nothing."""
+        trust = () if self._trust is None else ("--trust", str(self._trust))
         with LocalStack(
-            users=users or ("ada",), device=self.device, capacity=None, executor_arguments=arguments, **options
+            users=users or ("ada",),
+            device=self.device,
+            capacity=None,
+            executor_arguments=[*trust, *arguments],
+            **options,
         ) as stack:
-            yield stack
+            try:
+                yield stack
+            except BaseException:
+                self._keep_logs(stack)
+                raise
+            finally:
+                with contextlib.suppress(SharedKernelError):
+                    self._stacks.append(_state_of(stack.status()))
+
+    def _keep_logs(self, stack: LocalStack) -> None:
+        if self._out is not None:
+            kept = self._out.with_suffix(".logs")
+            for log in stack.directory.rglob("*.log"):
+                kept.mkdir(exist_ok=True)
+                shutil.copyfile(log, kept / log.name)
+
+
+def _state_of(status: StatusDocument) -> dict[str, Any]:
+    """Return how the sessions of a stack had their memory: in modes other than *shared* no figure is about lanes."""
+    device = json.loads(msgspec.json.encode(status.device))
+    names = ("memory_mode", "self_test", "nvml", "nvml_note", "lanes_shared", "lanes_shared_reason")
+    notes = {session.user: session.lane_note for session in status.sessions if session.lane_note}
+    return {**{name: device[name] for name in names if device.get(name) is not None}, "lane_notes": notes}
 
 
 async def open_prepared(contexts: AsyncExitStack, routes: Sequence[Route]) -> list[Notebook]:
-    """Open a notebook on each route and define the models in it."""
-    notebooks = [await contexts.enter_async_context(open_notebook(route)) for route in routes]
-    for notebook in notebooks:
-        await notebook.run(PREPARE)
-    return notebooks
+    """Open a notebook on each route, some at a time, and define the models in it."""
+    turns = asyncio.Semaphore(_AT_A_TIME)
+
+    async def open_one(route: Route) -> Notebook:
+        async with turns:
+            notebook = await contexts.enter_async_context(open_notebook(route))
+            await notebook.run(PREPARE)
+            return notebook
+
+    return list(await asyncio.gather(*map(open_one, routes)))
 
 
 def sessions(stack: LocalStack) -> list[Route]:
@@ -180,25 +247,16 @@ def main(name: str, measure: Callable[[Bench], Coroutine[Any, Any, list[Result]]
     parser.add_argument("--json", type=Path, metavar="OUT", help="where the result goes; default: standard output")
     parser.add_argument("--device", default="cuda:0", help="the GPU (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="measure for a quarter of the time")
+    parser.add_argument("--trust", type=Path, metavar="FILE", help="of executors: steps of the self-test that passed")
     parser.add_argument("--threads", type=int, default=0, help="threads that each training of the soak has besides")
     arguments = parser.parse_args()
     try:
         check_torch()
-        bench = Bench(Gpu(arguments.device), arguments)
-        results = asyncio.run(measure(bench))
+        bench = Bench(name, Gpu(arguments.device), arguments)
+        bench.add(*asyncio.run(measure(bench)))
     except SharedKernelError as error:
         print(f"{name}: {error}", file=sys.stderr)  # noqa: T201
         sys.exit(2)
-    document = {
-        "name": name,
-        "device": bench.gpu.facts.name,
-        "driver": bench.gpu.facts.driver_version,
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "results": [result.as_dict() for result in results],
-    }
-    text = json.dumps(document, indent=2)
     if arguments.json is None:
-        print(text)  # noqa: T201
-    else:
-        arguments.json.write_text(text + "\n")
-    sys.exit(0 if all(result.met for result in results) else 1)
+        print(bench.text())  # noqa: T201
+    sys.exit(0 if bench.are_met else 1)

@@ -31,6 +31,8 @@ from typing import Any
 
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.executor.devices.cuda.discovery import check_torch
+from sharedkernel.selftest.steps import STEPS
+from sharedkernel.selftest.trust import Identity, TrustFile
 from sharedkernel.system.nvml import Gpu
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +73,8 @@ class Step:
         Its arguments; `{json}` stands for the path of its result file.
     limit
         Seconds after which it is ended.
+    needs
+        Seconds with less of which it is not begun.
     module
         A Python module that it cannot do without.
     """
@@ -79,6 +83,7 @@ class Step:
     shows: str
     command: Sequence[str]
     limit: float
+    needs: float = LEAST_SECONDS
     module: str | None = None
 
 
@@ -95,22 +100,25 @@ class Outcome:
     seconds: float = 0.0
     #: what it measured: rows as of `sharedkernel bench --json`, or facts
     results: Any = None
+    #: how the sessions of its stacks had their memory
+    stacks: list[dict[str, Any]] = field(default_factory=list)
     #: the last lines of its log, if it did not pass
     log: list[str] = field(default_factory=list)
 
 
-def steps(device: str) -> list[Step]:
-    """Return all steps, the most valuable first."""
+def steps(device: str, trust: Path) -> list[Step]:
+    """Return all steps, the most valuable first; what passes of the self-test is noted in *trust*, and not repeated."""
 
     def script(name: str, limit: float, shows: str, *arguments: str, result: str = "") -> Step:
         command = [sys.executable, "-X", "faulthandler", str(SCRIPTS / f"{name}.py"), "--json", "{json}", *arguments]
-        return Step(result or name, shows, command, limit)
+        return Step(result or name, shows, command, limit, needs=limit / 6)
 
     ordinal = device.partition(":")[2] or "0"
-    on_device = ("--device", device, "--quick")
+    on_device = ("--device", device, "--quick", "--trust", str(trust))
     no_plugins = ("-p", "no:cacheprovider", "-p", "no:benchmark")
     pytest = [sys.executable, "-X", "faulthandler", "-m", "pytest", "-v", *no_plugins, "tests/gpu"]
     self_test = [sys.executable, "-m", "sharedkernel", "executor", "--device", device, "--self-test"]
+    self_test += ["--trust", str(trust)]
     return [
         Step("machine", "the machine, its memory and its limits", ["sh", "-c", _MACHINE], 20.0),
         Step("kernel", "torch computes on the card", [sys.executable, "-X", "faulthandler", "-c", _ONE_KERNEL], 180.0),
@@ -135,22 +143,19 @@ class First:
 
     Parameters
     ----------
-    device
-        Such as ``cuda:0``.
     out
         Directory for the report, results and logs.
     until
         When it is to be over, by the monotonic clock.
-    is_software
-        Whether the device is the software GPU of the tests, as the report then says.
+    facts
+        What the report says first.
     """
 
-    def __init__(self, device: str, out: Path, until: float, *, is_software: bool) -> None:
-        self.device = device
+    def __init__(self, out: Path, until: float, facts: dict[str, Any]) -> None:
         self.out = out
         self.until = until
         self.outcomes: list[Outcome] = []
-        self._facts = _facts(device, is_software=is_software)
+        self._facts = facts
 
     def run(self, chosen: Sequence[Step]) -> int:
         """Run the *chosen* steps; return the exit code."""
@@ -170,8 +175,8 @@ class First:
         outcome = Outcome(name=step.name, shows=step.shows)
         self.outcomes.append(outcome)
         left = self.until - time.monotonic()
-        if left < LEAST_SECONDS:
-            outcome.note = "no time was left"
+        if left < step.needs:
+            outcome.note = f"it needs {step.needs:.0f} s, and {max(0.0, left):.0f} were left"
         elif step.module is not None and importlib.util.find_spec(step.module) is None:
             outcome.note = f"{step.module} is not installed"
         else:
@@ -208,6 +213,7 @@ class First:
         with contextlib.suppress(OSError, ValueError):
             document = json.loads(result.read_text())
             outcome.results = document.get("results", document.get("facts"))
+            outcome.stacks = document.get("stacks", [])
         if outcome.status != "passed":
             outcome.log = _last_lines(log)
 
@@ -244,6 +250,7 @@ def _markdown(facts: dict[str, Any], outcomes: Sequence[Outcome]) -> str:
     if facts["software"]:
         lines += ["**The software GPU of the tests, not a card:** its times say nothing.", ""]
     lines += [f"- {name}: {value}" for name, value in facts.items() if name not in ("device", "date", "software")]
+    lines += [f"- {note}" for note in _modes(outcomes)]
     lines += ["", "| step | shows | outcome | seconds |", "| --- | --- | --- | ---: |"]
     for outcome in outcomes:
         status = f"{outcome.status} ({outcome.note})" if outcome.note else outcome.status
@@ -256,6 +263,18 @@ def _markdown(facts: dict[str, Any], outcomes: Sequence[Outcome]) -> str:
         if outcome.log:
             lines += ["", "```", *outcome.log, "```"]
     return "\n".join(lines) + "\n"
+
+
+def _modes(outcomes: Sequence[Outcome]) -> list[str]:
+    """Return in which modes figures were measured, and which steps used no lanes."""
+    modes = sorted({stack.get("memory_mode", "unknown") for outcome in outcomes for stack in outcome.stacks})
+    notes = [
+        f"no lane in `{outcome.name}`: {user}: {note}"
+        for outcome in outcomes
+        for stack in outcome.stacks
+        for user, note in stack["lane_notes"].items()
+    ]
+    return [f"memory modes: {', '.join(modes)}", *notes] if modes else []
 
 
 def _figures(results: Any) -> list[str]:
@@ -276,7 +295,18 @@ def _last_lines(log: Path) -> list[str]:
         return file.read().decode(errors="replace").splitlines()[-NUM_LOG_LINES:]
 
 
-def _facts(device: str, *, is_software: bool) -> dict[str, Any]:
+def _force_shared(device: str, trust: Path) -> None:
+    """Note all steps of the self-test as passed."""
+    gpu = Gpu(device)
+    try:
+        facts = gpu.facts
+    finally:
+        gpu.close()
+    identity = Identity(driver=facts.driver_version, torch=check_torch(), card=facts.name, uuid=facts.uuid)
+    TrustFile(trust).record(identity, [step.name for step in STEPS])
+
+
+def _facts(device: str, *, commit: str, is_software: bool) -> dict[str, Any]:
     gpu = Gpu(device)
     try:
         name, driver = gpu.facts.name, gpu.facts.driver_version
@@ -290,7 +320,7 @@ def _facts(device: str, *, is_software: bool) -> dict[str, Any]:
         "torch": _version("torch"),
         "cuda-bindings": _version("cuda-bindings"),
         "python": platform.python_version(),
-        "commit": _commit(),
+        "commit": commit,
     }
 
 
@@ -320,10 +350,15 @@ def main() -> int:
     parser.add_argument("--device", default="cuda:0", help="the GPU (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=SCRIPTS / "results", help="directory for report, results and logs")
     parser.add_argument("--only", nargs="+", metavar="STEP", help="run these steps only, in this order")
+    parser.add_argument("--commit", help="of the source, where git does not know it")
+    parser.add_argument(
+        "--force-shared", action="store_true", help="share lanes although the self-test failed, to see what else does"
+    )
     parser.add_argument("--software", action="store_true", help="the device is the software GPU of the tests")
     options = parser.parse_args()
     until = time.monotonic() + 60.0 * options.minutes
-    chosen = steps(options.device)
+    trust = options.out.resolve() / "trust.json"
+    chosen = steps(options.device, trust)
     if options.only:
         unknown = set(options.only) - {step.name for step in chosen}
         if unknown:
@@ -332,7 +367,10 @@ def main() -> int:
     try:
         check_torch()
         options.out.mkdir(parents=True, exist_ok=True)
-        first = First(options.device, options.out.resolve(), until, is_software=options.software)
+        if options.force_shared:
+            _force_shared(options.device, trust)
+        facts = _facts(options.device, commit=options.commit or _commit(), is_software=options.software)
+        first = First(options.out.resolve(), until, facts)
     except (SharedKernelError, OSError) as error:
         sys.stderr.write(f"first: {error}\n")
         return 2

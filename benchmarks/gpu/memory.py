@@ -15,7 +15,6 @@ from sharedkernel.units import format_bytes
 
 async def measure(bench: Bench) -> list[Result]:
     """Let all copies train at once, and look at what the device has in use."""
-    results = []
     copies = 2 if bench.quick else 4
     for model, rows in (("resnet50", 64), ("bert", 64), ("gpt", 64)):
         users = [f"user{number}" for number in range(copies)]
@@ -34,7 +33,7 @@ async def measure(bench: Bench) -> list[Result]:
                 bench.say(f"{copies} x {model} in processes")
                 notebooks = await open_prepared(contexts, processes(server, copies))
                 apart, most_apart = await _used(bench, notebooks, model, rows, before)
-        results.append(
+        bench.add(
             Result(
                 metric=model,
                 value=shared / expected,
@@ -46,7 +45,7 @@ async def measure(bench: Bench) -> list[Result]:
                 f"{format_bytes(apart)} ({format_bytes(most_apart)} at most), {apart / shared:.2f} times as much.",
             )
         )
-    return results
+    return []
 
 
 async def _used(bench: Bench, notebooks: list[Notebook], model: str, rows: int, before: int) -> tuple[int, int]:
