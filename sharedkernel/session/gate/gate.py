@@ -40,15 +40,19 @@ from sharedkernel.session.gate.interception import Interception
 from sharedkernel.session.gate.reports import IterationReports
 from sharedkernel.session.gate.sections import Sections
 from sharedkernel.session.gate.torch_internals import is_transform_under_way, uncompiled
+from sharedkernel.session.memory import leftovers
 from sharedkernel.session.memory.growth import BOUNDARY_INTERVAL, INTERVAL_OVER_COST, LONGEST_INTERVAL
 from sharedkernel.session.memory.host_meter import free_heap_bytes
 from sharedkernel.session.offload.idleness import is_pythons
 from sharedkernel.system.deferred_signals import holdable, signals_held
+from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)
 
 #: the words that every boundary reads and writes, as plain numbers: members of an enumeration cost more to index with
 _ITERATIONS, _PREEMPT = int(Word.ITERATIONS), int(Word.PREEMPT)
+#: bytes freed for which an operation that failed is tried again
+_WORTH_TRYING_AGAIN = 1 << 20
 
 
 class Gate(GatePart):
@@ -239,12 +243,35 @@ class Gate(GatePart):
         # Torch's threads for backward have the main thread's mode; that one has called them, and waits for them.
         if threading.get_ident() != self._main and is_pythons(threading.get_ident()):
             return False
-        growth = self._growth.after_failure(operation, error)
-        if growth:
+        if not self._growth.may_repeat(operation, error):
+            return False
+        growth = self._growth.after_failure(error)
+        if not growth:
+            return self._free_leftovers()
+        try:
             # What is free may be in too many pieces for what failed: the limit has to leave room beside it.
             self._acquisition.grow(growth, free_heap_bytes())
-            self._quiet_until = 0.0
-        return growth > 0
+        except torch.OutOfMemoryError:
+            if not self._free_leftovers():
+                raise
+            self.pass_device()  # the grant is gone
+        self._quiet_until = 0.0
+        return True
+
+    def _free_leftovers(self) -> bool:
+        """Free what only an error of before, or garbage, holds; return whether that was anything (main thread)."""
+        if threading.get_ident() != self._main:
+            return False
+        before = self._meter.used_bytes
+        leftovers.free()
+        freed = before - self._meter.used_bytes
+        if freed < _WORTH_TRYING_AGAIN:
+            return False
+        log.info("an earlier error, or garbage, held %s", format_bytes(freed))
+        if self._acquisition.lanes is not None:
+            with signals_held():
+                self._acquisition.lanes.memory_freed()
+        return True
 
     # --- boundaries and release ---------------------------------------------------------------------------------------
 

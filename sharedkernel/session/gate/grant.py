@@ -134,6 +134,9 @@ class LaneAccess(Protocol):
     def section_ended(self) -> None:
         """Give back what the section has freed, and nothing lives in."""
 
+    def memory_freed(self) -> None:
+        """Give back what was freed in the middle of a section: another pool may need it."""
+
     def hand_over(self, at: ReleasePoint) -> bool:
         """Hand the lane over.
 

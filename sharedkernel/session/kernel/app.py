@@ -147,6 +147,7 @@ class SessionRuntime:
         translator = ErrorTranslator(
             self._lease,
             used=lambda: self._gate.used_bytes,
+            describe_results=self._kernel.describe_results,
             on_failure=self._gate.allocation_failed,
             has_gpu=device_kind == "cuda",
         )

@@ -32,6 +32,7 @@ from sharedkernel.session.kernel.interrupts import Interrupts
 from sharedkernel.session.kernel.reaper import reap_adopted
 from sharedkernel.session.kernel.shell import SessionShell
 from sharedkernel.session.likeness import named_as
+from sharedkernel.session.memory import leftovers
 from sharedkernel.session.memory.lease_check import ErrorTranslator, LeaseCheck
 from sharedkernel.session.offload.host import RestoreFailed
 from sharedkernel.session.progress.source_hash import SourceReader
@@ -345,18 +346,29 @@ class GatedKernel(IPythonKernel):
         used_before = self.gate.used_bytes
         assert isinstance(self.shell, SessionShell)
         self.shell.transformed = None
+        excess = None
         try:
             reply: dict[str, Any] = await super().do_execute(code, silent, *args, **kwargs)
+            if reply["status"] == "ok":
+                excess = self._excess(self.gate, used_before)
         finally:
             section.close()
             reap_adopted()
-        if reply["status"] == "ok":
-            assert self.lease is not None
-            try:
-                self.lease.check_growth(used_before, self.gate.used_bytes)
-            except torch.OutOfMemoryError as error:
-                return self._fail(reply, error)
-        return reply
+        return reply if excess is None else self._fail(reply, excess)
+
+    def _excess(self, gate: Gate, used_before: int) -> BaseException | None:
+        """Return an error if the cell leaves too much, also without what nobody needs: that goes with its section."""
+        assert self.lease is not None
+        error = self.lease.excess(used_before, gate.used_bytes)
+        if error is not None:
+            leftovers.free()
+            error = self.lease.excess(used_before, gate.used_bytes)
+        return error
+
+    def describe_results(self) -> str:
+        """Return a sentence about results that were shown and hold much memory, or nothing."""
+        assert self.shell is not None
+        return leftovers.describe_results(self.shell.user_ns)
 
     def _fail(self, reply: dict[str, Any], error: BaseException) -> dict[str, Any]:
         """Show *error* as a cell's, raised by none of its lines; return *reply* as that of a cell that failed."""

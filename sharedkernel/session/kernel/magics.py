@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 
 from sharedkernel.ipc import current_session
+from sharedkernel.session.memory import leftovers
 from sharedkernel.status.document import StatusDocument
 from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
 
@@ -25,6 +28,7 @@ class SharedMagics(Magics):
 
         ``%shared`` prints all of it, ``%shared usage``, ``%shared queue`` and ``%shared lanes`` a part.
         ``%shared attach`` brings back the earlier session of this notebook, with its variables, in place of this one.
+        ``%shared free`` forgets the last error and the results that were shown (``Out``, ``_``), and collects garbage.
 
         Raises
         ------
@@ -34,10 +38,17 @@ class SharedMagics(Magics):
         if words.split() == ["attach"]:
             print(current_session.want_earlier(_ANSWER_TIMEOUT) or _NO_ANSWER)  # noqa: T201
             return
+        if words.split() == ["help"]:
+            print(inspect.cleandoc(SharedMagics.shared.__doc__ or ""))  # noqa: T201
+            return
+        if words.split() == ["free"]:
+            leftovers.forget_results(self.shell)
+            print("The last error, results that were shown, and garbage hold no memory any more.")  # noqa: T201
+            return
         parts = words.split() or list(_PARTS)
         if unknown := [part for part in parts if part not in _PARTS]:
             raise UsageError(
-                f"%shared has no part {unknown[0]!r}; write %shared, or one of {', '.join(_PARTS)}, attach."
+                f"%shared has no part {unknown[0]!r}; write %shared, or one of {', '.join(_PARTS)}, attach, free, help."
             )
         status = _newest_status()
         if status is None:

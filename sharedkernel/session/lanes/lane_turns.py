@@ -219,6 +219,10 @@ class LaneTurns:
         self._memory.drop_parked()
         self._give_back(WORTH_FREEING_AT_REST)
 
+    def memory_freed(self) -> None:
+        """Give back what was freed in the middle of a section."""
+        self._give_back(WORTH_FREEING_AT_REST)
+
     def device_lost(self) -> None:
         """Leave the lane to others: after a fault nothing of this process runs on the device any more."""
         self._memory.give_turn_up()

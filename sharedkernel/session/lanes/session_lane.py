@@ -143,6 +143,11 @@ class SessionLane:
         if self.turns is not None:
             self._safely("give memory back", self.turns.section_ended)
 
+    def memory_freed(self) -> None:
+        """Give back what was freed in the middle of a section: another of torch's pools may need it."""
+        if self.turns is not None:
+            self._safely("give memory back", self.turns.memory_freed)
+
     def hand_over(self, at: Literal["boundary", "cell", "yield"]) -> bool:
         """Take everything that lives out of the lane; return whether the grant may go.
 

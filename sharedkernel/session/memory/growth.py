@@ -24,6 +24,7 @@ import time
 from typing import Any
 
 from sharedkernel import protocol
+from sharedkernel.session.memory import leftovers
 from sharedkernel.session.memory.host_meter import limit_headroom
 from sharedkernel.session.memory.lease_check import LeaseCheck, most_allowed
 from sharedkernel.session.memory.meters import Meter
@@ -79,7 +80,13 @@ class Growth:
         self._passes = self._used_at_boundary = 0
         self._content_until = self._calm_until = 0
         self._next_answer = 0.0
-        self._is_wary = False
+        # an allocation that fails where the mode is out cannot be tried again
+        self._is_wary = leftovers.are_left() and self._is_half_used
+
+    @property
+    def _is_half_used(self) -> bool:
+        allowance, used = self._lease.allowance, self._meter.used_bytes
+        return allowance is not None and _room(allowance, used) < used
 
     def boundary_passed(self) -> None:
         """Handle a boundary at which memory was measured."""
@@ -231,12 +238,17 @@ class Growth:
         self._content_until = used + STEP
         return growth
 
-    def after_failure(self, operation: Any, error: BaseException) -> int:
-        """Return how many bytes to ask for so that *operation* can be done again after *error*; 0: it cannot."""
+    def may_repeat(self, operation: Any, error: BaseException) -> bool:
+        """Return whether *operation*, which failed with *error*, can be done again once there is more memory."""
         schema = getattr(operation, "_schema", None)
+        if self._lease.allowance is None or schema is None or schema.is_mutable:
+            return False
+        return self._lease.is_allocation_failure(error)
+
+    def after_failure(self, error: BaseException) -> int:
+        """Return how many bytes to ask for so that what failed with *error* can be done again; 0: there is no room."""
         allowance = self._lease.allowance
-        if allowance is None or schema is None or schema.is_mutable or not self._lease.is_allocation_failure(error):
-            return 0
+        assert allowance is not None
         needed = self._lease.asked_bytes(error) or STEP
         room = _room(allowance, self._meter.used_bytes)
         # The executor may count a little more than is in use here: the margin must not make it refuse what is needed.

@@ -49,29 +49,28 @@ class LeaseCheck:
         torch.OutOfMemoryError
             With figures and with what to do; nothing is lost.
         """
-        self._check(memory.persistent, "This session uses")
+        if (error := self._excess(memory.persistent, "This session uses")) is not None:
+            raise error
 
-    def check_growth(self, before: int, after: int) -> None:
-        """Raise if a cell that began with *before* bytes in use leaves *after*, and those are more and too many.
+    def excess(self, before: int, after: int) -> torch.OutOfMemoryError | None:
+        """Return an error if a cell that began with *before* bytes in use leaves *after*, more than those and too many.
 
         The limit from outside leaves some slack, so a cell may go beyond its allowance a little and fail nowhere. One
-        that began with too much and added nothing ends well.
-
-        Raises
-        ------
-        torch.OutOfMemoryError
-            With figures and with what to do; what the cell has made is there.
+        that began with too much and added nothing ends well. The error has figures, and what to do; what the cell has
+        made is there.
         """
-        if after > before + _NOT_WORTH_TELLING:
-            self._check(after, "This cell has ended, but the session uses")
+        if after <= before + _NOT_WORTH_TELLING:
+            return None
+        return self._excess(after, "This cell has ended, but the session uses")
 
-    def _check(self, size: int, what: str) -> None:
+    def _excess(self, size: int, what: str) -> torch.OutOfMemoryError | None:
         allowance = self.allowance
         if allowance is None or size <= allowance.limit_bytes:
-            return
+            return None
         use = QuotaUse(quota=allowance.quota_bytes, sessions=allowance.others_bytes)
-        if size > allowance.capacity_bytes or use.exceeded_by(size):
-            raise torch.OutOfMemoryError(explain_lease(f"{what} {format_bytes(size)}", allowance))
+        if size <= allowance.capacity_bytes and not use.exceeded_by(size):
+            return None
+        return torch.OutOfMemoryError(explain_lease(f"{what} {format_bytes(size)}", allowance))
 
     def is_lease_exceeded(self, memory: protocol.Memory) -> bool:
         """Whether *memory* is more than was leased, so that the executor has to lease more."""
@@ -108,6 +107,8 @@ class ErrorTranslator:
         The session's.
     used
         Returns the bytes that the session has in tensors.
+    describe_results
+        Returns a sentence about results that hold memory, or nothing.
     on_failure
         Called with a failed allocation that ends a cell; returns whether that cell requests the memory when it runs
         again.
@@ -120,11 +121,13 @@ class ErrorTranslator:
         lease: LeaseCheck,
         *,
         used: Callable[[], int],
+        describe_results: Callable[[], str] = lambda: "",
         on_failure: Callable[[BaseException], bool] = lambda error: False,
         has_gpu: bool = True,
     ) -> None:
         self._lease = lease
         self._used = used
+        self._describe_results = describe_results
         self._on_failure = on_failure
         self._has_gpu = has_gpu
 
@@ -140,7 +143,7 @@ class ErrorTranslator:
         more = "more" if asked is None else f"{format_bytes(asked)} more"
         what = f"This session uses {format_bytes(self._used())}, asked for {more}"
         text = explain_lease(what, self._lease.allowance, waits_again=self._on_failure(error))
-        translated = torch.OutOfMemoryError(text)
+        translated = torch.OutOfMemoryError(text + self._describe_results())
         # Its words are in the new ones; shown as the cause it would show the whole traceback twice.
         translated.__context__, translated.__suppress_context__ = error, True
         return translated.with_traceback(error.__traceback__)
