@@ -125,7 +125,7 @@ class Scheduler:
 
     @property
     def is_contended(self) -> bool:
-        """Whether a session holds a grant while others wait for one, or for memory."""
+        """Whether a session holds a grant that others wait for, and would be asked for it where it is idle."""
         return self._records.is_contended
 
     # --- the door -----------------------------------

@@ -248,7 +248,7 @@ class EventHandlers:
             self._decisions.call_later(session)
 
     def _on_holder_idle(self, event: HolderIdle) -> None:
-        if self._records.is_contended and self._records.policy.is_preemptive:
+        if self._records.is_contended:
             self._decisions.demand(self._records.sessions[event.session])
 
     def _on_process_stopped(self, event: ProcessStopped) -> None:

@@ -214,8 +214,8 @@ class Records:
 
     @property
     def is_contended(self) -> bool:
-        """Whether a session holds a grant while others wait for one, or for memory."""
-        return bool(self.clock.holders) and bool(self.queued or self.admission.waiting)
+        """Whether a session holds a grant that others wait for, or for its memory, and that is to be had from it."""
+        return self.policy.is_preemptive and bool(self.clock.holders) and bool(self.queued or self.admission.waiting)
 
     def measure(self, session: Session, memory: MemoryProfile) -> None:
         """Charge a session for its measured memory; it leaves its lane if that is too small now.
