@@ -1,6 +1,6 @@
 """Where offloading and hand-overs spend their time, in one process without an executor: one line of JSON for each part.
 
-    python benchmarks/gpu/breakdown.py --mib 4096 >breakdown.jsonl
+    python benchmarks/gpu/breakdown.py --mib 4096 --json breakdown.jsonl
 
 The host's memory is measured first: a page that nobody has used yet has to be found and cleared, in a virtual machine
 by its host as well, and that bounds offloading where the bus does not.
@@ -9,6 +9,7 @@ by its host as well, and that bounds offloading where the bus does not.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
 import mmap
@@ -18,6 +19,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -116,19 +118,27 @@ def main() -> int:
     """Measure all parts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--mib", type=int, default=2048, help="how much is moved; lanes are up to twice as large")
-    size = parser.parse_args().mib * MIB
+    parser.add_argument("--json", type=Path, metavar="OUT", help="where the lines go; default: standard output")
+    options = parser.parse_args()
     try:
         check_torch()
-        torch.cuda.init()
-        host_memory(size)
-        process = LaneProcess(64 * MIB)
-        offloads(process, size)
-        for lane in (size // 16, size, 2 * size):
-            hand_overs(process, lane)
+        with contextlib.ExitStack() as files:
+            if options.json is not None:
+                files.enter_context(contextlib.redirect_stdout(files.enter_context(options.json.open("w"))))
+            _measure(options.mib * MIB)
     except SharedKernelError as error:
         sys.stderr.write(f"breakdown: {error}\n")
         return 2
     return 0
+
+
+def _measure(size: int) -> None:
+    torch.cuda.init()
+    host_memory(size)
+    process = LaneProcess(64 * MIB)
+    offloads(process, size)
+    for lane in (size // 16, size, 2 * size):
+        hand_overs(process, lane)
 
 
 if __name__ == "__main__":
