@@ -1,110 +1,111 @@
-"""Memory that an earlier error, or garbage, holds is no reason to refuse any; what else holds memory is named."""
+"""What a session starts and leaves behind: it lives as long as the session, and no longer."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+import os
+import signal
 
+import psutil
 import pytest
 
-from sharedkernel.protocol import Limits
-from tests.executor.harness import Executor, ExecutorProcess, Notebook
+from tests.executor.conftest import StartExecutor
+from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
 
-#: 600 MB of a quota of 1 GiB: twice is too much
-DEFINE = """
-import gc, torch
-def step(mistake):
-    batch = torch.ones(150_000_000)
-    if mistake:
-        raise ValueError("a shape is wrong")
-    return float(batch.sum())
-class Cycle:
-    def __init__(self):
-        self.me, self.batch = self, torch.ones(150_000_000)
-gc.disable()
+#: starts a process that outlives its parents, in a session of its own, and prints its id
+_DAEMON = """if True:
+    import os, time
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.setsid()
+            {and_then}
+            os.write(write, b"%d" % os.getpid())
+            while True:
+                time.sleep(60)
+        os._exit(0)
+    os.wait()
+    print(os.read(read, 20).decode())
 """
-RIGHT = "150000000.0"
+#: lets go of all that could tell whose it is
+_HIDE = """
+            import ctypes, sys
+            ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
+            os.closerange(0, write); os.closerange(write + 1, 4096)
+            os.environ.clear()
+"""
 
 
-@pytest.fixture(scope="module")
-def process() -> Iterator[ExecutorProcess]:
-    process = ExecutorProcess()
-    yield process
-    process.close()
+async def start_daemon(notebook: Notebook, and_then: str = "pass") -> psutil.Process:
+    return psutil.Process(int((await notebook.run(_DAEMON.format(and_then=and_then))).text))
 
 
-def run(process: ExecutorProcess, scenario: Callable[[Notebook], Awaitable[None]]) -> None:
+@pytest.mark.parametrize(("how", "and_then"), [("shut down", "pass"), ("killed", _HIDE)], ids=["daemon", "hidden"])
+def test_a_daemon_ends_with_its_session(process: ExecutorProcess, how: str, and_then: str) -> None:
+    """However the session ends, and however the daemon hides; not before, and others' daemons live on."""
+
     async def main() -> None:
         async with Executor(process) as executor:
-            notebook = await executor.notebook("ada", limits=Limits(user="ada", quota_bytes=1 << 30))
-            assert (await notebook.run(DEFINE)).status == "ok"
-            await scenario(notebook)
+            notebook, other = await executor.notebook(), await executor.notebook()
+            daemon, others = await start_daemon(notebook, and_then), await start_daemon(other)
+            assert (await notebook.run("6 * 7")).text == "42"
+            assert daemon.is_running()
+            if how == "shut down":
+                await executor.client.end_session(notebook.session)
+            else:
+                os.kill(notebook.record.pid, signal.SIGKILL)
+
+            async def gone() -> bool:
+                return not daemon.is_running()
+
+            await until(gone, "the daemon ended")
+            assert others.is_running()
 
     asyncio.run(main())
 
 
-def test_what_an_error_leaves_is_freed_for_the_next_cell(process: ExecutorProcess) -> None:
-    """At the first try, and again; the same after an interrupt."""
+def test_nothing_is_left_of_an_executor_that_ends_its_sessions() -> None:
+    """Daemons end with the last of its processes."""
+    process = ExecutorProcess()
+    daemons: list[psutil.Process] = []
 
-    async def scenario(notebook: Notebook) -> None:
-        for mistake in ("step(True)", "batch = torch.ones(150_000_000)\ndel batch\nstep(True)"):
-            assert (await notebook.run(mistake)).error == "ValueError"
-            for _ in range(2):
-                outcome = await notebook.run("step(False)")
-                assert (outcome.status, outcome.text) == ("ok", RIGHT), outcome
-        interrupt = (
-            "import os, signal\ndef train():\n    data = torch.ones(150_000_000)\n    signal.raise_signal(2)\ntrain()"
-        )
-        assert (await notebook.run(interrupt)).error == "KeyboardInterrupt"
-        assert (await notebook.run("step(False)")).text == RIGHT
+    async def main() -> None:
+        executor = Executor(process)
+        await executor.connect()
+        try:
+            notebook = await executor.notebook()
+            daemons.append(await start_daemon(notebook, _HIDE))
+            notebook.close()
+        finally:
+            await executor.client.close()
 
-    run(process, scenario)
-
-
-def test_garbage_is_collected_before_memory_is_refused(process: ExecutorProcess) -> None:
-    """Cycles that Python's collector has not come to."""
-
-    async def scenario(notebook: Notebook) -> None:
-        assert (await notebook.run("cycle = Cycle()\ndel cycle")).status == "ok"
-        assert (await notebook.run("step(False)")).text == RIGHT
-
-    run(process, scenario)
+    try:
+        asyncio.run(main())
+    finally:
+        process.close()
+    assert [daemon for daemon in daemons if daemon.is_running()] == []
+    assert daemons
 
 
-def test_an_error_that_is_handled_keeps_its_frames(process: ExecutorProcess) -> None:
-    """Its handler may look at them; a quota that is exceeded so is."""
+def test_a_stopped_executor_says_what_runs_on(start_executor: StartExecutor) -> None:
+    """And what ends it: the next one, if it is told to."""
+    process = start_executor("--spares", "0")
 
-    async def scenario(notebook: Notebook) -> None:
-        code = "try:\n    step(True)\nexcept ValueError as error:\n    kept = error\n    step(False)"
-        assert (await notebook.run(code)).error == "OutOfMemoryError"
-        outcome = await notebook.run("kept.__traceback__.tb_next.tb_frame.f_locals['batch'].numel()")
-        assert outcome.text == "150000000", outcome
+    async def main() -> None:
+        async with Executor(process) as executor:
+            notebook = await executor.notebook()
+            pid = notebook.record.pid
+            process.process.terminate()
+            assert await asyncio.to_thread(process.process.wait) == 0
+            assert "stopping; 1 sessions and the warm parent run on: the next executor adopts them" in process.log()
+            assert psutil.pid_exists(pid)
+            process.options = ("--end-sessions-on-exit",)
+            process.start()
+            await executor.connect()
+            process.process.terminate()
+            assert await asyncio.to_thread(process.process.wait) == 0
+            assert not psutil.pid_exists(pid)
+            assert process.log().count("run on") == 1
 
-    run(process, scenario)
-
-
-def test_an_error_can_be_looked_at_while_there_is_memory(process: ExecutorProcess) -> None:
-    """As on a stock kernel."""
-
-    async def scenario(notebook: Notebook) -> None:
-        assert (await notebook.run("def f():\n    inside = 5\n    raise KeyError\nf()")).error == "KeyError"
-        assert (await notebook.run("torch.ones(1000).sum().item()")).text == "1000.0"
-        frame = "import sys\nt = sys.last_traceback\nwhile t.tb_next:\n    t = t.tb_next\nt.tb_frame.f_locals['inside']"
-        assert (await notebook.run(frame)).text == "5"
-
-    run(process, scenario)
-
-
-def test_results_that_were_shown_are_named_and_forgotten(process: ExecutorProcess) -> None:
-    """They are the user's: only on request."""
-
-    async def scenario(notebook: Notebook) -> None:
-        assert (await notebook.run("torch.ones(150_000_000)")).status == "ok"
-        outcome = await notebook.run("step(False)")
-        assert outcome.error == "OutOfMemoryError"
-        assert "Results that were shown hold Out[" in outcome.message
-        assert "572 MiB: `%shared free` forgets them." in outcome.message
-        assert "hold no memory any more" in (await notebook.run("%shared free")).text
-        assert (await notebook.run("step(False)")).text == RIGHT
-
-    run(process, scenario)
+    asyncio.run(main())

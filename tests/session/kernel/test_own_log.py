@@ -1,36 +1,76 @@
-"""The session's own log under every Python there is here."""
+"""A session's own log and its user's logging: neither sees the other, nor waits for it."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+import time
+from collections.abc import Iterator
 
 import pytest
 
-from sharedkernel.session.kernel import own_log
-
-#: on each version, 3.13 among them, whose logging enters its handlers' locks
-PYTHONS = sorted({sys.executable, *map(str, Path.home().glob(".pyenv/versions/3.1[1-9]*/bin/python"))})
-
-#: the module alone: nothing else is installed there
-CODE = """
-import importlib.util, io, logging, sys
-spec = importlib.util.spec_from_file_location("own_log", sys.argv[1])
-own_log = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(own_log)
-logging.getLogger("sharedkernel.gate")
-own_log.prepare()
-stream = io.StringIO()
-own_log.set_up(stream)
-logging.getLogger("sharedkernel.gate").info("written")
-logging.shutdown()
-assert stream.getvalue().endswith("INFO sharedkernel.gate: written\\n"), stream.getvalue()
-"""
+from sharedkernel import protocol
+from sharedkernel.errors import ProtocolError
+from tests.session.harness import PATIENCE, SessionUnderTest
 
 
-@pytest.mark.parametrize("python", PYTHONS)
-def test_records_are_written(python: str) -> None:
-    """Without a lock, which logging enters all the same."""
-    done = subprocess.run([python, "-c", CODE, own_log.__file__], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+@pytest.fixture
+def session() -> Iterator[SessionUnderTest]:
+    with SessionUnderTest() as session:
+        yield session
+
+
+def refuse(session: SessionUnderTest, sentence: str) -> None:
+    """Have the session log *sentence*, on the thread that hears the executor."""
+    session.say(protocol.Failed(request=0, message=sentence, reason=ProtocolError.reason))
+    deadline = time.monotonic() + PATIENCE
+    while sentence not in session.log():
+        assert time.monotonic() < deadline, session.log()
+        time.sleep(0.01)
+
+
+def test_the_users_records_are_not_in_the_sessions_log(session: SessionUnderTest) -> None:
+    """Whatever the user configures; and the session's are not in the notebook."""
+    reply = session.run("import logging; logging.basicConfig(level=logging.DEBUG); logging.info('a secret')")
+    assert "a secret" in reply["text"]
+    refuse(session, "not today")
+    assert "not today" not in session.run("logging.warning('another secret')")["text"]
+    assert "secret" not in session.log()
+
+
+def test_the_user_cannot_silence_it(session: SessionUnderTest) -> None:
+    """Levels, filters and whole configurations are for the user's records."""
+    session.run(
+        "import logging, logging.config\n"
+        "logging.disable(logging.CRITICAL)\n"
+        "logging.getLogger('sharedkernel.session.kernel.app').disabled = True\n"
+        "logging.config.dictConfig({'version': 1})"
+    )
+    refuse(session, "not today")
+
+
+def test_it_waits_for_no_lock_of_the_users(session: SessionUnderTest) -> None:
+    """An interrupted cell may leave them all locked; the session logs on, and serves its user."""
+    session.run(
+        "import logging, threading\n"
+        "held = threading.Event()\n"
+        "def hold():\n"
+        "    logging.basicConfig(level=logging.INFO)\n"
+        "    logging.root.handlers[0].acquire()\n"
+        "    logging._acquireLock() if hasattr(logging, '_acquireLock') else logging._lock.acquire()\n"
+        "    held.set()\n"
+        "    threading.Event().wait()\n"
+        "threading.Thread(target=hold, daemon=True).start()\n"
+        "held.wait()"
+    )
+    refuse(session, "not today")
+    assert session.run("print(int(torch.ones(3).sum()))")["text"] == "3\n"
+
+
+def test_a_crash_in_a_library_leaves_the_stacks_there() -> None:
+    """All that is known of it otherwise is the signal's name."""
+    with SessionUnderTest() as session:
+        session.client.execute("import ctypes; ctypes.string_at(0)")
+        deadline = time.monotonic() + PATIENCE
+        while "in string_at" not in session.log():
+            assert time.monotonic() < deadline, session.log()
+            time.sleep(0.01)
+        assert "Fatal Python error: Segmentation fault" in session.log()
