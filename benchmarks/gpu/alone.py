@@ -11,7 +11,7 @@ from sharedkernel.bench.stack.results import Result, Target, median_ratio
 from sharedkernel.bench.stack.servers import StockServer
 
 
-async def measure(bench: Bench) -> list[Result]:
+async def measure(bench: Bench) -> None:
     """Alternate between the two, whoever is not measured standing still."""
     pairs, seconds = 3 if bench.quick else 7, bench.seconds(4)
     with bench.stack() as stack, StockServer() as server:
@@ -39,7 +39,6 @@ async def measure(bench: Bench) -> list[Result]:
                         f"{medians['stock']:.4g} in a stock kernel; medians of {pairs} alternating pairs.",
                     )
                 )
-    return []
 
 
 if __name__ == "__main__":

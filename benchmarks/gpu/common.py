@@ -149,6 +149,9 @@ class Bench:
     def add(self, *rows: Result) -> None:
         """Note results, and write them at once: what comes later may be cut off."""
         self._rows += rows
+        self._write()
+
+    def _write(self) -> None:
         if self._out is not None:
             self._out.write_text(self.text() + "\n")
 
@@ -188,6 +191,7 @@ class Bench:
             finally:
                 with contextlib.suppress(SharedKernelError):
                     self._stacks.append(_state_of(stack.status()))
+                    self._write()
 
     def _keep_logs(self, stack: LocalStack) -> None:
         if self._out is not None:
@@ -228,7 +232,7 @@ def processes(server: StockServer, count: int) -> list[Route]:
     return [server.stock] * count
 
 
-def main(name: str, measure: Callable[[Bench], Coroutine[Any, Any, list[Result]]]) -> None:
+def main(name: str, measure: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
     """Run one benchmark and write its result.
 
     Parameters
@@ -253,7 +257,7 @@ def main(name: str, measure: Callable[[Bench], Coroutine[Any, Any, list[Result]]
     try:
         check_torch()
         bench = Bench(name, Gpu(arguments.device), arguments)
-        bench.add(*asyncio.run(measure(bench)))
+        asyncio.run(measure(bench))
     except SharedKernelError as error:
         print(f"{name}: {error}", file=sys.stderr)  # noqa: T201
         sys.exit(2)

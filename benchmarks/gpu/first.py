@@ -109,9 +109,10 @@ class Outcome:
 def steps(device: str, trust: Path) -> list[Step]:
     """Return all steps, the most valuable first; what passes of the self-test is noted in *trust*, and not repeated."""
 
-    def script(name: str, limit: float, shows: str, *arguments: str, result: str = "") -> Step:
+    # the seconds that each needs are those that it took on an H100
+    def script(name: str, needs: float, limit: float, shows: str, *arguments: str, result: str = "") -> Step:
         command = [sys.executable, "-X", "faulthandler", str(SCRIPTS / f"{name}.py"), "--json", "{json}", *arguments]
-        return Step(result or name, shows, command, limit, needs=limit / 6)
+        return Step(result or name, shows, command, limit, needs)
 
     ordinal = device.partition(":")[2] or "0"
     on_device = ("--device", device, "--quick", "--trust", str(trust))
@@ -123,18 +124,18 @@ def steps(device: str, trust: Path) -> list[Step]:
         Step("machine", "the machine, its memory and its limits", ["sh", "-c", _MACHINE], 20.0),
         Step("kernel", "torch computes on the card", [sys.executable, "-X", "faulthandler", "-c", _ONE_KERNEL], 180.0),
         Step("self-test", "what every executor tries at its start", self_test, 120.0),
-        script("probe", 90.0, "the driver's rules that lanes rely on", "--device", ordinal),
+        script("probe", 5.0, 90.0, "the driver's rules that lanes rely on", "--device", ordinal),
         Step("tests", "the tests that need a GPU", pytest, 240.0, module="pytest"),
-        script("switch", 120.0, "how long the card stands still at a hand-over", *on_device),
-        script("soak", 180.0, "two trainings in one lane, then kill -9", *on_device),
-        script("soak", 180.0, "the same with threads", *on_device, "--threads", "2", result="soak_threads"),
-        script("offload", 120.0, "memory moved off the card and back", *on_device),
-        script("faults", 120.0, "an illegal access beside a training", *on_device),
-        script("memory", 180.0, "memory of several copies of a training", *on_device),
-        script("trainings", 240.0, "two trainings, shared and side by side", *on_device),
-        script("short_cells", 120.0, "short cells beside a training", *on_device),
-        script("alone", 240.0, "one session alone beside a stock kernel", *on_device),
-        script("inference", 240.0, "many inference sessions", *on_device),
+        script("switch", 35.0, 120.0, "how long the card stands still at a hand-over", *on_device),
+        script("soak", 45.0, 180.0, "two trainings in one lane, then kill -9", *on_device),
+        script("soak", 45.0, 180.0, "the same with threads", *on_device, "--threads", "2", result="soak_threads"),
+        script("offload", 15.0, 120.0, "memory moved off the card and back", *on_device),
+        script("faults", 20.0, 120.0, "an illegal access beside a training", *on_device),
+        script("memory", 100.0, 180.0, "memory of several copies of a training", *on_device),
+        script("trainings", 45.0, 240.0, "two trainings, shared and side by side", *on_device),
+        script("short_cells", 50.0, 120.0, "short cells beside a training", *on_device),
+        script("alone", 45.0, 240.0, "one session alone beside a stock kernel", *on_device),
+        script("inference", 70.0, 240.0, "many inference sessions", *on_device),
     ]
 
 

@@ -45,7 +45,7 @@ class Served:
         return f"{format_bytes(self.used_bytes)}, p50 {brief(p50)}, p99 {brief(p99)}, {rate:.4g} requests/s"
 
 
-async def measure(bench: Bench) -> list[Result]:
+async def measure(bench: Bench) -> None:
     """Serve by sessions, by processes, and by sessions under MPS where its daemon is to be had."""
     count = 8 if bench.quick else 42
     users = [f"user{number}" for number in range(count)]
@@ -74,10 +74,12 @@ async def measure(bench: Bench) -> list[Result]:
         "p99_latency": (percentile(shared.latencies, 99) / percentile(apart.latencies, 99), Target("<=", 1.0)),
         "throughput": (len(shared.latencies) / len(apart.latencies), Target(">=", 1.0)),
     }
-    return [
-        Result(metric=metric, value=value, unit="ratio", target=target, how=how)
-        for metric, (value, target) in ratios.items()
-    ]
+    bench.add(
+        *(
+            Result(metric=metric, value=value, unit="ratio", target=target, how=how)
+            for metric, (value, target) in ratios.items()
+        )
+    )
 
 
 async def _serve(bench: Bench, where: str, notebooks: list[Notebook]) -> Served:

@@ -13,7 +13,7 @@ from sharedkernel.bench.stack.servers import StockServer
 from sharedkernel.units import format_bytes
 
 
-async def measure(bench: Bench) -> list[Result]:
+async def measure(bench: Bench) -> None:
     """Let all copies train at once, and look at what the device has in use."""
     copies = 2 if bench.quick else 4
     for model, rows in (("resnet50", 64), ("bert", 64), ("gpt", 64)):
@@ -45,7 +45,6 @@ async def measure(bench: Bench) -> list[Result]:
                 f"{format_bytes(apart)} ({format_bytes(most_apart)} at most), {apart / shared:.2f} times as much.",
             )
         )
-    return []
 
 
 async def _used(bench: Bench, notebooks: list[Notebook], model: str, rows: int, before: int) -> tuple[int, int]:

@@ -30,7 +30,7 @@ print(json.dumps(speeds))
 """
 
 
-async def measure(bench: Bench) -> list[Result]:
+async def measure(bench: Bench) -> None:
     """Offload by request, restore by the next cell, and compare with the copy's speed."""
     size = (4 if bench.quick else 16) * GIB
     with bench.stack() as stack:
@@ -49,13 +49,12 @@ async def measure(bench: Bench) -> list[Result]:
     (session,) = status.sessions
     if session.offloads < 3 or session.restores < 3:
         raise BenchmarkFailed(f"the session was not offloaded: {session.offload_note}")
-    results = []
     for metric, turns, total, limit in (
         ("offload", session.offloads, session.offload_seconds, out),
         ("restore", session.restores, session.restore_seconds, back),
     ):
         seconds = total / turns
-        results.append(
+        bench.add(
             Result(
                 metric=metric,
                 value=size / seconds / limit,
@@ -65,7 +64,6 @@ async def measure(bench: Bench) -> list[Result]:
                 f"copies to and from pinned memory reach {limit / 1e9:.3g} GB/s.",
             )
         )
-    return results
 
 
 async def _offload(stack: LocalStack, notebook: Notebook) -> None:

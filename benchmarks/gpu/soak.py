@@ -57,7 +57,7 @@ _ENDLESS = "training = Training('gpt', 8)\nwhile True:\n    training.iterate()"
 _GO_ON = "print(json.dumps(rate(training, 2)))"
 
 
-async def measure(bench: Bench) -> list[Result]:
+async def measure(bench: Bench) -> None:
     """Soak, then kill one of the two while it trains."""
     seconds = bench.seconds(120)
     with bench.stack("ada", "grace", groups={"lab": ["ada", "grace"]}, arguments=["--parallel-lanes", "1"]) as stack:
@@ -76,7 +76,7 @@ async def measure(bench: Bench) -> list[Result]:
     longest = max(outcome[2] for outcome in outcomes)
     counts = " and ".join(str(outcome[0]) for outcome in outcomes)
     how = f"{counts} iterations in {seconds:g} s; lanes' bytes were{'' if shared else ' not'} shared.{notes}"
-    return [
+    bench.add(
         Result(metric="wrong_checksums", value=wrong, unit="ratio", target=Target("<=", 0), how=how),
         Result(metric="longest_iteration", value=longest, unit="seconds", target=Target("<", 10.0), how=how),
         Result(
@@ -86,7 +86,7 @@ async def measure(bench: Bench) -> list[Result]:
             target=Target("<", 10.0),
             how="From `kill -9` of a session in the middle of its training until the other has trained for 2 s.",
         ),
-    ]
+    )
 
 
 def _lane_notes(status: StatusDocument) -> str:

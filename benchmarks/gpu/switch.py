@@ -42,7 +42,7 @@ print(json.dumps(time.perf_counter() - begun))
 """
 
 
-async def measure(bench: Bench) -> list[Result]:
+async def measure(bench: Bench) -> None:
     """Train on both sides and look at who waited for whom."""
     seconds = bench.seconds(60)
     with bench.stack("ada", "grace", groups={"lab": ["ada", "grace"]}) as stack:
@@ -56,7 +56,7 @@ async def measure(bench: Bench) -> list[Result]:
     if not switches:
         raise BenchmarkFailed("the GPU never changed hands; iterations are longer than the measurement.")
     tail = percentile(switches, 99)
-    return [
+    bench.add(
         Result(
             metric="p50_seconds",
             value=percentile(switches, 50),
@@ -72,7 +72,7 @@ async def measure(bench: Bench) -> list[Result]:
             target=Target("<", 1.0),
             how=f"The slowest percent of hand-overs ({brief(tail)}) against that copy ({brief(copy)}).",
         ),
-    ]
+    )
 
 
 if __name__ == "__main__":

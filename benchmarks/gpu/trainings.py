@@ -14,7 +14,7 @@ from sharedkernel.bench.stack.servers import StockServer
 _MODELS = (("resnet50", 32), ("gpt", 16))
 
 
-async def measure(bench: Bench) -> list[Result]:
+async def measure(bench: Bench) -> None:
     """Take each training's rate as a part of what it reaches alone in a stock kernel, and add the parts up."""
     seconds = bench.seconds(20)
     with StockServer() as server:
@@ -37,7 +37,7 @@ async def measure(bench: Bench) -> list[Result]:
         for name, rates in (("shared", shared), ("driver", driver))
     }
     rates_alone = " and ".join(f"{rate:.3g}" for rate in alone)
-    return [
+    bench.add(
         Result(
             metric="shared_to_sequential",
             value=sums["shared"],
@@ -53,7 +53,7 @@ async def measure(bench: Bench) -> list[Result]:
             target=Target(">=", 1.0),
             how=f"The same sum against that of two stock kernels at once, {sums['driver']:.3f}.",
         ),
-    ]
+    )
 
 
 async def _make(notebooks: list[Notebook]) -> None:

@@ -35,7 +35,7 @@ _SECRET = ("CREDENTIAL", "KEY", "PASSWD", "PASSWORD", "SECRET", "TOKEN")
 #: an address with a user's name, and most often a password
 _HAS_CREDENTIALS = re.compile(r"://[^/\s]*@")
 #: names of further variables that the admin lets sessions see, with commas between them
-_NAMED_BY_ADMIN = "SHAREDKERNEL_PASS"
+_NAMED_BY_ADMIN = "SHAREDKERNEL_SESSION_VARIABLES"
 #: of these, what belongs to the executor's own Python
 _OF_OWN_PYTHON = frozenset({"PYTHONPATH", "VIRTUAL_ENV"})
 

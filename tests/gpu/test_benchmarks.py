@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks.gpu.first import First, Step, steps
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.executor.devices.cuda.discovery import check_torch
 from sharedkernel.system.nvml import Gpu
@@ -29,14 +33,19 @@ def has_gpu() -> bool:
 @pytest.mark.skipif(has_gpu(), reason="there is a GPU here, on which they would run")
 def test_without_a_gpu_each_says_so_and_exits_with_2(tmp_path: Path) -> None:
     """One sentence, no traceback and no result."""
-    runs = {
-        script.name: subprocess.Popen(
-            [sys.executable, str(script), "--json", str(tmp_path / script.name)], stderr=subprocess.PIPE, text=True
-        )
-        for script in SCRIPTS
-        if script.name not in ("common.py", "first.py")
+    commands = {script.name: [sys.executable, str(script), "--json", "{json}"] for script in SCRIPTS}
+    # and with all that the kit gives to each
+    commands |= {
+        step.name: list(step.command) for step in steps("cuda:0", tmp_path / "trust") if "{json}" in step.command
     }
-    assert len(runs) >= 8
+    del commands["common.py"], commands["first.py"]
+    assert len(commands) >= 18
+    runs = {
+        name: subprocess.Popen(
+            [part.format(json=tmp_path / name) for part in command], stderr=subprocess.PIPE, text=True
+        )
+        for name, command in commands.items()
+    }
     for name, run in runs.items():
         _, said = run.communicate()
         assert run.returncode == 2, said
@@ -56,3 +65,35 @@ def test_without_a_gpu_the_kit_for_the_first_card_writes_no_report(tmp_path: Pat
     assert run.stderr.startswith("first: ")
     assert run.stderr.strip().endswith(".")
     assert not (tmp_path / "results").exists()
+
+
+def _run(tmp_path: Path, seconds: float, *chosen: Step) -> dict[str, Any]:
+    first = First(tmp_path, time.monotonic() + seconds, {"device": "none", "date": "today", "software": True})
+    first.run(chosen)
+    return {outcome["name"]: outcome for outcome in json.loads((tmp_path / "first.json").read_text())["steps"]}
+
+
+def _step(name: str, code: str, **options: Any) -> Step:
+    return Step(name, name, ["python3", "-c", code, "{json}"], 30.0, **options)
+
+
+ROW = {"metric": "m", "value": 1.0, "unit": "ratio", "target": "<= 1", "met": True, "how": "so."}
+STACK = {"memory_mode": "private", "lane_notes": {"ada": "threads of its own are alive."}}
+
+
+def test_a_step_that_is_cut_off_leaves_its_rows(tmp_path: Path) -> None:
+    """And the report says in which mode they were measured."""
+    document = json.dumps({"results": [ROW], "stacks": [STACK]})
+    code = f"import sys, time; open(sys.argv[1], 'w').write({document!r}); time.sleep(600)"
+    outcomes = _run(tmp_path, 8.0, _step("cut", code, needs=1.0))
+    assert outcomes["cut"]["status"] == "timed out"
+    assert outcomes["cut"]["results"] == [ROW]
+    report = (tmp_path / "first.md").read_text()
+    assert "- memory modes: private\n- no lane in `cut`: ada: threads of its own are alive." in report
+
+
+def test_a_step_is_not_begun_that_needs_more_time_than_is_left(tmp_path: Path) -> None:
+    """It says so; one that needs less comes after it."""
+    outcomes = _run(tmp_path, 20.0, _step("long", "pass", needs=60.0), _step("short", "pass", needs=1.0))
+    assert (outcomes["long"]["status"], outcomes["short"]["status"]) == ("skipped", "passed")
+    assert outcomes["long"]["note"].startswith("it needs 60 s, and ")

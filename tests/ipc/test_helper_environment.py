@@ -29,7 +29,7 @@ KEPT = {
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start without what this machine has set."""
-    for name in (*PASSED, *KEPT, "SHAREDKERNEL_PASS"):
+    for name in (*PASSED, *KEPT, "SHAREDKERNEL_SESSION_VARIABLES"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -51,6 +51,6 @@ def test_the_admin_names_further_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also such as would be kept."""
     monkeypatch.setenv("DATABASE_URL", "db.example.org")
     monkeypatch.setenv("HF_TOKEN", "hf_abc")
-    monkeypatch.setenv("SHAREDKERNEL_PASS", "DATABASE_URL, HF_TOKEN,MISSING")
+    monkeypatch.setenv("SHAREDKERNEL_SESSION_VARIABLES", "DATABASE_URL, HF_TOKEN,MISSING")
     passed = scrubbed_environment()
     assert (passed["DATABASE_URL"], passed["HF_TOKEN"], "MISSING" in passed) == ("db.example.org", "hf_abc", False)

@@ -125,7 +125,7 @@ def _rows(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _table(text: str, delimiter: str, name: str) -> Iterator[tuple[int, Person]]:
-    (first, columns), *rest = _rows(text, delimiter)
+    (first, columns), *rest = list(_rows(text, delimiter)) or [(1, [])]
     columns = [column.lower() for column in columns]
     user = next((columns.index(column) for column in _USER_COLUMNS if column in columns), None)
     email = next((columns.index(column) for column in _EMAIL_COLUMNS if column in columns), None)

@@ -1,6 +1,6 @@
 """Detect sessions that hold the device and compute nothing while others wait for it.
 
-A cell keeps its grant between boundaries, also while it sleeps, reads a file, or waits for a worker or for its user. A
+A cell keeps its grant between boundaries, also while it sleeps, or waits for a worker, a socket or its user. A
 server of a model, or a loop that plots, has no boundaries at all: with each of its waits the device would stand still
 until the holder's quantum is over. So while sessions wait, the processor time of each holder's process is read every
 few milliseconds. One that got none of it, and has no thread that could run, computes nothing on the host. It may wait

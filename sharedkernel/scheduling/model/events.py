@@ -289,7 +289,7 @@ class OffloadDeclined(SessionEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HolderIdle(SessionEvent):
-    """The session holds a grant and computes nothing: its cell sleeps, or waits for a file, a worker or its user.
+    """The session holds a grant and computes nothing: its cell sleeps, or waits for a worker, a socket or its user.
 
     If others wait, it is asked to yield at once, under a policy that preempts.
     """

@@ -54,9 +54,9 @@ TRANSITIONS: dict[tuple[SessionState, type[SessionEvent]], SessionState] = {
     (_PREEMPTING, DeviceWantWithdrawn): _PREEMPTING,
     (_RUNNING, GrantReleased): _READY,
     (_PREEMPTING, GrantReleased): _READY,
-    # It cannot ask for itself.
     (_RUNNING, HolderIdle): _RUNNING,
     (_PREEMPTING, HolderIdle): _PREEMPTING,
+    # It cannot ask for itself.
     (_RUNNING, ProcessStopped): _WAITING,
     (_PREEMPTING, ProcessStopped): _WAITING,
     (_READY, CellClosed): _IDLE,

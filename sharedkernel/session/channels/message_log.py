@@ -98,10 +98,11 @@ class MessageLog:
         frames
             Its parts, as they are sent.
         """
-        sizes = [memoryview(frame).nbytes for frame in frames]
+        views = [memoryview(frame) for frame in frames]
+        sizes = [view.nbytes for view in views]
         head = struct.pack(f"{_HEAD}{len(frames)}I", _CHANNELS.index(channel), len(frames), *sizes)
         # as they lie in memory, as sockets send them: `join` refuses an array in Fortran's order
-        data = b"".join([head, *(memoryview(frame).tobytes(order="A") for frame in frames)])
+        data = b"".join([head, *(view if view.c_contiguous else view.tobytes(order="A") for view in views)])
         with self._lock:
             self._number += 1
             if len(data) > self._limit:

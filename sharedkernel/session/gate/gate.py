@@ -40,7 +40,7 @@ from sharedkernel.session.gate.interception import Interception
 from sharedkernel.session.gate.reports import IterationReports
 from sharedkernel.session.gate.sections import Sections
 from sharedkernel.session.gate.torch_internals import is_transform_under_way, uncompiled
-from sharedkernel.session.memory import leftovers
+from sharedkernel.session.memory import reclaimable
 from sharedkernel.session.memory.growth import BOUNDARY_INTERVAL, INTERVAL_OVER_COST, LONGEST_INTERVAL
 from sharedkernel.session.memory.host_meter import free_heap_bytes
 from sharedkernel.session.offload.idleness import is_pythons
@@ -247,23 +247,23 @@ class Gate(GatePart):
             return False
         growth = self._growth.after_failure(error)
         if not growth:
-            return self._free_leftovers()
+            return self._reclaim()
         try:
             # What is free may be in too many pieces for what failed: the limit has to leave room beside it.
             self._acquisition.grow(growth, free_heap_bytes())
         except torch.OutOfMemoryError:
-            if not self._free_leftovers():
+            if not self._reclaim():
                 raise
             self.pass_device()  # the grant is gone
         self._quiet_until = 0.0
         return True
 
-    def _free_leftovers(self) -> bool:
+    def _reclaim(self) -> bool:
         """Free what only an error of before, or garbage, holds; return whether that was anything (main thread)."""
         if threading.get_ident() != self._main:
             return False
         before = self._meter.used_bytes
-        leftovers.free()
+        reclaimable.free()
         freed = before - self._meter.used_bytes
         if freed < _WORTH_TRYING_AGAIN:
             return False

@@ -236,7 +236,7 @@ class SessionRuntime:
         shown = None if self._launch.isolation == "users" else message.notebook
         processes.show_title(processes.session_title(message.user, shown), f"sk {message.user}")
         os.environ.update(message.env)
-        # unless the user wants it, JAX does not take three quarters of a GPU at its first use, for which it would end
+        # JAX else takes three quarters of a GPU at its first use, and sessions are ended for less
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         self._notice.host = message.env.get(HOST_VARIABLE, "")
         self._app.iopub_thread.serve_children(self._children_socket(message.account))

@@ -32,7 +32,7 @@ from sharedkernel.session.kernel.interrupts import Interrupts
 from sharedkernel.session.kernel.reaper import reap_adopted
 from sharedkernel.session.kernel.shell import SessionShell
 from sharedkernel.session.likeness import named_as
-from sharedkernel.session.memory import leftovers
+from sharedkernel.session.memory import reclaimable
 from sharedkernel.session.memory.lease_check import ErrorTranslator, LeaseCheck
 from sharedkernel.session.offload.host import RestoreFailed
 from sharedkernel.session.progress.source_hash import SourceReader
@@ -361,14 +361,14 @@ class GatedKernel(IPythonKernel):
         assert self.lease is not None
         error = self.lease.excess(used_before, gate.used_bytes)
         if error is not None:
-            leftovers.free()
+            reclaimable.free()
             error = self.lease.excess(used_before, gate.used_bytes)
         return error
 
     def describe_results(self) -> str:
         """Return a sentence about results that were shown and hold much memory, or nothing."""
         assert self.shell is not None
-        return leftovers.describe_results(self.shell.user_ns)
+        return reclaimable.describe_results(self.shell.user_ns)
 
     def _fail(self, reply: dict[str, Any], error: BaseException) -> dict[str, Any]:
         """Show *error* as a cell's, raised by none of its lines; return *reply* as that of a cell that failed."""

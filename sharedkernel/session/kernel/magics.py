@@ -8,7 +8,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 
 from sharedkernel.ipc import current_session
-from sharedkernel.session.memory import leftovers
+from sharedkernel.session.memory import reclaimable
 from sharedkernel.status.document import StatusDocument
 from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
 
@@ -42,7 +42,7 @@ class SharedMagics(Magics):
             print(inspect.cleandoc(SharedMagics.shared.__doc__ or ""))  # noqa: T201
             return
         if words.split() == ["free"]:
-            leftovers.forget_results(self.shell)
+            reclaimable.forget_results(self.shell)
             print("The last error, results that were shown, and garbage hold no memory any more.")  # noqa: T201
             return
         parts = words.split() or list(_PARTS)

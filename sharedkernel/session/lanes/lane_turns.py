@@ -68,9 +68,8 @@ class LaneTurns:
         self._supplier = supplier
         self._channel = channel
         self._allocated = allocated
-        #: what the lane is made of that this process has mapped, and its bytes; None: none
+        #: what the lane is made of that this process has mapped; None: none
         self._layout: LaneLayout | None = None
-        self.lane_bytes = 0
 
     @property
     def off_reason(self) -> str | None:
@@ -91,6 +90,11 @@ class LaneTurns:
     def private_bytes(self) -> int:
         """What is charged to the session, by page."""
         return self._memory.figures().private
+
+    @property
+    def lane_bytes(self) -> int:
+        """Bytes of the lane that this process has mapped."""
+        return 0 if self._layout is None else self._layout.size
 
     def look(self) -> PageBytes:
         """Return where this session's bytes are."""
@@ -147,7 +151,7 @@ class LaneTurns:
             missing = [unit.unit for unit in layout.units if unit.unit not in has]
             with signals_held_between_waits():
                 self._memory.set_lane(layout, self._supplier.lane_units(missing))
-            self._layout, self.lane_bytes = layout, layout.size
+            self._layout = layout
             self._memory.begin_turn(must_scrub=taken.must_scrub)
         except Refused as error:
             log.info("this turn is without a lane: %s", error)
@@ -226,7 +230,7 @@ class LaneTurns:
     def device_lost(self) -> None:
         """Leave the lane to others: after a fault nothing of this process runs on the device any more."""
         self._memory.give_turn_up()
-        self._layout, self.lane_bytes = None, 0
+        self._layout = None
         self._say_handed_over()
 
     def _give_back(self, least: int) -> None:
@@ -237,5 +241,5 @@ class LaneTurns:
     def _leave(self) -> None:
         """Release all units of the lane, also those of one that could be taken in part only."""
         if self._layout is not None or self._memory.lane_units:
-            self._layout, self.lane_bytes = None, 0
+            self._layout = None
             self._memory.leave_lane()

@@ -24,7 +24,7 @@ import time
 from typing import Any
 
 from sharedkernel import protocol
-from sharedkernel.session.memory import leftovers
+from sharedkernel.session.memory import reclaimable
 from sharedkernel.session.memory.host_meter import limit_headroom
 from sharedkernel.session.memory.lease_check import LeaseCheck, most_allowed
 from sharedkernel.session.memory.meters import Meter
@@ -81,7 +81,7 @@ class Growth:
         self._content_until = self._calm_until = 0
         self._next_answer = 0.0
         # an allocation that fails where the mode is out cannot be tried again
-        self._is_wary = leftovers.are_left() and self._is_half_used
+        self._is_wary = reclaimable.is_held() and self._is_half_used
 
     @property
     def _is_half_used(self) -> bool:

@@ -40,6 +40,7 @@ def test_lists_and_tables_are_read(text: str, people: list[tuple[str, str]]) -> 
         ("user,email\n", "the roster roster.csv has nobody in it"),
         ("ada\nAda Lovelace\n", "roster.csv, line 2: 'Ada Lovelace' cannot be a user's name; use up to 64 letters"),
         ("ada\n\ngrace\nada\n", "roster.csv, line 4: ada is in line 1 already."),
+        (",\n", "roster.csv, line 1: no column is called user, username, name or email"),
         ("first,last\nAda,Lovelace\n", "roster.csv, line 1: no column is called user, username, name or email"),
         (
             "user,email\nada\n,grace@x.org\n",

@@ -29,7 +29,7 @@ _WORTH_NAMING = 16 << 20
 _MOST_NAMED = 3
 
 
-def are_left() -> bool:
+def is_held() -> bool:
     """Return whether the last error may hold something."""
     error = _last_error()
     return error is not None and id(error) not in _emptied
