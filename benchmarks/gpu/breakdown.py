@@ -2,8 +2,8 @@
 
     python benchmarks/gpu/breakdown.py --mib 4096 --json breakdown.jsonl
 
-The host's memory is measured first: a page that nobody has used yet has to be found and cleared, in a virtual machine
-by its host as well, and that bounds offloading where the bus does not.
+The host's memory is measured first: offloading writes to fresh pages, and providing those can be slower than the bus,
+above all in a virtual machine.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def tell(what: str, **figures: object) -> None:
 
 
 def host_memory(size: int) -> None:
-    """Copy from pinned memory to memory that nobody has used, and there again, with some numbers of threads."""
+    """Copy from pinned memory to fresh memory, then to the same memory again, with 1 to 16 threads."""
     pinned = torch.empty(128 * MIB, dtype=torch.uint8, pin_memory=True)
     for threads in (1, 4, 8, 16):
         memory = mmap.mmap(-1, size)

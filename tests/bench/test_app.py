@@ -114,6 +114,15 @@ def test_a_benchmark_prints_one_document_of_figures(name: str, metrics: list[str
     assert list(scratch.iterdir()) == []
 
 
+def test_what_comes_with_the_source_alone_is_said_elsewhere(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found upwards from the working directory; where there is no checkout, one sentence."""
+    monkeypatch.chdir(scratch)
+    done = bench("cluster", "--json")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "it comes with the source of sharedkernel alone; run `bench cluster` in a checkout." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_what_cannot_be_run_is_said_and_1(scratch: Path) -> None:
     """A device that is not there: the reason in the end, no figures, nothing left."""
     done = bench("switch", "--device", "cuda:7", "--json", TMPDIR=str(scratch))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from sharedkernel.bench.stack.stub_hosts import make_status
+from benchmarks.stub_hosts import make_status
 from sharedkernel.gateway.cluster.hosts import Host
 from sharedkernel.gateway.cluster.status import merge_hosts
 from sharedkernel.status.document import StatusDocument, UserOnDevice
