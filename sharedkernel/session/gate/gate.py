@@ -158,8 +158,13 @@ class Gate(GatePart):
 
     # --- acquire ------------------------------------------------------------------------------------------------------
 
-    def pass_device(self) -> None:
+    def pass_device(self, *, may_reclaim: bool = True) -> None:
         """Return once a device operation of this thread may run.
+
+        Parameters
+        ----------
+        may_reclaim
+            Whether memory that nobody needs is freed where it is refused: not in a signal's handler.
 
         Raises
         ------
@@ -186,7 +191,12 @@ class Gate(GatePart):
                 self.sections.open_for_stray_operation()
             if not self.grant.is_held:
                 self._interception.device_wanted()
-                self._acquisition.acquire()
+                try:
+                    self._acquisition.acquire()
+                except torch.OutOfMemoryError:
+                    if not may_reclaim or not self._reclaim():
+                        raise
+                    self._acquisition.acquire()
                 self._quiet_until = 0.0
         if main:
             self.grant.threads.keep()
@@ -271,6 +281,8 @@ class Gate(GatePart):
         if self._acquisition.lanes is not None:
             with signals_held():
                 self._acquisition.lanes.memory_freed()
+        if not self.grant.is_held:
+            self._meter.drop_stale()  # the executor is asked with the figures as they are now
         return True
 
     # --- boundaries and release ---------------------------------------------------------------------------------------
@@ -394,7 +406,7 @@ class Gate(GatePart):
         if not is_summoned or not self.sections.num_open or self._acquisition.request.is_open:
             return
         try:
-            self.pass_device()
+            self.pass_device(may_reclaim=False)
         except torch.OutOfMemoryError as error:
             log.info("summoned to the gate, and refused there: %s", error)
 
