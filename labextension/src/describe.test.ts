@@ -69,6 +69,10 @@ describe('lingeringWords', () => {
     ],
     [{ lingering: true }, 'Shut down; %shared attach in its notebook brings it back'],
     [
+      { lingering: true, still_has: ['port 8000', 'thread worker'] },
+      'Shut down; %shared attach in its notebook brings it back; it still has port 8000, thread worker, until it is ended'
+    ],
+    [
       { lingering: true, lingering_seconds: 541, restarted: true },
       'Kept after a restart; stays for 10 min, %shared attach in its notebook brings it back'
     ]

@@ -120,9 +120,11 @@ export function lingeringWords(session: ISession, trans: TranslationBundle): str
     return null;
   }
   const end = session.restarted ? trans.__('Kept after a restart') : trans.__('Shut down');
-  return session.lingeringMinutes === null
-    ? trans.__('%1; %shared attach in its notebook brings it back', end)
-    : trans.__('%1; stays for %2 min, %shared attach in its notebook brings it back', end, session.lingeringMinutes);
+  const words =
+    session.lingeringMinutes === null
+      ? trans.__('%1; %shared attach in its notebook brings it back', end)
+      : trans.__('%1; stays for %2 min, %shared attach in its notebook brings it back', end, session.lingeringMinutes);
+  return session.stillHas ? trans.__('%1; it still has %2, until it is ended', words, session.stillHas) : words;
 }
 
 function waitReason(session: ISession, trans: TranslationBundle): string {

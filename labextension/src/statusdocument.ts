@@ -140,6 +140,7 @@ export interface ISessionStatus {
   lingering: boolean;
   lingering_seconds: number | null;
   restarted: boolean;
+  still_has: string[];
   idle_seconds: number;
   used: boolean;
   notebook: string | null;

@@ -89,6 +89,8 @@ export interface ISession extends IMemory {
   restarted: boolean;
   /** For how much longer, in whole minutes, so that not every message changes it; null where nobody knows. */
   lingeringMinutes: number | null;
+  /** What goes on or is held in one that was shut down, in words such as `port 8000`. */
+  stillHas: string;
   /** Path of its notebook; null where there is none, or where it is not this user's to know. */
   notebook: string | null;
   offloadedBytes: number;
@@ -299,6 +301,7 @@ function parseStatus(fields: Fields<IStatusDocument>): IStatus {
       lingering: session.lingering === true,
       restarted: session.restarted === true,
       lingeringMinutes: minutes(numberOrNull(session.lingering_seconds)),
+      stillHas: Array.isArray(session.still_has) ? session.still_has.map(String).join(', ') : '',
       notebook: textOrNull(session.notebook),
       offloadedBytes: amount(session.offloaded_bytes),
       offloadNote: textOrNull(session.offload_note),

@@ -37,6 +37,8 @@ class SessionHello(Message, frozen=True, kw_only=True):
     source: str | None = None
     #: it can hand the device to an heir, and inherit it (:class:`Introduced`)
     can_inherit: bool = False
+    #: of what it understands: from 1 on :class:`AskIdle`, :class:`AskActivity` and :class:`EndCommand`
+    revision: int = 0
 
 
 class Assigned(Message, frozen=True, kw_only=True):
@@ -149,6 +151,12 @@ class IdleReport(Message, frozen=True, kw_only=True, tag="Idle"):
     """Nothing of the session runs on its GPU, and its process computes nothing, though it holds a grant."""
 
 
+class ActivityReport(Message, frozen=True, kw_only=True, tag="Activity"):
+    """What of its user's goes on or is held where no cell runs, in a few words each (see `session/kernel/activity.py`)."""
+
+    found: tuple[str, ...] = ()
+
+
 class Interrupted(Message, frozen=True, kw_only=True):
     """The user interrupted a cell whose memory is away: it needs that back once more, to end."""
 
@@ -234,6 +242,14 @@ class AskIdle(Message, frozen=True, kw_only=True):
     """Say whether anything of yours runs on the GPU: answered by :class:`IdleReport` if nothing does, else not."""
 
 
+class AskActivity(Message, frozen=True, kw_only=True):
+    """Say what of your user's goes on without a cell; answered by :class:`ActivityReport`."""
+
+
+class EndCommand(Message, frozen=True, kw_only=True, tag="End"):
+    """Run what was registered for the end of the process, unless a cell runs, and end."""
+
+
 class OffloadCommand(Message, frozen=True, kw_only=True, tag="Offload"):
     """Move your device memory away, if no user code runs; answered by OffloadedReport or OffloadDeclinedReport."""
 
@@ -299,7 +315,7 @@ class View(Message, frozen=True, kw_only=True):
 FromSession = (
     SessionHello | Assigned | CellOpenedReport | CellClosedReport | DeviceWantedReport | DeviceWantWithdrawnReport
     | GrantMeasuredReport | GrantReleasedReport | OffloadedReport | OffloadDeclinedReport | RestoredReport
-    | NotRestoredReport | IdleReport | Interrupted
+    | NotRestoredReport | IdleReport | ActivityReport | Interrupted
     | Watch | WantEarlier | Foreseen
 )  # fmt: skip
 ToSession = (
@@ -311,6 +327,8 @@ ToSession = (
     | Waiting
     | RefusedGrant
     | AskIdle
+    | AskActivity
+    | EndCommand
     | OffloadCommand
     | RestoreCommand
     | Allowance

@@ -104,7 +104,8 @@ def lingering_words(session: SessionStatus) -> str | None:
         return None
     left = session.lingering_seconds
     stays = "is still there" if left is None else f"stays for {about(left)}"
-    return f"{_end_words(session)}; {stays}, `%shared attach` in its notebook brings it back"
+    has = f"; it still has {safe_text(', '.join(session.still_has))}, until it is ended" if session.still_has else ""
+    return f"{_end_words(session)}; {stays}, `%shared attach` in its notebook brings it back{has}"
 
 
 def _end_words(session: SessionStatus) -> str:

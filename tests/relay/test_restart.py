@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from sharedkernel.executor.sessions.detached import PATIENCE
@@ -109,6 +111,72 @@ def test_what_runs_on_or_keeps_memory_ends_soon(stack: LocalStack, notebook: Not
     assert len(kept(stack, notebook)) == 1
     wait_until(lambda: not kept(stack, notebook))
     assert time.monotonic() - began > PATIENCE / 2
+
+
+#: what a restart must end at once, and how it is named
+_OWN = {
+    "thread": (
+        "import threading\nthreading.Thread(target=lambda: time.sleep(600), name='mine').start()",
+        "thread mine",
+    ),
+    "timer": ("import threading\nthreading.Timer(600, print).start()", "thread Thread-"),
+    # one that the interrupt before does not end
+    "program": (
+        "import subprocess\nprogram = subprocess.Popen(['sh', '-c', 'trap \"\" INT; sleep 600; true'])",
+        "program sh",
+    ),
+    "port": ("import socket\nmine = socket.create_server(('127.0.0.1', 0))\nprint(mine.getsockname()[1])", "port "),
+    "lock": ("import fcntl\nmine = open('of.lock', 'w')\nfcntl.flock(mine, fcntl.LOCK_EX)", "lock on of.lock"),
+    "database": (
+        "import sqlite3\nmine = sqlite3.connect('of.db', isolation_level=None)\n_ = mine.execute('begin exclusive')",
+        "lock on of.db",
+    ),
+}
+#: what libraries leave, which only waits
+_LEFT = """if True:
+    import asyncio, concurrent.futures, fcntl
+    import matplotlib.pyplot as plt
+    from tqdm.auto import tqdm
+    plt.plot([1, 2]); plt.show()
+    for _ in tqdm(range(3)): pass
+    await asyncio.to_thread(time.sleep, 0)
+    pool = concurrent.futures.ThreadPoolExecutor(); pool.submit(print, 1).result()
+    loader = torch.utils.data.DataLoader(torch.arange(4), num_workers=1)
+    for _ in loader: pass
+    with open("of.lock", "w") as file: fcntl.flock(file, fcntl.LOCK_EX)
+"""
+
+
+@pytest.mark.parametrize("kind", _OWN)
+def test_what_holds_or_runs_something_is_not_kept(
+    stack: LocalStack, notebook: Notebook, tmp_path: Path, kind: str
+) -> None:
+    """It is gone when the next session starts, its exit handlers have run, and a shut-down one says what it has."""
+    code, name = _OWN[kind]
+    notebook.run(f"os.chdir({str(tmp_path)!r})")
+    exits = "import atexit\natexit.register(lambda: open('exits', 'a').write('1'))"
+    assert notebook.run(f"{code}\n{exits}").status == "ok"
+    pid = int(notebook.run("print(os.getpid())").text())
+    programs = psutil.Process(pid).children()
+    notebook.restart()
+    assert not psutil.pid_exists(pid)
+    assert not any(program.is_running() for program in programs)
+    assert (tmp_path / "exits").read_text() == "1"
+    assert notebook.run("print('x' in globals())").text() == "False\n"
+    assert kept(stack, notebook) == []
+    assert notebook.run(f"import os, time\nos.chdir({str(tmp_path)!r})\n{code}").status == "ok"
+    notebook.manager.shutdown_kernel()
+    wait_until(lambda: any(name in each for entry in kept(stack, notebook) for each in entry["still_has"]))
+
+
+def test_what_libraries_leave_keeps_nothing_from_being_brought_back(stack: LocalStack, notebook: Notebook) -> None:
+    """Their threads and helpers only wait for work."""
+    assert notebook.run(_LEFT).status == "ok"
+    notebook.restart()
+    notebook.run("1")
+    assert [list(entry["still_has"]) for entry in kept(stack, notebook)] == [[]]
+    attach(notebook)
+    assert notebook.run("print(x + 1)").text() == "42\n"
 
 
 @pytest.mark.parametrize("notebook", ["linus"], indirect=True)

@@ -191,6 +191,8 @@ class ControlApi:
             _signal(process, signal.SIGINT)
         self._detached.begin(process, seconds, restarted=restarted)
         self._supervisor.keep(process)
+        if restarted:  # the next session, which is started now, may want what this one holds
+            await self._detached.settled(process)
 
     def _reclaim(self, message: protocol.ReclaimSession) -> SessionHandle:
         check_reclaim(message)

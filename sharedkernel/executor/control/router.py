@@ -115,6 +115,7 @@ class MessageRouter:
         if process.connection is None:  # later its user's code may say it, and gateways would connect to where it says
             process.connection = hello.connection
         process.memory, process.data_bytes = hello.memory, hello.data_bytes
+        process.revision = hello.revision
         peer.send(self._handshake.welcome)
         if not process.ready.done():
             process.ready.set_result(None)
@@ -124,6 +125,7 @@ class MessageRouter:
                 process.used = True
                 self._supervisor.keep(process)
             self.adoption.greeted(peer, hello)
+            self._detached.greeted(process)
 
     def _handle_session(self, process: SessionHandle, message: Any) -> None:
         if process.ended.is_set() or self.adoption.defers(process, message):
@@ -137,6 +139,8 @@ class MessageRouter:
             return
         elif isinstance(message, protocol.WantEarlier):
             self._api.want_earlier(process, message.question)
+        elif isinstance(message, protocol.ActivityReport):
+            self._detached.heard(process, self._believe(process, message).found)
         elif isinstance(message, protocol.Watch):
             self._status_stream.watch(process, message.interval)
         else:

@@ -86,6 +86,8 @@ class SessionHandle(PersistedSession, kw_only=True, eq=False):
     offload: OffloadProgress = msgspec.field(default_factory=OffloadProgress)
     #: device-seconds that it was seen to use without a grant
     ungranted: float = 0.0
+    #: what of its user's goes on where no cell runs, as last heard; None: it was not heard of
+    activity: tuple[str, ...] | None = None
     #: why its iterations use no lane whose bytes others share, for people; None: they do, or nothing is known yet
     lane_note: str | None = None
     #: most bytes that its user can have on this device; the controller sets it
@@ -96,6 +98,8 @@ class SessionHandle(PersistedSession, kw_only=True, eq=False):
     end_reason: tuple[str, str] | None = None
     #: it can hand the device to an heir, and inherit it, as it says itself
     can_inherit: bool = False
+    #: of the messages that it understands, as it says itself
+    revision: int = 0
     #: it may not, since a hand-over in which it took part was no honest one
     is_barred: bool = False
     grant: GrantProgress = msgspec.field(default_factory=GrantProgress)

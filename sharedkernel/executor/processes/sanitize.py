@@ -33,6 +33,8 @@ _NOT_NEGATIVE = ("iterations", "seconds")
 _KNOWN_OR_NOT = ("remaining_iterations", "iteration_seconds", "iteration_flops", "iteration_bytes")
 #: texts, and characters of each that count
 _TEXTS = {"message": 300, "kept": 300, "source": 100}
+#: names of what goes on in a session that count, and characters of each
+_MOST_FOUND, _LENGTH = 8, 80
 #: why a session may decline to be offloaded; anything else counts as the last
 _REASONS = ("busy", "threads", "tasks", "nothing", "disk", "unsafe")
 #: more bytes than any machine has; what is added to them still fits into the system's own numbers
@@ -73,12 +75,18 @@ def believe(message: _M, *, quota: int, before: Memory, seen: Callable[[], int])
         elif name in _KNOWN_OR_NOT and value is not None:
             changes[name] = value if 0 <= value < math.inf else None
         elif name in _TEXTS and value is not None:
-            changes[name] = "".join(letter if letter.isprintable() else " " for letter in value[: _TEXTS[name]])
+            changes[name] = _one_line(value, _TEXTS[name])
+        elif name == "found":
+            changes[name] = tuple(_one_line(text, _LENGTH) for text in value[:_MOST_FOUND])
         elif name == "reason":
             changes[name] = value if value in _REASONS else _REASONS[-1]
         elif name == "utilisation" and value is not None:
             changes[name] = min(1.0, max(0.0, value)) if value == value else None  # not for NaN
     return msgspec.structs.replace(message, **changes) if changes else message
+
+
+def _one_line(text: str, length: int) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in text[:length])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

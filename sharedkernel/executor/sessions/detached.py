@@ -6,7 +6,8 @@ quota; if it cannot be moved, the session ends as soon as anybody needs it (`dis
 ran a cell has nothing to give back and ends at once.
 
 A session whose kernel was restarted lingers, too, but a restart is to free what it has: it ends soon unless its cell
-ended and its memory could be moved away.
+ended and its memory could be moved away, and at once if anything of its user's goes on without a cell
+(`session/kernel/activity.py`).
 
 Either ends when the machine's memory runs short, and, if its context keeps memory on the device as on most GPUs, as
 soon as anybody waits for memory or is refused some.
@@ -18,6 +19,7 @@ gateway's business (`gateway/kernels/detached.py`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -26,6 +28,7 @@ from functools import partial
 
 import psutil
 
+from sharedkernel import protocol
 from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.processes.process import SessionHandle, id_of
 from sharedkernel.scheduling.model.types import SessionState
@@ -35,6 +38,8 @@ log = logging.getLogger(__name__)
 
 #: seconds in which the memory of a restarted session has to be moved away
 PATIENCE = 10.0
+#: seconds in which a session mostly says what goes on in it: unless one instruction keeps all its threads
+_ANSWER_PATIENCE = 2.0
 #: device memory that it may keep, in bytes: arrays that cannot be moved, or its context
 _MOST_LEFT = 32 << 20
 #: part of the machine's memory that has to be free while there are any
@@ -66,6 +71,8 @@ class DetachTimers:
         self._offload = offload
         self._end = end
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        #: done when a session has said what goes on in it
+        self._heard: dict[str, asyncio.Event] = {}
 
     def begin(self, process: SessionHandle, seconds: float, *, restarted: bool = False) -> None:
         """Let *process* linger for *seconds* from now on; whether it does so because its kernel was *restarted*."""
@@ -80,12 +87,45 @@ class DetachTimers:
         patience = PATIENCE if process.restarted else math.inf
         self._controller.detached(process)
         self._look_again(process, time.monotonic() + patience, self._num_refusals())
+        self._heard[process.process] = asyncio.Event()
+        self._ask(process)
         self._offload(process)
+
+    async def settled(self, process: SessionHandle) -> None:
+        """Return once it is known whether *process*, which was restarted, stays; where it does not, once it has ended."""
+        if (heard := self._heard.get(process.process)) is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ANSWER_PATIENCE):
+                await heard.wait()
+        if process.end_asked:
+            await process.ended.wait()
 
     def came_to_rest(self, process: SessionHandle) -> None:
         """Record that a cell of *process* has ended."""
         if process.lingers_until is not None:
+            self._ask(process)
             self._offload(process)
+
+    def greeted(self, process: SessionHandle) -> None:
+        """Record that *process* is connected, again: what it was asked before may be lost."""
+        if process.lingers_until is not None:
+            self._ask(process)
+
+    def heard(self, process: SessionHandle, found: tuple[str, ...]) -> None:
+        """Record what goes on in *process* without a cell, as it says."""
+        process.activity = found
+        if process.restarted and found and process.process in self._timers:
+            self._end_now(process, f"it was restarted, and has {', '.join(found)}")
+        if (event := self._heard.get(process.process)) is not None:
+            event.set()
+
+    def _ask(self, process: SessionHandle) -> None:
+        if process.revision >= 1:
+            process.activity = None
+            process.send(protocol.AskActivity())
+        else:  # it was started by an earlier version, which cannot say
+            self.heard(process, ())
 
     def give_back(self, process: SessionHandle) -> None:
         """Let *process* be an ordinary session again."""
@@ -95,6 +135,11 @@ class DetachTimers:
 
     def forget(self, process: SessionHandle) -> None:
         """Keep no time for *process* any longer."""
+        self._stop_timer(process)
+        if (event := self._heard.pop(process.process, None)) is not None:
+            event.set()
+
+    def _stop_timer(self, process: SessionHandle) -> None:
         if (timer := self._timers.pop(process.process, None)) is not None:
             timer.cancel()
 
@@ -105,7 +150,7 @@ class DetachTimers:
         self._timers.clear()
 
     def _set(self, process: SessionHandle, seconds: float, then: Callable[[], None]) -> None:
-        self.forget(process)
+        self._stop_timer(process)
         self._timers[process.process] = asyncio.get_running_loop().call_later(max(0.0, seconds), then)
 
     def _end_in_time(self, process: SessionHandle) -> None:
@@ -113,9 +158,10 @@ class DetachTimers:
         self._set(process, _left(process), partial(self._end_now, process, why))
 
     def _end_now(self, process: SessionHandle, why: str) -> None:
-        self.forget(process)
         log.info("session %s of %s ends: %s", process.session, process.user, why)
+        process.end_asked = True
         self._end(process)
+        self.forget(process)
 
     def _look_again(self, process: SessionHandle, patient_until: float, num_refusals: int) -> None:
         if _left(process) <= _LOOK_INTERVAL:
@@ -135,7 +181,8 @@ class DetachTimers:
         own = next(view for view in views if view.id == id_of(process))
         is_at_rest = own.state in (SessionState.IDLE, SessionState.OFFLOADED)
         is_memory_short = self._num_refusals() > num_refusals or any(map(_waits_for_memory, views))
-        if time.monotonic() > patient_until and not (is_at_rest and own.persistent <= _MOST_LEFT):
+        has_settled = is_at_rest and own.persistent <= _MOST_LEFT and process.activity is not None
+        if time.monotonic() > patient_until and not has_settled:
             self._end_now(process, "it still runs or has memory, though it was restarted")
         elif is_at_rest and own.framework > _MOST_LEFT and is_memory_short:
             self._end_now(process, "others need the memory of its context")

@@ -13,6 +13,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 
 #: seconds for a session to become ready after its fork
 _READY_TIMEOUT = 60.0
+#: seconds that what a session's user has registered for its end may take
+_EXIT_TIMEOUT = 5.0
 #: seconds between SIGTERM and SIGKILL, and seconds that a killed process may take to be reaped
 _TERM_TIMEOUT, _KILL_TIMEOUT = 3.0, 10.0
 #: seconds that the warm parent may take to tell how a process ended that is known to be gone
@@ -319,10 +322,16 @@ class Supervisor:
     async def end(self, process: SessionHandle) -> None:
         """End *process*, kindly first; returns once it is reaped."""
         process.end_asked = True
-        for signum, timeout in ((signal.SIGTERM, _TERM_TIMEOUT), (signal.SIGKILL, _KILL_TIMEOUT)):
+        ways: list[tuple[Callable[[], None], float]] = [
+            (partial(process.send_signal, signal.SIGTERM), _TERM_TIMEOUT),
+            (partial(process.send_signal, signal.SIGKILL), _KILL_TIMEOUT),
+        ]
+        if process.session and process.transport is not None and process.revision >= 1:
+            ways.insert(0, (partial(process.send, protocol.EndCommand()), _EXIT_TIMEOUT))
+        for begin, timeout in ways:
             if process.ended.is_set() or not process.pid:
                 break
-            process.send_signal(signum)
+            begin()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
                     await process.ended.wait()

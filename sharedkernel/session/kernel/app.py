@@ -12,6 +12,7 @@ import gc
 import logging
 import os
 import random
+import signal
 import sys
 import time
 from dataclasses import replace
@@ -43,6 +44,7 @@ from sharedkernel.session.gate.gate import Gate
 from sharedkernel.session.gate.grant import GateParts
 from sharedkernel.session.gate.iteration_boundaries import Boundaries
 from sharedkernel.session.kernel import own_log, packages, user_account
+from sharedkernel.session.kernel.activity import Activity
 from sharedkernel.session.kernel.kernel import GatedKernel
 from sharedkernel.session.kernel.restart import Launch, asked_variables, start_afresh
 from sharedkernel.session.memory.growth import Growth
@@ -98,6 +100,8 @@ class SessionRuntime:
         #: what to serve once the executor has heard that this process is there; None: it says so itself
         self._awaited = assign
         self._is_afresh = assign is not None
+        #: None: there is no user yet
+        self._activity: Activity | None = None
         #: since when executors have refused this spare; None: the last one took it
         self._refused_since: float | None = None
         #: the sentence with which it was refused last
@@ -164,6 +168,10 @@ class SessionRuntime:
         self._gate.open_for_good()
         self._link.close()
 
+    def _end(self) -> None:
+        self._gate.open_for_good()
+        processes.end_process(0)
+
     def _hello(self) -> protocol.SessionHello:
         self._forecast.executor_changed()
         info = self._app.get_connection_info()
@@ -175,6 +183,7 @@ class SessionRuntime:
             memory=self._meter.memory,
             data_bytes=self._meter.data_bytes(),
             can_inherit=True,
+            revision=1,
             **self._gate.resume_state(),
         )
 
@@ -196,6 +205,13 @@ class SessionRuntime:
         elif isinstance(message, protocol.OffloadCommand):
             if self._gate.sections.request_offload():
                 self._loop.add_callback(self._gate.sections.offload)
+        elif isinstance(message, protocol.AskActivity):
+            found = () if self._activity is None else tuple(self._activity.found())
+            self._link.send(protocol.ActivityReport(found=found))
+        elif isinstance(message, protocol.EndCommand):
+            if self._kernel.why_busy() is not None:
+                os.kill(os.getpid(), signal.SIGTERM)
+            self._loop.add_callback(self._end)
         elif isinstance(message, protocol.Failed):
             self._meet_refusal(message, time.monotonic())
         else:
@@ -248,6 +264,7 @@ class SessionRuntime:
         if self._lanes is not None and message.shares_lanes:
             self._lanes.enable(check_lanes=message.check_lanes)
         self._meter.start_over()
+        self._activity = Activity()
         self._link.send(protocol.Assigned(session=message.session))
         log.info("serves session %s of %s", message.session, message.user)
 

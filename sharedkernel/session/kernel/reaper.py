@@ -23,13 +23,13 @@ def reap_adopted() -> None:
         if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return
         own = os.getsid(0)
-        for pid in _children():
+        for pid in children():
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 if os.getsid(pid) not in (own, pid):
                     os.waitpid(pid, os.WNOHANG)
 
 
-def _children() -> Iterator[int]:
+def children() -> Iterator[int]:
     """Yield the process ids of this process's children, whichever thread has them."""
     for thread in _THREADS.iterdir():
         with contextlib.suppress(OSError):  # the thread is gone, or the system has no such list

@@ -1,0 +1,134 @@
+"""What of a session's user goes on, or is held, where no cell runs: threads, programs, sockets that listen, and locks.
+
+Whoever restarts a kernel expects that nothing of the old one runs, listens or locks; a session that has any of that is
+not kept to be had back. What libraries leave to wait for work is none of it: threads of pools and monitors, and the
+helper processes of :mod:`multiprocessing` and of torch's compiler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from sharedkernel.session.kernel.reaper import children
+
+#: things named at most, and characters of each
+_MOST, _LENGTH = 8, 60
+_LISTENING_TCP, _LISTENING_UNIX = "0A", "00010000"
+#: modules in which a thread waits for work, or for a time
+_WAITING = re.compile(
+    r"(threading|queue|selectors|concurrent\.futures\.thread|multiprocessing\.\w+|asyncio\.\w+|zmq\.\S+|ipykernel\.\S+"
+    r"|IPython\.\S+|tornado\.\S+|tqdm\.\S+|torch\._inductor\.\S+|sharedkernel\.\S+)"
+)
+#: programs that libraries start and leave to wait
+_HELPERS = re.compile(rb"multiprocessing[./](resource_tracker|forkserver)|torch[./]_inductor")
+
+
+class Activity:
+    """Finds what has begun since it was made."""
+
+    def __init__(self) -> None:
+        self._threads = set(threading.enumerate())
+        self._programs = set(children())
+        self._listening = set(_listening())
+        self._locked = set(_locked())
+
+    def found(self) -> list[str]:
+        """Return what there is, in a few words each, such as ``port 8000`` or ``thread worker``; mostly nothing."""
+        found = [f"port {name}" if name.isdecimal() else f"socket {name}" for name in self._new_listeners()]
+        found += [f"lock on {os.path.basename(path)}" for path in self._new_locks()]
+        found += [f"program {name}" for pid in children() if pid not in self._programs and (name := _program(pid))]
+        found += [f"thread {thread.name}" for thread in threading.enumerate() if self._is_active(thread)]
+        names = dict.fromkeys(name[:_LENGTH] for name in found)
+        return list(names)[:_MOST]
+
+    def _new_listeners(self) -> Iterator[str]:
+        listening = {inode: name for inode, name in _listening().items() if inode not in self._listening}
+        yield from (listening[inode] for _, inode, _ in _open_files() if inode in listening)
+
+    def _new_locks(self) -> Iterator[str]:
+        locked = _locked() - self._locked
+        # IPython writes down what was entered, whenever it likes
+        own = tuple(filter(None, (os.environ.get("IPYTHONDIR"), str(Path.home() / ".ipython"))))
+        for device, inode, path in _open_files():
+            if (device, inode) in locked and not path.startswith(own):
+                yield path
+
+    def _is_active(self, thread: threading.Thread) -> bool:
+        if thread in self._threads or thread.ident is None or isinstance(thread, threading._DummyThread):
+            return False
+        if isinstance(thread, threading.Timer):
+            return True
+        frame = sys._current_frames().get(thread.ident)
+        return frame is not None and (not _WAITING.fullmatch(_module(frame)) or _is_of_notebook(frame))
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _is_of_notebook(frame: FrameType | None) -> bool:
+    """Return whether a function of the user's notebook is being run."""
+    while frame is not None:
+        if _module(frame) == "__main__":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _program(pid: int) -> str | None:
+    """Return the name of a program that runs; None if it has ended, or is a library's helper."""
+    with contextlib.suppress(OSError):
+        directory = Path("/proc", str(pid))
+        is_over = directory.joinpath("stat").read_bytes().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+        if not is_over and not _HELPERS.search(directory.joinpath("cmdline").read_bytes()):
+            return directory.joinpath("comm").read_text(errors="replace").strip()
+    return None
+
+
+def _open_files() -> Iterator[tuple[int, int, str]]:
+    """Yield device, inode and path of each open descriptor."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            status = os.stat(int(name))
+            yield status.st_dev, status.st_ino, os.readlink(f"/proc/self/fd/{name}")
+
+
+def _listening() -> dict[int, str]:
+    """Return the port, or path, of each socket that listens on this machine, by inode."""
+    found = {}
+    for kind in ("tcp", "tcp6"):
+        for fields in _table(f"/proc/self/net/{kind}"):
+            if fields[3] == _LISTENING_TCP:
+                found[int(fields[9])] = str(int(fields[1].rpartition(":")[2], 16))
+    for fields in _table("/proc/self/net/unix"):
+        if fields[3] == _LISTENING_UNIX:
+            found[int(fields[6])] = fields[7] if len(fields) > 7 else "without a name"
+    return found
+
+
+def _locked() -> set[tuple[int, int]]:
+    """Return device and inode of each file that this process has locked."""
+    locked = set()
+    for line in _lines("/proc/locks"):
+        fields = line.split()
+        if len(fields) >= 8 and fields[1] != "->" and fields[4] == str(os.getpid()):
+            major, minor, inode = fields[5].split(":")
+            locked.add((os.makedev(int(major, 16), int(minor, 16)), int(inode)))
+    return locked
+
+
+def _table(path: str) -> Iterator[list[str]]:
+    yield from (fields for line in _lines(path)[1:] if len(fields := line.split()) > 6)
+
+
+def _lines(path: str) -> list[str]:
+    with contextlib.suppress(OSError):  # this system has no such table
+        return Path(path).read_text(errors="replace").splitlines()
+    return []
