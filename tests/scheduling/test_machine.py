@@ -481,6 +481,8 @@ class Machine(RuleBasedStateMachine):
             return True
         for session in self.sessions(SessionState.PREEMPTING):
             memory = self.scheduler.sessions[session].memory
+            # a boundary measures: one that never did would be asked for the next one for ever
+            memory = dataclasses.replace(memory, ephemeral=memory.ephemeral or 0)
             self.send(GrantReleased(session=session, at="boundary", memory=memory))
             self.send(DeviceWanted(session=session))
             return True
