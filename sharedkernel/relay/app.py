@@ -18,6 +18,8 @@ from sharedkernel.relay.connection_file import ConnectionInfo, Options
 
 log = logging.getLogger(__name__)
 
+#: the client's process, as soon as anything of this runs: it may end while the rest is imported
+_PARENT = os.getppid()
 #: seconds between looks at whether the client lives
 PARENT_INTERVAL = 1.0
 #: seconds that the request for a session may take to leave before the rest is imported; a near gateway needs one or two
@@ -65,6 +67,9 @@ def run(options: Options, connection: ConnectionInfo) -> int:
 
 
 async def _run(options: Options, connection: ConnectionInfo, environment: Mapping[str, str]) -> int:
+    if _was_gone():
+        return 0
+
     def ask() -> SessionRequest:
         return SessionRequest(options.name or KERNEL_NAME, environment, python=options.environment)
 
@@ -80,13 +85,26 @@ async def _run(options: Options, connection: ConnectionInfo, environment: Mappin
         loop.add_signal_handler(signal.SIGINT, relay.interrupt)
         loop.add_signal_handler(signal.SIGTERM, relay.stop)
     if "JPY_PARENT_PID" in os.environ:
-        _watch_parent(loop, os.getppid(), relay.stop)
+        _watch_parent(loop, relay.stop)
     return await relay.run()
 
 
-def _watch_parent(loop: asyncio.AbstractEventLoop, parent: int, stop: Callable[[], None]) -> None:
+def _was_gone() -> bool:
+    """Return whether the client, which names itself, had ended before this process looked for it."""
+    named = os.environ.get("JPY_PARENT_PID", "")
+    if not named.isdecimal() or int(named) == _PARENT or sys.platform == "win32":
+        return False
+    with contextlib.suppress(PermissionError):
+        try:
+            os.kill(int(named), 0)
+        except ProcessLookupError:
+            return True
+    return _PARENT == 1
+
+
+def _watch_parent(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
     """Call *stop* when the client is gone: nobody is left to end this process, and the session waits for the next."""
-    if os.getppid() != parent:
+    if os.getppid() != _PARENT:
         stop()
     else:
-        loop.call_later(PARENT_INTERVAL, _watch_parent, loop, parent, stop)
+        loop.call_later(PARENT_INTERVAL, _watch_parent, loop, stop)

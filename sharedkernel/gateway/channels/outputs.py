@@ -83,6 +83,8 @@ class SessionOutputs:
         self._requester: SessionClient | None = None
         #: since when none is attached
         self._absent_since = asyncio.get_running_loop().time()
+        #: whether the last one hung up by itself: one that was silent for too long has not
+        self._was_left = False
         #: the subscription; None while the session has no process
         self.socket: SessionSocket | None = None
         #: decides when the subscription is read
@@ -178,12 +180,14 @@ class SessionOutputs:
     def attach(self, client: SessionClient) -> None:
         """Send outputs to *client* from now on, the gateway's waiting sentences first."""
         self.clients.add(client)
+        self._was_left = False
         while self._pending:
             self.show(*self._pending.pop(0))
 
-    def detach(self, client: SessionClient) -> None:
-        """Send nothing to *client* any more."""
+    def detach(self, client: SessionClient, *, has_hung_up: bool) -> None:
+        """Send nothing to *client* any more, which *has_hung_up* by itself, or was hung up on."""
         self.clients.discard(client)
+        self._was_left = has_hung_up and not self.clients
         self._absent_since = asyncio.get_running_loop().time()
         if self._requester is client:
             self._requester = None
@@ -203,6 +207,10 @@ class SessionOutputs:
         if self.clients or self._pending:
             return 0.0
         return asyncio.get_running_loop().time() - self._absent_since
+
+    def left_seconds(self) -> float | None:
+        """Return for how long no client has been there since the last one hung up by itself; None: it has not."""
+        return asyncio.get_running_loop().time() - self._absent_since if self._was_left else None
 
     def show(self, sentence: str, cell: dict[str, Any] | None = None, stream: str = "stderr") -> None:
         """Show *sentence* to all clients; while none is attached it waits for the next one.

@@ -287,7 +287,7 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
     def disconnect(self) -> None:  # type: ignore[override]
         """Detach; the last client's channels are kept until it comes back."""
         self._closed = True
-        self._outputs.detach(self)
+        self._outputs.detach(self, has_hung_up=not getattr(self.websocket_handler, "was_closed_here", True))
         super().disconnect()
 
     # --- from the client ----------------------------------------------------------------------------------------------

@@ -124,8 +124,8 @@ class GatewayOptions(HasTraits):
     unclaimed_seconds = Float(
         600.0,
         min=0,
-        help="How long a session in which nothing has run waits for a notebook's kernel that is away, in seconds; then "
-        "it ends. 0: for good.",
+        help="How long a session in which nothing has run, or of no notebook, waits for a client that is away, in "
+        "seconds; then it ends. 0: for good.",
     ).tag(config=True)
     log_style = Enum(["text", "json"], "text", help="Logs for people (`text`) or machines (`json`).").tag(config=True)
     check_config = Bool(False, help="Check the configuration and start nothing.").tag(config=True)

@@ -105,6 +105,8 @@ class KernelChannelsHandler(ErrorResponseMixin, AuditedHandler, JupyterPingMixin
 
     #: whether it has been attached to the session, and whether the client hung up before
     _was_attached = _has_hung_up = False
+    #: whether the gateway has hung up, as on a client that is silent
+    was_closed_here = False
 
     @ws_authenticated
     async def get(self, kernel_id: str) -> None:
@@ -123,6 +125,11 @@ class KernelChannelsHandler(ErrorResponseMixin, AuditedHandler, JupyterPingMixin
         self._was_attached = True
         self.record_action("attach to session")
         await super().open(kernel_id)
+
+    def close(self, code: int | None = None, reason: str | None = None) -> None:
+        """Hang up."""
+        self.was_closed_here = True
+        super().close(code, reason)
 
     def on_close(self) -> None:
         """Detach from the session."""

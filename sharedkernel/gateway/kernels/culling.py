@@ -5,7 +5,7 @@ open. After half of its user's `cull_after` its notebook is warned, after three 
 all of it the session ends. Anything that runs in the session starts this again.
 
 A session in which nothing has run ends sooner if its client stays away. Most likely the client never got the answer to
-its request, and has another session by now.
+its request, and has another session by now. So does one that a program had started for itself, once the program is gone.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class IdleCuller:
     audit_log
         Records the sessions that were ended.
     unclaimed_seconds
-        How long a session in which nothing has run waits for a client that named itself when it requested the session;
-        0: for good.
+        How long a session in which nothing has run, or that belongs to no notebook, waits for a client that named
+        itself when it requested the session; 0: for good.
     """
 
     def __init__(
@@ -129,8 +129,12 @@ class IdleCuller:
                 self._check(kernel, entry)
 
     def _is_unclaimed(self, kernel: SessionKernel, entry: SessionStatus) -> bool:
+        if not self._unclaimed_seconds:
+            return False
+        if (abandoned := kernel.abandoned_seconds()) is not None:
+            return abandoned >= self._unclaimed_seconds
         # Only of a client that names itself: that connects as soon as it knows of its session. Others may come later.
-        if kernel.client_key is None or entry.used or not self._unclaimed_seconds:
+        if kernel.client_key is None or entry.used:
             return False
         return min(entry.idle_seconds, kernel.outputs.unheeded_seconds()) >= self._unclaimed_seconds
 
@@ -163,10 +167,10 @@ class IdleCuller:
     async def _end_unclaimed(self, kernel: SessionKernel) -> None:
         if kernel.outputs.clients:  # it has just come
             return
-        log.info("ending session %s of %s, in which nothing ran: its client is away", kernel.session_id, kernel.user)
+        log.info("ending session %s of %s: its client is away for good", kernel.session_id, kernel.user)
         try:
             async with asyncio.timeout(_TIMEOUT):
-                farewell = "This session was ended: nothing had run in it, and its notebook was away."
+                farewell = "This session was ended: it was not used, and its client was away."
                 await self._shut_down(str(kernel.kernel_id), linger=0, farewell=farewell)
         except (SharedKernelError, HTTPError, TimeoutError) as error:  # the next check tries again, if it is there
             log.info("session %s: %s", kernel.session_id, str(error) or f"no answer in {_TIMEOUT:g} s")

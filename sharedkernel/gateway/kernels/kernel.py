@@ -197,6 +197,13 @@ class SessionKernel(ServerKernelManager):
                 raise
         await self.wait_until_subscribed()
 
+    def abandoned_seconds(self) -> float | None:
+        """Return for how long nobody is left who would come back to it, seconds; None: somebody may.
+
+        A notebook is opened again. What a program runs ends with the program, whose kernel's process names itself.
+        """
+        return self.outputs.left_seconds() if self.client_key is not None and self.notebook is None else None
+
     async def interrupt_kernel(self) -> None:  # type: ignore[override]
         """Interrupt the running cell."""
         await self.signal_kernel(signal.SIGINT)

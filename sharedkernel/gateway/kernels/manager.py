@@ -152,6 +152,7 @@ class SessionKernels(AsyncMappingKernelManager):
             self.executors,
             self.rules,
             self._make_kernel,
+            self.shut_down,
             host=deployment.host,
             id_prefix=deployment.id_prefix,
         )

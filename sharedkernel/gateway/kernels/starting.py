@@ -25,7 +25,9 @@ from sharedkernel.errors import ExecutorUnavailable, QuotaExceeded, Refused, Sha
 from sharedkernel.gateway.auth.identity import requesting_user
 from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.gateway.fleet.rules import FleetRules
+from sharedkernel.gateway.kernels.culling import ShutDown
 from sharedkernel.gateway.kernels.detached import DetachedSessions, EarlierSession
+from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.recovery import SessionRecovery
 from sharedkernel.gateway.kernels.registry import KernelFactory, SessionRegistry
 from sharedkernel.jupyter.names import HOST_VARIABLE, environment_of, kernel_of
@@ -69,6 +71,8 @@ class SessionStarter:
         Limit the number of a user's sessions.
     make_kernel
         Makes a kernel for a new session.
+    shut_down
+        Ends a session.
     host
         Name of this host in its cluster, which its sessions are told; empty: it is in none.
     id_prefix
@@ -83,6 +87,7 @@ class SessionStarter:
         executors: Executors,
         rules: FleetRules,
         make_kernel: KernelFactory,
+        shut_down: ShutDown,
         *,
         host: str,
         id_prefix: str,
@@ -93,6 +98,7 @@ class SessionStarter:
         self._executors = executors
         self._rules = rules
         self._make_kernel = make_kernel
+        self._shut_down = shut_down
         self._host = host
         self._id_prefix = id_prefix
         #: number of sessions that are starting, by user and notebook
@@ -194,6 +200,7 @@ class SessionStarter:
         self._num[user, notebook] += 1
         try:
             self._check_number(user)
+            await self._end_abandoned_beyond_limit(user)
             await self._end_detached_beyond_limit(user)
             return await self._start_somewhere(user=user, notebook=notebook, **session)
         finally:
@@ -279,8 +286,23 @@ class SessionStarter:
             When there are too many.
         """
         allowed = self._rules.quotas.max_sessions(user)
-        if allowed is not None and (existing := self.num_of(user) - 1) >= allowed:
+        if allowed is None:
+            return
+        existing = self.num_of(user) - 1
+        if existing - len(self._abandoned(user)) >= allowed:
             raise QuotaExceeded(explain_session_limit(user, allowed, existing))
+
+    def _abandoned(self, user: str) -> list[SessionKernel]:
+        """Return the kernels of *user*'s to which nobody will come back."""
+        kernels = (kernel for kernel in self._registry.all() if kernel.user == user)
+        return [kernel for kernel in kernels if kernel.abandoned_seconds() is not None and not kernel.is_changing]
+
+    async def _end_abandoned_beyond_limit(self, user: str) -> None:
+        """End sessions to which nobody will come back until *user* has no more than they may."""
+        allowed = self._rules.quotas.max_sessions(user)
+        while allowed is not None and self.num_of(user) > allowed and (abandoned := self._abandoned(user)):
+            log.info("session %s of %s, whose client has gone, gives way", abandoned[0].session_id, user)
+            await self._shut_down(str(abandoned[0].kernel_id), linger=0)
 
     async def _end_detached_beyond_limit(self, user: str) -> None:
         """End detached sessions of *user*, first shut down first, until no more are left than allowed."""
