@@ -372,6 +372,8 @@ class Admission:
         """Return whether *session* fits once *lane* comes to its next boundary."""
         if self.demand.is_beside(session):
             return self.lanes.can_make_room(self.demand.beside(session), emptied=lane)
+        if not (session.is_measured or self.lanes.can_make_room(session.context, emptied=lane)):
+            return False
         need = self._need(session) if session.wanted is None else max(0, session.wanted - session.iteration.parked)
         if session.wanted is None:
             need += lane.size - lane.settled_size if lane.domain != session.domain else 0

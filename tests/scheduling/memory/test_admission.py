@@ -340,3 +340,15 @@ def test_a_context_that_is_charged_before_its_lane_fits_counts_for_all(sched: De
     assert sched.view("dan").framework == 0
     sched.measure("eve", persistent=100)  # each event ends with a look at all sums
     assert (sched.state("dan"), sched.view("dan").framework) == ("waiting", 300)
+
+
+def test_no_boundary_is_asked_for_that_leaves_no_room_for_a_context(sched: Desk) -> None:
+    """Or the one who runs would be interrupted at each of its grants, for nothing, until the other's turn has come."""
+    sched.start("dan", domain="other")
+    sched.begin("ada", ephemeral=800)
+    sched.open("dan")
+    assert sched.want("dan", context=300) == []
+    assert sched.release("ada", ephemeral=800) == []
+    assert sched.want("ada") == [Grant(session="ada", lane=1)]
+    actions = [action for _ in range(3) for action in sched.tick_at_deadline()]
+    assert Revoke(session="ada") in actions  # its lane is taken once dan has waited for long enough
