@@ -152,7 +152,7 @@ class IdleReport(Message, frozen=True, kw_only=True, tag="Idle"):
 
 
 class ActivityReport(Message, frozen=True, kw_only=True, tag="Activity"):
-    """What of its user's goes on or is held where no cell runs, in a few words each (see `session/kernel/activity.py`)."""
+    """What of its user's goes on or is held without a cell, in a few words each (see `session/kernel/activity.py`)."""
 
     found: tuple[str, ...] = ()
 

@@ -92,7 +92,7 @@ class DetachTimers:
         self._offload(process)
 
     async def settled(self, process: SessionHandle) -> None:
-        """Return once it is known whether *process*, which was restarted, stays; where it does not, once it has ended."""
+        """Return once it is known that *process*, which was restarted, stays; where it does not, once it has ended."""
         if (heard := self._heard.get(process.process)) is None:
             return
         with contextlib.suppress(TimeoutError):

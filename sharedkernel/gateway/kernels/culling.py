@@ -5,7 +5,7 @@ open. After half of its user's `cull_after` its notebook is warned, after three 
 all of it the session ends. Anything that runs in the session starts this again.
 
 A session in which nothing has run ends sooner if its client stays away. Most likely the client never got the answer to
-its request, and has another session by now. So does one that a program had started for itself, once the program is gone.
+its request, and has another session by now. So does one of a program's, once that is gone.
 """
 
 from __future__ import annotations

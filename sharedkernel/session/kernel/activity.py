@@ -30,7 +30,7 @@ _WAITING = re.compile(
 _HELPERS = re.compile(rb"multiprocessing[./](resource_tracker|forkserver)|torch[./]_inductor")
 
 
-class Activity:
+class BackgroundActivity:
     """Finds what has begun since it was made."""
 
     def __init__(self) -> None:

@@ -44,7 +44,7 @@ from sharedkernel.session.gate.gate import Gate
 from sharedkernel.session.gate.grant import GateParts
 from sharedkernel.session.gate.iteration_boundaries import Boundaries
 from sharedkernel.session.kernel import own_log, packages, user_account
-from sharedkernel.session.kernel.activity import Activity
+from sharedkernel.session.kernel.activity import BackgroundActivity
 from sharedkernel.session.kernel.kernel import GatedKernel
 from sharedkernel.session.kernel.restart import Launch, asked_variables, start_afresh
 from sharedkernel.session.memory.growth import Growth
@@ -101,7 +101,7 @@ class SessionRuntime:
         self._awaited = assign
         self._is_afresh = assign is not None
         #: None: there is no user yet
-        self._activity: Activity | None = None
+        self._activity: BackgroundActivity | None = None
         #: since when executors have refused this spare; None: the last one took it
         self._refused_since: float | None = None
         #: the sentence with which it was refused last
@@ -235,14 +235,28 @@ class SessionRuntime:
 
     def _assign(self, message: protocol.Assign) -> None:
         try:
-            asks = not self._is_afresh and bool(asked_variables(message.env))
-            has_own_uid = message.account is not None and message.account.uid is not None
-            if asks and not has_own_uid:
-                start_afresh(self._launch, message)
-            self._serve(message, note=_NO_VARIABLES if asks else None)
+            self._serve(message, note=self._start_afresh_if_asked(message))
+            if self._is_afresh:
+                packages.has_started(packages.overlay_site_packages())
         except Exception:
             log.exception("cannot serve session %s", message.session)
             os._exit(1)  # the gateway is notified of the end, and would wait forever otherwise
+
+    def _start_afresh_if_asked(self, message: protocol.Assign) -> str | None:
+        """Start afresh for variables, or for packages of the user's; else return why not, if they were wanted."""
+        asks, account = bool(asked_variables(message.env)), message.account
+        if account is not None and account.uid is not None:
+            return _NO_VARIABLES if asks else None
+        own = packages.overlay_site_packages(message.environment, home=None if account is None else account.home)
+        others = packages.other_versions(own)
+        failing = packages.why_failing(own) if others else None
+        unfit = packages.unfit(own) if others and failing is None else {}
+        if failing is None and not unfit.keys() >= set(others) and not self._is_afresh:
+            packages.starts_with(own)
+            start_afresh(self._launch, message, str(own), unfit)
+        if asks and not self._is_afresh:
+            start_afresh(self._launch, message)
+        return failing or "\n".join(dict.fromkeys(unfit[name] for name in others if name in unfit)) or None
 
     def _serve(self, message: protocol.Assign, *, note: str | None) -> None:
         self._assigned = True
@@ -264,7 +278,7 @@ class SessionRuntime:
         if self._lanes is not None and message.shares_lanes:
             self._lanes.enable(check_lanes=message.check_lanes)
         self._meter.start_over()
-        self._activity = Activity()
+        self._activity = BackgroundActivity()
         self._link.send(protocol.Assigned(session=message.session))
         log.info("serves session %s of %s", message.session, message.user)
 

@@ -7,6 +7,10 @@ to the shared environment. So pip sees what is installed there, counts it as sat
 A session has its overlay activated: ``pip`` and ``python`` on its path and `sys.executable` are the overlay's. So
 ``%pip``, ``!pip``, ``!python -m pip`` and programs that the notebook starts all use the same packages as the notebook,
 and none of them changes the shared environment.
+
+What the process that sessions are forked from has imported already, no overlay can replace. Where a user has installed
+another version of that, their sessions start afresh, with the overlay first; but not with a version that this package
+cannot run with, nor after two starts that failed.
 """
 
 from __future__ import annotations
@@ -20,12 +24,18 @@ import sys
 import sysconfig
 import tempfile
 import venv
+from collections import defaultdict
+from importlib import metadata
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 
 from IPython.core.magic import Magics, line_magic, magics_class
 from IPython.core.magics.packaging import PackagingMagics
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
+from sharedkernel.distribution import DISTRIBUTION
 from sharedkernel.system.atomic_file import replace_file
 
 log = logging.getLogger(__name__)
@@ -39,6 +49,8 @@ from pip._internal.cli.main import main
 sys.argv[1:] = [argument for argument in sys.argv[1:] if argument != "--user"]
 sys.exit(main())
 """
+#: starts that fail before sessions go without the overlay's own versions of what is imported already
+_MOST_FAILED_STARTS = 2
 _USER_OPTION = re.compile(r"(?<!\S)--user(?!\S)")
 
 #: name of the environment that this session has; empty: the executor's own
@@ -83,20 +95,115 @@ def activate() -> None:
         sys.path.insert(shared, own)
 
 
-def overlay() -> Path:
-    """Return the user's folder for this environment and version of Python."""
-    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+def overlay(environment: str | None = None, *, home: str | None = None) -> Path:
+    """Return the user's folder for an environment and this version of Python.
+
+    Parameters
+    ----------
+    environment
+        Its name; None: this session's.
+    home
+        Where the user is at home; None: this process's user.
+    """
+    shared = os.environ.get("XDG_DATA_HOME") if home is None else None
+    data = Path(shared or Path(home or Path.home()) / ".local" / "share")
     python = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    return data / "sharedkernel" / (f"{_environment}-{python}" if _environment else python)
+    name = _environment if environment is None else environment
+    return data / "sharedkernel" / (f"{name}-{python}" if name else python)
 
 
-def overlay_site_packages() -> Path:
-    """Return where the user's own packages are."""
-    return _site_packages(overlay())
+def overlay_site_packages(environment: str | None = None, *, home: str | None = None) -> Path:
+    """Return where the user's own packages are; the parameters are those of :func:`overlay`."""
+    return _site_packages(overlay(environment, home=home))
 
 
 def _site_packages(folder: Path) -> Path:
     return Path(sysconfig.get_path("purelib", "venv", vars={"base": str(folder)}))
+
+
+# --- in place of what is imported already -----------------------------------
+
+
+def other_versions(own: Path) -> list[str]:
+    """Return the names of modules in *own*, an overlay's packages, of which this process has others; mostly none."""
+    try:
+        names = {entry.name.partition(".")[0] for entry in own.iterdir()} - {"__pycache__"}
+    except OSError:  # there is no overlay yet
+        return []
+    files = ((name, getattr(sys.modules.get(name), "__file__", None)) for name in names)
+    return sorted(name for name, file in files if file is not None and not Path(file).is_relative_to(own))
+
+
+def why_failing(own: Path) -> str | None:
+    """Return, as a sentence, why sessions do not start with the packages in *own*, an overlay's; None: they may."""
+    if (failed := _failed_starts(own)) < _MOST_FAILED_STARTS:
+        return None
+    return (
+        f"Your own packages do not replace those that are imported before a notebook starts: {failed} starts with them "
+        "failed. Uninstall what you installed last with %pip, and restart."
+    )
+
+
+def unfit(own: Path) -> dict[str, str]:
+    """Return the modules in *own*, an overlay's packages, that sessions cannot run with, and why not, as sentences.
+
+    Looked at is what this package needs, and what that needs, with what is installed beside it.
+    """
+    needed = _requirements()
+    found = {}
+    for distribution in metadata.distributions(path=[str(own)]):
+        name, version = canonicalize_name(distribution.name), distribution.version
+        for requirement, needing in needed.get(name, ()):
+            if not requirement.specifier.contains(version, prereleases=True):
+                why = f"Your own {name} {version} is not used: {needing} needs {name}{requirement.specifier}."
+                modules = {file.parts[0].partition(".")[0] for file in distribution.files or ()}
+                found.update(dict.fromkeys({name.replace("-", "_"), *modules}, why))
+    return found
+
+
+def _requirements() -> dict[str, list[tuple[Requirement, str]]]:
+    """Return what this package and all that it needs require, by name, each with the name of who does."""
+    needed: defaultdict[str, list[tuple[Requirement, str]]] = defaultdict(list)
+    waiting = [(DISTRIBUTION, extra) for extra in ("", "host", "cuda")]
+    seen = set(waiting)
+    while waiting:
+        name, extra = waiting.pop()
+        try:
+            requirements = metadata.requires(name) or ()
+        except PackageNotFoundError:
+            continue
+        for requirement in map(Requirement, requirements):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                needed[canonicalize_name(requirement.name)].append((requirement, name))
+                more = {(requirement.name, wanted) for wanted in ("", *requirement.extras)} - seen
+                seen |= more
+                waiting += more
+    return needed
+
+
+def starts_with(own: Path) -> None:
+    """Note that a session starts with the packages in *own*; it has failed unless :func:`has_started` follows."""
+    with contextlib.suppress(OSError):
+        _starts_file(own).write_text(f"{own.stat().st_mtime_ns} {_failed_starts(own) + 1}")
+
+
+def has_started(own: Path) -> None:
+    """Note that it has started."""
+    with contextlib.suppress(OSError):
+        _starts_file(own).unlink()
+
+
+def _failed_starts(own: Path) -> int:
+    """Return how many starts failed since the packages in *own* changed last."""
+    try:
+        changed, number = map(int, _starts_file(own).read_text().split())
+        return number if changed == own.stat().st_mtime_ns else 0
+    except (OSError, ValueError):
+        return 0
+
+
+def _starts_file(own: Path) -> Path:
+    return own.parent / "failed-starts"
 
 
 class _Builder(venv.EnvBuilder):

@@ -1,7 +1,8 @@
-"""Start a session's process afresh, for variables that are read when torch is imported.
+"""Start a session's process afresh, for what has to be there before torch is imported.
 
-Sessions are forked from a process that has imported torch: for ``PYTORCH_JIT`` and its like it is too late then. Where
-a client asks for such variables (``KERNEL_ENV_PYTORCH_JIT=0``), the process that was assigned to its session replaces
+Sessions are forked from a process that has imported torch: for ``PYTORCH_JIT`` and its like it is too late then, as
+for other versions of packages. Where a client asks for such variables (``KERNEL_ENV_PYTORCH_JIT=0``), or its user has
+such packages (:mod:`sharedkernel.session.kernel.packages`), the process that was assigned to its session replaces
 itself by a new interpreter, before anybody has connected to it. It keeps its process id, its parent, its limits, its
 shared page and its connection file, so that nobody else notices: to its executor it is a session that connects again.
 """
@@ -10,12 +11,25 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
 from sharedkernel import protocol
 
+#: runs a session's module with a folder before the environment's packages, as Python has them: behind its own modules
+_WITH_PACKAGES = """
+import runpy, sys
+from importlib.machinery import PathFinder
+folder, without = sys.argv.pop(1), sys.argv.pop(1).split(",")
+class Shared:
+    def find_spec(name, path=None, target=None):
+        return PathFinder.find_spec(name, [p for p in sys.path if p != folder]) if name in without else None
+sys.meta_path.insert(0, Shared)
+shared = (place for place, path in enumerate(sys.path) if path.endswith("site-packages"))
+sys.path.insert(next(shared, len(sys.path)), folder)
+runpy.run_module("sharedkernel.session", run_name="__main__", alter_sys=True)
+"""
 #: begins the names of variables that a client asks for
 PREFIX = "KERNEL_ENV_"
 
@@ -48,8 +62,22 @@ def asked_variables(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def start_afresh(launch: Launch, assign: protocol.Assign) -> NoReturn:
-    """Replace this process by one that serves *assign*, with the variables that its client has asked for."""
+def start_afresh(
+    launch: Launch, assign: protocol.Assign, packages: str = "", without: Collection[str] = ()
+) -> NoReturn:
+    """Replace this process by one that serves *assign*, with the variables that its client has asked for.
+
+    Parameters
+    ----------
+    launch
+        Of this process.
+    assign
+        The session.
+    packages
+        A folder whose modules go before those of the environment; empty: there is none.
+    without
+        Modules that do not.
+    """
     message = os.memfd_create("sharedkernel-assign", 0)
     os.write(message, protocol.encode(assign))
     os.lseek(message, 0, os.SEEK_SET)
@@ -61,4 +89,5 @@ def start_afresh(launch: Launch, assign: protocol.Assign) -> NoReturn:
         launch.device_kind, launch.memory_mode, launch.isolation, str(message),
     ]  # fmt: skip
     environment = {**os.environ, **asked_variables(assign.env)}
-    os.execve(sys.executable, [sys.executable, "-m", "sharedkernel.session", *arguments], environment)
+    module = ["-c", _WITH_PACKAGES, packages, ",".join(without)] if packages else ["-m", "sharedkernel.session"]
+    os.execve(sys.executable, [sys.executable, *module, *arguments], environment)

@@ -18,6 +18,7 @@ from traceback import clear_frames, walk_tb
 from typing import Any
 
 import torch
+from IPython.core.getipython import get_ipython
 
 from sharedkernel.units import format_bytes
 
@@ -25,6 +26,8 @@ from sharedkernel.units import format_bytes
 _emptied: list[int] = []
 #: results of fewer bytes are not worth naming
 _WORTH_NAMING = 16 << 20
+#: names under which IPython keeps the last results, and hides that it does
+_LAST_RESULTS = ("_", "__", "___")
 #: results that are named at most
 _MOST_NAMED = 3
 
@@ -46,7 +49,16 @@ def free() -> None:
             for frame, _ in walk_tb(each.__traceback__):
                 _ = frame.f_locals  # up to Python 3.12, who has looked at them left a copy, which is made anew by this
         _emptied[:] = [id(error)]
+    if (shell := get_ipython()) is not None:
+        _forget_hidden(shell)
     gc.collect()
+
+
+def _forget_hidden(shell: Any) -> None:
+    """Drop what IPython keeps of results that their own names do not hold any more, as after ``%reset out``."""
+    for name in _LAST_RESULTS:
+        if name in shell.user_ns_hidden:
+            shell.user_ns_hidden[name] = shell.user_ns.get(name, "")
 
 
 def forget_results(shell: Any) -> None:
@@ -59,10 +71,9 @@ def forget_results(shell: Any) -> None:
     """
     shown = {id(result) for result in shell.user_ns.get("Out", {}).values()}
     shell.displayhook.flush()
-    for names in (shell.user_ns, shell.user_ns_hidden):  # of the latter IPython leaves these
-        for name in ("_", "__", "___"):
-            if id(names.get(name)) in shown:
-                names[name] = ""
+    for name in _LAST_RESULTS:
+        if id(shell.user_ns.get(name)) in shown:
+            shell.user_ns[name] = ""
     free()
 
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 import zipfile
+from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+import typing_extensions
 
+from sharedkernel.errors import SharedKernelError
+from sharedkernel.session.kernel import packages
 from tests.executor.harness import Executor, ExecutorProcess
 
 pytestmark = pytest.mark.heavy
@@ -103,3 +109,70 @@ def test_every_way_to_pip_is_the_users_own(process: ExecutorProcess, tmp_path: P
 
     asyncio.run(main())
     assert not list(Path(sys.prefix).rglob("own_package*"))
+
+
+#: a module that every session has imported, and its distribution's version
+_LOOK = """
+import typing_extensions, importlib.metadata as m
+print(m.version('typing_extensions'), getattr(typing_extensions, 'mine', None))
+"""
+
+
+@pytest.fixture
+def own() -> Iterator[Path]:
+    """Yield where a session's user has their own packages."""
+    folder = packages.overlay_site_packages("")
+    folder.mkdir(parents=True, exist_ok=True)
+    yield folder
+    shutil.rmtree(packages.overlay(""))
+
+
+def install(own: Path, name: str, version: str, source: str) -> None:
+    """Put a module into *own*, as pip would."""
+    information = own / f"{name}-{version}.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (own / f"{name}.py").write_text(source)
+
+
+def test_another_version_of_what_is_imported_comes_with_a_restart(process: ExecutorProcess, own: Path) -> None:
+    """Its user's sessions start afresh; one with which they cannot start is left out after two tries, and said."""
+    usual, source = metadata.version("typing_extensions"), Path(typing_extensions.__file__).read_text()
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            before = await executor.notebook()
+            assert (await before.run(_LOOK)).text == f"{usual} None\n"
+            install(own, "typing_extensions", "4.99.0", f"{source}\nmine = True\n")
+            after = await executor.notebook()
+            assert (await after.run(_LOOK)).text == "4.99.0 True\n"
+            assert (await after.run("import torch; print(torch.ones(2).sum().item())")).text == "2.0\n"
+            assert "typing_extensions" in (await after.run("%pip list")).text
+            (own / "typing_extensions.py").write_text("raise ImportError('broken')\n")
+            for _ in range(2):
+                with pytest.raises(SharedKernelError):
+                    await executor.notebook()
+            last = await executor.notebook()
+            outcome = await last.run(_LOOK)
+            assert "do not replace those that are imported before a notebook starts" in outcome.text
+            assert outcome.text.endswith("4.99.0 None\n")
+
+    asyncio.run(main())
+
+
+def test_no_version_is_used_that_sessions_cannot_run_with(process: ExecutorProcess, own: Path) -> None:
+    """It says which, what is needed, and how to be rid of it."""
+    install(own, "msgspec", "0.1", "raise ImportError('too old')\n")
+    source = Path(typing_extensions.__file__).read_text()
+
+    async def main() -> None:
+        async with Executor(process) as executor:
+            outcome = await (await executor.notebook()).run("import msgspec; print(hasattr(msgspec, 'Struct'))")
+            assert "Your own msgspec 0.1 is not used: jupyter-sharedkernel needs msgspec>=" in outcome.text
+            assert outcome.text.endswith("True\n")
+            install(own, "typing_extensions", "4.99.0", f"{source}\nmine = True\n")  # beside it, one that is fit
+            outcome = await (await executor.notebook()).run(_LOOK)
+            assert "Your own msgspec 0.1 is not used" in outcome.text
+            assert outcome.text.endswith("4.99.0 True\n")
+
+    asyncio.run(main())

@@ -95,6 +95,17 @@ def test_an_error_can_be_looked_at_while_there_is_memory(process: ExecutorProces
     run(process, scenario)
 
 
+def test_results_that_were_flushed_are_gone(process: ExecutorProcess) -> None:
+    """IPython keeps the last one where nobody finds it."""
+
+    async def scenario(notebook: Notebook) -> None:
+        await notebook.run("torch.ones(150_000_000)")
+        assert (await notebook.run("step(False)")).error == "OutOfMemoryError"
+        assert (await notebook.run("%reset -f out\nstep(False)")).text.endswith(RIGHT)
+
+    run(process, scenario)
+
+
 def test_results_that_were_shown_are_named_and_forgotten(process: ExecutorProcess) -> None:
     """They are the user's: only on request."""
 
