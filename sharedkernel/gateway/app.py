@@ -227,6 +227,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             settings["cordon"] = self._member.cordon
         if isinstance(manager, FrontKernels):
             settings["front"] = manager.front
+        settings["request_patience"] = self.request_patience
         settings["timeline_requests"] = TimelineRequests()
         settings["usage_history"] = self._usage_history = UsageHistory(manager.status)
         settings["xsrf_cookie_kwargs"] = {"path": self.base_url, "samesite": "Lax", "secure": bool(self.certfile)}

@@ -108,9 +108,10 @@ class InstallApp(CommandApp):
     gateway_url = Unicode(
         help=f"Address of the gateway, such as https://gpu.example.org. Default: ${URL_VARIABLE}."
     ).tag(config=True)
-    token = Unicode(help=f"Your token for the gateway. Default: ${TOKEN_VARIABLE}, else you are asked for it.").tag(
-        config=True
-    )
+    token = Unicode(
+        help="Your token for the gateway; -: the first line of standard input. Default: "
+        f"${TOKEN_VARIABLE}, else you are asked for it."
+    ).tag(config=True)
     ca_file = Unicode(
         help="File of the authorities that signed the gateway's certificate, if this system does not trust them. "
         f"Default: ${CA_VARIABLE}."
@@ -263,17 +264,18 @@ class InstallApp(CommandApp):
         ConfigError
             When there is none, or a hub's servers would not find what is kept without one.
         """
-        token = self.token or os.environ.get(TOKEN_VARIABLE)
+        token = sys.stdin.readline().strip() if self.token == "-" else self.token or os.environ.get(TOKEN_VARIABLE)
         if self.jupyterhub and str(self._config_folder()) not in jupyter_config_path():
             raise ConfigError(
                 f"Jupyter does not look in {self._config_folder()}, see `jupyter --paths`; use --sys-prefix."
             )
         if not token and not self.jupyterhub and sys.stdin.isatty():
-            token = getpass(f"Your token for {url}: ")
+            with contextlib.suppress(EOFError):  # nothing was typed
+                token = getpass(f"Your token for {url}: ")
         if not token and not self.jupyterhub:
             raise ConfigError(
-                f"which token? Give it with --token or in {TOKEN_VARIABLE}, the gateway's admin has one; or "
-                "--jupyterhub, if each server of a hub has its own."
+                f"which token? Give it with --token (`-`: the first line of standard input) or in {TOKEN_VARIABLE}; "
+                "the gateway's admin has one; or --jupyterhub, if each server of a hub has its own."
             )
         return check_token(token) if token else ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -44,6 +45,36 @@ def install(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
         text=True,
         timeout=TIMEOUT,
     )
+
+
+def test_a_token_comes_on_standard_input(home: Path, stock_gateway: GatewayProcess) -> None:
+    """So it is in no list of processes and in no history of a shell."""
+    command = [sys.executable, "-m", "sharedkernel", "install", "--gateway-url", stock_gateway.url, "--user"]
+    ended = subprocess.run(
+        [*command, "--token", "-"], input=f"{stock_gateway.token}\n", capture_output=True, text=True, timeout=TIMEOUT
+    )
+    assert ended.returncode == 0, ended.stderr
+    kept = json.loads((home / "config" / "sharedkernel" / "shared-gpu.json").read_text())
+    assert stock_gateway.token in kept.values()
+
+
+def test_nothing_typed_is_no_traceback(home: Path, stock_gateway: GatewayProcess) -> None:
+    """The end of a terminal's input is told as a token that is missing."""
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "sharedkernel", "install", "--gateway-url", stock_gateway.url, "--user"]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    os.close(theirs)
+    shown = b""
+    while b"Your token for" not in shown:
+        shown += os.read(ours, 4096)
+    os.write(ours, b"\x04")
+    with contextlib.suppress(OSError):  # raised at the end
+        while data := os.read(ours, 4096):
+            shown += data
+    os.close(ours)
+    assert process.wait(TIMEOUT) != 0
+    assert b"which token?" in shown
+    assert b"Traceback" not in shown
 
 
 def test_an_installed_kernel_works_without_any_variable(home: Path, stock_gateway: GatewayProcess) -> None:

@@ -22,6 +22,7 @@ describe('readAudit', () => {
       action: 'end session',
       owner: 'grace',
       session: '0123456789abcdef',
+      notebook: null,
       address: '127.0.0.1',
       refusal: null,
       details: ''
@@ -42,7 +43,11 @@ describe('actWords', () => {
   it('says what was done to whose session', () => {
     expect(words({})).toBe('end session · 01234567 of grace');
     expect(words({ owner: 'ada', status: 409 })).toBe('end session · 01234567 · refused (409)');
-    expect(words({ action: 'change quotas', session: null, owner: null })).toBe('change quotas');
+    expect(words({ notebook: 'a/train.ipynb' })).toBe('end session · train.ipynb of grace');
+    const changes = ['grace: memory 50% to 2GiB', 'group a: share 2'];
+    expect(words({ action: 'change quotas', session: null, owner: null, changes })).toBe(
+      'change quotas · changes: grace: memory 50% to 2GiB; group a: share 2'
+    );
   });
 
   it('says the rest as it is recorded', () => {

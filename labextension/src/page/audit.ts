@@ -12,6 +12,8 @@ export interface IAuditEntry {
   /** Whose session it was; null where it was about none. */
   owner: string | null;
   session: string | null;
+  /** Path of its notebook; null where it is not known. */
+  notebook: string | null;
   address: string | null;
   /** Of an answer that was a refusal; null otherwise. */
   refusal: number | null;
@@ -28,7 +30,7 @@ export interface IAudit {
   file: string | null;
 }
 
-const KNOWN = new Set(['time', 'user', 'action', 'owner', 'session', 'address', 'status']);
+const KNOWN = new Set(['time', 'user', 'action', 'owner', 'session', 'notebook', 'address', 'status']);
 /** Characters of details that are shown. */
 const LONGEST = 200;
 
@@ -46,7 +48,7 @@ function readEntry(entry: Record<string, unknown>): IAuditEntry {
   const time = Date.parse(String(entry.time));
   const { status } = entry;
   const rest = Object.entries(entry).filter(([key, value]) => !KNOWN.has(key) && value !== null);
-  const details = rest.map(([key, value]) => `${key}: ${typeof value === 'string' ? value : JSON.stringify(value)}`);
+  const details = rest.map(([key, value]) => `${key}: ${detail(value)}`);
   const text = details.join(', ');
   return {
     time: Number.isNaN(time) ? null : time,
@@ -54,6 +56,7 @@ function readEntry(entry: Record<string, unknown>): IAuditEntry {
     action: textOrNull(entry.action) ?? '',
     owner: textOrNull(entry.owner),
     session: textOrNull(entry.session),
+    notebook: textOrNull(entry.notebook),
     address: textOrNull(entry.address),
     refusal: typeof status === 'number' && status >= 400 ? status : null,
     details: text.length > LONGEST ? `${text.slice(0, LONGEST)}…` : text
@@ -64,7 +67,7 @@ function readEntry(entry: Record<string, unknown>): IAuditEntry {
 export function actWords(entry: IAuditEntry): string {
   const parts = [safeText(entry.action)];
   if (entry.session !== null) {
-    const id = safeText(entry.session.slice(0, 8));
+    const id = safeText(entry.notebook?.split('/').pop() ?? entry.session.slice(0, 8));
     parts.push(
       entry.owner === null || entry.owner === entry.user ? id : trans.__('%1 of %2', id, safeText(entry.owner))
     );
@@ -76,6 +79,13 @@ export function actWords(entry: IAuditEntry): string {
     parts.push(trans.__('refused (%1)', entry.refusal));
   }
   return parts.join(' · ');
+}
+
+function detail(value: unknown): string {
+  if (Array.isArray(value) && value.every(part => typeof part === 'string')) {
+    return value.join('; ');
+  }
+  return typeof value === 'string' ? value : JSON.stringify(value);
 }
 
 function isObject(value: unknown): value is Record<string, unknown> {

@@ -65,6 +65,10 @@ class ClassApp(LimitCommandApp):
     known = Bool(
         False, help="The roster may name people who have tokens, sessions or something on a shelf here already."
     ).tag(config=True)
+    replace = Bool(
+        False, help="With `invite`: end the tokens that used links of these people gave; sessions go on."
+    ).tag(config=True)
+    keep = Bool(False, help="With `invite`: leave those tokens good, for another machine.").tag(config=True)
     as_json = Bool(False, help="Print JSON instead of text.").tag(config=True, option="json")
 
     def start(self) -> None:
@@ -116,7 +120,11 @@ class ClassApp(LimitCommandApp):
         self._show_links(self._ask("PUT", body), people)
 
     def _invite(self, people: Sequence[Person]) -> None:
-        body = {"users": [person.user for person in people], "allow_known": self.known}
+        body: dict[str, Any] = {"users": [person.user for person in people], "allow_known": self.known}
+        if self.replace and self.keep:
+            fail("--replace ends tokens that --keep leaves good; choose one.", status=2)
+        if self.replace or self.keep:
+            body["replaces"] = self.replace
         self._warn_of_loopback()
         members = (self._ask("GET")["class"] or {"users": {}})["users"]
         answer = self._ask("POST", body)
@@ -125,7 +133,8 @@ class ClassApp(LimitCommandApp):
         if fresh:
             _say(f"New in the class: {', '.join(fresh)}.")
         if answer["codes"] and len(fresh) < len(people):
-            _say("Links that were given to the same people before work no longer.")
+            tokens = "; nor do tokens that these gave, whose sessions go on" if self.replace else ""
+            _say(f"Links that were given to the same people before work no longer{tokens}.")
 
     def _end(self) -> None:
         done = self._ask("DELETE")

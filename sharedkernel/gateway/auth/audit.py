@@ -135,11 +135,12 @@ class AuditedHandler(RequestHandler):
     #: the session of the request, if the route does not name it
     acted_on: str | None = None
     _owner: str | None = None
+    _notebook: str | None = None
 
     async def prepare(self, *args: Any, **kwargs: Any) -> Any:
-        """Look up the session's owner: afterwards the session may be gone."""
+        """Look up the session's owner and notebook: afterwards the session may be gone."""
         await super().prepare(*args, **kwargs)  # type: ignore[misc]
-        self._owner = self._find_owner()
+        self._owner, self._notebook = self._find_owner(), self._find_notebook()
 
     def finish(self, *args: Any, **kwargs: Any) -> Future[None]:
         """Record the action, then answer, so that a client with an answer finds the record."""
@@ -152,7 +153,14 @@ class AuditedHandler(RequestHandler):
         """Record *action* on the session of the request, with *details*."""
         session = self.acted_on or self.path_kwargs.get("kernel_id")
         owner = self._owner or self._find_owner()
+        if (notebook := self._notebook or self._find_notebook()) is not None:
+            details = {"notebook": notebook, **details}
         self.settings["audit_log"].record(action, session=session, owner=owner, **details)
+
+    def _find_notebook(self) -> str | None:
+        session = self.acted_on or self.path_kwargs.get("kernel_id")
+        found: str | None = None if session is None else self.settings["kernel_manager"].notebook(session)
+        return found
 
     def _find_owner(self) -> str | None:
         session = self.acted_on or self.path_kwargs.get("kernel_id")

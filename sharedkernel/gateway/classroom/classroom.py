@@ -149,7 +149,7 @@ class Classroom:
         self._keep(record)
         return codes
 
-    async def invite(self, users: Sequence[str], *, allow_known: bool) -> dict[str, str]:
+    async def invite(self, users: Sequence[str], *, allow_known: bool, replaces: bool | None = None) -> dict[str, str]:
         """Invite more users, or users of the class once more: their earlier invitation is void.
 
         Parameters
@@ -158,6 +158,9 @@ class Classroom:
             Names.
         allow_known
             As :meth:`begin` takes it.
+        replaces
+            Whether tokens end that used invitations of *users* have given, as where somebody else was quicker; None:
+            nobody has decided, which is refused where it matters.
 
         Returns
         -------
@@ -176,6 +179,18 @@ class Classroom:
             self._check_users([*record.members, *fresh])
             if self._tokens is not None and not allow_known:
                 self._check_strangers(fresh, known)
+            given = {user: record.members[user].tokens for user in users if user in record.members}
+            if (joined := [user for user, tokens in given.items() if tokens]) and replaces is None:
+                raise Refused(
+                    f"nothing was changed: {', '.join(joined[:5])}{' …' if len(joined) > 5 else ''} used a link "
+                    "already, and the token that it gave stays good. Run it again with --replace, to end such tokens "
+                    "in case it was not them (sessions go on), or with --keep, for another machine of theirs.",
+                    reason="link_used",
+                )
+            if replaces and joined and (tokens := self._tokens) is not None:
+                tokens.remove(*(name for user in joined for name in given[user]))
+                for user in joined:
+                    record.members[user].tokens = []
             record.spared += self._sessions.of_users(set(fresh))
             return self._invite(record, users, known)
 
@@ -244,6 +259,25 @@ class Classroom:
             member.tokens.append(token.rpartition("-")[0])
             invitation.used, member.joined = now, member.joined or now
         return AdmittedUser(user, token, record.until)
+
+    def made_token(self, user: str, made_with: str | None, token: str) -> None:
+        """Have a token of *user*'s end with the class if it was made with one that does.
+
+        Parameters
+        ----------
+        user
+            Its owner.
+        made_with, token
+            The token that its owner signed in with (None: with another proof), and the one that was made.
+        """
+        member = None if self._record is None else self._record.members.get(user)
+        if member is None or made_with is None or made_with.rpartition("-")[0] not in member.tokens:
+            return
+        with self._changing() as record:
+            name = token.rpartition("-")[0]
+            record.members[user].tokens.append(name)
+            if (tokens := self._tokens) is not None:
+                tokens.expire([name], record.until)
 
     # --- what time does -----------------------------------------------------------------------------------------------
 

@@ -65,8 +65,9 @@ class ClassHandler(GatewayHandler):
     @authorized
     async def post(self) -> None:
         """Invite users, those of the class again; return the class with the codes."""
-        classroom, body = self._classroom(), read_body(self, {})
-        codes = await classroom.invite(_users_in(body), allow_known=body.get("allow_known") is True)
+        classroom, body = self._classroom(), read_body(self, {"replaces": bool})
+        known, replaces = body.get("allow_known") is True, body.get("replaces")
+        codes = await classroom.invite(_users_in(body), allow_known=known, replaces=replaces)
         await kernel_manager_of(self).rules.send_all_limits()
         self._finish_invited(classroom, codes)
 

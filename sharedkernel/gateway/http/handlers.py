@@ -7,7 +7,7 @@ logged without a traceback; and starting a kernel uses the client's environment.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from http import HTTPStatus
 from typing import Any, ClassVar, cast
 
@@ -24,6 +24,7 @@ from tornado import web
 from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.gateway.auth.audit import AuditedHandler
 from sharedkernel.gateway.auth.identity import TokenUsers
+from sharedkernel.gateway.config.quotas import QuotaLevel
 from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.http import health, shelf_handlers
 from sharedkernel.gateway.http.status_feed import StatusFeedHandler
@@ -33,6 +34,9 @@ from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.manager import SessionKernels, kernel_manager_of
 from sharedkernel.scheduling.policies.registry import POLICIES
 from sharedkernel.units import parse_duration
+
+#: changes of quotas that one line of the audit log has
+_MOST_CHANGES = 50
 
 
 class KernelsHandler(ErrorResponseMixin, AuditedHandler, kernels.MainKernelHandler):
@@ -249,6 +253,13 @@ class QuotasHandler(GatewayHandler):
 
     actions: ClassVar[dict[str, str]] = {"PUT": "change quotas", "DELETE": "reset quotas"}
 
+    #: what the request has changed, for the audit log
+    _changes: Mapping[str, Any] = {}
+
+    def record_action(self, action: str, **details: Any) -> None:
+        """Record *action*, with whose quotas changed, and from what to what."""
+        super().record_action(action, **self._changes, **details)
+
     @web.authenticated
     @authorized
     async def get(self) -> None:
@@ -272,10 +283,13 @@ class QuotasHandler(GatewayHandler):
         The answer has `notes`, if something about the change may not be as it was meant.
         """
         manager = self._manager_for_admin()
+        body = read_body(self, {"default": dict, "groups": dict, "users": dict})
+        before = {user: manager.rules.quotas.explain(str(user)) for user in body.get("users", {})}
         try:
-            level = manager.rules.quotas.put(read_body(self, {"default": dict, "groups": dict, "users": dict}))
+            level = manager.rules.quotas.put(body)
         except ConfigError as error:
             raise Refused(f"nothing was changed: {error}", reason="bad_request") from None
+        self._changes = {"changes": _describe_changes(level, before)[:_MOST_CHANGES]}
         self.log.info("%s changed quotas: %s", self.current_user.username, self.request.body.decode())
         await manager.rules.send_all_limits()
         notes, identity = manager.rules.ineffective(level.by_whom()), self.identity_provider
@@ -292,6 +306,7 @@ class QuotasHandler(GatewayHandler):
         manager = self._manager_for_admin()
         user, group = self.get_query_argument("user", None), self.get_query_argument("group", None)
         manager.rules.quotas.withdraw(user=user, group=group)
+        self._changes = {"of": user or (f"group {group}" if group else "everybody")}
         self.log.info("%s reset the quotas of %s", self.current_user.username, user or group or "everybody")
         await manager.rules.send_all_limits()
         await cast("Awaitable[None]", self.get())
@@ -300,6 +315,16 @@ class QuotasHandler(GatewayHandler):
         if not self.current_user.admin:
             raise Refused("only admins may change quotas.", reason="not_admin")
         return kernel_manager_of(self)
+
+
+def _describe_changes(level: QuotaLevel, before: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return each value that was put, as ``grace: memory 50% to 2GiB``; *before* has what held for users."""
+    changes = []
+    for whose, entry in level.by_whom().items():
+        for key, value in entry.items():
+            old = f"{before[whose][key]['value']} to " if whose in before else ""
+            changes.append(f"{whose}: {key} {old}{value}")
+    return changes
 
 
 class PolicyHandler(GatewayHandler):

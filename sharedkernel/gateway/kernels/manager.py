@@ -221,6 +221,11 @@ class SessionKernels(AsyncMappingKernelManager):
         kernel = self.registry.find(kernel_id) or self.detached.get(kernel_id)
         return None if kernel is None else kernel.user
 
+    def notebook(self, kernel_id: str) -> str | None:
+        """Return the path of the notebook of a kernel or detached session; None when there is none."""
+        kernel = self.registry.find(kernel_id) or self.detached.get(kernel_id)
+        return None if kernel is None else kernel.notebook
+
     def _check_kernel_id(self, kernel_id: str) -> None:
         if kernel_id not in self:
             self._raise_unknown(kernel_id)

@@ -232,7 +232,10 @@ class TokenHandler(GatewayHandler):
     async def post(self) -> None:
         """Return a new token; those that the user has stay good."""
         identity = cast("TokenOnlyIdentity", self.identity_provider)
-        token = identity.make_token(self.current_user.username)
+        user = self.current_user.username
+        token = identity.make_token(user)
+        if (classroom := self.settings.get("classroom")) is not None:
+            classroom.made_token(user, identity.get_token(self), token)
         self.set_header("Cache-Control", "no-store")
         self.finish(json.dumps({"token": token}))
 

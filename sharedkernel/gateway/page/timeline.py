@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from collections import Counter
 from typing import Any, cast
 
 import msgspec
@@ -20,8 +21,8 @@ from sharedkernel.status.timeline import DeviceTimeline, TimelineWindow
 
 #: seconds that an executor may take to answer
 _TIMEOUT = 5.0
-#: requests that wait for others; further ones are refused
-_MAX_WAITING = 32
+#: requests that wait for others, of one user and of all; further ones are refused
+_MAX_OF_USER, _MAX_WAITING = 8, 256
 
 
 class TimelineRequests:
@@ -29,9 +30,12 @@ class TimelineRequests:
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
-        self._num_waiting = 0
+        #: requests that wait or are answered, by who asks
+        self._waiting: Counter[str] = Counter()
 
-    async def ask(self, executors: Executors, window: TimelineWindow, user: str | None) -> dict[str, DeviceTimeline]:
+    async def ask(
+        self, executors: Executors, window: TimelineWindow, user: str | None, *, asker: str
+    ) -> dict[str, DeviceTimeline]:
         """Return the timeline of each device whose executor answers.
 
         Parameters
@@ -42,23 +46,26 @@ class TimelineRequests:
             Which time.
         user
             Whose notebooks may be named; None: everybody's.
+        asker
+            Who asks.
 
         Raises
         ------
         Refused
-            When too many requests wait.
+            When too many requests wait: of who asks, or of all.
         SharedKernelError
             When no executor answers.
         """
-        if self._num_waiting >= _MAX_WAITING:
+        if self._waiting[asker] >= _MAX_OF_USER or self._waiting.total() >= _MAX_WAITING:
             raise Refused("too many timelines are asked for at this moment; try again.", reason="too_many_requests")
-        self._num_waiting += 1
+        self._waiting[asker] += 1
         try:
             async with self._lock:
                 asked = [self._ask(executors, device, window, user) for device in executors]
                 answers = await asyncio.gather(*asked, return_exceptions=True)
         finally:
-            self._num_waiting -= 1
+            self._waiting[asker] -= 1
+            self._waiting = +self._waiting
         found: dict[str, DeviceTimeline] = {}
         for device, answer in zip(executors, answers, strict=True):
             if isinstance(answer, DeviceTimeline):
@@ -100,7 +107,10 @@ class TimelineHandler(GatewayHandler):
             return
         requests: TimelineRequests = self.settings["timeline_requests"]
         found = await requests.ask(
-            kernel_manager_of(self).executors, window, None if user.admin else cast("str", user.username)
+            kernel_manager_of(self).executors,
+            window,
+            None if user.admin else cast("str", user.username),
+            asker=user.username,
         )
         devices = [{"device": name or None, **msgspec.structs.asdict(timeline)} for name, timeline in found.items()]
         self.finish(msgspec.json.encode({"devices": devices}))

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 #: where it is served, below the gateway's address
 PATH = "sharedkernel/package"
+#: bytes of it that are written at a time: a client that reads none has no more than these waiting for it
+_PART = 64 << 10
 #: headers of what a proxy forwards, as tornado writes them
 _FORWARDED = frozenset({"Forwarded", "Via", "X-Forwarded-For", "X-Real-Ip"})
 #: what an installer adds of its own to a wheel's metadata
@@ -177,4 +179,17 @@ class WheelHandler(JupyterHandler):
             raise web.HTTPError(HTTPStatus.NOT_FOUND, "This gateway has no such package.")
         self.set_header("Content-Type", "application/zip")
         self.set_header("Content-Length", str(len(wheel.content)))
-        self.finish(b"" if self.request.method == "HEAD" else wheel.content)
+        if self.request.method != "HEAD":
+            await self._write_in_parts(wheel.content)
+        self.finish()
+
+    async def _write_in_parts(self, content: bytes) -> None:
+        """Write *content* as fast as the client reads; one that reads nothing for long is hung up on."""
+        for start in range(0, len(content), _PART):
+            self.write(content[start : start + _PART])
+            try:
+                await asyncio.wait_for(self.flush(), self.settings["request_patience"])
+            except TimeoutError:
+                log.info("hung up on %s, which does not read the package", self.request.remote_ip)
+                self.request.connection.stream.close()  # type: ignore[union-attr]
+                raise web.Finish from None

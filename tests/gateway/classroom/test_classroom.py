@@ -330,6 +330,30 @@ def test_a_fresh_token_made_on_the_page_ends_with_the_class(stack: Stack) -> Non
     run(scenario())
 
 
+def test_of_who_was_here_before_only_tokens_of_the_class_end(stack: Stack) -> None:
+    """Those that an invitation gave, and those that were made with these; no others of the same user."""
+
+    async def scenario() -> None:
+        ada, browser = stack.client("ada"), Browser(stack.gateway_url)
+        body = {"users": ["grace"], "limits": {}, "until": after(hours=1), "allow_known": True}
+        codes = (await ada.request("PUT", CLASS, body)).body["codes"]
+        assert (await accept(browser, codes["grace"])).status == 200
+        made = (await browser.request("POST", "/sharedkernel/page/token")).body["token"]
+        own = Browser(stack.gateway_url)
+        signed_in = await own.sign_in(stack.token("grace"))
+        assert signed_in.status == 303, signed_in
+        other = (await own.request("POST", "/sharedkernel/page/token")).body["token"]
+        assert (await ada.request("DELETE", CLASS)).status == 200
+        statuses = [
+            (await Client(stack.gateway_url, token).request("GET", "/api/kernels")).status
+            for token in (made, other, stack.token("grace"))
+        ]
+        assert statuses == [403, 200, 200]
+        TokenFile(stack.directory / "tokens.json").remove(other.rpartition("-")[0])
+
+    run(scenario())
+
+
 def test_the_executor_enforces_what_held_before(stack: Stack) -> None:
     """As soon as the class is over; whom only the class named is in the status no more, but for what they have left."""
 

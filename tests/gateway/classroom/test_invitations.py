@@ -24,7 +24,11 @@ def test_a_code_is_good_once(stack: Stack) -> None:
         assert (me["user"], me["admin"]) == ("maria", False)
         second = await accept(Browser(stack.gateway_url), codes["maria"])
         assert (second.status, second.body["reason"]) == (409, "invitation_used")
-        again = (await stack.client("ada").request("POST", CLASS, {"users": ["maria", "niels"]})).body["codes"]
+        users = {"users": ["maria", "niels"]}
+        refused = await stack.client("ada").request("POST", CLASS, users)
+        assert (refused.status, refused.body["reason"]) == (409, "link_used")
+        assert "maria used a link already" in refused.body["message"]
+        again = (await stack.client("ada").request("POST", CLASS, {**users, "replaces": False})).body["codes"]
         assert (await accept(Browser(stack.gateway_url), codes["niels"])).body["reason"] == "wrong_invitation"
         for name in ("maria", "niels"):
             client = Client(stack.gateway_url, await join(stack, again[name]))
@@ -32,6 +36,26 @@ def test_a_code_is_good_once(stack: Stack) -> None:
         # what was given first stays good
         token = command.rpartition(" ")[2]
         assert (await Client(stack.gateway_url, token).request("GET", "/api/kernels")).status == 200
+
+    run(scenario())
+
+
+def test_a_thief_of_a_code_keeps_nothing(stack: Stack) -> None:
+    """Neither the token nor one that was made with it; sessions go on for whom they belong to."""
+
+    async def scenario() -> None:
+        ada, thief = stack.client("ada"), Browser(stack.gateway_url)
+        codes = await begin(stack, "maria")
+        answer = await accept(thief, codes["maria"])
+        tokens = [answer.body["install_command"].rpartition(" ")[2]]
+        tokens.append((await thief.request("POST", "/sharedkernel/page/token")).body["token"])
+        kernel = await Client(stack.gateway_url, tokens[0]).start()
+        again = (await ada.request("POST", CLASS, {"users": ["maria"], "replaces": True})).body["codes"]
+        for token in tokens:
+            assert (await Client(stack.gateway_url, token).request("GET", "/api/kernels")).status == 403
+        assert (await thief.request("GET", "/sharedkernel/page/me")).status == 401
+        maria = Client(stack.gateway_url, await join(stack, again["maria"]))
+        assert [entry["id"] for entry in (await maria.request("GET", "/api/kernels")).body] == [kernel]
 
     run(scenario())
 

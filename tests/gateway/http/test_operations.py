@@ -191,6 +191,34 @@ def test_the_audit_log_says_who_did_what_to_whose_session(stack: Stack) -> None:
     assert "1" * 64 not in text
 
 
+def test_the_audit_log_says_whose_limits_changed_and_which_notebook_it_was(stack: Stack) -> None:
+    """From what to what, as far as that is one value; a session by its notebook's name."""
+    before = len(audit(stack))
+
+    async def scenario() -> None:
+        ada, grace = stack.client("ada"), stack.client("grace")
+        put = {"users": {"grace": {"memory": "64MiB"}}, "default": {"share": 2}}
+        assert (await ada.request("PUT", "/sharedkernel/api/quotas", put)).status == 200
+        again = {"users": {"grace": {"memory": "96MiB"}}}
+        assert (await ada.request("PUT", "/sharedkernel/api/quotas", again)).status == 200
+        assert (await ada.request("DELETE", "/sharedkernel/api/quotas?user=grace")).status == 200
+        assert (await ada.request("DELETE", "/sharedkernel/api/quotas")).status == 200
+        kernel = await grace.start(KERNEL_NOTEBOOK="work/train.ipynb")
+        assert (await ada.request("DELETE", f"/api/kernels/{kernel}")).status == 204
+
+    run(scenario())
+    entries = audit(stack)[before:]
+    changed = [entry["changes"] for entry in entries if entry["action"] == "change quotas"]
+    assert changed[0][0] == "the default: share 2.0"
+    assert changed[0][1].startswith("grace: memory ")
+    assert changed[0][1].endswith(" to 64MiB")
+    assert changed[1] == ["grace: memory 64MiB to 96MiB"]
+    assert [entry["of"] for entry in entries if entry["action"] == "reset quotas"] == ["grace", "everybody"]
+    assert {entry["notebook"] for entry in entries if entry["action"] in ("start session", "end session")} == {
+        "work/train.ipynb"
+    }
+
+
 def test_the_audit_log_knows_the_sessions_of_notebooks(stack: Stack) -> None:
     """Whose kernel it is that somebody starts, replaces or ends by way of `/api/sessions`, allowed or not."""
     told: list[str] = []

@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.gateway.client import Client
@@ -50,6 +51,30 @@ def test_everybody_sees_who_ran_and_only_owners_and_admins_which_notebook(stack:
             (_, _, seconds, _), *_ = seen[ada][kernel]["segments"]
             assert seconds["running"] > 0
             await grace.request("DELETE", f"/api/kernels/{kernel}?linger=0")
+
+    run(scenario())
+
+
+def test_who_asks_for_many_leaves_others_theirs(stack: Stack) -> None:
+    """While an executor is slow, one user's requests have a limit of their own."""
+
+    async def scenario() -> None:
+        grace, mary = stack.client("grace"), stack.client("mary")
+        assert stack.executor.process is not None
+        executor = psutil.Process(stack.executor.process.pid)
+        executor.suspend()
+        try:
+            asked = [asyncio.create_task(grace.request("GET", TIMELINE)) for _ in range(60)]
+            done: set[asyncio.Task[Any]] = set()
+            while len(done) < 60 - 32:
+                done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.sleep(0.01)
+            answer = asyncio.create_task(mary.request("GET", TIMELINE))
+            assert {task.result().status for task in done} == {429}
+        finally:
+            executor.resume()
+        assert (await answer).status == 200
+        await asyncio.gather(*asked)
 
     run(scenario())
 

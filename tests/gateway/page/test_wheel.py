@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
+import os
+import socket
+import urllib.request
 import zipfile
 from importlib import metadata
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sharedkernel.gateway.page.wheel import pack
 from tests.gateway.conftest import Stack, run
+from tests.relay.support import TIMEOUT, wait_until
 
 
 def test_a_gateway_of_a_checkout_has_no_wheel_and_says_that_people_need_one(stack: Stack) -> None:
@@ -67,3 +72,42 @@ def test_what_no_wheel_can_be_made_of_is_said(tmp_path: Path) -> None:
         pack(_install(tmp_path / "b", ["gone.py"]))
     with pytest.raises(ValueError, match="unknown place"):
         pack(_install(tmp_path / "c", ["../x.py"]))
+
+
+@pytest.mark.heavy
+def test_who_asks_for_the_wheel_and_reads_nothing_has_little_and_is_hung_up_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is anybody else slower for it."""
+    info = tmp_path / "jupyter_sharedkernel-99.0.dist-info"
+    info.mkdir()
+    (info / "WHEEL").write_text("Wheel-Version: 1.0\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: jupyter-sharedkernel\nVersion: 99.0\n")
+    (tmp_path / "random.bin").write_bytes(os.urandom(16 << 20))
+    (info / "RECORD").write_text(f"random.bin,,\n{info.name}/WHEEL,,\n{info.name}/METADATA,,\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *os.environ.get("PYTHONPATH", "").split(":")]))
+    config = "c.SharedKernelGateway.request_patience = 3"
+    with Stack(users=["ada"], capacity="1GiB", config=config) as stack:
+        address = f"{stack.gateway_url}/sharedkernel/package/jupyter_sharedkernel-99.0-py3-none-any.whl"
+
+        def whole() -> int:
+            with urllib.request.urlopen(address, timeout=TIMEOUT) as answer:
+                return len(answer.read())
+
+        length = whole()
+        assert length > 16 << 20
+        assert stack.gateway.process is not None
+        gateway = psutil.Process(stack.gateway.process.pid)
+        before, sockets = gateway.memory_info().rss, len(gateway.net_connections("tcp"))
+        request = f"GET {address.removeprefix(stack.gateway_url)} HTTP/1.1\r\nHost: 127.0.0.1:{stack.port}\r\n\r\n"
+        readers = []
+        for _ in range(100):
+            reader = socket.create_connection(("127.0.0.1", stack.port))
+            reader.sendall(request.encode())
+            readers.append(reader)
+        wait_until(lambda: len(gateway.net_connections("tcp")) > sockets + 90)
+        assert whole() == length
+        assert gateway.memory_info().rss < before + (100 << 20)  # of 1.6 GB that were asked for
+        wait_until(lambda: len(gateway.net_connections("tcp")) <= sockets)
+        for reader in readers:
+            reader.close()
