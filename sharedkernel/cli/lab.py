@@ -74,6 +74,11 @@ class LabApp(StackCommandApp):
             self.capacity = self.capacity or _PROCESSOR_CAPACITY
         options = {"quotas": {"default": {"linger": _LINGER}}, **self.stack_options()}
         with ended_by_signals(), LocalStack(users=[user], **options) as stack:
+            print(  # noqa: T201
+                f"sharedkernel: {self.device} is shared at {stack.gateway_url} (the page's token: {stack.token(user)}); "
+                "pick the kernel Shared GPU in JupyterLab, which starts now. All of this ends with it.",
+                file=sys.stderr,
+            )
             environment = os.environ | stack.client_environment(user) | {"PATH": _path_with_commands()}
             arguments = [f"--MultiKernelManager.default_kernel_name={KERNEL_NAME}", *self.extra_args]
             with left_to_child(signal.SIGINT):  # JupyterLab asks whether it is meant

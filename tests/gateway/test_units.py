@@ -34,6 +34,20 @@ def test_stopping_the_executor_leaves_its_sessions_and_what_they_need(unit: Path
     assert "PrivateTmp" not in executor  # it would be emptied under them
 
 
+@pytest.mark.parametrize("unit", [EXECUTOR, HOST], ids=["executor", "host"])
+def test_each_user_has_a_home(unit: Path) -> None:
+    """The account has none, and `%pip install` would fail for everybody; they are where the unit may write."""
+    executor = settings(unit)
+    assert executor["StateDirectory"] == ["sharedkernel"]
+    assert "HOME=/var/lib/sharedkernel" in executor["Environment"]
+    assert "--homes /var/lib/sharedkernel/homes" in executor["ExecStart"][0]
+
+
+def test_the_end_of_the_gateway_removes_nothing_of_sessions() -> None:
+    """They have its account, and shared memory belongs to that."""
+    assert "RemoveIPC" not in settings(GATEWAY)
+
+
 def test_a_gateway_that_takes_too_much_memory_starts_again() -> None:
     """It is ended before the machine has none left, and always comes back."""
     gateway = settings(GATEWAY)

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 CONTAINERFILE = ROOT / "packaging/container/Containerfile"
 COMPOSE = ROOT / "packaging/compose"
 #: what the administrator puts there, as the comment at the top of compose.yaml says
-MADE = {"./config", "./secrets/prometheus-token"}
+MADE = {"./config", "./secrets/prometheus-token", "./secrets/grafana-password"}
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the services run on Linux only")
 
