@@ -6,7 +6,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,6 @@ from rich.table import Column, Table
 from rich.text import Text
 from traitlets import Bool, Int, TraitError, validate
 
-from sharedkernel.bench import (
-    alone,
-    fairness,
-    flood,
-    interactive,
-    oversubscription,
-    roundtrip,
-    start,
-    switch,
-    ui,
-)
 from sharedkernel.bench.stack.results import Conditions, Effort, Result, Unit, brief
 from sharedkernel.cli.base import fail
 from sharedkernel.cli.options import StackCommandApp
@@ -34,43 +23,27 @@ from sharedkernel.errors import SharedKernelError
 from sharedkernel.system.signals import ended_by_signals
 from sharedkernel.units import format_bytes
 
+#: every benchmark, in the order of `--all`; each is a module with a function `run` in the checkout's `benchmarks`
+BENCHMARKS = (
+    "start", "alone", "roundtrip", "flood", "fairness", "interactive", "switch", "offload", "oversubscription", "ui",
+    "cluster",
+)  # fmt: skip
 
-def _offload(conditions: Conditions) -> list[Result]:
-    # the only one that needs torch in this process, whose import takes longer than all else of this command's start
-    from sharedkernel.bench import offload
 
-    return offload.run(conditions)
-
-
-def _cluster(conditions: Conditions) -> list[Result]:
+def _measure(name: str, conditions: Conditions) -> list[Result]:
     # what it measures is what is installed: the checkout comes last
-    sys.path.append(str(_checkout("cluster")))
-    results: list[Result] = importlib.import_module("benchmarks.cluster").run(conditions)
+    sys.path.append(str(_checkout(name)))
+    results: list[Result] = importlib.import_module(f"benchmarks.{name}").run(conditions)
     return results
 
 
 def _checkout(name: str) -> Path:
-    """Return the checkout around the working directory, for a benchmark that comes with the source alone."""
+    """Return the checkout around the working directory, since benchmarks come with the source alone."""
     for directory in (Path.cwd(), *Path.cwd().parents):
         if (directory / "benchmarks" / f"{name}.py").is_file() and (directory / "sharedkernel").is_dir():
             return directory
     raise SharedKernelError(f"it comes with the source of sharedkernel alone; run `bench {name}` in a checkout.")
 
-
-#: every benchmark by its name, in the order of `--all`
-BENCHMARKS: dict[str, Callable[[Conditions], list[Result]]] = {
-    "start": start.run,
-    "alone": alone.run,
-    "roundtrip": roundtrip.run,
-    "flood": flood.run,
-    "fairness": fairness.run,
-    "interactive": interactive.run,
-    "switch": switch.run,
-    "offload": _offload,
-    "oversubscription": oversubscription.run,
-    "ui": ui.run,
-    "cluster": _cluster,
-}
 
 Report = dict[str, Any]
 
@@ -147,14 +120,15 @@ class BenchApp(StackCommandApp):
 
     def _run(self, name: str, progress: Console) -> Report:
         with progress.status(f"{name}: starting the servers") as status:
-            results = BENCHMARKS[name](
+            results = _measure(
+                name,
                 Conditions(
                     effort=Effort(quick=self.quick, repeats=self.repeats),
                     stack_options=self.stack_options(),
                     say=lambda text: status.update(f"{name}: {text}"),
                     devices=self.devices,
                     sessions=self.sessions,
-                )
+                ),
             )
         if not self.as_json:
             console = Console(highlight=False)

@@ -75,8 +75,8 @@ class LabApp(StackCommandApp):
         options = {"quotas": {"default": {"linger": _LINGER}}, **self.stack_options()}
         with ended_by_signals(), LocalStack(users=[user], **options) as stack:
             print(  # noqa: T201
-                f"sharedkernel: {self.device} is shared at {stack.gateway_url} (the page's token: {stack.token(user)}); "
-                "pick the kernel Shared GPU in JupyterLab, which starts now. All of this ends with it.",
+                f"sharedkernel: {self.device} is shared at {stack.gateway_url} (token for its page: "
+                f"{stack.token(user)}); pick the kernel Shared GPU in JupyterLab, which starts now. All ends with it.",
                 file=sys.stderr,
             )
             environment = os.environ | stack.client_environment(user) | {"PATH": _path_with_commands()}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.switch import hand_overs
 from sharedkernel.bench.stack.results import Effort, Result, Target, brief, median_ratio, percentile
-from sharedkernel.bench.switch import hand_overs
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from jupyter_core.paths import jupyter_path
 
-from sharedkernel.bench.ui import CHROMIUM_ARGUMENTS, find_chromium
+from benchmarks.ui import CHROMIUM_ARGUMENTS, find_chromium
 from sharedkernel.local_stack import LocalStack
 from tests.cli.support import end_sessions
 from tests.serverextension.server import JupyterServer

@@ -58,7 +58,7 @@ print(json.dumps(_found))
 _HARMLESS = re.compile(
     r"(_?ctypes\..*|.*\._libc\._handle|.*\._main|.*\._thread_id|torch\._C\..*|tokenize\..*|torch\.masked\..*"
     r"|torch\._dynamo\.variables\..*|_strptime\._TimeRE_cache\..*"
-    r"|.*\._last_log_time|.*\.timestamp_zero|logging\._startTime|.*\.pydevd_schema_log\._pid(_msg)?"
+    r"|.*\._fd|.*\._last_log_time|.*\.timestamp_zero|logging\._startTime|.*\.pydevd_schema_log\._pid(_msg)?"
     r"|torch\.distributed\._composable\.contract\.\w+_KEY)"
 )
 

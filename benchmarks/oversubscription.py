@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sharedkernel.bench import memory_turns
+from benchmarks import memory_turns
 from sharedkernel.bench.stack.client import open_notebook
 from sharedkernel.bench.stack.results import BenchmarkFailed, Conditions, Result, Target, brief
 from sharedkernel.bench.stack.servers import gateway_route
