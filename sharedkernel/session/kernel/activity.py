@@ -54,8 +54,8 @@ class BackgroundActivity:
 
     def _new_locks(self) -> Iterator[str]:
         locked = _locked() - self._locked
-        # IPython writes down what was entered, whenever it likes
-        own = tuple(filter(None, (os.environ.get("IPYTHONDIR"), str(Path.home() / ".ipython"))))
+        # IPython writes down what was entered, whenever it likes; what is in shared memory, libraries have locked
+        own = tuple(filter(None, (os.environ.get("IPYTHONDIR"), str(Path.home() / ".ipython"), "/dev/shm/")))
         for device, inode, path in _open_files():
             if (device, inode) in locked and not path.startswith(own):
                 yield path
