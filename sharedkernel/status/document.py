@@ -162,7 +162,7 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     lingering_seconds: float | None = None
     restarted: bool = False
     #: what of its user's goes on or is held in one that was shut down, in a few words each, such as "port 8000"
-    still_has: tuple[str, ...] = ()
+    still_has: list[str] = []
     #: since something last ran in it; and whether anything ever did
     idle_seconds: float = 0.0
     used: bool = True
@@ -311,7 +311,7 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
         sessions = [
             entry
             if entry.user == user
-            else msgspec.structs.replace(entry, notebook=None, kernel_id=None, client_key=None, still_has=())
+            else msgspec.structs.replace(entry, notebook=None, kernel_id=None, client_key=None, still_has=[])
             for entry in self.sessions
         ]
         if not self.room_requests:

@@ -146,7 +146,7 @@ def _session(view: SessionView, process: SessionHandle) -> SessionStatus:
         lingering=process.lingers_until is not None,
         lingering_seconds=None if process.lingers_until is None else max(0.0, process.lingers_until - now),
         restarted=process.restarted,
-        still_has=(process.activity or ()) if process.lingers_until is not None else (),
+        still_has=list(process.activity or ()) if process.lingers_until is not None else [],
         idle_seconds=0.0 if process.used_at is None else now - process.used_at,
         used=process.used,
         notebook=process.notebook,
