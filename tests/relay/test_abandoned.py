@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,7 +69,9 @@ def test_a_notebook_whose_kernel_was_killed_is_waited_for(stack: LocalStack) -> 
     with notebook:
         assert notebook.run("x = 1").status == "ok"
         kill(notebook)
-        time.sleep(5)  # longer than those of programs may stay
+        with Notebook(stack.gateway_url, stack.token("ada")) as program:  # one of a program's, killed later, and ended
+            kill(program)
+        wait_until(lambda: not sessions(stack, "ada"))
         assert len(sessions(stack, "grace")) == 1
         with Notebook(stack.gateway_url, stack.token("grace")) as other:
             assert "grace may have 1 session" in other.run("1").error

@@ -327,7 +327,7 @@ class Supervisor:
             (partial(process.send_signal, signal.SIGKILL), _KILL_TIMEOUT),
         ]
         if process.session and process.transport is not None and process.revision >= 1:
-            ways.insert(0, (partial(process.send, protocol.EndCommand()), _EXIT_TIMEOUT))
+            ways.insert(0, (partial(_ask_to_end, process), _EXIT_TIMEOUT))
         for begin, timeout in ways:
             if process.ended.is_set() or not process.pid:
                 break
@@ -344,6 +344,11 @@ class Supervisor:
         if end_sessions:
             await asyncio.gather(*(self.end(process) for process in list(self.processes.values())))
         self._warm_parents.close(quit_too=end_sessions)
+
+
+def _ask_to_end(process: SessionHandle) -> None:
+    process.send(protocol.EndCommand())
+    process.send_signal(signal.SIGCONT)  # one that is stopped would not read it
 
 
 def _read_kept(data: bytes) -> PersistedSession | None:

@@ -15,7 +15,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import zmq
 from jupyter_client.jsonutil import json_default
@@ -287,7 +287,7 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
     def disconnect(self) -> None:  # type: ignore[override]
         """Detach; the last client's channels are kept until it comes back."""
         self._closed = True
-        self._outputs.detach(self, has_hung_up=not getattr(self.websocket_handler, "was_closed_here", True))
+        self._outputs.detach(self, has_hung_up=not cast("Any", self.websocket_handler).was_closed_here)
         super().disconnect()
 
     # --- from the client ----------------------------------------------------------------------------------------------

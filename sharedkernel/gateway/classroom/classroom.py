@@ -160,7 +160,7 @@ class Classroom:
             As :meth:`begin` takes it.
         replaces
             Whether tokens end that used invitations of *users* have given, as where somebody else was quicker; None:
-            nobody has decided, which is refused where it matters.
+            refused if there are such tokens.
 
         Returns
         -------

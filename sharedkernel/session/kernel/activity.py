@@ -1,8 +1,8 @@
 """What of a session's user goes on, or is held, where no cell runs: threads, programs, sockets that listen, and locks.
 
-Whoever restarts a kernel expects that nothing of the old one runs, listens or locks; a session that has any of that is
-not kept to be had back. What libraries leave to wait for work is none of it: threads of pools and monitors, and the
-helper processes of :mod:`multiprocessing` and of torch's compiler.
+After a restart nothing of the old kernel should run, listen or hold locks, so a session with any of these is not kept.
+What libraries leave to wait for work is none of it: threads of pools and monitors, and the helper processes of
+:mod:`multiprocessing` and of torch's compiler.
 """
 
 from __future__ import annotations

@@ -65,6 +65,9 @@ _REFUSED_PATIENCE = 30.0
 #: told to users with an account of their own, whose processes have sockets where only the executor's may make them
 _NO_VARIABLES = "Variables by KERNEL_ENV_ are not set here: sessions run under their users' own accounts."
 
+#: the same of packages
+_NO_PACKAGES = "Your own {} is not used: sessions run under their users' own accounts, and have the shared one."
+
 #: told to them, too, since debugpy lets everybody in who can connect
 _NO_DEBUGGER = (
     "The debugger is off: it would listen on a port to which other users could connect. Use %debug or breakpoint()."
@@ -271,9 +274,13 @@ class SessionRuntime:
         self._notice.host = message.env.get(HOST_VARIABLE, "")
         self._app.iopub_thread.serve_children(self._children_socket(message.account))
         place = user_account.enter_directory(message.cwd, message.notebook, own_home=message.account is not None)
-        self._kernel.greeting = "\n".join(text for text in (place, message.notice, note) if text) or None
         likeness.start_here(self._kernel.shell, message.notebook)
         packages.use_environment(message.environment)
+        unused = None
+        if message.account is not None and message.account.uid is not None:  # as for variables, it cannot start afresh
+            others = packages.other_versions(packages.overlay_site_packages())
+            unused = _NO_PACKAGES.format(", ".join(others)) if others else None
+        self._kernel.greeting = "\n".join(text for text in (place, message.notice, note, unused) if text) or None
         current_session.connect(self._link, message.session, self._channel)
         if self._lanes is not None and message.shares_lanes:
             self._lanes.enable(check_lanes=message.check_lanes)

@@ -139,8 +139,8 @@ def why_failing(own: Path) -> str | None:
     if (failed := _failed_starts(own)) < _MOST_FAILED_STARTS:
         return None
     return (
-        f"Your own packages do not replace those that are imported before a notebook starts: {failed} starts with them "
-        "failed. Uninstall what you installed last with %pip, and restart."
+        f"{failed} starts with your own packages failed, so this session has the shared ones of those that it imports "
+        "before a notebook starts. Uninstall what you installed last with %pip, and restart."
     )
 
 
@@ -182,28 +182,40 @@ def _requirements() -> dict[str, list[tuple[Requirement, str]]]:
 
 
 def starts_with(own: Path) -> None:
-    """Note that a session starts with the packages in *own*; it has failed unless :func:`has_started` follows."""
+    """Note that this process starts a session with the packages in *own*; :func:`has_started` follows, or it failed."""
     with contextlib.suppress(OSError):
-        _starts_file(own).write_text(f"{own.stat().st_mtime_ns} {_failed_starts(own) + 1}")
+        _starts(own).mkdir(exist_ok=True)
+        (_starts(own) / str(os.getpid())).write_text(str(own.stat().st_mtime_ns))
 
 
 def has_started(own: Path) -> None:
-    """Note that it has started."""
-    with contextlib.suppress(OSError):
-        _starts_file(own).unlink()
+    """Note that it has started, and forget the starts that failed before."""
+    for start in _known_starts(own):
+        if start.name == str(os.getpid()) or not _is_under_way(start):
+            start.unlink(missing_ok=True)
 
 
 def _failed_starts(own: Path) -> int:
-    """Return how many starts failed since the packages in *own* changed last."""
-    try:
-        changed, number = map(int, _starts_file(own).read_text().split())
-        return number if changed == own.stat().st_mtime_ns else 0
-    except (OSError, ValueError):
-        return 0
+    """Return how many starts failed since the packages in *own* changed last; several may be under way at a time."""
+    with contextlib.suppress(OSError):
+        changed = str(own.stat().st_mtime_ns)
+        return sum(start.read_text() == changed and not _is_under_way(start) for start in _known_starts(own))
+    return 0
 
 
-def _starts_file(own: Path) -> Path:
-    return own.parent / "failed-starts"
+def _is_under_way(start: Path) -> bool:
+    return Path("/proc", start.name).exists()
+
+
+def _known_starts(own: Path) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return list(_starts(own).iterdir())
+    return []
+
+
+def _starts(own: Path) -> Path:
+    """Return the folder that has a file for each start that was not seen to succeed, by its process."""
+    return own.parent / "starts"
 
 
 class _Builder(venv.EnvBuilder):

@@ -124,6 +124,27 @@ def test_no_session_listens_where_others_could_connect(apart: ApartExecutor) -> 
 
 
 @pytest.mark.heavy
+def test_a_package_that_a_user_s_own_version_cannot_replace_is_named(apart: ApartExecutor) -> None:
+    """Such sessions cannot start afresh; it is said before the first cell's output, and changes nothing."""
+    install = """if True:
+        from sharedkernel.session.kernel import packages
+        (packages.overlay_site_packages() / "typing_extensions.py").write_text("mine = True")
+    """
+
+    async def main() -> None:
+        async with Executor(apart) as executor:
+            assert (await (await executor.notebook(ADA)).run(install)).status == "ok"
+            notebook = await executor.notebook(ADA)
+            outcome = await notebook.run("import typing_extensions; hasattr(typing_extensions, 'mine')")
+            assert "Your own typing_extensions is not used" in outcome.text
+            assert outcome.text.endswith("False")
+            assert "is not used" not in (await (await executor.notebook(GRACE)).run("print(1)")).text
+            await notebook.run(install.replace('.write_text("mine = True")', ".unlink()"))
+
+    asyncio.run(main())
+
+
+@pytest.mark.heavy
 def test_connections_that_never_greet_keep_nobody_out(apart: ApartExecutor) -> None:
     """One user has few of them, with little in each and for seconds only; others are served meanwhile."""
 
