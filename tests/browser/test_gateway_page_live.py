@@ -57,7 +57,7 @@ def test_from_signing_in_to_signing_out(page: Page, stack: LocalStack) -> None:
         expect(page.get_by_text("Nobody else has a session.")).to_be_visible()
         page.get_by_role("button", name="Show who did what").click()
         expect(page.get_by_role("region", name="Audit log").get_by_role("row").nth(1)).to_contain_text(
-            f"{user}end session · {kernels[1][:8]} of {other}"
+            f"{user}end session · secret.ipynb of {other}"
         )
         page.get_by_role("button", name="Make another token").click()
         expect(page.get_by_text("This one is shown once")).to_be_visible()
