@@ -6,7 +6,6 @@ import { memoryByKind, memoryInUse, safeText } from './describe';
 import { formatBytes, percent } from './format';
 import type { IAdminApi } from './limits';
 import type { INames } from './names';
-import { userColours } from './palette';
 import { PlacementLine, PolicyLine } from './policy';
 import type { IDevice, IStatus, IUser, IUserMemory } from './view';
 import { deviceTitle, level, sensorWords } from './words';
@@ -24,7 +23,6 @@ interface IProps extends INames {
 
 export function DeviceSection(props: IProps): React.ReactElement {
   const { status, units, trans, own, api } = props;
-  const colours = userColours(status.users.map(user => user.name));
   // The user's own part first; it is what they look for.
   const users = [...status.users].sort(
     (one, other) => Number(other.name === own) - Number(one.name === own) || one.name.localeCompare(other.name)
@@ -45,7 +43,7 @@ export function DeviceSection(props: IProps): React.ReactElement {
   const several = status.devices.length > 1;
   const mine = users.find(user => user.name === own);
   const parts = (memoryOf: (user: IUser) => IUserMemory | undefined): IPart[] =>
-    users.map(user => ({ user: user.name, colour: colours.get(user.name) ?? '', memory: memoryOf(user) ?? null }));
+    users.map(user => ({ user: user.name, colour: user.colour, memory: memoryOf(user) ?? null }));
   return (
     <section className="sk-Section" aria-labelledby={id}>
       <h2 id={id} className="sk-Section-title">
@@ -61,7 +59,7 @@ export function DeviceSection(props: IProps): React.ReactElement {
       <ul className="sk-Legend">
         {listed.map(user => (
           <li key={user.name} title={details(user, several, props)}>
-            <span className="sk-Swatch" style={colourStyle(colours.get(user.name))} aria-hidden="true" />
+            <span className="sk-Swatch" style={colourStyle(user.colour)} aria-hidden="true" />
             <span className={user.name === own ? 'sk-Legend-name sk-mod-own' : 'sk-Legend-name'}>
               {safeText(user.name)}
             </span>
@@ -103,7 +101,7 @@ export function DeviceSection(props: IProps): React.ReactElement {
 /** What one user has on a device. */
 interface IPart {
   user: string;
-  colour: string;
+  colour: string | null;
   /** Null: nothing. */
   memory: IUserMemory | null;
 }
@@ -179,8 +177,19 @@ function bytesNow(memory: IUserMemory | null): Record<(typeof KINDS)[number], nu
   };
 }
 
+/** Return the colours of the users who have one, as the gateway has chosen them. A colour is never the only label. */
+export function userColours(status: IStatus | null): Map<string, string> {
+  const colours = new Map<string, string>();
+  for (const { name, colour } of status?.users ?? []) {
+    if (colour !== null) {
+      colours.set(name, colour);
+    }
+  }
+  return colours;
+}
+
 /** Return the style that gives an element a user's colour. */
-export function colourStyle(colour: string | undefined): React.CSSProperties {
+export function colourStyle(colour: string | null | undefined): React.CSSProperties {
   return { '--sk-colour': colour } as React.CSSProperties;
 }
 

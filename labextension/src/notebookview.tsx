@@ -14,10 +14,9 @@ import { PanelLayout, Widget } from '@lumino/widgets';
 import * as React from 'react';
 
 import type { Api } from './api';
-import { DeviceSection } from './devicememory';
+import { DeviceSection, userColours } from './devicememory';
 import type { DeviceModel } from './model';
 import { ModelAdapter } from './modeladapter';
-import { userColours } from './palette';
 import { SessionsSection } from './sessions';
 import { TimelineSection } from './timelinesection';
 import { TurnsSection } from './turns';
@@ -143,7 +142,7 @@ class Parts extends VDomRenderer<ModelAdapter> {
     const trans = this._trans;
     const own = user?.name ?? null;
     const names = { units: device.units, trans, own };
-    const colours = userColours(status.users.map(one => one.name));
+    const colours = userColours(status);
     return (
       <div className={device.isLive ? 'sk-Panel-content' : 'sk-Panel-content sk-mod-stale'}>
         {parts.includes('queue') && <TurnsSection status={status} colours={colours} {...names} />}

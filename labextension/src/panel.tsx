@@ -9,13 +9,12 @@ import { Message } from '@lumino/messaging';
 import * as React from 'react';
 
 import { Actions } from './actions';
-import { DeviceSection } from './devicememory';
+import { DeviceSection, userColours } from './devicememory';
 import { HostsSection } from './hosts';
 import { deviceIcon } from './icons';
 import { ModelAdapter } from './modeladapter';
 import { notice } from './notice';
 import { NotifySwitch } from './notifyswitch';
-import { userColours } from './palette';
 import { QuotasSection } from './quotas';
 import { RoomRequests } from './room';
 import { OthersSection, SessionsSection } from './sessions';
@@ -49,7 +48,7 @@ export class DevicePanel extends VDomRenderer<ModelAdapter> {
     const names = { units: device.units, trans, own };
     const mine = status?.sessions.filter(one => one.user === own) ?? [];
     const others = status?.sessions.filter(one => one.user !== own) ?? [];
-    const colours = userColours(status?.users.map(one => one.name) ?? []);
+    const colours = userColours(status);
     return (
       <div className={device.isLive ? 'sk-Panel-content' : 'sk-Panel-content sk-mod-stale'}>
         <div role="status" aria-live="polite">

@@ -224,6 +224,7 @@ export interface IUserOnDevice {
 /** A user; memory is the sum over their sessions. */
 export interface IUserStatus {
   name: string;
+  colour?: string;
   share: number;
   quota_bytes: number | null;
   persistent_bytes: number;

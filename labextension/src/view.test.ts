@@ -69,6 +69,14 @@ describe('parseView', () => {
     expect(parsed.sessions[0]!.device).toBe('cuda:1');
   });
 
+  it('takes the colour that the gateway has chosen', () => {
+    const colours = ['#4a75b4', 'url(//elsewhere)', undefined].map(colour => {
+      const users = [{ name: 'ada', colour }];
+      return parseView(view({ status: { ...status(), users } })).status!.users[0]!.colour;
+    });
+    expect(colours).toEqual(['#4a75b4', null, null]);
+  });
+
   it('takes no amount that cannot be one', () => {
     const odd = session({ persistent_bytes: -5, live_bytes: 'many', iterations: null });
     const [read] = parseView(view({ status: status(odd) })).status!.sessions;

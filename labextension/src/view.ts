@@ -70,6 +70,8 @@ export interface IUserMemory extends IMemory {
 
 export interface IUser extends IUserMemory {
   name: string;
+  /** `#rrggbb`; null before the user's first session, and from an older gateway. */
+  colour: string | null;
   share: number;
   quotaBytes: number | null;
   /** By device; empty where there is only one. */
@@ -227,6 +229,9 @@ interface IViewFields {
   status: IStatusDocument | null;
 }
 
+/** Of a user, as the gateway writes it. */
+const COLOUR = /^#[0-9a-f]{6}$/;
+
 const STATES: readonly string[] = ['connecting', 'connected', 'away', 'refused', 'unconfigured'];
 
 function gatewayState(value: unknown): GatewayState {
@@ -281,6 +286,7 @@ function parseStatus(fields: Fields<IStatusDocument>): IStatus {
     })),
     users: list<IUserStatus>(fields.users, 'users').map(user => ({
       name: text(user.name, 'users.name'),
+      colour: typeof user.colour === 'string' && COLOUR.test(user.colour) ? user.colour : null,
       share: typeof user.share === 'number' ? user.share : 1,
       quotaBytes: typeof user.quota_bytes === 'number' ? user.quota_bytes : null,
       byDevice: new Map(

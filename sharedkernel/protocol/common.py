@@ -23,6 +23,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     group: str | None = None
     #: seconds after which an idle session may be offloaded while somebody waits for memory; None: never
     offload_after: float | None = 30.0
+    #: in which people see the user, ``#rrggbb``; None before the user's first session
+    colour: str | None = None
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

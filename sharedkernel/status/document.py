@@ -124,6 +124,8 @@ class UserStatus(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
+    #: in which to show the user, ``#rrggbb``, the same for everybody who looks; absent before their first session
+    colour: str | UnsetType = UNSET
     share: float = 1.0
     #: None: no quota
     quota_bytes: int | None = None

@@ -1,4 +1,4 @@
-"""The last minutes of a device as a picture: who ran in which lane, the own notebook picked out, and its own waits.
+"""The last minutes of a device as a picture: who ran in which lane, in their user's colour, and the own waits.
 
 Drawn from the part ``timeline`` of the status document (`executor/history/timeline.py`): for each session, how much of
 each second it ran. Sessions that took turns within a second are stacked, so the height of a colour is a share of the
@@ -7,8 +7,10 @@ device. The same figures stand beside the picture as a table, for who cannot see
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+
+from msgspec import UNSET
 
 from sharedkernel.status.document import (
     OwnActivity,
@@ -31,9 +33,6 @@ _WIDTH, _ROW, _GAP, _LEFT = 640.0, 22.0, 6.0, 92.0
 _TEXT_WIDTH = 30
 
 _LEGEND = {
-    theme.OWN: _OWN_NAME,
-    theme.OWN_OTHER: "your other notebooks",
-    theme.OTHERS: "others",
     theme.WAITING: "this notebook waits",
     theme.AWAY: "its memory is away",
 }
@@ -99,19 +98,21 @@ def lanes_html(status: StatusDocument, session_id: str) -> str:
         for entry in own
         if entry.activity in _OWN_ACTIVITIES
     ]
-    picture = _picture(timeline, session)
+    colours = {user.name: user.colour for user in status.users if user.colour is not UNSET}
+    keys = {_key(entry, session, colours): None for track in _tracks(timeline) for entry in track.sessions}
+    picture = _picture(timeline, session, colours)
     more = timeline.more_tracks
     return theme.panel(
         "Lanes of the shared device",
         theme.line(f"Who ran in the last {_span(timeline)}"),
         picture,
-        theme.legend([(colour, word) for colour, word in _LEGEND.items() if colour in picture]),
+        theme.legend([*keys, *((colour, word) for colour, word in _LEGEND.items() if colour in picture)]),
         theme.table(f"Who ran in the last {_span(timeline)}", (), rows),
         theme.line(f"{more} more lanes are not shown.", faint=True) if more else "",
     )
 
 
-def _picture(timeline: RecentTimeline, session: SessionStatus) -> str:
+def _picture(timeline: RecentTimeline, session: SessionStatus, colours: Mapping[str, str]) -> str:
     """Return the lanes as SVG, one row each, this notebook's waits above."""
     rows: list[tuple[str, list[tuple[str, list[int]]]]] = []
     waits = [
@@ -122,7 +123,8 @@ def _picture(timeline: RecentTimeline, session: SessionStatus) -> str:
     if waits:
         rows.append(("I wait", waits))
     for track in _tracks(timeline):
-        rows.append((_track_name(track), [(_colour(entry, session), entry.percent) for entry in track.sessions]))
+        strips = [(_key(entry, session, colours)[0], entry.percent) for entry in track.sessions]
+        rows.append((_track_name(track), strips))
     height = len(rows) * (_ROW + _GAP) + 14
     parts = []
     for number, (name, strips) in enumerate(rows):
@@ -174,10 +176,16 @@ def _track_name(track: TimelineTrack) -> str:
     return "past lane" if track.lane is None else f"lane {safe_text(track.lane)}"
 
 
-def _colour(entry: TrackEntry, session: SessionStatus) -> str:
+def _key(entry: TrackEntry, session: SessionStatus, colours: Mapping[str, str]) -> tuple[str, str]:
+    """Return the colour of a session and what it means: its user's, paler for the own user's other notebooks."""
+    if entry.user is None:
+        return theme.OTHERS, "others"
+    colour = colours.get(entry.user)
     if entry.session == session.id:
-        return theme.OWN
-    return theme.OWN_OTHER if entry.user == session.user else theme.OTHERS
+        return colour or theme.OWN, _OWN_NAME
+    if entry.user == session.user:
+        return theme.paler(colour) if colour else theme.OWN_OTHER, "your other notebooks"
+    return (colour, safe_text(entry.user)) if colour else (theme.OTHERS, "others")
 
 
 def _who(track: TimelineTrack, session: SessionStatus) -> str:

@@ -1,8 +1,8 @@
 """How the widgets look: colours that follow the front end's theme, and the few elements that they are made of.
 
 Colours are JupyterLab's own variables, with fallbacks that can be told apart on light and on dark ground where there is
-no JupyterLab. Text takes the colour of its surroundings. Colour never says what no word does: each has its word in a
-legend or in the row it belongs to.
+no JupyterLab; those of users come from the gateway, in the status document. Text takes the colour of its surroundings.
+Colour never says what no word does: each has its word in a legend or in the row it belongs to.
 
 Everything that is shown is escaped here, since names come from other people and a front end runs the HTML of a kernel.
 """
@@ -34,6 +34,11 @@ _CELL = "padding: 0 1.2em 0 0; text-align: left; background: none; border: none"
 def escape(text: object) -> str:
     """Return *text* as HTML that shows it, with everything written out that is not printable."""
     return html.escape(safe_text(text), quote=True)
+
+
+def paler(colour: str) -> str:
+    """Return a user's *colour*, half as strong."""
+    return f"{colour}80"
 
 
 def panel(label: str, *parts: str) -> str:

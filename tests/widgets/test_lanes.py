@@ -14,7 +14,7 @@ from sharedkernel.status.document import StatusDocument
 from sharedkernel.widgets import theme
 from sharedkernel.widgets.lanes import NOTHING_YET, lanes_html, lanes_text
 from tests.scheduling.desk import Desk
-from tests.status.documents import document, session
+from tests.status.documents import document, session, user
 from tests.widgets.test_render import visible_text
 from tests.widgets.timelines import strip, timeline, track, wait
 
@@ -53,6 +53,17 @@ def test_turns_within_a_second_are_stacked() -> None:
     ((left, _, height, width),) = columns(markup, theme.OWN_OTHER)
     assert (left, height) == (0, 22)
     assert len(columns(markup, theme.WAITING)) == 1  # the own notebook's, not those of the other one
+
+
+def test_users_have_the_colours_of_the_document_whoever_looks() -> None:
+    """Ada's notebook is blue to Ada and to Grace, and Grace's orange; another one of the viewer's is paler."""
+    users = [user("ada", colour="#4a75b4"), user("grace", colour="#e96326")]
+    to_ada, to_grace = (lanes_html(shared_document(users=users), viewer) for viewer in "ac")
+    assert columns(to_ada, "#4a75b4") == columns(to_grace, "#4a75b4")[:1]
+    assert columns(to_ada, "#4a75b480") == columns(to_grace, "#4a75b4")[1:] != []
+    assert columns(to_ada, "#e96326") == columns(to_grace, "#e96326") != []
+    assert '#e96326">■</span> grace' in to_ada
+    assert '#4a75b4">■</span> ada' in to_grace
 
 
 def test_the_figures_stand_beside_the_picture() -> None:

@@ -3,12 +3,11 @@
 import * as React from 'react';
 
 import { safeText } from '../describe';
-import { DeviceSection } from '../devicememory';
+import { DeviceSection, userColours } from '../devicememory';
 import { HostsSection } from '../hosts';
 import type { DeviceModel } from '../model';
 import { notice } from '../notice';
 import { NotifySwitch } from '../notifyswitch';
-import { userColours } from '../palette';
 import { RoomRequests } from '../room';
 import { OthersSection, SessionsSection } from '../sessions';
 import { TimelineSection } from '../timelinesection';
@@ -72,7 +71,7 @@ export function Page(props: IProps): React.ReactElement {
   const trouble = troubleOf(model);
   const own = me.user;
   const names = { units: model.units, trans, own };
-  const colours = userColours(status?.users.map(user => user.name) ?? []);
+  const colours = userColours(status);
   const demand = me.admin && status !== null ? pendingDemand(status, model.units, trans) : null;
   const others = status?.sessions.filter(session => session.user !== own) ?? [];
   const chosen = me.admin ? selectedOf(status?.sessions ?? [], selected) : [];

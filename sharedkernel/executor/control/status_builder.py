@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
+from msgspec import UNSET
 
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.controller import SessionController
@@ -194,6 +195,7 @@ def _user(view: UserView, record: UserRecord, device: Device, sessions: Sequence
     live = sum(entry.live_bytes for entry in sessions)
     return UserStatus(
         name=view.id,
+        colour=record.limits.colour or UNSET,
         share=view.share,
         quota_bytes=quota_of(record.limits, device),
         persistent_bytes=sum(entry.persistent_bytes for entry in sessions),

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator
 from http import HTTPStatus
 from typing import Any, Protocol
 
+from msgspec import UNSET
 from tornado.httpclient import HTTPResponse
 
 from sharedkernel.errors import QuotaExceeded, Refused
@@ -26,7 +27,7 @@ from sharedkernel.gateway.cluster.requests import IF_PROMPT, HostRequests, Start
 from sharedkernel.gateway.cluster.shelf_carrier import ShelfCarrier
 from sharedkernel.gateway.cluster.status import merge_hosts
 from sharedkernel.gateway.fleet.rules import FleetRules
-from sharedkernel.gateway.kernels.starting import NOTE_HEADER
+from sharedkernel.gateway.kernels.starting import COLOUR_HEADER, NOTE_HEADER
 from sharedkernel.status.document import StatusDocument, read_status
 from sharedkernel.status.refusal_text import explain_session_limit
 
@@ -162,7 +163,11 @@ class Front:
             self.any_host()
             raise HostAway("no host of this cluster says how it is; their logs may say why, try again.")
         documents = {name: read_status(answer, name) for name, answer in answers.items()}
-        return merge_hosts(documents, self.hosts.all(), self._executors.placement)
+        merged = merge_hosts(documents, self.hosts.all(), self._executors.placement)
+        for user in merged.users:  # another front may have chosen their colour
+            if user.colour is not UNSET:
+                self._rules.colours.choose(user.name, user.colour)
+        return merged
 
     # --- new sessions -------------------------------------------------------------------------------------------------
 
@@ -246,6 +251,7 @@ class Front:
         # requests cannot exceed the limit.
         await self._check_number(user.username)
         earlier = self.hosts.note_on_earlier(user.username)
+        headers = [*headers, (COLOUR_HEADER, self._rules.colours.choose(user.username))]
         refused: set[str] = set()
         answer: HTTPResponse | None = None
         while True:

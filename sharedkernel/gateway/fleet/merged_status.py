@@ -11,8 +11,9 @@ answer, `users` have their sums over all of those, `lanes` and `sessions` are th
   its id at its own executor, and so in the notebooks there;
 - ``devices`` on each user: memory and quota by device, since quotas are by device. A sum can hide that one is full.
 
-Fields that cannot be summed: a user's waits and `peak_bytes` are the largest of any device, their share, which the
-gateway has sent to all, is the first one's; other fields are there only if the devices agree on them.
+Fields that cannot be summed: a user's waits and `peak_bytes` are the largest of any device, their share and
+colour, which the gateway has sent to all, are the first one's; other fields are there only if the devices agree on
+them.
 """
 
 from __future__ import annotations
@@ -157,6 +158,10 @@ def _first(values: Sequence[Any]) -> Any:
     return values[0]
 
 
+def _first_known(values: Sequence[Any]) -> Any:
+    return next((value for value in values if value is not UNSET), UNSET)
+
+
 #: how a field of several devices or users becomes one; others are absent unless all agree
 _RULES: dict[str, Callable[[Sequence[Any]], Any]] = {
     **dict.fromkeys(("capacity_bytes", "reserve_bytes", "used_bytes", "quota_bytes", "persistent_bytes"), _sum),
@@ -166,6 +171,7 @@ _RULES: dict[str, Callable[[Sequence[Any]], Any]] = {
     **dict.fromkeys(("quantum_seconds", "peak_bytes", "wait_p50_seconds", "wait_p95_seconds"), _largest),
     **dict.fromkeys(("kind", "policy"), _join),
     **dict.fromkeys(("name", "share"), _first),
+    "colour": _first_known,
 }
 
 

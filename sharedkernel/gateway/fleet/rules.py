@@ -10,8 +10,11 @@ import contextlib
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from sharedkernel.errors import ExecutorUnavailable
 from sharedkernel.gateway.config.quotas import Quotas
+from sharedkernel.gateway.fleet.colours import UserColours
 from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.protocol import Limits
 from sharedkernel.system.tasks import BackgroundTasks
@@ -36,6 +39,8 @@ class FleetRules:
         Name of the policy on every executor; "": each keeps the one it was started with.
     owners
         Return the names of users who have a session.
+    colours
+        The colours of users, which go with their limits.
     tasks
         Sends changes in the background.
     """
@@ -46,12 +51,14 @@ class FleetRules:
         quotas: Quotas,
         policy: str,
         owners: Iterable[Callable[[], set[str]]],
+        colours: UserColours,
         tasks: BackgroundTasks,
     ) -> None:
         self._executors = executors
         self.quotas = quotas
         self.policy = policy
         self._owners_of = tuple(owners)
+        self.colours = colours
         self._tasks = tasks
         #: who was named in the quotas when they were last sent, and who was once and is no more
         self._named: set[str] = set()
@@ -69,7 +76,7 @@ class FleetRules:
         return set().union(*(owners() for owners in self._owners_of))
 
     def limits(self, user: str, device: str) -> Limits:
-        """Return a user's limits, as the executor of *device* needs them.
+        """Return the limits of a user with a session, as the executor of *device* needs them.
 
         Parameters
         ----------
@@ -78,8 +85,12 @@ class FleetRules:
         device
             The device, by its name in the configuration.
         """
+        return self._limits(user, device, self.colours.choose(user))
+
+    def _limits(self, user: str, device: str, colour: str | None) -> Limits:
         served = self._executors[device].device
-        return self.quotas.limits(user, None if served is None else served.capacity_bytes)
+        limits = self.quotas.limits(user, None if served is None else served.capacity_bytes)
+        return msgspec.structs.replace(limits, colour=colour)
 
     # --- quotas -------------------------------------------------------------------------------------------------------
 
@@ -155,8 +166,11 @@ class FleetRules:
         await self._send(device, self._left, among)
 
     async def _send(self, device: str, left: Sequence[str], among: Collection[str] = ()) -> None:
-        users = sorted(self.users().union(left, among))
-        await self._executors[device].configure_users([self.limits(user, device) for user in users], left=left)
+        owners = self._owners().union(among)
+        limits = [self.limits(user, device) for user in sorted(owners)]
+        others = sorted(self.quotas.known_users().union(left) - owners)
+        limits += [self._limits(user, device, self.colours.get(user)) for user in others]
+        await self._executors[device].configure_users(limits, left=left)
 
     # --- policy -------------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from sharedkernel.gateway.auth.identity import GatewayUser, requesting_user
 from sharedkernel.gateway.auth.tickets import host_prefix
 from sharedkernel.gateway.channels.backlog import Backlog
 from sharedkernel.gateway.config.quotas import Quotas
+from sharedkernel.gateway.fleet.colours import UserColours
 from sharedkernel.gateway.fleet.executors import ONLY, Executors
 from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.gateway.kernels.culling import IdleCuller
@@ -119,9 +120,8 @@ class SessionKernels(AsyncMappingKernelManager):
         #: whether this gateway is about to stop, and starts no sessions any more
         self.is_draining = False
         tasks = self._tasks = BackgroundTasks()
-        owners_file = OwnersFile(
-            gateway_directory(deployment.runtime_directory) / "owners.json", deployment.devices or (ONLY,)
-        )
+        directory = gateway_directory(deployment.runtime_directory)
+        owners_file = OwnersFile(directory / "owners.json", deployment.devices or (ONLY,))
         self.registry = SessionRegistry(self._kernels, self._kernel_connections, owners_file)
         self.executors = Executors(
             deployment.runtime_directory,
@@ -133,7 +133,8 @@ class SessionKernels(AsyncMappingKernelManager):
         )
         self.detached = DetachedSessions(self.registry, self.executors, tasks)
         owners = self.registry.owners, self.detached.owners
-        self.rules = FleetRules(self.executors, deployment.quotas, deployment.policy, owners, tasks)
+        colours = UserColours(directory / "colours.json")
+        self.rules = FleetRules(self.executors, deployment.quotas, deployment.policy, owners, colours, tasks)
         self._ends = ProcessEnds(self.registry, self.detached, tasks)
         self._ender = SessionEnder(self.detached, self.executors, self.rules, tasks)
         self.recovery = SessionRecovery(

@@ -41,17 +41,19 @@ _ENVIRONMENT_PREFIX = "KERNEL_"
 _ENVIRONMENT_SIZE = 16 * 1024
 #: what a front adds to a start for its user: an earlier session may be on a host that is away; and its most characters
 NOTE_HEADER, _MAX_NOTE = "X-SharedKernel-Note", 500
+#: the user's colour at the front, so that all hosts have the same
+COLOUR_HEADER = "X-SharedKernel-Colour"
 #: an idle session counts as in use for this long after its last activity, when a new one is placed
 _RECENT = timedelta(minutes=10)
 
 
-def _note_of_front() -> str | None:
-    """Return what a front adds for the user of the request that it forwards; None: nothing."""
+def _said_by_front(header: str) -> str | None:
+    """Return what a front adds in *header* to the request that it forwards; None: nothing."""
     handler, user = CallContext.get(CallContext.JUPYTER_HANDLER), requesting_user()
     if handler is None or user is None or not user.is_vouched_for:
         return None
-    note: str | None = handler.request.headers.get(NOTE_HEADER)
-    return note and note[:_MAX_NOTE]
+    said: str | None = handler.request.headers.get(header)
+    return said and said[:_MAX_NOTE]
 
 
 class SessionStarter:
@@ -236,10 +238,11 @@ class SessionStarter:
     async def _start_on(self, device: str, *, user: str, **session: Any) -> str:
         kernel_id = self._id_prefix + str(uuid4())[len(self._id_prefix) :]
         self._num_on[device] += 1
+        self._rules.colours.choose(user, _said_by_front(COLOUR_HEADER))
         try:
             with self._registry.starting(kernel_id):
                 kernel = self._make_kernel(kernel_id, user=user, device=device, **session)
-                kernel.notice = self._detached.describe(kernel, elsewhere=_note_of_front())
+                kernel.notice = self._detached.describe(kernel, elsewhere=_said_by_front(NOTE_HEADER))
                 await kernel.start_kernel()
                 self._registry.register(kernel)
         except ExecutorUnavailable:

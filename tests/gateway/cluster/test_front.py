@@ -99,6 +99,26 @@ def test_sessions_are_on_all_hosts_and_every_front_knows_them(cluster: Cluster) 
     run(test())
 
 
+def test_users_have_one_colour_on_all_hosts(cluster: Cluster) -> None:
+    """Whichever host they came to first, and through whichever front; nobody else has it."""
+
+    async def colours(client: Client) -> dict[str, str]:
+        return {user["name"]: user["colour"] for user in (await client.request("GET", STATUS)).body["users"]}
+
+    async def test() -> None:
+        for number, user in enumerate(("linus", "grace", "ada")):
+            client = cluster.client(user, front=number % 2)
+            await (start_on_both(client) if number else client.start())
+            for front in range(2):
+                found = await colours(cluster.client("ada", front))
+                assert user in found
+        assert len(set(found.values())) == len(found)
+        for host in cluster.hosts.values():
+            assert found | await colours(host.client("ada")) == found
+
+    run(test())
+
+
 def test_a_limit_on_sessions_counts_over_all_hosts(cluster: Cluster) -> None:
     """With the sentence that one host would give."""
 

@@ -1,0 +1,121 @@
+"""The colour of each user: chosen at their first session, and the same for everybody from then on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharedkernel.gateway.fleet.colours import COLOURS, UserColours
+from tests.gateway.conftest import Stack, clean_gateway, run
+
+#: prints what widgets are shown
+IN_SESSION = """
+import json, queue
+from sharedkernel.ipc import current_session
+documents = queue.Queue()
+current_session.subscribe(documents.put)
+print(json.dumps({user.name: user.colour for user in documents.get(timeout=20).users if user.colour}))
+"""
+
+
+@pytest.fixture(scope="module")
+def whole_own_stack() -> Iterator[Stack]:
+    """Run a stack whose gateway may be started again, and whose quotas name a user who is never there."""
+    quotas = {"users": {"aaron": {"sessions": 1}}}
+    with Stack(users=["ada", "grace", "linus"], capacity="2GiB", quotas=quotas) as stack:
+        yield stack
+
+
+@pytest.fixture
+def own_stack(whole_own_stack: Stack) -> Iterator[Stack]:
+    """Return it, looked after."""
+    yield from clean_gateway(whole_own_stack)
+
+
+async def colours_for(stack: Stack, viewer: str) -> dict[str, Any]:
+    """Return the colours of the users who have one, in the document that *viewer* may see."""
+    status = (await stack.client(viewer).request("GET", "/sharedkernel/api/status")).body
+    return {user["name"]: user["colour"] for user in status["users"] if "colour" in user}
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of a colour, as WCAG defines it."""
+    parts = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_all_colours_differ() -> None:
+    """There are 50."""
+    assert len(set(COLOURS)) == len(COLOURS) == 50
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_colour_is_readable_in_both_themes(colour: str) -> None:
+    """Its contrast is at least 3 to 1 on white and on the dark theme."""
+    assert 1.05 / (luminance(colour) + 0.05) >= 3
+    assert (luminance(colour) + 0.05) / (luminance("#111111") + 0.05) >= 3
+
+
+def test_users_get_the_next_free_colour_and_keep_it(tmp_path: Path) -> None:
+    """In the order of their first sessions; the next gateway has the same."""
+    colours = UserColours(tmp_path / "colours.json")
+    assert colours.get("zoe") is None
+    assert [colours.choose(user) for user in ("zoe", "ada", "zoe")] == [COLOURS[0], COLOURS[1], COLOURS[0]]
+    again = UserColours(tmp_path / "colours.json")
+    assert [again.choose(user) for user in ("bob", "ada", "zoe")] == [COLOURS[2], COLOURS[1], COLOURS[0]]
+
+
+def test_more_users_than_colours_share_them_evenly(tmp_path: Path) -> None:
+    """No colour has three users before every colour has two."""
+    colours = UserColours(tmp_path / "colours.json")
+    chosen = [colours.choose(f"student{number}") for number in range(100)]
+    assert sorted(chosen) == sorted(COLOURS * 2)
+
+
+def test_a_preferred_colour_is_taken_if_it_is_free(tmp_path: Path) -> None:
+    """By a new user only; one that is none is ignored."""
+    colours = UserColours(tmp_path / "colours.json")
+    assert colours.choose("ada", COLOURS[7]) == COLOURS[7]
+    assert colours.choose("ada", COLOURS[8]) == COLOURS[7]
+    assert colours.choose("bob", COLOURS[7]) == COLOURS[0]
+    assert colours.choose("eve", "url(//elsewhere)") == COLOURS[1]
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"colours": 1}', '{"colours": {"ada": 7}}', "\xff"])
+def test_an_invalid_file_is_taken_for_empty(tmp_path: Path, content: str) -> None:
+    """And replaced by the next choice."""
+    path = tmp_path / "colours.json"
+    path.write_text(content, encoding="latin-1")
+    assert UserColours(path).choose("ada") == COLOURS[0]
+    assert UserColours(path).get("ada") == COLOURS[0]
+
+
+def test_a_colour_is_the_same_for_all_viewers_and_days(own_stack: Stack) -> None:
+    """In an admin's document, a user's, and that of widgets; who came first keeps theirs whoever comes and goes."""
+    in_order = dict(zip(("linus", "grace", "ada"), COLOURS, strict=False))
+
+    async def come() -> None:
+        linus, grace, ada = (own_stack.client(user) for user in in_order)
+        first = await linus.start()
+        await grace.start()
+        await linus.end(first)
+        kernel = await ada.start()
+        for viewer in in_order:
+            assert await colours_for(own_stack, viewer) == in_order
+        async with ada.attach(kernel) as channels:
+            assert json.loads((await channels.run(IN_SESSION))["text"]) == in_order
+
+    async def look() -> None:
+        await own_stack.client("linus").start()
+        for viewer in in_order:
+            assert await colours_for(own_stack, viewer) == in_order
+
+    run(come())
+    own_stack.gateway.stop()
+    own_stack.restart_gateway()
+    run(look())
