@@ -1,8 +1,8 @@
 """What the cells of one kernel have shown, so that a page that comes later can show it too.
 
 Built from what the kernel publishes, the way a notebook builds its outputs: streams are joined, displays updated,
-outputs cleared. It holds the last cells only, and of these no more than a number of bytes: the oldest outputs go first,
-and the first that is left says so. Pure: `recorder.py` listens.
+outputs cleared, and the views of widgets removed that are closed. It holds the last cells only, and of these no more
+than a number of bytes: the oldest outputs go first, and the first that is left says so. Pure: `recorder.py` listens.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 #: of notebook format 4
 Output = dict[str, Any]
 
+#: kind of data with which an output shows a widget
+_WIDGET = "application/vnd.jupyter.widget-view+json"
 _DROPPED = "[Earlier outputs were too much to keep while no page showed them.]\n"
 
 
@@ -87,6 +89,11 @@ class CellRecords:
         self._num_bytes = 0
         self.version = 0
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a cell runs."""
+        return any(cell.is_open for cell in self._cells.values())
+
     def since(self, version: int) -> list[dict[str, Any]]:
         """Return the cells that have changed after *version*, oldest first; none counts as missed from then on."""
         changed = [cell for cell in self._cells.values() if cell.version > version]
@@ -111,6 +118,8 @@ class CellRecords:
             self._begin(parent, content)
         elif kind == "update_display_data":
             self._update_displays(content)
+        elif kind == "comm_close":
+            self._remove_views(content.get("comm_id"))
         elif kind == "status" and content.get("execution_state") in ("restarting", "dead"):
             for cell in self._cells.values():
                 self._end(cell)
@@ -167,6 +176,16 @@ class CellRecords:
                     self._measure(kept)
                     self._touch(cell)
         self._shrink()
+
+    def _remove_views(self, model: object) -> None:
+        """Remove the outputs that show a widget that is closed: a page that comes now could not."""
+        for cell in self._cells.values():
+            for place in reversed(range(len(cell.outputs))):
+                data = cell.outputs[place].output.get("data")
+                view = data.get(_WIDGET) if isinstance(data, dict) else None
+                if isinstance(view, dict) and view.get("model_id") == model:
+                    self._num_bytes -= cell.outputs.pop(place).size
+                    self._touch(cell)
 
     def _measure(self, kept: RecordedOutput) -> None:
         text = kept.output.get("text")

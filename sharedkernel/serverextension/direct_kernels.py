@@ -185,6 +185,10 @@ class DirectKernel:
 
     # --- messages that were made here -----------------------------------
 
+    def answer(self, request: Sequence[bytes]) -> list[tuple[str, list[bytes]]]:
+        """Return what answers a page's message in the place of the session, which runs a cell; mostly nothing."""
+        return self._recorder.answer(self._id, request)
+
     def publish(self, parts: Sequence[bytes], *, by: DirectSession) -> None:
         """Send a message that *by* made to everybody else who listens to the kernel."""
         for session in list(self._sessions.values()):

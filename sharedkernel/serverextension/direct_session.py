@@ -63,6 +63,9 @@ class Kernel(Protocol):
     async def is_relay_away(self) -> bool:
         """Return whether the relay has lost its session and connects to it again."""
 
+    def answer(self, request: Sequence[bytes]) -> list[tuple[str, list[bytes]]]:
+        """Return what answers a page's message in the place of the session, which runs a cell; mostly nothing."""
+
     def publish(self, parts: Sequence[bytes], *, by: DirectSession) -> None:
         """Send a message that was made here to everybody but *by*."""
 
@@ -155,6 +158,14 @@ class DirectSession(Forwarder):
         self._upstream.close()
         for task in self._tasks:
             task.cancel()
+
+    def receive(self, channel: str, identities: list[bytes], parts: list[bytes]) -> None:
+        """Forward the page's message, hold it, or answer it."""
+        answer = self._kernel.answer(parts) if channel == "shell" else []
+        for replied_on, message in answer:
+            self.send(replied_on, (), message)
+        if not answer:
+            super().receive(channel, identities, parts)
 
     def send(self, channel: str, identities: Sequence[bytes], parts: Sequence[bytes]) -> None:
         """Send the page a message, or keep it for its return."""

@@ -1,7 +1,9 @@
-"""Listens to this Jupyter server's shared kernels, so that a page that was reloaded gets its outputs back.
+"""Listens to this Jupyter server's shared kernels, so that a page that was reloaded gets outputs and widgets back.
 
 A page alone knows which outputs belong to which cell, and forgets it when it is reloaded or closed; a training that
 runs for hours then shows nothing more. Here it is kept (`cell_record.py`), and the page asks for it (`handlers.py`).
+Widgets it asks the kernel for, which answers between cells; while one runs, the answer comes from here
+(`comm_record.py`).
 
 Covers kernels that are relays. Those of ``--gateway-url`` have no sockets on this machine.
 """
@@ -21,6 +23,7 @@ from sharedkernel.errors import ProtocolError
 from sharedkernel.jupyter import wire
 from sharedkernel.jupyter.session_socket import SessionSocket
 from sharedkernel.serverextension.cell_record import CellRecords
+from sharedkernel.serverextension.comm_record import CommRecords
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +52,7 @@ class Recorder:
     def __init__(self, kernels: MappingKernelManager, events: EventLogger) -> None:
         self._kernels = kernels
         self._records: dict[str, CellRecords] = {}
+        self._comms: dict[str, CommRecords] = {}
         self._sockets: dict[str, SessionSocket] = {}
         events.add_listener(schema_id=KERNEL_ACTIONS, listener=self._on_kernel_action)
 
@@ -74,6 +78,30 @@ class Recorder:
         if (records := self._records.get(kernel_id)) is not None:
             header, parent, content = (wire.read_object(parts[place]) for place in (0, 1, 3))
             records.take(str(header.get("msg_type")), str(parent.get("msg_id", "")), content)
+            self._comms[kernel_id].take(header, content, parts[4:])
+
+    def answer(self, kernel_id: str, request: Sequence[bytes]) -> list[tuple[str, list[bytes]]]:
+        """Return messages that answer a page's message about widgets, with their channels, if its kernel cannot now.
+
+        Parameters
+        ----------
+        kernel_id
+            Of this server.
+        request
+            The page's message on the shell channel, from its header on; what it tells a widget is recorded.
+
+        Raises
+        ------
+        ProtocolError
+            When it is no message.
+        """
+        records = self._records.get(kernel_id)
+        # Looked for in the bytes first: most messages are about something else.
+        if records is None or b"comm_" not in request[0]:
+            return []
+        comms = self._comms[kernel_id]
+        comms.take_from_page(request)
+        return comms.answer(request) if records.is_running else []
 
     def close(self) -> None:
         """Listen no more."""
@@ -95,6 +123,7 @@ class Recorder:
             return
         self._forget(kernel_id)
         self._records[kernel_id] = CellRecords(lambda: self._is_attended(kernel_id))
+        self._comms[kernel_id] = CommRecords()
         signer = wire.Signer(manager.session.key, manager.session.signature_scheme)
         # Not Jupyter's stream, which takes three turns of the event loop for each message.
         plain: zmq.Socket[bytes] = zmq.Socket.shadow(ConnectionFileMixin.connect_iopub(manager))
@@ -113,6 +142,7 @@ class Recorder:
 
     def _forget(self, kernel_id: str) -> None:
         self._records.pop(kernel_id, None)
+        self._comms.pop(kernel_id, None)
         socket = self._sockets.pop(kernel_id, None)
         if socket is not None:
             socket.close()

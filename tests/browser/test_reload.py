@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import OpenLab
+from tests.browser.lab import keep_picture
 
 pytestmark = pytest.mark.heavy
 
@@ -34,3 +35,41 @@ def test_a_notebook_is_busy_while_a_cell_with_widgets_runs(open_lab: OpenLab, tm
     expect(state).to_contain_text("Shared GPU (PyTorch) | Busy")
     (tmp_path / "enough").touch()
     lab.wait_for_kernel()
+
+
+_NESTED_BARS = """
+import pathlib, time
+from tqdm.auto import tqdm
+for epoch in tqdm(range(100), desc="epochs", mininterval=0):
+    for step in tqdm(range(2), desc="steps", leave=False):
+        pass
+    while epoch >= 2 and not pathlib.Path({more!r}).exists():
+        time.sleep(0.02)
+    if epoch >= 5:
+        break
+print("all done")
+"""
+
+
+def test_a_reloaded_page_shows_the_open_bars_and_no_other(open_lab: OpenLab, tmp_path: Path) -> None:
+    """While the cell runs, live, and afterwards: bars that were closed leave nothing, least of all an error."""
+    lab = open_lab("ada")
+    lab.new_notebook()
+    more = tmp_path / "more"
+    cell = lab.run(_NESTED_BARS.format(more=str(more)))
+    expect(lab.output(cell)).to_contain_text("2/100")
+    lab.save()
+    lab.reload()
+    shown = lab.notebook.locator(".jp-CodeCell").first.locator(".jp-OutputArea").first
+    bars = shown.locator(".widget-hprogress")
+    expect(shown).to_contain_text("epochs:")
+    expect(shown).to_contain_text("2/100")
+    expect(bars).to_have_count(1)
+    expect(shown).not_to_contain_text("widget")  # neither loading nor an error
+    keep_picture(lab.page, "reloaded-bars")
+    more.touch()
+    lab.wait_for_kernel()
+    expect(shown).to_contain_text("all done")
+    expect(shown).to_contain_text("5/100")
+    expect(bars).to_have_count(1)
+    expect(shown).not_to_contain_text("widget")

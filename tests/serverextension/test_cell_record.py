@@ -71,6 +71,19 @@ def test_displays_are_updated(records: CellRecords) -> None:
     assert outputs(records) == ["place 1", "a picture"]
 
 
+def test_views_of_closed_widgets_are_left_out(records: CellRecords) -> None:
+    """Of all cells: a page that comes later could not show them."""
+    for model in ("m1", "m2", "m1"):
+        data = {"text/plain": model, "application/vnd.jupyter.widget-view+json": {"model_id": model}}
+        records.take("display_data", "a", {"data": data, "metadata": {}})
+    before = records.version
+    records.take("comm_close", "", {"comm_id": "m1"})
+    assert outputs(records) == ["m2"]
+    assert records.version > before
+    records.take("comm_close", "", {"comm_id": "another"})
+    assert outputs(records) == ["m2"]
+
+
 @pytest.mark.parametrize(("wait", "between"), [(False, []), (True, ["10 %"])])
 def test_outputs_are_cleared(records: CellRecords, wait: bool, between: list[str]) -> None:
     """At once, or when the next one comes."""
