@@ -70,6 +70,12 @@ export interface IDeviceStatus {
   quantum_seconds: number;
 }
 
+/** A gateway starts no more sessions, and stops once the cells that run have ended. */
+export interface IDraining {
+  cells: number;
+  until: number | null;
+}
+
 /** One of several hosts. */
 export interface IHostEntry {
   name: string;
@@ -192,6 +198,7 @@ export interface IStatusDocument {
   left_out?: ILeftOut;
   timeline?: IRecentTimeline | null;
   room_requests?: IRoomRequest[];
+  draining?: IDraining;
 }
 
 /** What ran in one row of the timeline. */

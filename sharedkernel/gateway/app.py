@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+import msgspec
 from jupyter_server.serverapp import ServerApp
 
 from sharedkernel.cli.base import CommandApp
@@ -38,7 +40,7 @@ from sharedkernel.gateway.config.validation import (
     unusable_settings,
     without_faults,
 )
-from sharedkernel.gateway.drain import DRAIN_SIGNAL, request_drain, wait_until_idle
+from sharedkernel.gateway.drain import CANCEL_SIGNAL, DRAIN_SIGNAL, cancel_drain, request_drain, wait_until_idle
 from sharedkernel.gateway.http import logs
 from sharedkernel.gateway.http.metrics import watch_loop_lag
 from sharedkernel.gateway.http.request_guard import RequestGuard
@@ -55,6 +57,7 @@ from sharedkernel.gateway.page.timeline import TimelineRequests
 from sharedkernel.gateway.tls import Certificate, check_exposure, is_loopback
 from sharedkernel.ipc.seqpacket import allow_many_descriptors
 from sharedkernel.paths import gateway_directory, make_private_directory
+from sharedkernel.status.document import Draining, StatusDocument
 from sharedkernel.system.malloc import keep_trimmed
 
 #: seconds after which an absent executor is logged; one that started together with the gateway imports torch first
@@ -111,6 +114,10 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             {"SharedKernelGateway": {"drain": True}},
             "Stop the running gateway once its cells have ended; it starts no new sessions. Sessions run on.",
         ),
+        "cancel": (
+            {"SharedKernelGateway": {"cancel_drain": True}},
+            "With --drain: have a gateway that drains serve on.",
+        ),
     }
 
     kernel_manager: SessionKernels
@@ -124,6 +131,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
     _member: HostMember | None = None
     _lock: GatewayLock | None = None
     _background: Sequence[asyncio.Task[None]] = ()
+    _drain: asyncio.Task[None] | None = None
 
     # The only services of Jupyter's server that are used as they are; `http/` and `page/handlers.py` have other routes.
     default_services = ("api", "kernelspecs")  # type: ignore[assignment]
@@ -215,7 +223,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
     def _init_tornado_settings(self) -> None:
         """Set what handlers use."""
         manager, settings = self.kernel_manager, self.tornado_settings
-        settings["room_requests"] = room = RoomRequests(manager.status)
+        settings["room_requests"] = room = RoomRequests(self._status)
         settings["status_feed"] = StatusFeed(room.status, manager.executors.wait_for_change)
         settings["open_websockets"] = WebsocketRegistry(self.max_websockets)
         settings["user_budgets"] = self._user_budgets = UserBudgets(self.max_user_bytes)
@@ -235,6 +243,10 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         settings["websocket_max_message_size"] = 2 * SessionWebsocket(config=self.config).max_message_bytes
         # The request guard has checked the host already.
         settings["allow_remote_access"] = True
+
+    async def _status(self) -> StatusDocument:
+        status, draining = await self.kernel_manager.status(), self.kernel_manager.draining
+        return status if draining is None else msgspec.structs.replace(status, draining=draining)
 
     def record_groups(self, user: str, groups: Iterable[str]) -> None:
         """Record a user's groups as JupyterHub has them; quotas by group hold at once.
@@ -301,24 +313,28 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         SystemExit
             With 0 when it was done, with 1 when the configuration has faults.
         ConfigError
-            When there is no gateway to drain.
+            When there is no gateway to drain, or none that drains.
         """
         if self.host_key:
             print(host_key(read_key(Path(self.cluster_key)), self.host_key))  # noqa: T201
             sys.exit(0)
         if self.check_config:
             sys.exit(report_faults(self, self._settings))
-        if self.drain:
-            request_drain(Path(self.runtime_dir), self.port)
+        if self.drain or self.cancel_drain:
+            if not self.drain:
+                raise ConfigError("--cancel goes with --drain: it has a gateway that drains serve on.")
+            ask = cancel_drain if self.cancel_drain else request_drain
+            ask(Path(self.runtime_dir), self.port, partial(print, flush=True))
             sys.exit(0)
         super().init_resources()
 
     def init_signal(self) -> None:
-        """Stop on SIGTERM and SIGINT, read the configuration again on SIGHUP, drain on SIGUSR1."""
+        """Stop on SIGTERM and SIGINT, read the configuration again on SIGHUP, drain on SIGUSR1, until SIGUSR2."""
         signal.signal(signal.SIGTERM, self._signal_stop)
         signal.signal(signal.SIGINT, self._signal_stop)
         loop: asyncio.AbstractEventLoop = self.io_loop.asyncio_loop  # type: ignore[attr-defined]
         signal.signal(DRAIN_SIGNAL, lambda *_: loop.call_soon_threadsafe(self._begin_draining))
+        signal.signal(CANCEL_SIGNAL, lambda *_: loop.call_soon_threadsafe(self._cancel_draining))
         signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(self._reloader.reload))
 
     def _find_http_port(self) -> None:
@@ -373,15 +389,30 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
     # --- end ----------------------------------------------------------------------------------------------------------
 
     def _begin_draining(self) -> None:
-        if not self.kernel_manager.is_draining:
-            self.kernel_manager.begin_draining()
-            self._background = [*self._background, asyncio.create_task(self._stop_when_drained())]
+        if self._drain is None:
+            self._drain = asyncio.create_task(self._stop_when_drained())
+
+    def _cancel_draining(self) -> None:
+        if self._drain is not None and self._drain.cancel():
+            self._drain = None
+            self._show_draining(None)
+            self.log.info("the drain was cancelled; sessions start again")
 
     async def _stop_when_drained(self) -> None:
         self.log.info("draining: no new sessions; waiting for the cells that run")
-        left = await wait_until_idle(self.kernel_manager.registry, self.drain_seconds)
+        until = time.time() + self.drain_seconds if self.drain_seconds else None
+        left = await wait_until_idle(
+            self.kernel_manager.registry,
+            self.drain_seconds,
+            lambda cells: self._show_draining(Draining(cells=cells, until=until)),
+        )
         self.log.info("drained; %d cells run on", len(left))
         self.stop()
+
+    def _show_draining(self, draining: Draining | None) -> None:
+        self.kernel_manager.draining = draining
+        if self._lock is not None:
+            self._lock.publish_port(self.port, draining)
 
     def stop(self, from_signal: bool = False) -> None:
         """Stop serving; sessions run on."""
@@ -392,7 +423,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
     async def cleanup_kernels(self) -> None:
         """Disconnect from the executors; their sessions run on."""
         self.log.info("stopping; %d sessions run on", len(self.kernel_manager.list_kernel_ids()))
-        for task in self._background:
+        for task in (*self._background, *([] if self._drain is None else [self._drain])):
             task.cancel()
         cast("TokenOnlyIdentity", self.identity_provider).close()
         await self.kernel_manager.executors.close()

@@ -2,7 +2,7 @@
 
 Two gateways would both follow the sessions that run when they start, miss those that the other one starts later, and
 each count its users' sessions by itself. So a gateway locks a small file in the runtime directory; the lock goes with
-its process, however that ends. The file contains its process id, and its port while it serves.
+its process, however that ends. The file contains its process id, its port while it serves, and while it drains how far.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ import time
 from pathlib import Path
 
 from sharedkernel.errors import ConfigError
+from sharedkernel.status.document import Draining
 from sharedkernel.system.lock_file import GATEWAY_LOCK
 
 log = logging.getLogger(__name__)
 
 #: seconds between attempts
 _INTERVAL = 0.02
+#: word before the numbers of a drain
+_DRAINING = "draining"
 
 
 class GatewayLock:
@@ -45,9 +48,10 @@ class GatewayLock:
         self._descriptor = self._wait_for_lock(patience)
         self._write(f"{os.getpid()}\n")
 
-    def publish_port(self, port: int) -> None:
-        """Write the port on which this gateway serves."""
-        self._write(f"{os.getpid()} {port}\n")
+    def publish_port(self, port: int, draining: Draining | None = None) -> None:
+        """Write the port on which this gateway serves, and how far it is *draining*."""
+        drain = "" if draining is None else f" {_DRAINING} {draining.cells} {draining.until or 0:.0f}"
+        self._write(f"{os.getpid()} {port}{drain}\n")
 
     def announce_end(self) -> None:
         """Write that this process is about to end, so that the next gateway waits for it."""
@@ -144,3 +148,10 @@ def parse_holder(content: bytes) -> tuple[int | None, int | None]:
     """Return the holder's process id and port from the content of a lock file; None for what is missing."""
     numbers = [int(word) for word in content.split() if word.isdigit()]
     return (numbers[0] if numbers else None), (numbers[1] if len(numbers) > 1 else None)
+
+
+def parse_draining(content: bytes) -> Draining | None:
+    """Return how far the holder drains, from the content of a lock file; None if it does not."""
+    _, word, rest = content.decode(errors="replace").partition(f" {_DRAINING} ")
+    numbers = [int(each) for each in rest.split() if each.isdigit()]
+    return Draining(cells=numbers[0], until=numbers[1] or None) if word and len(numbers) > 1 else None

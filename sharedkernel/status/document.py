@@ -276,11 +276,21 @@ class RoomRequest(msgspec.Struct, frozen=True, kw_only=True):
     asked_by: str
 
 
+class Draining(msgspec.Struct, frozen=True, kw_only=True):
+    """A gateway starts no more sessions, and stops once the cells that run have ended."""
+
+    #: cells that it waits for
+    cells: int
+    #: when it stops at the latest, in seconds since 1970; None: when the last of them has ended
+    until: float | None
+
+
 class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     """A status document.
 
     `devices` and `placement`, the rule that places new sessions, are there only for several devices; `hosts` only for
-    several hosts, `left_out` where they are too many for one answer; `timeline` only inside sessions.
+    several hosts, `left_out` where they are too many for one answer; `timeline` only inside sessions; `draining` only
+    while the gateway that sends it drains.
     """
 
     device: DeviceStatus
@@ -293,6 +303,7 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     left_out: LeftOut | UnsetType = UNSET
     timeline: RecentTimeline | UnsetType | None = UNSET
     room_requests: list[RoomRequest] | UnsetType = UNSET
+    draining: Draining | UnsetType = UNSET
 
     def session(self, session: str) -> SessionStatus | None:
         """Return the entry of the session with an id; None if there is none."""

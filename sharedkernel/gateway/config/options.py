@@ -130,6 +130,7 @@ class GatewayOptions(HasTraits):
     log_style = Enum(["text", "json"], "text", help="Logs for people (`text`) or machines (`json`).").tag(config=True)
     check_config = Bool(False, help="Check the configuration and start nothing.").tag(config=True)
     drain = Bool(False, help="Drain the gateway that runs and start nothing.").tag(config=True)
+    cancel_drain = Bool(False, help="With `drain`: have a gateway that drains serve on.").tag(config=True)
     drain_seconds = Float(
         600.0,
         help="How long draining waits for running cells, in seconds; they run on. 0: until they have ended.",

@@ -43,7 +43,7 @@ class ReadyHandler(web.RequestHandler):
         """Return 200 if every executor answers and the gateway is not draining; else 503 and the reason."""
         manager = kernel_manager_of(self)
         reason = "ok"
-        if manager.is_draining:
+        if manager.draining is not None:
             reason = "draining"
         elif away := [name for name in manager.executors if name not in manager.executors.connected()]:
             reason = f"away: {_names(away)}" if manager.executors.connected() else "no executor"

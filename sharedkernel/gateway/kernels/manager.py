@@ -46,7 +46,7 @@ from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.jupyter.names import KERNEL_NAME, kernel_of
 from sharedkernel.paths import gateway_directory
 from sharedkernel.protocol import Limits
-from sharedkernel.status.document import StatusDocument
+from sharedkernel.status.document import Draining, StatusDocument
 from sharedkernel.system.tasks import BackgroundTasks
 
 #: seconds after which a client that was refused while draining should ask again
@@ -117,8 +117,8 @@ class SessionKernels(AsyncMappingKernelManager):
         deployment = cast("DeploymentOwner", self.parent).deployment
         self._audit_log = deployment.audit_log
         self.id_prefix = deployment.id_prefix
-        #: whether this gateway is about to stop, and starts no sessions any more
-        self.is_draining = False
+        #: how far this gateway drains: it is about to stop, and starts no sessions; None: it does not
+        self.draining: Draining | None = None
         tasks = self._tasks = BackgroundTasks()
         directory = gateway_directory(deployment.runtime_directory)
         owners_file = OwnersFile(directory / "owners.json", deployment.devices or (ONLY,))
@@ -174,10 +174,6 @@ class SessionKernels(AsyncMappingKernelManager):
         """Connect to the executors, and again whenever one comes back; needs a running event loop."""
         self.executors.keep_connected()
         self.recovery.begin()
-
-    def begin_draining(self) -> None:
-        """Start no more sessions."""
-        self.is_draining = True
 
     # --- for the kernels, which have this manager as their parent -----------------------------------------------------
 
@@ -305,7 +301,7 @@ class SessionKernels(AsyncMappingKernelManager):
         user = requesting_user()
         if user is None:
             raise Refused("a session is started for a user, and nobody asked.", reason="nobody")
-        if self.is_draining:
+        if self.draining is not None:
             raise Refused(
                 "this gateway is about to stop and starts no sessions any more; try again when it is back. Sessions "
                 "that run are not affected.",

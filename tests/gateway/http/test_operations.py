@@ -1,4 +1,4 @@
-"""What whoever operates a gateway sees and does: health, metrics, logs, the audit log, draining."""
+"""What whoever operates a gateway sees and does: health, metrics, logs, the audit log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tornado.httpclient import HTTPClientError
 from sharedkernel.gateway.auth.tokens import TokenFile
 from sharedkernel.gateway.fleet.executors import Executors
 from tests.gateway.client import Client
-from tests.gateway.conftest import Stack, run, wait_for
+from tests.gateway.conftest import Stack, run
 
 #: labels as sorted pairs, by metric
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -408,41 +408,6 @@ def test_a_cell_too_many_is_refused_and_the_others_run(changed: Stack) -> None:
             await channels.send("input_reply", {"value": ""}, "stdin")
             await channels.until("execute_reply", execution_count=3)
             assert (await channels.run("a"))["text"] == "2"
-
-    run(scenario())
-
-
-@pytest.mark.heavy
-def test_a_drained_gateway_takes_no_sessions_lets_cells_end_and_stops(changed: Stack) -> None:
-    """Sessions outlive it, and `--drain` returns when it is gone; without a gateway it says so."""
-    arguments = ["--runtime-dir", str(changed.runtime_directory), "--port", str(changed.port), "--drain"]
-    assert f"no gateway of yours serves port {changed.port}" in gateway_command(changed, *arguments).stderr
-    changed.restart_gateway()
-
-    async def scenario() -> None:
-        grace = changed.client("grace")
-        kernel = await grace.start()
-        async with grace.attach(kernel) as channels:
-            await channels.send("execute_request", {"code": "x = input()", "silent": False, "allow_stdin": True})
-            await channels.until("input_request")
-            draining = asyncio.create_task(asyncio.to_thread(gateway_command, changed, *arguments))
-            while (answer := await grace.request("GET", "/readyz")).status == 200:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-            assert answer.body == "draining\n"
-            answer = await grace.request("POST", "/api/kernels", {})
-            assert (answer.status, answer.body["reason"]) == (503, "draining")
-            assert not draining.done()
-            await channels.send("input_reply", {"value": "kept"}, "stdin")
-            await channels.until("execute_reply", status="ok")
-            assert (await draining).returncode == 0
-        assert changed.gateway.process is not None
-        wait_for(lambda: not changed.gateway.running)
-        assert changed.gateway.process.returncode == 0
-        changed.restart_gateway()
-        while (await grace.request("GET", f"/api/kernels/{kernel}")).status != 200:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-        async with grace.attach(kernel) as channels:
-            assert (await channels.run("x"))["text"] == "'kept'"
 
     run(scenario())
 
