@@ -15,6 +15,11 @@ from dataclasses import dataclass
 _IDLE_SECONDS, _MOST_SECONDS = 12 * 3600.0, 7 * 86_400.0
 #: most sessions of a user, and in all; beyond, the one that was used least recently ends
 _MOST_OF_USER, _MOST = 20, 5000
+#: when sessions end, in words
+LIFETIME = (
+    f"after {_IDLE_SECONDS / 3600:.0f} hours without use, after {_MOST_SECONDS / 86_400:.0f} days, "
+    f"or at your {_MOST_OF_USER}th newer one"
+)
 
 
 @dataclass(slots=True)
@@ -30,6 +35,8 @@ class PageSessions:
 
     def __init__(self) -> None:
         self._sessions: OrderedDict[str, _PageSession] = OrderedDict()
+        #: begins this gateway's keys, so that those of an earlier one are known as such
+        self._prefix = f"{secrets.token_hex(4)}."
 
     def start(self, user: str, token: str) -> str:
         """Return the key of a new session of *user*, who has sent *token*."""
@@ -39,7 +46,7 @@ class PageSessions:
             del self._sessions[key]
         while len(self._sessions) >= _MOST:
             self._sessions.popitem(last=False)
-        key = secrets.token_urlsafe(32)
+        key = self._prefix + secrets.token_urlsafe(32)
         self._sessions[key] = _PageSession(user, token, now, now)
         return key
 
@@ -54,6 +61,14 @@ class PageSessions:
         session.used = now
         self._sessions.move_to_end(key)
         return session.token
+
+    def is_earlier(self, key: str) -> bool:
+        """Whether an earlier gateway has made *key*."""
+        return not key.startswith(self._prefix)
+
+    def user_of(self, key: str) -> str | None:
+        """Return whose session has *key*; None for one that has ended."""
+        return None if self.token_of(key) is None else self._sessions[key].user
 
     def end(self, key: str) -> None:
         """End a session, if there is one with *key*."""

@@ -78,6 +78,8 @@ class Classroom:
         self._has_peers = has_peers
         self._audit_log = audit_log
         self._record = read_class(path)
+        #: the class before, for those who wonder
+        self._last: ClassRecord | None = None
         #: checked quotas by user; the same object for good
         self.users: dict[str, dict[str, Any]] = {}
         self._show_quotas()
@@ -279,6 +281,13 @@ class Classroom:
             if (tokens := self._tokens) is not None:
                 tokens.expire([name], record.until)
 
+    def has_ended_for(self, user: str, token: str) -> bool:
+        """Whether *token*, one of *user*'s, has ended with a class, as far as this gateway remembers."""
+        now = datetime.datetime.now(datetime.UTC)
+        over = [record for record in (self._record, self._last) if record is not None and record.is_over(now)]
+        members = [record.members[user] for record in over if user in record.members]
+        return any(not member.was_user or token.rpartition("-")[0] in member.tokens for member in members)
+
     # --- what time does -----------------------------------------------------------------------------------------------
 
     async def keep(self) -> None:
@@ -405,6 +414,7 @@ class Classroom:
 
     async def _forget(self, record: ClassRecord, ended: int) -> None:
         self._keep(None)
+        self._last = record
         for user, member in record.members.items():
             if not member.had_limits:  # the next class may have others of these names
                 self._manager.rules.quotas.withdraw(user=user)

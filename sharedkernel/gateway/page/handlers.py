@@ -17,6 +17,7 @@ from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.hub import HubUsers
 from sharedkernel.gateway.auth.hub_sign_in import SIGN_IN_SECONDS, PendingSignIn
 from sharedkernel.gateway.auth.identity import TokenOnlyIdentity, TokenUsers
+from sharedkernel.gateway.auth.page_sessions import LIFETIME
 from sharedkernel.gateway.errors import http_status
 from sharedkernel.gateway.http.handlers import GatewayHandler
 from sharedkernel.gateway.http.request_guard import SIGN_IN_PATH
@@ -55,10 +56,11 @@ class FrontPageHandler(PageHandler):
 class SignInFormHandler(PageHandler):
     """Base of what shows the form for signing in."""
 
-    def show_form(self, problem: str = "", status: HTTPStatus = HTTPStatus.OK) -> None:
-        """Answer with the form, and with the *problem* that there was."""
+    def show_form(self, problem: str = "", status: HTTPStatus = HTTPStatus.OK, *, why: str = "") -> None:
+        """Answer with the form, and with the *problem* that there was, or *why* one has to sign in again."""
         self.set_status(status)
         said = f'<p id="problem" role="alert">{html.escape(problem)}</p>' if problem else ""
+        said += f'<p class="sk-Notice" role="status">{html.escape(why)}</p>' if why else ""
         form, hub = html.escape(url_path_join(self.base_url, SIGN_IN_PATH)), ""
         if isinstance(self.identity, HubUsers) and self.identity.sign_in is not None:
             begin = html.escape(url_path_join(self.base_url, HUB_PATH))
@@ -79,8 +81,27 @@ class SignInHandler(SignInFormHandler):
 
     @allow_unauthenticated
     async def get(self) -> None:
-        """Show the form."""
-        self.show_form()
+        """Show the form, to who was signed in with the reason why they are no more."""
+        self.show_form(why=await self._why_signed_out())
+
+    async def _why_signed_out(self) -> str:
+        key = self.identity.page_session_key(self.request)
+        if not key or self.current_user is not None:
+            return ""
+        sessions = self.identity.page_sessions
+        if sessions.is_earlier(key):
+            return "The gateway was restarted after you signed in. Sign in again; sessions go on."
+        user, token = sessions.user_of(key), sessions.token_of(key)
+        if user is None or token is None:
+            return f"Your sign-in has ended, as it does {LIFETIME}. Sign in again; sessions go on."
+        classroom = self.settings.get("classroom")
+        if classroom is not None and classroom.has_ended_for(user, token):
+            return "The class has ended, and your sign-in with it."
+        try:
+            found = await self.identity.check_token(token, self.request.remote_ip or "")
+        except Refused as refusal:
+            return f"You were signed out: {refusal}"
+        return "" if found else "You were signed out: your token was taken back. Ask your admin for another."
 
     @allow_unauthenticated
     async def post(self) -> None:

@@ -11,7 +11,7 @@ from sharedkernel.gateway.auth.tokens import TokenFile
 from tests.gateway.classroom.conftest import CLASS, accept, after, begin, join
 from tests.gateway.client import Client
 from tests.gateway.conftest import Stack, run
-from tests.gateway.page.browser import Browser
+from tests.gateway.page.browser import FORM, Browser
 
 SINGLE_TOKEN = "one-token-for-the-only-user"
 
@@ -326,6 +326,7 @@ def test_a_fresh_token_made_on_the_page_ends_with_the_class(stack: Stack) -> Non
         assert (await ada.request("DELETE", CLASS)).status == 200
         assert (await Client(stack.gateway_url, token).request("GET", "/api/kernels")).status == 403
         assert (await browser.request("GET", "/sharedkernel/page/me")).status == 401
+        assert "The class has ended, and your sign-in with it." in (await browser.request("GET", FORM)).body
 
     run(scenario())
 

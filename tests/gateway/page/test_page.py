@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -75,6 +76,7 @@ def test_an_expired_token_is_told_so_and_signed_out(stack: Stack) -> None:
             assert (refused.status, refused.body["reason"]) == (403, "token_expired")
             assert refused.body["message"].startswith("this token of brief expired at ")
         assert (await browser.request("GET", "/")).headers["Location"] == FORM
+        assert "You were signed out: this token of brief expired at " in (await browser.request("GET", FORM)).body
         assert "expired at" in (await browser.sign_in(token)).body
 
     try:
@@ -213,6 +215,44 @@ def test_a_token_that_is_taken_back_ends_its_page_sessions(stack: Stack) -> None
         assert (await browser.request("GET", "/sharedkernel/page/me")).status == 200
 
     run(scenario())
+
+
+@pytest.mark.heavy
+def test_the_form_says_why_one_is_signed_out(stack: Stack) -> None:
+    """To who was signed in: a token that was taken back, many newer sign-ins, a restart; to others nothing."""
+
+    async def why(browser: Browser) -> str:
+        """Return what the form says, which has to be one sentence or two, in one line."""
+        assert (await browser.request("GET", "/")).headers["Location"] == FORM
+        found = re.search(
+            r'<p class="sk-Notice" role="status">([^<\n]*)</p>', (await browser.request("GET", FORM)).body
+        )
+        return "" if found is None else found[1]
+
+    async def before() -> Browser:
+        assert await why(Browser(stack.gateway_url)) == ""
+        browser, other = Browser(stack.gateway_url), Browser(stack.gateway_url)
+        await browser.sign_in(stack.token("linus"))
+        token = (await browser.request("POST", "/sharedkernel/page/token")).body["token"]
+        await other.sign_in(token)
+        take_back(stack, token)
+        assert await why(other) == "You were signed out: your token was taken back. Ask your admin for another."
+        for _ in range(20):
+            last = Browser(stack.gateway_url)
+            await last.sign_in(stack.token("linus"))
+        assert (await why(browser)).startswith("Your sign-in has ended, as it does after 12 hours without use, after 7")
+        return last
+
+    async def after(browser: Browser) -> None:
+        assert await why(browser) == "The gateway was restarted after you signed in. Sign in again; sessions go on."
+        assert (await browser.sign_in(stack.token("linus"))).status == 303
+        assert (await browser.request("POST", "/sharedkernel/page/sign-out")).status == 204
+        assert await why(browser) == ""
+
+    browser = asyncio.run(before())
+    stack.gateway.stop()
+    stack.restart_gateway()
+    asyncio.run(after(browser))
 
 
 def test_nobody_can_make_tokens_without_end(stack: Stack) -> None:
