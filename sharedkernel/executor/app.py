@@ -236,7 +236,7 @@ class ExecutorApp(CommandApp):
         for note in verdict.notes:
             log.warning("%s", note)
         print(table(verdict))  # noqa: T201
-        if verdict.failed:
+        if not verdict.is_whole:
             sys.exit(1)
 
     def _find_device(self) -> ServedDevice:

@@ -1,7 +1,8 @@
 """The process of the self-test: ``python -m sharedkernel.selftest STEP …`` writes a line of JSON for each step.
 
-It imports torch once, uses no device itself, and forks a process for each step, as sessions are forked. Each has a
-process group of its own, which is killed when the step has ended or its time is up.
+It imports torch once, after which it writes the line *loaded*, uses no device itself, and forks a process for each
+step, as sessions are forked. Each has a process group of its own, which is killed when the step has ended or its time
+is up.
 """
 
 from __future__ import annotations
@@ -129,6 +130,7 @@ def main(names: Sequence[str]) -> None:
     torch.set_num_threads(1)
     for name in names:
         find(name)  # imported once, for all
+    print("loaded", flush=True)  # noqa: T201
     for name in names:
         began = time.monotonic()
         why = try_step(name)

@@ -10,7 +10,9 @@ from sharedkernel.device_memory.mode import DeviceMemoryMode
 
 #: seconds that one step may take: most of one is the making of contexts
 STEP_SECONDS = 20.0
-#: seconds that the whole self-test may take, with the import of torch; what has not run then has failed
+#: seconds that torch and the libraries beneath it may take to load, which is long from a cold disk
+LOAD_SECONDS = 180.0
+#: seconds that all steps may take once they are loaded
 TOTAL_SECONDS = 60.0
 #: modes from the plainest up
 _UPWARDS = (DeviceMemoryMode.PLAIN, DeviceMemoryMode.PRIVATE, DeviceMemoryMode.SHARED)
@@ -51,7 +53,7 @@ class Outcome(StrEnum):
     FAILED = "failed"
     #: it passed before, and is trusted
     TRUSTED = "trusted"
-    #: what it is about cannot be had here in any case
+    #: the self-test ended before it had a result, or what it is about cannot be had here in any case
     NOT_RUN = "not run"
 
 
@@ -73,6 +75,8 @@ class Verdict:
     results: tuple[StepResult, ...]
     #: the mode to use
     mode: DeviceMemoryMode
+    #: the best mode that the driver and torch offer
+    best: DeviceMemoryMode
     #: one sentence each about files of earlier results that could not be used
     notes: tuple[str, ...] = ()
 
@@ -82,17 +86,36 @@ class Verdict:
         return tuple(result for result in self.results if result.outcome is Outcome.FAILED)
 
     @property
+    def left_out(self) -> tuple[StepResult, ...]:
+        """The steps that should have run, and did not."""
+        wanted = {step.name for step in steps_up_to(self.best)}
+        return tuple(each for each in self.results if each.outcome is Outcome.NOT_RUN and each.step in wanted)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every step passed that the best mode needs."""
+        return not self.failed and not self.left_out
+
+    @property
     def sentence(self) -> str:
-        """One sentence for the log and for status: what failed, and what is switched off for that."""
-        if self.failed:
-            first = self.failed[0]
-            more = f", and {len(self.failed) - 1} more" if len(self.failed) > 1 else ""
+        """One sentence for the log and for status: what did not pass, and what is switched off for that."""
+        if not self.is_whole:
+            parts = []
+            if self.failed:
+                parts.append(f"failed at {_first_of(self.failed)}")
+            if self.left_out:
+                parts.append(f"did not run {_first_of(self.left_out)}")
             meaning = self.mode.meaning or "nothing is switched off"
-            return f"the self-test failed at {first.step} ({first.why}){more}; in this run {meaning}."
+            return f"the self-test {' and '.join(parts)}; in this run {meaning}."
         passed = [result for result in self.results if result.outcome is Outcome.PASSED]
         trusted = sum(result.outcome is Outcome.TRUSTED for result in self.results)
         seconds = sum(result.seconds for result in passed)
         return f"the self-test found nothing wrong; steps tried: {len(passed)} in {seconds:.1f} s, trusted: {trusted}."
+
+
+def _first_of(results: Sequence[StepResult]) -> str:
+    more = f", and {len(results) - 1} more" if len(results) > 1 else ""
+    return f"{results[0].step} ({results[0].why}){more}"
 
 
 def steps_up_to(best: DeviceMemoryMode) -> tuple[SelfTestStep, ...]:
@@ -109,7 +132,7 @@ def judge(
     Parameters
     ----------
     results
-        Of all steps that *best* needs, in any order; one that is missing has failed.
+        Of all steps that *best* needs, in any order; one that is missing did not run.
     best
         The best mode that the driver and torch offer.
     why_not_better
@@ -124,15 +147,19 @@ def judge(
         if step not in tried:
             ordered.append(StepResult(step=step.name, outcome=Outcome.NOT_RUN, why=why_not_better))
         else:
-            missing = StepResult(step=step.name, outcome=Outcome.FAILED, why="it did not run")
+            missing = StepResult(step=step.name, outcome=Outcome.NOT_RUN, why="it has no result")
             ordered.append(by_name.get(step.name, missing))
-    broken = {step.mode for step, result in zip(STEPS, ordered, strict=True) if result.outcome is Outcome.FAILED}
+    untrusted = {
+        step.mode
+        for step, result in zip(STEPS, ordered, strict=True)
+        if result.outcome not in (Outcome.PASSED, Outcome.TRUSTED)
+    }
     mode = DeviceMemoryMode.PLAIN
     for candidate in _UPWARDS[: _UPWARDS.index(best) + 1]:
-        if candidate in broken:
+        if candidate in untrusted:
             break
         mode = candidate
-    return Verdict(results=tuple(ordered), mode=mode, notes=tuple(notes))
+    return Verdict(results=tuple(ordered), mode=mode, best=best, notes=tuple(notes))
 
 
 def table(verdict: Verdict) -> str:

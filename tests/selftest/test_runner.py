@@ -21,6 +21,7 @@ from sharedkernel.selftest.trust import Identity, TrustFile
 CARD = Identity(driver="580.65", torch="2.11.0+cu130", card="NVIDIA H200", uuid="GPU-1")
 #: passes all steps that it is asked for, but those named in FAILS
 PASSES = """
+print("loaded", flush=True)
 for step in sys.argv[3:]:
     print(json.dumps({"step": step, "why": "broken" if step in FAILS else "", "seconds": 0.1}), flush=True)
 """
@@ -94,18 +95,20 @@ def test_a_damaged_file_is_told_of_once(tmp_path: Path) -> None:
         ("print(json.dumps({'step': 'training'}))", "the self-test's process wrote what is no result"),
     ],
 )
-def test_when_its_process_ends_what_was_not_tried_has_failed(tmp_path: Path, code: str, why: str) -> None:
+def test_when_its_process_ends_what_was_not_tried_did_not_run(tmp_path: Path, code: str, why: str) -> None:
     """The executor serves all the same."""
     verdict = try_out(tmp_path, code)
     assert verdict.mode is DeviceMemoryMode.PLAIN
-    assert {result.why for result in verdict.failed} == {why}
-    assert len(verdict.failed) == len(STEPS)
+    assert not verdict.failed
+    assert {result.why for result in verdict.left_out} == {why}
+    assert len(verdict.left_out) == len(STEPS)
+    assert verdict.sentence.startswith(f"the self-test did not run training ({why}), and 12 more; ")
 
 
-def test_one_that_cannot_be_started_fails(tmp_path: Path) -> None:
+def test_one_that_cannot_be_started_runs_nothing(tmp_path: Path) -> None:
     """Python may have been removed."""
     verdict = asyncio.run(SelfTest(CARD, python="/nonexistent").run(DeviceMemoryMode.SHARED))
-    assert verdict.failed[0].why == "its process did not start: No such file or directory"
+    assert verdict.left_out[0].why == "its process did not start: No such file or directory"
 
 
 def test_one_that_hangs_is_killed_and_what_it_did_counts(tmp_path: Path) -> None:
@@ -118,9 +121,18 @@ def test_one_that_hangs_is_killed_and_what_it_did_counts(tmp_path: Path) -> None
     assert [result.step for result in verdict.results if result.outcome is Outcome.PASSED] == [
         step.name for step in STEPS[:3]
     ]
-    assert verdict.failed[0].why == "the self-test took longer than 3 s"
+    assert not verdict.failed
+    assert verdict.left_out[0].why == "the self-test took longer than 3 s"
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_the_time_limit_counts_from_when_torch_is_loaded(tmp_path: Path) -> None:
+    """A cold disk takes none of the steps' time; a limit of its own ends what does not load at all."""
+    slow = "time.sleep(1.5)\n" + PASSES.replace("FAILS", "[]")
+    assert try_out(tmp_path, slow, seconds=1.0).is_whole
+    verdict = try_out(tmp_path, slow, seconds=1.0, load_seconds=0.5)
+    assert {result.why for result in verdict.left_out} == {"torch and its libraries were not loaded within 0 s"}
 
 
 def test_it_gets_none_of_the_executors_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,11 +45,17 @@ def test_the_best_mode_is_used_that_needs_nothing_that_failed(failures: dict[str
     assert judge(results(**failures), SHARED).mode is mode
 
 
-def test_a_step_without_a_result_has_failed() -> None:
-    """As one whose process never came to it."""
+def test_a_step_without_a_result_did_not_run() -> None:
+    """As one whose process never came to it: it has not failed, and what needs it is not used."""
     verdict = judge(results()[:-1], SHARED)
     assert verdict.mode is PRIVATE
-    assert [(result.step, result.why) for result in verdict.failed] == [("killed-holder", "it did not run")]
+    assert not verdict.failed
+    assert [(result.step, result.why) for result in verdict.left_out] == [("killed-holder", "it has no result")]
+    assert verdict.sentence == (
+        "the self-test did not run killed-holder (it has no result); in this run sessions' ephemeral memory is their "
+        "own, and given back at a switch."
+    )
+    assert "Not run: it has no result." in table(verdict)
 
 
 def test_what_cannot_be_had_is_not_tried_and_not_failed() -> None:
@@ -57,7 +63,7 @@ def test_what_cannot_be_had_is_not_tried_and_not_failed() -> None:
     assert {step.mode for step in steps_up_to(PRIVATE)} == {PRIVATE, PLAIN}
     verdict = judge(results(), PRIVATE, why_not_better="the driver is too old")
     assert verdict.mode is PRIVATE
-    assert not verdict.failed
+    assert verdict.is_whole
     assert "Not run: the driver is too old." in table(verdict)
 
 

@@ -116,10 +116,14 @@ def test_a_step_that_aborts_or_hangs_fails_alone(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_whole_self_test_has_a_time_limit() -> None:
-    """What has not run then has failed, and plain mode is left."""
-    verdict = try_out(seconds=0.2)
-    assert verdict.mode is DeviceMemoryMode.PLAIN
-    assert verdict.results[-1].why == "the self-test took longer than 0 s"
+    """It begins when torch is loaded, which takes longer; what has not run then has not failed, but is not used."""
+    verdict = try_out(seconds=3.0)
+    outcomes = [result.outcome for result in verdict.results]
+    assert outcomes[0] is Outcome.PASSED, table(verdict)
+    assert outcomes[-1] is Outcome.NOT_RUN
+    assert verdict.results[-1].why == "the self-test took longer than 3 s"
+    assert not verdict.failed
+    assert verdict.mode is not DeviceMemoryMode.SHARED
 
 
 # --- notebooks in each mode ---------------------------------------------------------------------------------------

@@ -192,8 +192,8 @@ class CudaDevice:
         self._mode, self._self_test_note = verdict.mode, verdict.sentence
         for note in verdict.notes:
             log.warning("%s", note)
-        log.log(logging.WARNING if verdict.failed else logging.INFO, "%s", verdict.sentence)
-        if verdict.failed and self._mode is not DeviceMemoryMode.SHARED:
+        log.log(logging.INFO if verdict.is_whole else logging.WARNING, "%s", verdict.sentence)
+        if not verdict.is_whole and self._mode is not DeviceMemoryMode.SHARED:
             self._unshared = verdict.sentence
             if self._desk is not None:
                 self._desk.is_off = True
