@@ -38,7 +38,6 @@ UNIT = 2 * MIB
 LANE = 1
 #: each call is timed so many times
 REPEATS = 64
-_ADDRESSES = 1 << 40
 _T = TypeVar("_T")
 
 
@@ -125,7 +124,7 @@ def _count_no_units(units: list[int]) -> None:
 def be_the_other(descriptor: int, device: int) -> None:
     """Import the lane, and do what the first process says."""
     with socket.socket(fileno=descriptor) as connection:
-        arena = Arena(CudaDriver(device), _count_no_units, _ADDRESSES)
+        arena = Arena(CudaDriver(device), _count_no_units)
         driver: Any = arena.driver
         units = [UnitInfo(*each) for each in json.loads(connection.recv(1 << 20))]
         arena.import_lane(receive_units(connection, len(units)))
@@ -190,7 +189,7 @@ def probe(device: int, lane_bytes: int) -> dict[str, Any]:
     nvml = {"before": used_bytes(device)}
     other = clock.time("start another process and give it the lane", lambda: Other(store, layout, device))
     try:
-        arena = Arena(CudaDriver(device), _count_no_units, _ADDRESSES)
+        arena = Arena(CudaDriver(device), _count_no_units)
         driver: Any = arena.driver
         local, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 

@@ -26,14 +26,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
 from sharedkernel.device_memory.drivers.base import Handle, MemoryDriver, release_handle
-from sharedkernel.device_memory.errors import InvalidMapping, OutOfDeviceMemory
+from sharedkernel.device_memory.errors import DeviceMemoryError, InvalidMapping, OutOfDeviceMemory
 from sharedkernel.device_memory.layout import GivenUnit, UnitInfo
 from sharedkernel.device_memory.mapper import SCRATCH, Area, Mapper, Slot, SlotState, batches, check_slots, pair, runs
 from sharedkernel.device_memory.ranges import FreeRanges
 from sharedkernel.system.deferred_signals import interruptible_wait, signals_held, signals_held_between_waits
 
-#: addresses of an arena, in bytes; they cost nothing
-ADDRESSES = 1 << 42
+#: addresses of an arena, in bytes: they cost nothing, but not every machine gives so many, so there is a second try
+ADDRESSES = (1 << 42, 1 << 39)
 
 
 _Arguments = ParamSpec("_Arguments")
@@ -63,19 +63,18 @@ class Arena:
     release_units
         Called with the numbers of units that this process has released, at the end of each change; must not wait.
     addresses
-        Bytes of addresses to reserve.
+        Bytes of addresses to reserve: the first of these that the driver gives.
     """
 
     def __init__(
-        self, driver: MemoryDriver, release_units: Callable[[list[int]], None], addresses: int = ADDRESSES
+        self, driver: MemoryDriver, release_units: Callable[[list[int]], None], addresses: Sequence[int] = ADDRESSES
     ) -> None:
         self.driver = driver
         self._release_units = release_units
-        self._size = addresses
-        self._start = driver.reserve(addresses)
+        self._start, self._size = _reserve(driver, addresses)
         self._mapper = Mapper(driver, self._start)
         self._free = FreeRanges()
-        self._free.add(self._start + SCRATCH, addresses - SCRATCH)
+        self._free.add(self._start + SCRATCH, self._size - SCRATCH)
         self._slots: dict[int, Slot] = {}
         self._addresses: list[int] = []
         #: bytes of the slots in each state, kept up to date: a training is not to wait while thousands are added up
@@ -406,3 +405,12 @@ class Arena:
             del self._slots[slot.address]
             del self._addresses[bisect_left(self._addresses, slot.address)]
             self._free.add(slot.address, slot.size)
+
+
+def _reserve(driver: MemoryDriver, sizes: Sequence[int]) -> tuple[int, int]:
+    """Reserve the first of these numbers of addresses that the driver gives; return their start, and how many."""
+    *larger, last = sizes
+    for size in larger:
+        with contextlib.suppress(DeviceMemoryError):
+            return driver.reserve(size), size
+    return driver.reserve(last), last

@@ -19,5 +19,6 @@ failed. Plain mode is used whatever fails.
 A step has :data:`~sharedkernel.selftest.steps.STEP_SECONDS`, all of them together
 :data:`~sharedkernel.selftest.steps.TOTAL_SECONDS` from when torch is loaded, which may itself take
 :data:`~sharedkernel.selftest.steps.LOAD_SECONDS`. A step that crashes, hangs or is killed has failed; one without a
-result when the self-test ends has not run. Neither is relied on. The executor itself imports no torch and makes no context for it.
+result when the self-test ends has not run. Neither is relied on. The executor itself imports no torch and makes no
+context for it.
 """

@@ -19,8 +19,6 @@ from sharedkernel.device_memory.pools.torch_pool import TorchPools
 from sharedkernel.device_memory.store import LaneStore
 
 LANE = 1
-#: bytes of addresses that an arena reserves here: the self-test is no place to find out how many there can be
-ADDRESSES = 1 << 36
 #: kernels that keep a stream busy for tens of milliseconds
 _BUSY = 2000
 
@@ -82,7 +80,7 @@ def make_lane_memory(supplier: Supplier, **options: Any) -> tuple[Arena, LaneMem
     """
     torch.cuda.init()
     pools = TorchPools(torch, 0, has_threads=lambda: threading.active_count() > 1)
-    arena = Arena(CudaDriver(0), supplier.release_units, ADDRESSES)
+    arena = Arena(CudaDriver(0), supplier.release_units)
     memory = LaneMemory(arena, pools, supplier, **options)
     memory.watch_user_pools()
     return arena, memory

@@ -91,7 +91,7 @@ class Tenant:
     ) -> None:
         self.name = name
         self.torch = ModelTorch(version)
-        self.arena = Arena(driver or MemfdDriver(), supplier.release_units, ADDRESSES)
+        self.arena = Arena(driver or MemfdDriver(), supplier.release_units, [ADDRESSES])
         self.memory = LaneMemory(self.arena, TorchPools(self.torch), supplier, **options)
         #: what is written in each live block
         self.written: dict[Block, int] = {}

@@ -28,7 +28,7 @@ class Fixture:
         self.store = LaneStore(MemfdDriver())
         self.supplier = StoreSupplier(self.store, "a")
         layout = self.store.create_lane(LANE, 24 * MIB)
-        self.arena = Arena(self.driver, self.supplier.release_units, ADDRESSES)
+        self.arena = Arena(self.driver, self.supplier.release_units, [ADDRESSES])
         self.arena.import_lane(self.supplier.given(self.store.share_lane(LANE, "a")))
         self.lane = self.arena.add_lane_area(layout.units)
         self.layout = layout
@@ -178,7 +178,7 @@ def test_addresses_run_out_in_one_sentence():
     driver = MemfdDriver()
     store = LaneStore(driver)
     supplier = StoreSupplier(store, "a")
-    arena = Arena(MemfdDriver(), supplier.release_units, 320 * MIB)
+    arena = Arena(MemfdDriver(), supplier.release_units, [320 * MIB])
     with pytest.raises(OutOfDeviceMemory, match="restart its kernel"):
         arena.add_private_area(supplier.private_units([64 * MIB, 2 * MIB], mid_iteration=False))
     assert store.account().total == 0

@@ -56,7 +56,7 @@ class Fixture:
         self.driver = FaultyDriver()
         self.store = LaneStore(MemfdDriver())
         self.supplier = StoreSupplier(self.store, "a")
-        self.arena = Arena(self.driver, self.supplier.release_units, 1 << 32)
+        self.arena = Arena(self.driver, self.supplier.release_units, [1 << 32])
         for size in SIZES:
             self.arena.add_private_area(self.supplier.private_units([size], mid_iteration=False))
         slots = self.arena.slots()

@@ -107,6 +107,23 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.01)
 
 
+def trust_everything(path: Path) -> Path:
+    """Write a file by which an executor takes all steps of the self-test as passed: each takes seconds here."""
+    from sharedkernel.executor.devices.cuda.discovery import check_torch
+    from sharedkernel.selftest.steps import STEPS
+    from sharedkernel.selftest.trust import Identity, TrustFile
+    from sharedkernel.system.nvml import Gpu
+
+    gpu = Gpu("cuda:0")
+    try:
+        facts = gpu.facts
+    finally:
+        gpu.close()
+    identity = Identity(driver=facts.driver_version, torch=check_torch(), card=facts.name, uuid=facts.uuid)
+    TrustFile(path).record(identity, [step.name for step in STEPS])
+    return path
+
+
 def no_memory_left() -> Iterator[None]:
     """Let the tests of a module run, and check that other processes have no more device memory after them.
 

@@ -56,7 +56,7 @@ def test_a_session_maps_copies_and_comes_back(cuda):
     store = LaneStore(CudaDriver(bindings=FakeCuda()))
     layout = store.create_lane(LANE, 24 * MIB)
     supplier = StoreSupplier(store, "a")
-    arena = Arena(CudaDriver(bindings=cuda), supplier.release_units, 1 << 32)
+    arena = Arena(CudaDriver(bindings=cuda), supplier.release_units, [1 << 32])
     arena.import_lane(supplier.given(store.share_lane(LANE, "a")))
     area = arena.add_lane_area(layout.units)
     assert cuda.calls.count("cuMemSetAccess") == 1, "access is set once for all units"
@@ -86,7 +86,7 @@ def test_the_device_is_idle_whenever_something_is_unmapped(cuda):
     store = LaneStore(CudaDriver(bindings=FakeCuda()))
     layout = store.create_lane(LANE, 24 * MIB)
     supplier = StoreSupplier(store, "a")
-    arena = Arena(CudaDriver(bindings=cuda), supplier.release_units, 1 << 32)
+    arena = Arena(CudaDriver(bindings=cuda), supplier.release_units, [1 << 32])
     arena.import_lane(supplier.given(store.share_lane(LANE, "a")))
     area = arena.add_lane_area(layout.units)
     arena.make_private(area.slots[:2], supplier.private_units([2 * MIB] * 2, mid_iteration=False))
