@@ -1,7 +1,8 @@
 """The executor's side of device memory: it creates every unit, and knows which account each one is in.
 
 A unit is in exactly one account: a *lane*, *private* to a session, in *stock*, or *releasing*. In stock are units that
-were created for a lane before it is made or changed, since it takes long to create many. A unit is releasing when its
+are being created, or were for a lane before it is made or changed: to create and export many takes the driver long. A
+unit is releasing when its
 lane has no use for it any more but sessions still have it mapped: memory is free when it is gone from every process,
 not when somebody asked for it. So what the accounts add up to is what the device really lacks.
 
@@ -12,7 +13,7 @@ goes back to the driver, and none is passed on to others but a lane's, which is 
 
 A lane is *occupied* from the start of a turn until nothing of that session's iteration is left in it. Occupied lanes
 do not change. Calls raise errors of :mod:`sharedkernel.device_memory.errors` and have then changed nothing. There is
-no locking: one thread, the executor's, calls.
+no locking: one thread, the executor's, calls; only :meth:`LaneStore.make` may run in another.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ class LaneStore:
         self._lanes: dict[int, StoredLane] = {}
         #: units that were created for a lane in advance
         self._stock: dict[int, list[StoredUnit]] = {}
+        #: units that are ordered
+        self._ordered: set[StoredUnit] = set()
         #: every unit there is
         self._units: dict[int, StoredUnit] = {}
         self._used = 0
@@ -103,23 +106,55 @@ class LaneStore:
         self._part_with(entry.units)
         self.drop_stock(lane)
 
-    # --- units for a lane in advance -----------------------------------
+    # --- units in advance -----------------------------------
 
-    def num_missing(self, lane: int, size: int) -> int:
-        """Return how many units are to be created so that a lane, which may not exist yet, has *size* bytes."""
-        return sum((self._missing(lane, size) - self._stocked(lane)).values())
+    def missing(self, lane: int, size: int) -> list[int]:
+        """Return the sizes of the units to create so that a lane, which may not exist yet, has *size* bytes."""
+        return list((self._missing(lane, size) - self._stocked(lane)).elements())
 
-    def stocking(self, lane: int, size: int) -> Iterator[None]:
-        """Create these units, and yield after each, so that other things can be done in between.
+    def order(self, sizes: Sequence[int]) -> list[StoredUnit]:
+        """Count units of these sizes, which :meth:`make` creates; then stock them, give them or cancel them.
 
         Raises
         ------
         OutOfDeviceMemory
-            When there is no room for one; those before it are in stock.
+            When there is no room for all of them.
         """
-        for each in list((self._missing(lane, size) - self._stocked(lane)).elements()):
-            self._stock.setdefault(lane, []).append(self._create(each, UnitPlace.STOCK))
-            yield
+        if any(size <= 0 or size % self._driver.granularity for size in sizes):
+            raise InvalidMapping(f"units of device memory are multiples of {self._driver.granularity} bytes.")
+        total = sum(sizes)
+        if self._capacity is not None and self._used + total > self._capacity:
+            raise OutOfDeviceMemory(
+                f"{total} bytes of device memory do not fit: {self._used} of {self._capacity} are in use "
+                f"({describe(self._units.values())})."
+            )
+        units = [self._add(StoredUnit(self._last_number + 1, size, None, UnitPlace.STOCK)) for size in sizes]
+        self._ordered.update(units)
+        return units
+
+    def make(self, units: Iterable[StoredUnit]) -> None:
+        """Create and export ordered units. Any thread may do this: nothing else uses them meanwhile.
+
+        Raises
+        ------
+        DeviceMemoryError
+            When the driver cannot: cancel all of them.
+        """
+        for unit in units:
+            unit.handle = self._driver.create(unit.size)
+            unit.descriptor = self._driver.export(unit.handle)
+
+    def cancel(self, units: Iterable[StoredUnit]) -> None:
+        """Free ordered units, made or not."""
+        for unit in units:
+            self._ordered.discard(unit)
+            self._forget(unit)
+
+    def stock(self, lane: int, units: Iterable[StoredUnit]) -> None:
+        """Put made units into the stock of a lane."""
+        for unit in units:
+            self._ordered.discard(unit)
+            self._stock.setdefault(lane, []).append(unit)
 
     def drop_stock(self, lane: int) -> None:
         """Free the units that were created for a lane and are not in it."""
@@ -137,12 +172,14 @@ class LaneStore:
     def _obtain_for_lane(self, lane: int, sizes: Counter[int]) -> list[StoredUnit]:
         """Return units of these sizes, out of stock as far as it has them; the rest of the stock is freed."""
         stocked = self._stocked(lane)
-        new = self._obtain(list((sizes - stocked).elements()), UnitPlace.LANE)
+        new = self._obtain(list((sizes - stocked).elements()))
         at_hand = by_size(self._stock.get(lane, ()))
         taken = [at_hand[size].pop() for size in (sizes & stocked).elements()]
         for unit in taken:
-            unit.place = UnitPlace.LANE
             self._stock[lane].remove(unit)
+        for unit in [*taken, *new]:
+            self._ordered.discard(unit)
+            unit.place = UnitPlace.LANE
         self.drop_stock(lane)
         return [*taken, *new]
 
@@ -208,10 +245,14 @@ class LaneStore:
         OutOfDeviceMemory
             When there is no room for all of them.
         """
-        units = self._obtain(sizes, UnitPlace.PRIVATE)
+        return self.give(session, self._obtain(sizes))
+
+    def give(self, session: str, units: Sequence[StoredUnit]) -> list[UnitInfo]:
+        """Make units that were ordered and made private to a session."""
         for unit in units:
+            self._ordered.discard(unit)
+            unit.place, unit.owner = UnitPlace.PRIVATE, session
             unit.holders.add(session)
-            unit.owner = session
         return [unit.info for unit in units]
 
     def keep(self, session: str, units: Iterable[int]) -> None:
@@ -245,23 +286,7 @@ class LaneStore:
         every = list(units)
         for start in range(0, len(every), MAX_DESCRIPTORS):
             batch = every[start : start + MAX_DESCRIPTORS]
-            descriptors: list[int] = []
-            passing: list[int] = []
-            try:
-                for info in batch:
-                    unit = self._held(info.unit)
-                    descriptor = unit.descriptor
-                    if descriptor is None:
-                        descriptor = self._driver.export(unit.handle)
-                        if unit.place is UnitPlace.LANE:
-                            unit.descriptor = descriptor
-                        else:
-                            passing.append(descriptor)
-                    descriptors.append(descriptor)
-                yield batch, descriptors
-            finally:
-                for descriptor in passing:
-                    os.close(descriptor)
+            yield batch, [self._descriptor(info.unit) for info in batch]
 
     def confirm(self, session: str, units: Iterable[int]) -> None:
         """Record that the session has imported these private units: from now on they live and die with it."""
@@ -315,7 +340,7 @@ class LaneStore:
                     assert unit.handle is None, unit
                 case UnitPlace.STOCK:
                     assert not unit.holders, unit
-        in_stock = [unit for units in self._stock.values() for unit in units]
+        in_stock = [unit for units in (self._ordered, *self._stock.values()) for unit in units]
         assert set(in_stock) == {unit for unit in self._units.values() if unit.place is UnitPlace.STOCK}
         account = self.account()
         assert account.total == self._used == sum(unit.size for unit in self._units.values()), account
@@ -323,26 +348,15 @@ class LaneStore:
 
     # --- units -----------------------------------
 
-    def _obtain(self, sizes: Sequence[int], place: UnitPlace) -> list[StoredUnit]:
-        """Return new units of these sizes; all or none."""
-        units: list[StoredUnit] = []
+    def _obtain(self, sizes: Sequence[int]) -> list[StoredUnit]:
+        """Return new units of these sizes, made here and now; all or none."""
+        units = self.order(sizes)
         try:
-            for size in sizes:
-                units.append(self._create(size, place))
+            self.make(units)
         except BaseException:
-            for unit in units:
-                self._forget(unit)
+            self.cancel(units)
             raise
         return units
-
-    def _create(self, size: int, place: UnitPlace) -> StoredUnit:
-        if self._capacity is not None and self._used + size > self._capacity:
-            raise OutOfDeviceMemory(
-                f"{size} bytes of device memory do not fit: {self._used} of {self._capacity} are in use "
-                f"({describe(self._units.values())})."
-            )
-        handle = self._driver.create(size)
-        return self._add(StoredUnit(self._last_number + 1, size, handle, place))
 
     def _add(self, unit: StoredUnit) -> StoredUnit:
         self._units[unit.unit] = unit
@@ -383,11 +397,11 @@ class LaneStore:
             unit.place, unit.owner = UnitPlace.RELEASING, None
             self._release(unit)
 
-    def _held(self, number: int) -> StoredUnit:
+    def _descriptor(self, number: int) -> int:
         unit = self._units.get(number)
-        if unit is None or unit.handle is None:
+        if unit is None or unit.descriptor is None:
             raise InvalidMapping(f"there is no unit {number} to give away.")
-        return unit
+        return unit.descriptor
 
     def _lane(self, lane: int) -> StoredLane:
         try:

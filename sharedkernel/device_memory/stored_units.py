@@ -21,7 +21,7 @@ class UnitAccount:
     private: dict[str, int]
     #: bytes that no lane uses any more and sessions still have mapped
     releasing: int
-    #: bytes created for lanes in advance
+    #: bytes that are being created, or were for lanes in advance
     stock: int
 
     @classmethod
@@ -63,13 +63,13 @@ class StoredUnit:
     #: its number
     unit: int
     size: int
-    #: None: only sessions have it
+    #: None: only sessions have it, or it is not made yet
     handle: Handle | None
     #: the account it is in
     place: UnitPlace
     #: sessions that were given it and have not released it
     holders: set[str] = field(default_factory=set)
-    #: of a lane's unit, its descriptor once one was wanted: each export takes the driver a millisecond
+    #: as long as there is a handle: each export takes the driver a millisecond
     descriptor: int | None = None
     #: of a private unit, the session that it is charged to; others may hold it that had it when it was a lane's
     owner: str | None = None

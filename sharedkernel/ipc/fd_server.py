@@ -17,7 +17,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -26,6 +26,7 @@ from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError, SharedKernelError
 from sharedkernel.ipc.seqpacket import PacketSocket, listen
 from sharedkernel.system.log_filter import RepetitionFilter
+from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
 log.addFilter(RepetitionFilter())
@@ -60,9 +61,10 @@ class FdReply:
     descriptors: list[int] = field(default_factory=list)
 
 
-#: answers a message of a session; the descriptors that came with it are closed afterwards, so what is to stay is
-#: duplicated. Refuses by raising a :class:`~sharedkernel.errors.SharedKernelError`
-FdHandler = Callable[[C, Any, list[int]], FdReply]
+#: answers a message of a session, now or in time; until then nothing more is read from it. The descriptors that came
+#: with it are closed when the call returns, so what is to stay is duplicated. Refuses by raising a
+#: :class:`~sharedkernel.errors.SharedKernelError`
+FdHandler = Callable[[C, Any, list[int]], FdReply | Awaitable[FdReply]]
 
 
 class FdServer(Generic[C]):
@@ -97,6 +99,7 @@ class FdServer(Generic[C]):
         self._listener: socket.socket
         #: continues to accept connections after a pause
         self._resuming: asyncio.TimerHandle | None = None
+        self._tasks = BackgroundTasks()
         self._loop: asyncio.AbstractEventLoop
 
     def start(self) -> None:
@@ -183,22 +186,45 @@ class FdServer(Generic[C]):
             self.hang_up(process)
             return
         try:
-            answer = self._answer(process, message, descriptors)
+            answer = self._handlers[type(message)](process, message, descriptors)
+        except Exception as error:
+            answer = self._failed(process, message, error)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        if not _send(connection, answer):
-            log.warning("hung up on session %s: it does not take its answers", process.session)
-            self.hang_up(process)
+        if isinstance(answer, FdReply):
+            self._reply(process, connection, answer)
+        else:
+            self._loop.remove_reader(connection)
+            self._tasks.spawn(self._reply_later(process, connection, message, answer))
 
-    def _answer(self, process: C, message: Any, descriptors: list[int]) -> FdReply:
+    async def _reply_later(
+        self, process: C, connection: PacketSocket, message: Any, coming: Awaitable[FdReply]
+    ) -> None:
         try:
-            return self._handlers[type(message)](process, message, descriptors)
-        except SharedKernelError as error:
+            answer = await coming
+        except Exception as error:
+            answer = self._failed(process, message, error)
+        if self._connections.get(process) is not connection:  # it asks again over its next one
+            for descriptor in answer.descriptors:
+                os.close(descriptor)
+        elif self._reply(process, connection, answer):
+            self._loop.add_reader(connection, self._receive, process, connection)
+
+    def _reply(self, process: C, connection: PacketSocket, answer: FdReply) -> bool:
+        """Send an answer; hang up on a session that does not take it."""
+        if _send(connection, answer):
+            return True
+        log.warning("hung up on session %s: it does not take its answers", process.session)
+        self.hang_up(process)
+        return False
+
+    def _failed(self, process: C, message: Any, error: Exception) -> FdReply:
+        if isinstance(error, SharedKernelError):
             self._log_refusal(process, type(message), error)
             reason, text = error.reason, str(error)
-        except Exception:
-            log.exception("%s of session %s failed", type(message).__name__, process.session)
+        else:
+            log.error("%s of session %s failed", type(message).__name__, process.session, exc_info=error)
             reason, text = "error", "the executor failed to do this; its log says why."
         return FdReply(protocol.Failed(request=message.request, reason=reason, message=text))
 

@@ -6,8 +6,8 @@ turn ends when it reports that none of its data is left in the lane (:class:`~sh
 This is stricter than releasing the grant: a session that cannot move its data, or is stopped, leaves it in the lane,
 and a session that is granted this lane meanwhile works without it. Private units are given as long as the device has
 room; a session that is refused asks the core to grow, as for any memory. Everything happens on the executor's event
-loop, so no lane changes in between. Only the units of a large lane are created one by one, so that the loop can do
-other work as well (:meth:`LaneServer.prepare`).
+loop, so no lane changes in between. Only the driver's calls that create and export units, up to a millisecond each, run
+in a thread, so that the loop goes on serving others (:meth:`LaneServer.prepare`).
 
 A lane that the core removes is removed here as soon as no turn is left in it. Its units are free once the sessions that
 had them release them, which they do at the end of each cell.
@@ -22,12 +22,13 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from sharedkernel import protocol
 from sharedkernel.device_memory.errors import DeviceMemoryError
 from sharedkernel.device_memory.layout import UnitInfo, lane_bytes
 from sharedkernel.device_memory.store import LaneStore
+from sharedkernel.device_memory.stored_units import StoredUnit
 from sharedkernel.errors import ProtocolError, Refused
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.ipc.fd_server import FdHandler, FdReply
@@ -39,8 +40,6 @@ log = logging.getLogger(__name__)
 UNITS_PER_ANSWER = MAX_DESCRIPTORS
 #: a lane shrinks once more than this part of it has not been needed for so many seconds
 _LARGE_PART, _SHRINK_AFTER = 0.25, 5.0
-#: units that are created at once: a thousand of them take a second
-_MANY_UNITS = 32
 #: why a session that outlived its executor uses no lane, for people
 ADOPTED = (
     "it was there before its executor was restarted, so its iterations use memory of its own; restart its kernel, when "
@@ -73,8 +72,10 @@ class LaneServer:
         self._removed: set[int] = set()
         #: processes that an executor before this one started
         self._adopted: set[str] = set()
-        #: private units that each process was sent and has not confirmed, by its request's number
-        self._unconfirmed: dict[str, dict[int, list[UnitInfo]]] = {}
+        #: private units that each process asked for and has not confirmed, by its request's number
+        self._unconfirmed: dict[str, dict[int, asyncio.Task[list[UnitInfo]]]] = {}
+        #: held while a lane's units are created, which so are not created twice
+        self._preparing = asyncio.Lock()
         #: no session is given a lane; those of an executor before this one still get private units
         self.is_off = False
 
@@ -90,22 +91,34 @@ class LaneServer:
         self._adopted.add(process.process)
         process.lane_note = ADOPTED
 
-    def is_costly(self, process: SessionHandle, lane: int, size: int | None) -> bool:
-        """Return whether it takes long to make a lane as the core has it: first :meth:`prepare` it then."""
+    def lacks_units(self, process: SessionHandle, lane: int, size: int | None) -> bool:
+        """Return whether units are to be created to make a lane as the core has it: first :meth:`prepare` it then."""
         if size is None or self.is_off or process.process in self._adopted or lane in self._turns.values():
             return False
-        return self._store.num_missing(lane, size) > _MANY_UNITS
+        if lane in self._lanes and self._is_kept(lane, lane_bytes(size)):
+            return False
+        return bool(self._store.missing(lane, size))
 
     async def prepare(self, lane: int, size: int) -> None:
-        """Create the units that a lane lacks, one at a time, and let the event loop do other things in between.
+        """Create the units that a lane lacks, and let the event loop do other things meanwhile.
 
         :meth:`granted` then makes the lane of them, or :meth:`give_up` frees them.
         """
+        async with self._preparing:
+            try:
+                self._store.stock(lane, await self._create(self._store.missing(lane, size)))
+            except DeviceMemoryError as error:
+                log.info("lane %d cannot be prepared: %s", lane, error)
+
+    async def _create(self, sizes: Sequence[int]) -> list[StoredUnit]:
+        """Return new units of these sizes, which the driver creates in a thread; all or none."""
+        units = self._store.order(sizes)
         try:
-            for _ in self._store.stocking(lane, size):
-                await asyncio.sleep(0)
-        except DeviceMemoryError as error:
-            log.info("lane %d cannot be prepared: %s", lane, error)
+            await asyncio.to_thread(self._store.make, units)
+        except BaseException:
+            self._store.cancel(units)
+            raise
+        return units
 
     def give_up(self, lane: int) -> None:
         """Free what was prepared for a lane and is not in it."""
@@ -135,6 +148,7 @@ class LaneServer:
                 self._lanes.add(lane)
             elif not self._is_kept(lane, lane_bytes(size)):
                 self._store.resize_lane(lane, size)
+                self._large_since.pop(lane, None)
         except DeviceMemoryError as error:
             # Others than sessions use the device. Memory of its own is never wrong for an iteration, only dearer.
             log.warning("lane %d is not as the core has it: %s", lane, error)
@@ -161,10 +175,7 @@ class LaneServer:
             self._large_since.pop(lane, None)
             return True
         since = self._large_since.setdefault(lane, self._now())
-        if self._now() < since + _SHRINK_AFTER:
-            return True
-        del self._large_since[lane]
-        return False
+        return self._now() < since + _SHRINK_AFTER
 
     def removed(self, lane: int) -> None:
         """Free a lane that the core has no more, as soon as no turn is left in it."""
@@ -250,15 +261,29 @@ class LaneServer:
         self._store.keep(process.process, message.units)
         return FdReply(protocol.Done(request=message.request))
 
-    def _give_private(self, process: SessionHandle, message: protocol.WantPrivateUnits, _: list[int]) -> FdReply:
+    async def _give_private(self, process: SessionHandle, message: protocol.WantPrivateUnits, _: list[int]) -> FdReply:
         if len(message.sizes) > UNITS_PER_ANSWER:
             raise ProtocolError("a session asked for too many units at a time.")
         requests = self._unconfirmed.setdefault(process.process, {})
         # A session repeats its request when its connection broke before the answer was there.
-        units = requests.pop(message.request, None) or self._store.give_private(process.process, message.sizes)
-        answer = self._give(process, message.request, units, units)
-        requests[message.request] = units
-        return answer
+        coming = requests.get(message.request)
+        if coming is None:
+            coming = asyncio.create_task(self._create_private(process, message.sizes))
+            requests[message.request] = coming
+        try:
+            units = await asyncio.shield(coming)
+            return self._give(process, message.request, units, units)
+        except BaseException:
+            requests.pop(message.request, None)
+            raise
+
+    async def _create_private(self, process: SessionHandle, sizes: Sequence[int]) -> list[UnitInfo]:
+        requests = self._unconfirmed[process.process]
+        units = await self._create(sizes)
+        if self._unconfirmed.get(process.process) is not requests:
+            self._store.cancel(units)
+            raise Refused("its session has ended.", reason="session_not_found")
+        return self._store.give(process.process, units)
 
     def _give(self, process: SessionHandle, request: int, units: list[UnitInfo], new: list[UnitInfo]) -> FdReply:
         """Return *units* with their descriptors; if that fails, the session holds none of the *new* ones."""
@@ -287,5 +312,5 @@ class LaneServer:
         """Forget the requests for private units whose answer, as these units show, has come."""
         requests = self._unconfirmed.get(process.process, {})
         for number, given in list(requests.items()):
-            if not {unit.unit for unit in given}.isdisjoint(units):
+            if given.done() and not {unit.unit for unit in given.result()}.isdisjoint(units):
                 del requests[number]

@@ -204,7 +204,7 @@ class SessionActions:
         # Side by side, sessions must share the processors, or their threads fight over them.
         threads = max(1, (os.cpu_count() or 1) // parallel) if parallel > 1 else 0
         lanes = self._served.lane_server
-        if lanes is not None and size is not None and lanes.is_costly(process, lane, size):
+        if lanes is not None and size is not None and lanes.lacks_units(process, lane, size):
             process.grant.is_lane_coming = True
             return Effects(caused, self._grant_later(lanes, process, lane, size, threads))
         has_lane = lanes is not None and lanes.granted(process, lane, size)
@@ -222,7 +222,7 @@ class SessionActions:
     async def _grant_later(
         self, lanes: LaneServer, process: SessionHandle, lane: LaneId, size: int, threads: int
     ) -> None:
-        """Make a large lane while others are served, and tell its session of the grant then."""
+        """Create what a lane lacks while others are served, and tell its session of the grant then."""
         try:
             await lanes.prepare(lane, size)
             if process.session is not None and self._sessions.get(process.session) is process:

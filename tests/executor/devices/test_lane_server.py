@@ -1,15 +1,15 @@
-"""Large lanes: others are served while their units are created."""
+"""Units of lanes and of sessions: others are served while the driver creates them."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import threading
 
 import pytest
 
 from sharedkernel import protocol
-from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.layout import plan_lane
+from sharedkernel.device_memory.drivers.base import MIB, Handle
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.errors import Refused
 from sharedkernel.executor.devices.lane_server import LaneServer
@@ -17,31 +17,75 @@ from tests.device_memory.drivers.memfd import MemfdDriver
 from tests.executor.devices.support import make_process
 
 
-def test_the_event_loop_goes_on_while_a_large_lane_is_made() -> None:
-    """It takes as many turns as there are units; the lane is made of these then."""
+class GatedDriver(MemfdDriver):
+    """Creates nothing before it may, as a driver whose calls take long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.gate = threading.Event(), threading.Event()
+
+    def create(self, size: int) -> Handle:
+        """Wait for the gate."""
+        self.asked.set()
+        assert self.gate.wait(60)
+        return super().create(size)
+
+
+def test_the_event_loop_goes_on_while_a_lane_is_made() -> None:
+    """The driver has not created one unit yet, and the loop runs; the lane is made of these then."""
+
+    async def scenario() -> None:
+        driver = GatedDriver()
+        desk = LaneServer(LaneStore(driver, capacity=512 * MIB))
+        process = make_process()
+        assert desk.lacks_units(process, 1, 30 * MIB)
+        assert desk.lacks_units(process, 1, 400 * MIB)
+        preparing = asyncio.create_task(desk.prepare(1, 400 * MIB))
+        await asyncio.to_thread(driver.asked.wait, 60)
+        assert (desk.used_bytes, driver.created) == (400 * MIB, 0), "it is counted before it is there"
+        driver.gate.set()
+        await preparing
+        assert not desk.lacks_units(process, 1, 400 * MIB)
+        assert desk.granted(process, 1, 400 * MIB)
+        desk.give_up(1)
+        assert desk.used_bytes == driver.created == 400 * MIB
+        assert not desk.lacks_units(process, 1, 380 * MIB), "it does not shrink for so little"
+        desk.removed(1)
+        assert desk.used_bytes == driver.created == 0
+
+    asyncio.run(scenario())
+
+
+def test_two_that_prepare_one_lane_create_its_units_once() -> None:
+    """The second waits for the first."""
 
     async def scenario() -> None:
         driver = MemfdDriver()
         desk = LaneServer(LaneStore(driver, capacity=512 * MIB))
-        process = make_process()
-        assert not desk.is_costly(process, 1, 30 * MIB)
-        assert desk.is_costly(process, 1, 400 * MIB)
-        seen: list[int] = []
-
-        async def watch() -> None:
-            while True:
-                seen.append(desk.used_bytes)
-                await asyncio.sleep(0)
-
-        watching = asyncio.create_task(watch())
-        await desk.prepare(1, 400 * MIB)
-        assert len(set(seen)) >= len(plan_lane(400 * MIB)) > 50
-        watching.cancel()
-        assert not desk.is_costly(process, 1, 400 * MIB)
-        assert desk.granted(process, 1, 400 * MIB)
-        desk.give_up(1)
+        await asyncio.gather(desk.prepare(1, 400 * MIB), desk.prepare(1, 400 * MIB))
         assert desk.used_bytes == driver.created == 400 * MIB
-        desk.removed(1)
+        desk.give_up(1)
+
+    asyncio.run(scenario())
+
+
+def test_units_that_come_after_their_session_has_ended_are_freed() -> None:
+    """Nobody would ever release them."""
+
+    async def scenario() -> None:
+        driver = GatedDriver()
+        desk = LaneServer(LaneStore(driver, capacity=64 * MIB))
+        process = make_process()
+        asking = asyncio.ensure_future(
+            desk.handlers()[protocol.WantPrivateUnits](
+                process, protocol.WantPrivateUnits(request=1, sizes=[2 * MIB]), []
+            )
+        )
+        await asyncio.to_thread(driver.asked.wait, 60)
+        desk.ended(process)
+        driver.gate.set()
+        with pytest.raises(Refused, match="has ended"):
+            await asking
         assert desk.used_bytes == driver.created == 0
 
     asyncio.run(scenario())
@@ -102,18 +146,19 @@ def test_a_request_for_memory_that_is_repeated_has_the_same_units() -> None:
         handlers = desk.handlers()
         process = make_process()
 
-        def ask(number: int) -> list[tuple[int, int]]:
+        async def ask(number: int) -> list[tuple[int, int]]:
             message = protocol.WantPrivateUnits(request=number, sizes=[2 * MIB, 4 * MIB])
-            answer = handlers[protocol.WantPrivateUnits](process, message, [])
+            answer = await handlers[protocol.WantPrivateUnits](process, message, [])
             for descriptor in answer.descriptors:
                 os.close(descriptor)
             return list(answer.message.units)
 
-        first = ask(1)
-        assert ask(1) == first
+        first = await ask(1)
+        assert await ask(1) == first
+        assert (await asyncio.gather(ask(1), ask(1))) == [first, first]
         assert desk.used_bytes == driver.created == 6 * MIB
         handlers[protocol.UnitsImported](process, protocol.UnitsImported(request=2, units=[u for u, _ in first]), [])
-        other = ask(3)
+        other = await ask(3)
         assert not set(other) & set(first)
         handlers[protocol.UnitsLetGo](process, protocol.UnitsLetGo(request=4, units=[u for u, _ in first + other]), [])
         assert desk.used_bytes == 0

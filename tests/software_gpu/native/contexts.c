@@ -121,10 +121,45 @@ static CUresult injected_failure(const char *call) {
     return allocates ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_OPERATING_SYSTEM;
 }
 
+/* --- what a program asks of the driver: how often each call came, and with how many bytes -------------------------- */
+
+static struct {
+    const char *_Atomic call; /* __func__ of it, one place for each */
+    _Atomic uint64_t times, bytes;
+} counts[256];
+
+static void count(const char *call, uint64_t times, uint64_t bytes) {
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        const char *known = NULL;
+        if (counts[i].call == call || atomic_compare_exchange_strong(&counts[i].call, &known, call) || known == call) {
+            counts[i].times += times;
+            counts[i].bytes += bytes;
+            return;
+        }
+    }
+}
+
+void count_bytes(const char *call, size_t bytes) { count(call, 0, bytes); }
+
+EXPORTED size_t sg_counts(char *text, size_t size) {
+    size_t length = 0;
+    for (size_t i = 0; i < sizeof counts / sizeof *counts && counts[i].call && length < size; i++)
+        length += snprintf(text + length, size - length, "%s %lu %lu\n", (const char *)counts[i].call,
+                           (unsigned long)counts[i].times, (unsigned long)counts[i].bytes);
+    return length;
+}
+
+static CUresult begin_call(const char *call) {
+    count(call, 1, 0);
+    if (sg_settings.delay_ns && is_listed(sg_settings.delay_calls, call))
+        wait_until(sg_now() + sg_settings.delay_ns);
+    return injected_failure(call);
+}
+
 CUresult enter_call(const char *call) {
     if (!is_initialized || is_forked)
         return CUDA_ERROR_NOT_INITIALIZED;
-    return injected_failure(call);
+    return begin_call(call);
 }
 
 CUcontext current_context(void) { return depth ? stack[depth - 1] : NULL; }
@@ -137,7 +172,7 @@ CUresult enter_call_in_context(const char *call, CUcontext *context) {
         return CUDA_ERROR_INVALID_CONTEXT;
     if ((*context)->error)
         return (*context)->error;
-    return injected_failure(call);
+    return begin_call(call);
 }
 
 /* --- initialization ----------------------------------------------------------------------------------------------- */

@@ -54,6 +54,8 @@ struct sg_settings {
     double fail_rate;
     uint64_t fail_seed;
     char fail_calls[512];
+    int64_t delay_ns; /* of the calls in delay_calls */
+    char delay_calls[512];
 };
 extern EXPORTED struct sg_settings sg_settings;
 

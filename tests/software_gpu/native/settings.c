@@ -60,7 +60,8 @@ static void set_text(char *field, size_t size, const char *value) { snprintf(fie
 
 static const char *const keys[] = {"DEVICES",    "CAPACITY", "CONTEXT",   "KERNEL_US", "COPY_GBPS",
                                    "SERIAL",     "STRICT",   "DEFER",     "FAULT",     "LOG",
-                                   "OPERATIONS", "NAME",     "FAIL_RATE", "FAIL_SEED", "FAIL_CALLS"};
+                                   "OPERATIONS", "NAME",     "FAIL_RATE", "FAIL_SEED", "FAIL_CALLS",
+                                   "DELAY_US",   "DELAY_CALLS"};
 
 static void set(const char *key, const char *value) {
     struct sg_settings *s = &sg_settings;
@@ -94,6 +95,10 @@ static void set(const char *key, const char *value) {
         s->fail_seed = strtoull(value, NULL, 10);
     else if (!strcmp(key, "FAIL_CALLS"))
         set_text(s->fail_calls, sizeof s->fail_calls, value);
+    else if (!strcmp(key, "DELAY_US"))
+        s->delay_ns = (int64_t)(strtod(value, NULL) * 1000);
+    else if (!strcmp(key, "DELAY_CALLS"))
+        set_text(s->delay_calls, sizeof s->delay_calls, value);
 }
 
 static void read_file(void) {

@@ -123,7 +123,9 @@ static CUresult copy(CUcontext context, struct transfer transfer) {
 
 #define COPY_API(...)                                                                                                  \
     IN_CONTEXT;                                                                                                        \
-    CUresult result = copy(context, (struct transfer){__VA_ARGS__});                                                   \
+    struct transfer transfer = {__VA_ARGS__};                                                                          \
+    count_bytes(__func__, transfer.size);                                                                              \
+    CUresult result = copy(context, transfer);                                                                         \
     FAIL(result)
 API cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size) { COPY_API(to, from, size, NULL, false, false, false); }
 API cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) {
@@ -176,9 +178,10 @@ static CUresult submit_fill(CUcontext context, CUdeviceptr address, unsigned val
     return 0;
 }
 
-#define FILL_API(...)                                                                                                  \
+#define FILL_API(address, value, width, ...)                                                                           \
     IN_CONTEXT;                                                                                                        \
-    CUresult result = submit_fill(context, __VA_ARGS__);                                                               \
+    count_bytes(__func__, (width) * count);                                                                            \
+    CUresult result = submit_fill(context, address, value, width, __VA_ARGS__);                                        \
     FAIL(result)
 API cuMemsetD8(CUdeviceptr to, unsigned char value, size_t count) { FILL_API(to, value, 1, count, NULL); }
 API cuMemsetD16(CUdeviceptr to, unsigned short value, size_t count) { FILL_API(to, value, 2, count, NULL); }
