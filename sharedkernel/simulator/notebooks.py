@@ -127,7 +127,7 @@ def level(stretches: Iterable[tuple[float, float, float]]) -> Level:
     reached = numpy.cumsum(lasted[order])
     place = numpy.searchsorted(reached, 0.95 * reached[-1])
     return Level(
-        mean=float((levels * lasted).sum() / lasted.sum()), p95=float(levels[order][place]), most=float(levels.max())
+        mean=float(numpy.average(levels, weights=lasted)), p95=float(levels[order][place]), most=float(levels.max())
     )
 
 
