@@ -43,11 +43,15 @@ def stock_server(stack: Stack, directory: Path) -> Iterator[Client]:
     """Run grace's own Jupyter server, with its files in *directory*."""
     port = free_port()
     directories = {name: str(directory) for name in ("HOME", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR")}
+    directories["JUPYTER_NO_CONFIG"] = "1"  # nor the extensions of this environment, of which one is ours
     with (directory / "log").open("w") as log:
         process = subprocess.Popen(
             [
                 sys.executable, "-m", "jupyter", "server", "--allow-root", "--no-browser", f"--port={port}",
                 "--IdentityProvider.token=secret", f"--gateway-url={stack.gateway_url}", f"--notebook-dir={directory}",
+                # By default it gives up after five tries, 31 seconds: less than services take to start on a busy
+                # machine.
+                "--GatewayClient.gateway_retry_interval_max=2", "--GatewayClient.gateway_retry_max=60",
             ],
             env=os.environ | directories | {"JUPYTER_GATEWAY_AUTH_TOKEN": stack.token("grace")},
             stdout=log,
