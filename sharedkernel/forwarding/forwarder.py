@@ -106,7 +106,10 @@ class Forwarder(ABC):
 
     @abstractmethod
     def _on_gone(self, farewell: str | None) -> None:
-        """Go on after the session was no longer there when the connection was opened again; see :meth:`_on_dead`."""
+        """Go on after the session was no longer there when the connection was opened again; see :meth:`_on_dead`.
+
+        What was sent to it is answered already. Cells that are held run in the next session: none has begun.
+        """
 
     @abstractmethod
     def _on_dead(self, farewell: str | None) -> None:
@@ -219,6 +222,10 @@ class Forwarder(ABC):
         self._pending = {key: request for key, request in self._pending.items() if id(request) not in settled}
         self._responder.answer(requests, problem)
 
+    def _settle_sent(self, problem: problems.Problem) -> None:
+        """Answer what was sent to a session that is gone."""
+        self._settle([request for request in self._pending.values() if request.sent], problem)
+
     def _forget(self, request: Request) -> None:
         """Expect no reply to *request*."""
         self._pending = {key: other for key, other in self._pending.items() if other is not request}
@@ -293,7 +300,7 @@ class Forwarder(ABC):
             await self._upstream.reconnect()
         except GatewayRefused as error:
             if error.status == 404:
-                self._on_gone(str(error) if error.reason == SessionEndedByUser.reason else None)
+                self._meet_end(str(error) if error.reason == SessionEndedByUser.reason else None)
             else:
                 self._on_refused(error)
         else:
@@ -313,6 +320,16 @@ class Forwarder(ABC):
             if not self._write(message):
                 self._held.put_back(message)
                 break
+
+    def _meet_end(self, farewell: str | None) -> None:
+        """Meet the end of the session while it was out of reach: what was meant for what ran there goes with it."""
+        if not self._is_ending():
+            problem = problems.GONE if farewell is None else problems.session_died(farewell)
+            self._settle_sent(problem)
+            self._settle(self._held.remove_controls(), problem)
+        self._interrupt_is_held = False
+        if self._state is not State.ENDED:
+            self._on_gone(farewell)
 
     def _on_lost(self) -> None:
         """Meet the loss of the connection."""

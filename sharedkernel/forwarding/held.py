@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sharedkernel.forwarding.local_responder import Request
@@ -52,13 +52,23 @@ class Held:
             self._bytes -= _size(message)
             yield message
 
+    def cells(self) -> list[Request]:
+        """Return the requests of the cells, oldest first."""
+        return [message.request for message in self._messages if message.request and message.request.is_cell]
+
     def remove_cells(self) -> list[Request]:
         """Take out the cells alone and return their requests, oldest first."""
-        kept = [message for message in self._messages if not (message.request and message.request.is_cell)]
-        cells = [message.request for message in self._messages if message.request and message.request.is_cell]
-        self._messages = deque(kept)
-        self._bytes = sum(map(_size, kept))
-        return cells
+        return self._remove(lambda message: message.request is not None and message.request.is_cell)
+
+    def remove_controls(self) -> list[Request]:
+        """Take out what the control channel has, such as an interrupt, alone, and return the requests among it."""
+        return self._remove(lambda message: message.channel == "control")
+
+    def _remove(self, is_it: Callable[[HeldMessage], bool]) -> list[Request]:
+        removed = [message.request for message in self._messages if message.request and is_it(message)]
+        self._messages = deque(message for message in self._messages if not is_it(message))
+        self._bytes = sum(map(_size, self._messages))
+        return removed
 
 
 def _size(message: HeldMessage) -> int:

@@ -94,9 +94,7 @@ class Relay(Forwarder):
         if self._state is not State.REFUSED:
             return False
         if request is not None and request.is_cell and not self._is_unasked(request):
-            self._say_farewell(request)
-            self._state = State.JOINING
-            self._connecting = self._begin(self._join(self._ask()))
+            self._join_next(request)
             return False
         if request is not None:
             self._settle([request], self._problem)
@@ -116,6 +114,12 @@ class Relay(Forwarder):
         self._responder.reply(request, content)
 
     # --- the connection -----------------------------------
+
+    def _join_next(self, cell: Request) -> None:
+        """Ask for another session, for *cell* and what comes behind it."""
+        self._say_farewell(cell)
+        self._state = State.JOINING
+        self._connecting = self._begin(self._join(self._ask()))
 
     async def _join(self, request: SessionRequest) -> None:
         """Get the session that is requested, and connect to it."""
@@ -141,15 +145,15 @@ class Relay(Forwarder):
         self._settle(list(self._pending.values()), problem)
 
     def _on_gone(self, farewell: str | None) -> None:
-        if self._state is State.ENDED:
-            return
-        # It stays: a page would call its end a crash, and start a session that nobody asked for.
-        if farewell is None:
-            self._refuse_all(problems.GONE)
-            self._farewell = _LOST, None
+        problem = problems.GONE if farewell is None else problems.session_died(farewell)
+        self._farewell = _LOST if farewell is None else f"While the gateway was out of reach: {farewell}", None
+        waiting = next((cell for cell in self._held.cells() if not self._is_unasked(cell)), None)
+        if waiting is None:
+            # It stays: a page would call its end a crash, and start a session that nobody asked for.
+            self._refuse_all(problem)
         else:
-            self._refuse_all(problems.session_died(farewell))
-            self._farewell = f"While the gateway was out of reach: {farewell}", None
+            self._outage.forget()
+            self._join_next(waiting)
 
     def _on_dead(self, farewell: str | None) -> None:
         if farewell is None:

@@ -270,11 +270,6 @@ class DirectSession(Forwarder):
         self._join_next()
 
     def _on_gone(self, farewell: str | None) -> None:
-        if self._state is State.ENDED:
-            return
-        if not self._is_ending():
-            problem = problems.GONE if farewell is None else problems.session_died(farewell)
-            self._settle([request for request in self._pending.values() if request.sent], problem)
         self._join_next()
 
     def _join_next(self) -> None:
@@ -287,7 +282,7 @@ class DirectSession(Forwarder):
         self._connecting = self._begin(self._join(_NEXT_PATIENCE))
 
     def _on_refused(self, error: SharedKernelError) -> None:
-        self._settle([request for request in self._pending.values() if request.sent], problems.refusal(error))
+        self._settle_sent(problems.refusal(error))
         self._leave(str(error))
 
     def _on_broken(self) -> None:

@@ -17,7 +17,7 @@ import pytest
 from sharedkernel.gateway.kernels.detached import _CELL_INTERVAL
 from sharedkernel.local_stack import LocalStack, Service
 from tests.processes import belongs_to
-from tests.relay.support import TIMEOUT, Line, Notebook, wait_until
+from tests.relay.support import TIMEOUT, Line, Notebook, Outcome, wait_until
 from tests.status.documents import to_json
 from tests.warm_stack import WarmStack
 
@@ -132,6 +132,65 @@ def test_who_was_away_meanwhile_is_told_who_ended_the_session(stack: LocalStack)
         assert farewell in outcome.text("stderr")
 
 
+def test_a_running_cell_is_told_once_who_ended_its_session(stack: LocalStack) -> None:
+    """Its error says so, and no output besides."""
+    with Notebook(stack.gateway_url, stack.token("mary")) as notebook:
+        running = _run_on(notebook)
+        _end_all(stack, "mary", by="ada")
+        outcome = notebook.wait(running)
+        assert outcome.error.startswith("SharedGPUSessionDied: This session was ended by ada")
+        assert _times_told(outcome, "This session was ended by ada") == 1
+
+
+def test_cells_that_waited_run_after_a_session_that_was_ended_meanwhile(stack: LocalStack) -> None:
+    """None of them has begun there; the one that ran there says who has ended it, and interrupts for it are over."""
+    with Line(stack.port) as line, Notebook(line.url, stack.token("mary")) as notebook:
+        running = _run_on(notebook)
+        line.cut(notebook)
+        interrupt = notebook.client.session.msg("interrupt_request", {})
+        notebook.client.control_channel.send(interrupt)
+        notebook.wait_for_output(running, "is away")
+        waiting = notebook.client.execute("print('begun' in globals())")
+        last = notebook.client.execute("print('last')")
+        _end_all(stack, "mary", by="ada")
+        wait_until(lambda: not _live(stack, "mary"))
+        line.mend()
+        assert notebook.wait(running).error.startswith("SharedGPUSessionDied: This session was ended by ada")
+        outcome = notebook.wait(waiting)
+        assert (outcome.status, outcome.text()) == ("ok", "False\n")
+        assert _times_told(outcome, "This session was ended by ada; its variables are gone.") == 1
+        outcome = notebook.wait(last)
+        assert (outcome.text(), outcome.text("stderr")) == ("last\n", "")
+
+
+def test_who_ended_a_session_is_known_after_a_restart_of_the_gateway(stack: LocalStack) -> None:
+    """Its client was away for both."""
+    with Line(stack.port) as line, Notebook(line.url, stack.token("mary")) as notebook:
+        notebook.run("x = 1")
+        line.cut(notebook)
+        _end_all(stack, "mary", by="ada")
+        wait_until(lambda: not _live(stack, "mary"))
+        stack.gateway.kill()
+        stack.gateway.start()
+        stack.gateway.wait_until_ready()
+        line.mend()
+        outcome = notebook.run("print('x' in globals())")
+        assert outcome.text() == "False\n"
+        assert "This session was ended by ada; its variables are gone." in outcome.text("stderr")
+
+
+def _run_on(notebook: Notebook) -> str:
+    """Run a cell that does not end by itself; return its message id once it runs."""
+    message_id = notebook.client.execute("begun = True; print('on', flush=True)\nimport time; time.sleep(1000)")
+    notebook.wait_for_output(message_id, "on")
+    return message_id
+
+
+def _times_told(outcome: Outcome, sentence: str) -> int:
+    contents = [message["content"] for message in outcome.messages]
+    return sum(sentence in content.get("text", content.get("evalue", "")) for content in contents)
+
+
 def _live(stack: LocalStack, user: str) -> list[str]:
     found = to_json(stack.status())["sessions"]
     return [session["id"] for session in found if session["user"] == user and not session["lingering"]]
@@ -212,6 +271,7 @@ def test_a_crash_is_explained_and_survived(notebook: Notebook) -> None:
     """The cell says what ended its session; the cell after it has a new one at once."""
     outcome = notebook.run("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     assert outcome.error.startswith("SharedGPUSessionDied: Your session was ended by SIGSEGV")
+    assert _times_told(outcome, "Your session was ended by SIGSEGV") == 1
     assert notebook.run("print('again')").text().endswith("again\n")
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.gateway_client.credentials import URL_VARIABLE
+from sharedkernel.jupyter.names import WEBSOCKET_PROTOCOL
 from sharedkernel.local_stack import LocalStack
+from tests.cli.support import end_sessions
 from tests.relay.support import Line
 from tests.serverextension.conftest import StartServer
 from tests.serverextension.kernel_page import KernelPage
@@ -82,6 +84,25 @@ def test_an_interrupt_in_an_outage_reaches_its_cell_alone(server: JupyterServer,
         assert "KeyboardInterrupt" in page.finish(cell)
         page.finish(held)
         assert page.run("print('next')") == "next\n"
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("relayed", [False, True])
+def test_cells_that_waited_run_after_a_session_that_was_ended(
+    stack: LocalStack, server: JupyterServer, line: Line, relayed: bool
+) -> None:
+    """With the relay and without: they run in the next session, and what ran says who has ended this one."""
+    kernel = start(server)
+    with KernelPage(server, kernel, protocol=None if relayed else WEBSOCKET_PROTOCOL) as page:
+        cell = page.execute("begun = True; print('up', flush=True)\nimport time; time.sleep(1000)")
+        page.wait_for_text("up")
+        line.cut()
+        page.wait_for_text("is away")
+        held = page.execute("print('begun' in globals())")
+        end_sessions(stack)
+        line.mend()
+        assert "SharedGPUSession" in page.finish(cell)
+        assert "False\n" in page.finish(held)
 
 
 @pytest.mark.heavy

@@ -33,6 +33,10 @@ _RETRY_INTERVAL = 0.5
 class SessionClient(Hashable, Protocol):
     """A client's connection to a session."""
 
+    @property
+    def answers_lost_cells(self) -> bool:
+        """Whether it answers its running cells with the reason, once the session's process is gone."""
+
     def open_channels(self) -> None:
         """Connect to the session's current process."""
 
@@ -229,6 +233,24 @@ class SessionOutputs:
             client.write_stream(stream, sentence, cell or self._activity.running_cell)
         if not self.clients:
             self._pending.append((sentence, cell, stream))
+
+    def show_end(self, sentence: str, cell: dict[str, Any]) -> None:
+        """Show why the session's process has ended, once: not to clients whose answer to the running cell says it.
+
+        Parameters
+        ----------
+        sentence
+            The reason.
+        cell
+            Header of the cell to show it below, as in :meth:`show`; it may have ended before its process.
+        """
+        runs = cell.get("msg_type") == "execute_request" and not self._activity.has_ended(cell)
+        if not self.clients or not runs:
+            self.show(sentence, cell)
+            return
+        for client in list(self.clients):
+            if not client.answers_lost_cells:
+                client.write_stream("stderr", sentence, cell)
 
     # --- the backlog --------------------------------------------------------------------------------------------------
 

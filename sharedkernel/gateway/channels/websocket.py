@@ -264,6 +264,11 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         self._read_channels()
 
     @property
+    def answers_lost_cells(self) -> bool:
+        """Whether the client answers its running cells once their process is gone: one that names it does."""
+        return self._process is not None
+
+    @property
     def _is_outdated(self) -> bool:
         """Whether the client's requests are for a process that the session no longer has."""
         return self._process not in (None, self.kernel_manager.process)

@@ -122,7 +122,7 @@ def check_not_ended(registry: SessionRegistry, detached: DetachedSessions, kerne
     """
     if registry.find(kernel_id) is not None:
         return
-    farewell = registry.farewell(kernel_id, user)
+    farewell = registry.farewells.find(kernel_id, user)
     found = detached.get(kernel_id if farewell is None else farewell.session)
     if found is not None and (found.is_restarted or found.user != user):
         found = None
@@ -158,4 +158,4 @@ def _say_farewell(kernel: SessionKernel, why: str, cell: dict[str, Any], *, late
     """
     kernel.reason, kernel.was_ended, kernel.farewell = why, True, later
     if later:
-        kernel.outputs.show(why, cell)
+        kernel.outputs.show_end(why, cell)

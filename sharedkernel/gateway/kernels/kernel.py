@@ -346,7 +346,7 @@ class SessionKernel(ServerKernelManager):
         """
         self._alive = False
         self.reason = message
-        self.outputs.show(message)
+        self.outputs.show_end(message, self.activity.running_cell)
         if self._restarter is not None:
             # It would notice by itself within a minute. It also gives up on a process that keeps dying at once.
             await self._restarter.poll()

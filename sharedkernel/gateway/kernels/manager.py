@@ -35,6 +35,7 @@ from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.gateway.kernels.culling import IdleCuller
 from sharedkernel.gateway.kernels.detached import DetachedSessions
 from sharedkernel.gateway.kernels.ending import SessionEnder
+from sharedkernel.gateway.kernels.farewells import Farewells
 from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.owners_file import OwnersFile
 from sharedkernel.gateway.kernels.process_ends import ProcessEnds
@@ -122,7 +123,8 @@ class SessionKernels(AsyncMappingKernelManager):
         tasks = self._tasks = BackgroundTasks()
         directory = gateway_directory(deployment.runtime_directory)
         owners_file = OwnersFile(directory / "owners.json", deployment.devices or (ONLY,))
-        self.registry = SessionRegistry(self._kernels, self._kernel_connections, owners_file)
+        farewells = Farewells(directory / "farewells.json")
+        self.registry = SessionRegistry(self._kernels, self._kernel_connections, owners_file, farewells)
         self.executors = Executors(
             deployment.runtime_directory,
             deployment.devices,

@@ -9,20 +9,17 @@ import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
 
 from jupyter_server.prometheus.metrics import KERNEL_CURRENTLY_RUNNING_TOTAL
 
+from sharedkernel.gateway.kernels.farewells import Farewell, Farewells
 from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.owners_file import OwnersFile
 from sharedkernel.jupyter.names import KERNEL_NAME
 
 log = logging.getLogger(__name__)
-
-#: most farewells kept, for clients that were away when their session ended
-_MAX_FAREWELLS = 1000
 
 
 class KernelFactory(Protocol):
@@ -42,16 +39,6 @@ class KernelFactory(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Farewell:
-    """What is told of a session that somebody has ended."""
-
-    user: str
-    session: str
-    #: empty: its user did it
-    text: str
-
-
 class SessionRegistry:
     """All sessions' kernels by kernel id.
 
@@ -63,16 +50,23 @@ class SessionRegistry:
         Number of websockets by kernel id, which Jupyter's kernel manager counts.
     owners_file
         Keeps the owners of the sessions for the gateway's next start.
+    farewells
+        Keep what clients that are away are told of sessions that somebody ends.
     """
 
-    def __init__(self, kernels: dict[str, SessionKernel], connections: dict[str, int], owners_file: OwnersFile) -> None:
+    def __init__(
+        self,
+        kernels: dict[str, SessionKernel],
+        connections: dict[str, int],
+        owners_file: OwnersFile,
+        farewells: Farewells,
+    ) -> None:
         self._kernels = kernels
         self._connections = connections
         self._owners_file = owners_file
+        self.farewells = farewells
         #: names of sessions that are starting and have no registered kernel yet
         self._starting: set[str] = set()
-        #: kernels whose sessions somebody has ended; oldest first
-        self._farewells: dict[str, Farewell] = {}
 
     def all(self) -> list[SessionKernel]:
         """Return the kernels of all users."""
@@ -142,16 +136,9 @@ class SessionRegistry:
         self._connections.pop(str(kernel.kernel_id), None)
         KERNEL_CURRENTLY_RUNNING_TOTAL.labels(type=KERNEL_NAME).dec()
         if found.was_ended:
-            self._farewells[str(kernel.kernel_id)] = Farewell(found.user, found.session_id, found.farewell)
-            if len(self._farewells) > _MAX_FAREWELLS:
-                del self._farewells[next(iter(self._farewells))]
+            self.farewells.add(str(kernel.kernel_id), Farewell(found.user, found.session_id, found.farewell))
         found.retire()
         log.info("kernel %s of %s is gone", found.kernel_id, found.user)
-
-    def farewell(self, kernel_id: str, user: str) -> Farewell | None:
-        """Return what to tell *user* about the end of their kernel; None if no recent end is known."""
-        farewell = self._farewells.get(kernel_id)
-        return farewell if farewell is not None and farewell.user == user else None
 
     @contextlib.contextmanager
     def starting(self, session: str) -> Iterator[None]:
