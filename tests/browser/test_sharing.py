@@ -7,6 +7,7 @@ from pathlib import Path
 
 from playwright.sync_api import Locator, expect
 
+from sharedkernel.gateway.fleet.colours import COLOURS
 from sharedkernel.local_stack import LocalStack
 from tests.browser.conftest import OpenLab
 from tests.browser.lab import LabPage, keep_picture
@@ -111,6 +112,25 @@ def test_others_notebooks_have_no_names(open_lab: OpenLab, tmp_path: Path) -> No
     expect(grace.section("Sessions of others")).to_have_count(0)
     stop.touch()
     expect(turns).to_contain_text("Nobody uses the device")
+
+
+def test_a_user_has_one_colour_for_everybody(open_lab: OpenLab) -> None:
+    """Also after a reload; two users have two."""
+    pages = ada, grace = open_lab("ada"), open_lab("grace")
+    for page in pages:
+        page.new_notebook()
+        page.show_panel()
+    ada.reload()
+    found = []
+    for page in pages:
+        legend = page.section("Device").locator(".sk-Legend li")
+        swatches = [legend.filter(has_text=user).locator(".sk-Swatch") for user in ("ada", "grace")]
+        for swatch in swatches:
+            expect(swatch).to_have_attribute("style", re.compile("#"))
+        found.append(tuple(re.findall("#[0-9a-f]{6}", " ".join(str(each.get_attribute("style")) for each in swatches))))
+    keep_picture(grace.page, "colours")
+    assert found[0] == found[1]
+    assert sorted(found[0]) == sorted(COLOURS[:2])
 
 
 def test_a_training_is_interrupted_from_the_panel(open_lab: OpenLab, tmp_path: Path) -> None:
