@@ -204,7 +204,7 @@ class LocalStack:
             name: Service(
                 [
                     "executor", "--device", name, *capacity_arguments, "--end-sessions-on-exit",
-                    "--runtime-dir", str(self.runtime_directory), *executor_arguments,
+                    *self._places, *executor_arguments,
                 ],
                 log_path=self.directory / ("executor.log" if name == device else f"executor-{name}.log"),
                 is_ready=partial(self._executor_answers, name),
@@ -215,7 +215,7 @@ class LocalStack:
         self.gateway = Service(
             [
                 "gateway", "--ip", "127.0.0.1", "--port", str(self.port),
-                "--runtime-dir", str(self.runtime_directory), "--config", str(self._config_path),
+                *self._places, "--config", str(self._config_path),
             ],
             log_path=self.directory / "gateway.log",
             is_ready=self._gateway_answers,
@@ -231,6 +231,10 @@ class LocalStack:
     def runtime_directory(self) -> Path:
         """Where executor and gateway meet."""
         return self.directory / "run"
+
+    @property
+    def _places(self) -> list[str]:
+        return ["--runtime-dir", str(self.runtime_directory), "--state-dir", str(self.runtime_directory)]
 
     @property
     def kernels_directory(self) -> Path:

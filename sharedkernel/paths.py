@@ -1,21 +1,29 @@
-"""Where the processes of one host find each other: the runtime directory and the names in it.
+"""The runtime directory, where the processes of one host find each other, and the state directory, which outlives it.
 
-Everything in it belongs to one user and is closed to all others (0700); names are short because a unix socket's
-path holds at most 107 bytes.
+Everything in the runtime directory belongs to one user and is closed to all others (0700); names are short because a
+unix socket's path holds at most 107 bytes.
 
 Each executor has a runtime directory of its own. The first device's is the one that the gateway was given, so that
 where there is one device, there is one directory; every other device's is a subdirectory named by the device
 (:func:`device_directory`). A device's directory follows from its name alone, in whatever order the executors start.
+
+A runtime directory may be emptied by a reboot. What has to outlive that, such as the audit log and users' totals, is in
+the state directory (:func:`make_state_directory`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import shutil
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from sharedkernel.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 EXECUTOR_SOCKET = "executor.sock"
 #: where sessions and their executor exchange descriptors of memory
@@ -65,6 +73,82 @@ def gateway_directory(runtime_directory: Path) -> Path:
         return own if own.lstat().st_uid == os.getuid() != runtime_directory.stat().st_uid else runtime_directory
     except OSError:
         return runtime_directory
+
+
+def make_state_directory(named: str, runtime_directory: Path, fallback: Path, device: str = "host") -> Path:
+    """Make the directory for what outlives a reboot, if it is not there, and return it.
+
+    Parameters
+    ----------
+    named
+        By the option ``--state-dir``; "": the default one of *runtime_directory*.
+    runtime_directory
+        The gateway's.
+    fallback
+        What is returned, with a warning in the log, where the default one cannot be used.
+    device
+        The executor's; the gateway's directory is the first device's.
+
+    Raises
+    ------
+    ConfigError
+        When the directory that was named cannot be used.
+    """
+    places = [Path(named).expanduser()] if named else _default_state_directories(runtime_directory)
+    places.append(device_directory(places[-1], device))
+    try:
+        for path in dict.fromkeys(places):
+            make_private_directory(path, named_by="--state-dir")
+    except ConfigError as error:
+        if named:
+            raise
+        log.warning("%s Until then, what should outlive a reboot is in %s.", error, fallback)
+        return fallback
+    return places[-1]
+
+
+def move_earlier_files(earlier: Path, directory: Path, patterns: Iterable[str]) -> None:
+    """Move what an earlier version kept in *earlier* to the state directory; for the holder of *earlier*'s lock.
+
+    Parameters
+    ----------
+    earlier
+        The runtime directory, as a service uses it.
+    directory
+        The state directory; nothing is done where it is the same.
+    patterns
+        Of the files' names.
+    """
+    if directory != earlier:
+        for path in sorted(path for pattern in patterns for path in earlier.glob(pattern)):
+            _move(path, directory / path.name)
+
+
+def _default_state_directories(runtime_directory: Path) -> list[Path]:
+    """Return the state directory of *runtime_directory* where none is named, after the one that it is in."""
+    try:
+        base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "sharedkernel"
+    except RuntimeError:  # an account without a home
+        return [runtime_directory]
+    if runtime_directory == default_runtime_directory():
+        return [base]
+    return [base, base / "-".join(runtime_directory.absolute().parts[1:])]  # each has one of its own
+
+
+def _move(path: Path, target: Path) -> None:
+    if target.exists():
+        log.warning(
+            "%s is of an earlier version; its place %s is taken. Remove it if you do not need it.", path, target
+        )
+        return
+    partial = target.with_name(f".{target.name}-moved")  # the directories may be on different file systems
+    try:
+        shutil.move(path, partial)
+        partial.replace(target)
+    except OSError as error:
+        log.warning("%s of an earlier version could not be moved to %s (%s).", path, target, error.strerror or error)
+    else:
+        log.info("%s of an earlier version was moved to %s", path, target)
 
 
 def subdirectories_served(runtime_directory: Path) -> list[Path]:

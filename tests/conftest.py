@@ -20,9 +20,10 @@ from tests.warm import end_places
 # For every process that is started from here, too. Threads of several small computations at once spend their time
 # waiting for each other: the examples side by side took three times the processor, and five times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Sessions keep packages of their user's own there.
-os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="sk-data-")
-atexit.register(shutil.rmtree, os.environ["XDG_DATA_HOME"], ignore_errors=True)
+# Sessions keep packages of their user's own in the one, services what outlives a reboot in the other.
+for name in ("XDG_DATA_HOME", "XDG_STATE_HOME"):
+    os.environ[name] = tempfile.mkdtemp(prefix="sk-data-")
+    atexit.register(shutil.rmtree, os.environ[name], ignore_errors=True)
 
 # A machine may stand still for seconds, also while an example is drawn or tried. And a change is judged by the same
 # examples whenever it is; `--hypothesis-profile=default` tries others.

@@ -23,7 +23,7 @@ from sharedkernel.executor.isolation.policy import DEFAULT_HOMES, Isolation, Iso
 from sharedkernel.executor.service import start_executor
 from sharedkernel.executor.sessions.pool import IN_DEMAND
 from sharedkernel.executor.supervision.environments import Environment, open_environments
-from sharedkernel.paths import default_runtime_directory, device_directory, make_private_directory
+from sharedkernel.paths import default_runtime_directory, device_directory, make_private_directory, make_state_directory
 from sharedkernel.protocol import Device
 from sharedkernel.scheduling.model.config import PolicyName, SchedulerConfig
 from sharedkernel.selftest.steps import table
@@ -64,6 +64,10 @@ class ExecutorApp(CommandApp):
     runtime_dir = Unicode(
         help="Private directory where gateway and executor meet. Default: $XDG_RUNTIME_DIR/sharedkernel, or "
         "/tmp/sharedkernel-UID where there is none."
+    ).tag(config=True)
+    state_dir = Unicode(
+        help="Private directory for what outlives a reboot: users' totals, and how long cells took. Default: "
+        "$XDG_STATE_HOME/sharedkernel, or ~/.local/state/sharedkernel; in it, one for each runtime_dir that is named."
     ).tag(config=True)
     policy = Unicode(
         PolicyName.FAIR, help=f"Who is served first: one of {', '.join(f'`{name}`' for name in PolicyName)}."
@@ -222,7 +226,8 @@ class ExecutorApp(CommandApp):
                 isolation.check_python(environment.python, environment.folders)
             if directory != parent:  # made on the way to the subdirectory, it would be open to others
                 make_private_directory(parent)
-            asyncio.run(self._serve(directory, served, config, isolation, environments, start_timeout))
+            state = make_state_directory(self.state_dir, parent, directory, self.device)
+            asyncio.run(self._serve(directory, state, served, config, isolation, environments, start_timeout))
         except SharedKernelError as error:
             fail(str(error))
         except OSError as error:
@@ -289,6 +294,7 @@ class ExecutorApp(CommandApp):
     async def _serve(
         self,
         directory: Path,
+        state: Path,
         served: ServedDevice,
         config: SchedulerConfig,
         isolation: Isolation,
@@ -309,6 +315,7 @@ class ExecutorApp(CommandApp):
             directory,
             served,
             config,
+            state_directory=state,
             isolation=isolation,
             environments=environments,
             spares=self.spares,

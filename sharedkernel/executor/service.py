@@ -54,6 +54,7 @@ from sharedkernel.paths import (
     EXECUTOR_SOCKET,
     LOGS_DIRECTORY,
     log_name,
+    move_earlier_files,
 )
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.system.tasks import BackgroundTasks
@@ -69,6 +70,7 @@ async def start_executor(
     served: ServedDevice,
     config: SchedulerConfig,
     *,
+    state_directory: Path | None = None,
     isolation: Isolation | None = None,
     environments: Mapping[str, Environment] | None = None,
     spares: int = 1,
@@ -85,6 +87,8 @@ async def start_executor(
         The device.
     config
         Of the scheduler.
+    state_directory
+        Where journals are kept; None: in the runtime directory.
     isolation
         How users are kept apart; None: not at all.
     environments
@@ -102,8 +106,12 @@ async def start_executor(
         When the directory cannot be used, another executor serves it, or what is in it speaks another version.
     """
     isolation = isolation or Isolation(IsolationOptions(isolate="off"), runtime_directory)
+    directory = RuntimeDirectory(runtime_directory, isolation)
+    state = state_directory or runtime_directory
+    move_earlier_files(runtime_directory, state, ("*.journal",))
     service = ExecutorService(
-        RuntimeDirectory(runtime_directory, isolation),
+        directory,
+        state,
         served,
         config,
         isolation,
@@ -121,6 +129,7 @@ class ExecutorService:
     def __init__(
         self,
         directory: RuntimeDirectory,
+        state: Path,
         served: ServedDevice,
         config: SchedulerConfig,
         isolation: Isolation,
@@ -137,13 +146,13 @@ class ExecutorService:
         self._isolation = isolation
         self._tasks = BackgroundTasks()
         path = directory.path
-        self._totals = UsageJournal(path)
+        self._totals = UsageJournal(state)
         events = EventLog(path / LOGS_DIRECTORY / "events.jsonl")
         self._controller = SessionController(
             served,
             config,
             events,
-            WorkloadHistory(path, served.device.kind),
+            WorkloadHistory(state, served.device.kind),
             lambda process, reason, message: self._interventions.end(process, reason, message),
         )
         self._keeper = KeeperClient(path, str(environments[OWN].build_id))

@@ -56,12 +56,14 @@ from sharedkernel.gateway.page.room_requests import RoomRequests
 from sharedkernel.gateway.page.timeline import TimelineRequests
 from sharedkernel.gateway.tls import Certificate, check_exposure, is_loopback
 from sharedkernel.ipc.seqpacket import allow_many_descriptors
-from sharedkernel.paths import gateway_directory, make_private_directory
+from sharedkernel.paths import gateway_directory, make_private_directory, make_state_directory, move_earlier_files
 from sharedkernel.status.document import Draining, StatusDocument
 from sharedkernel.system.malloc import keep_trimmed
 
 #: seconds after which an absent executor is logged; one that started together with the gateway imports torch first
 _EXECUTOR_PATIENCE = 10.0
+#: what is in the state directory, and was in the runtime directory
+_STATE_FILES = ("audit.jsonl*", "owners.json", "groups.json", "cordon.json", "changes.json", "hosts.json")
 
 
 class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
@@ -87,6 +89,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         "port": "ServerApp.port",
         "config": "JupyterApp.config_file",
         "runtime-dir": "SharedKernelGateway.runtime_dir",
+        "state-dir": "SharedKernelGateway.state_dir",
         "identity": "SharedKernelGateway.identity",
         "tokens-file": "SharedKernelGateway.tokens_file",
         "certfile": "ServerApp.certfile",
@@ -193,7 +196,9 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         self.extra_services = [routes, *of_member, *own]
         self._lock = GatewayLock(runtime_directory)
         try:
-            directory = gateway_directory(runtime_directory)  # which exists once the lock can be taken
+            earlier = gateway_directory(runtime_directory)  # which exists once the lock can be taken
+            directory = make_state_directory(self.state_dir, runtime_directory, earlier)
+            move_earlier_files(earlier, directory, _STATE_FILES)
             is_hub = issubclass(self.identity_provider_class, HubUsers)
             self._memberships = Memberships(directory / "groups.json") if is_hub else None
             audit_log = AuditLog.named(self.audit_file, directory)
@@ -201,6 +206,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             self._build_quotas = partial(build_quotas, memberships=self._memberships, class_users=self._classroom.users)
             self.deployment = Deployment(
                 runtime_directory=runtime_directory,
+                state_directory=directory,
                 devices=parsed["executors"],
                 placement=parsed["placement"],
                 quotas=self._build_quotas(self.quotas, self.groups, files),

@@ -138,7 +138,8 @@ class ExecutorProcess:
         device = () if "--device" in self.options else ("--device", "host")
         return [
             sys.executable, "-m", "sharedkernel", "executor", "--capacity", self._capacity,
-            "--runtime-dir", str(self.runtime_directory), *device, *self.options,
+            "--runtime-dir", str(self.runtime_directory), "--state-dir", str(self.runtime_directory),
+            *device, *self.options,
         ]  # fmt: skip
 
     def start(self) -> None:

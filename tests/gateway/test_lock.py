@@ -199,15 +199,15 @@ def test_root_s_executor_makes_that_file_for_the_account_of_its_gateway() -> Non
 @pytest.mark.heavy
 @needs_root
 def test_what_a_gateway_cannot_write_is_said_once_at_its_start() -> None:
-    """In a sentence each; in what root's executor makes for its account it writes everything, and says nothing."""
+    """In a sentence each; in a directory of its own it writes everything, and says nothing."""
     account = pwd.getpwnam(GATEWAY)
     become = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2]), "HOME": "/nonexistent",
                    "JUPYTERHUB_API_TOKEN": "0" * 32, "JUPYTERHUB_SERVICE_NAME": "gpu"}  # fmt: skip
 
-    def complaints(directory: Path) -> list[str]:
+    def complaints(directory: Path, *more: str) -> list[str]:
         """Return what a gateway for a hub's users says until it serves."""
-        options = ["--identity", "jupyterhub", "--port", "0", "--runtime-dir", str(directory)]
+        options = ["--identity", "jupyterhub", "--port", "0", "--runtime-dir", str(directory), *more]
         command = readable_by_all([*become, sys.executable, "-m", "sharedkernel", "gateway", *options])
         gateway = subprocess.Popen(
             command, cwd="/", env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -225,6 +225,8 @@ def test_what_a_gateway_cannot_write_is_said_once_at_its_start() -> None:
         directory.chmod(0o711)
         assert complaints(directory) == [
             f"{directory / GATEWAY_LOCK} cannot be locked: this gateway cannot be drained, and another one could start",
+            "/nonexistent/.local/state/sharedkernel cannot be made (Permission denied); name another with --state-dir. "
+            f"Until then, what should outlive a reboot is in {directory}.",
             f"the groups of users cannot be kept in {directory}/groups.json (Permission denied): after a restart, "
             "quotas by group hold for nobody before their next request.",
             f"the audit log {directory}/audit.jsonl cannot be written (Permission denied); name another file "
@@ -232,7 +234,7 @@ def test_what_a_gateway_cannot_write_is_said_once_at_its_start() -> None:
         ]
         own = make_directory_of(directory, GATEWAY_DIRECTORY, account.pw_uid, account.pw_gid)
         lend_gateway_lock(directory, account.pw_uid, account.pw_gid)
-        assert complaints(directory) == []
+        assert complaints(directory, "--state-dir", str(own)) == []
         assert {path.name: path.stat().st_uid for path in own.iterdir()} == dict.fromkeys(
             ("groups.json", "audit.jsonl"), account.pw_uid
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -38,9 +39,22 @@ def test_stopping_the_executor_leaves_its_sessions_and_what_they_need(unit: Path
 def test_each_user_has_a_home(unit: Path) -> None:
     """The account has none, and `%pip install` would fail for everybody; they are where the unit may write."""
     executor = settings(unit)
-    assert executor["StateDirectory"] == ["sharedkernel"]
+    assert "sharedkernel" in executor["StateDirectory"][0].split()
     assert "HOME=/var/lib/sharedkernel" in executor["Environment"]
     assert "--homes /var/lib/sharedkernel/homes" in executor["ExecStart"][0]
+
+
+def test_what_outlives_a_reboot_is_where_each_unit_may_write() -> None:
+    """Not in /run; the gateway's directory is its own, as the executor's may be root's."""
+    for unit, own in (
+        (EXECUTOR, "sharedkernel/state"),
+        (GATEWAY, "sharedkernel-gateway"),
+        (HOST, "sharedkernel/state"),
+    ):
+        assert f"--state-dir /var/lib/{own}" in settings(unit)["ExecStart"][0]
+        assert own.partition("/")[0] in settings(unit)["StateDirectory"][0].split()
+    assert "-- --state-dir /var/lib/sharedkernel-gateway" in settings(HOST)["ExecStart"][0]
+    assert "sharedkernel-gateway" in settings(HOST)["StateDirectory"][0].split()
 
 
 def test_the_end_of_the_gateway_removes_nothing_of_sessions() -> None:
@@ -83,8 +97,14 @@ def test_all_meet_in_one_directory_with_options_that_there_are() -> None:
     assert all(settings(unit)["RuntimeDirectory"] == ["sharedkernel"] for unit in (EXECUTOR, GATEWAY, HOST))
     commands = [line for unit in (EXECUTOR, GATEWAY, HOST) for key in ("ExecStartPre", "ExecStart")
                 for line in settings(unit).get(key, [])]  # fmt: skip
-    # What follows -- in the command of the host is the gateway's.
-    commands = [part for line in commands for part in line.replace(" -- ", "\nsharedkernel gateway ").splitlines()]
+    # In the command of the host what is in quotes is the executors', and what follows -- the gateway's.
+    commands = [
+        part
+        for line in commands
+        for part in re.sub(
+            r'"--executor-options=(.*)" -- ', r"\nsharedkernel executor \1\nsharedkernel gateway ", line
+        ).splitlines()
+    ]
     for line in commands:
         name, *options = line.split()[1:]
         shown = subprocess.run(

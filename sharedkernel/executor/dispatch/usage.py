@@ -115,13 +115,13 @@ class UsageJournal:
 
     Parameters
     ----------
-    runtime_directory
+    directory
         Where the journal is.
     """
 
-    def __init__(self, runtime_directory: Path) -> None:
+    def __init__(self, directory: Path) -> None:
         self._journal = Journal(
-            runtime_directory / JOURNAL_NAME, UserTotals, schema=_SCHEMA, summarise=lambda: self._users.values()
+            directory / JOURNAL_NAME, UserTotals, schema=_SCHEMA, summarise=lambda: self._users.values()
         )
         self._users: dict[str, UserTotals] = {}
 

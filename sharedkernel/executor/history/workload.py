@@ -46,16 +46,14 @@ class WorkloadHistory:
 
     Parameters
     ----------
-    runtime_directory
+    directory
         Where the journal is.
     device_kind
         As :class:`~sharedkernel.protocol.Device` has it.
     """
 
-    def __init__(self, runtime_directory: Path, device_kind: str) -> None:
-        self._journal = Journal(
-            runtime_directory / JOURNAL_NAME, CellTook | Rates, schema=_SCHEMA, summarise=self._summarise
-        )
+    def __init__(self, directory: Path, device_kind: str) -> None:
+        self._journal = Journal(directory / JOURNAL_NAME, CellTook | Rates, schema=_SCHEMA, summarise=self._summarise)
         self._throughput = UtilisationForecast(device_kind)
         #: by user, as the journal has them
         self._kept_rates: dict[str, Rates] = {}

@@ -18,7 +18,6 @@ from sharedkernel.gateway.cluster.summary import HostSummary, RaySummary, summar
 from sharedkernel.gateway.fleet.placement import shelf_owners
 from sharedkernel.gateway.kernels.manager import ClusterPeers, DeploymentOwner, SessionKernels
 from sharedkernel.gateway.tls import is_loopback, peer_context
-from sharedkernel.paths import gateway_directory
 from sharedkernel.status.document import StatusDocument
 
 
@@ -30,7 +29,7 @@ class FrontKernels(SessionKernels):
         deployment = cast("DeploymentOwner", self.parent).deployment
         peers = deployment.peers
         assert peers is not None
-        directory = gateway_directory(deployment.runtime_directory)
+        directory = deployment.state_directory
         requests = HostRequests(peers.key, peers.context)
         changes = PendingChanges(directory / "changes.json", requests, self._tasks)
         #: routes requests to the hosts

@@ -16,7 +16,6 @@ from sharedkernel.gateway.cluster.summary import HostSummary, RaySummary
 from sharedkernel.gateway.config.settings import parse_setting
 from sharedkernel.gateway.kernels.manager import Deployment, SessionKernels
 from sharedkernel.ipc.host_files import AGENT_STATE, HOST_STATE, AgentState, HostState, read_state, write_state
-from sharedkernel.paths import gateway_directory
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ class HostMember:
         fronts = parse_setting("fronts", options.fronts, ())
         self._registration = HostRegistration(fronts, key, self._summarize, deployment.peers.context)
         #: whether the host gets new sessions
-        self.cordon = Cordon(gateway_directory(self._directory) / "cordon.json", manager, options.host_name)
+        self.cordon = Cordon(deployment.state_directory / "cordon.json", manager, options.host_name)
 
     async def keep(self) -> None:
         """Stay a member until cancelled."""

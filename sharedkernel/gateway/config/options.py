@@ -19,6 +19,11 @@ class GatewayOptions(HasTraits):
         help="Private directory in which the gateway and the executors meet. Default: $XDG_RUNTIME_DIR/sharedkernel, "
         "or /tmp/sharedkernel-UID where there is none."
     ).tag(config=True)
+    state_dir = Unicode(
+        help="Private directory for what outlives a reboot: the audit log, groups from JupyterHub, the hosts of a "
+        "cluster. Default: $XDG_STATE_HOME/sharedkernel, or ~/.local/state/sharedkernel; in it, one for each "
+        "runtime_dir that is named."
+    ).tag(config=True)
     identity = Enum(
         ["single", "tokens", "jupyterhub"],
         "single",
@@ -119,7 +124,7 @@ class GatewayOptions(HasTraits):
     ).tag(config=True)
     audit_file = Unicode(
         help="The audit log: who did what to whose session, as lines of JSON; `none`: no audit log. Default: "
-        "`audit.jsonl` in the runtime directory, or in its `gateway` directory if root's executor made one."
+        "`audit.jsonl` in the state directory (`state_dir`)."
     ).tag(config=True)
     unclaimed_seconds = Float(
         600.0,

@@ -45,7 +45,6 @@ from sharedkernel.gateway.kernels.restarter import SessionRestarter
 from sharedkernel.gateway.kernels.starting import SessionStarter
 from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.jupyter.names import KERNEL_NAME, kernel_of
-from sharedkernel.paths import gateway_directory
 from sharedkernel.protocol import Limits
 from sharedkernel.status.document import Draining, StatusDocument
 from sharedkernel.system.tasks import BackgroundTasks
@@ -70,6 +69,8 @@ class Deployment:
 
     #: directory in which the gateway meets the executors
     runtime_directory: Path
+    #: where the gateway keeps what outlives a reboot
+    state_directory: Path
     #: names of the executors' devices; none: there is one executor, of any device
     devices: tuple[str, ...]
     #: rule that chooses the device of a new session
@@ -121,7 +122,7 @@ class SessionKernels(AsyncMappingKernelManager):
         #: how far this gateway drains: it is about to stop, and starts no sessions; None: it does not
         self.draining: Draining | None = None
         tasks = self._tasks = BackgroundTasks()
-        directory = gateway_directory(deployment.runtime_directory)
+        directory = deployment.state_directory
         owners_file = OwnersFile(directory / "owners.json", deployment.devices or (ONLY,))
         farewells = Farewells(directory / "farewells.json")
         self.registry = SessionRegistry(self._kernels, self._kernel_connections, owners_file, farewells)

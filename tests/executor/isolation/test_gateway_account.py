@@ -106,7 +106,7 @@ def test_a_whole_gateway_without_root_serves_and_is_drained(apart: ApartExecutor
             said = log.read()
     assert "drained" in said
     assert [line for line in said.splitlines() if line.startswith(("[W", "[E", "[C", "Traceback"))] == []
-    audit = apart.runtime_directory / "gateway" / "audit.jsonl"
+    (audit,) = gateways_own.glob(".local/state/sharedkernel/*/audit.jsonl")
     assert '"start session"' in audit.read_text()
     assert [(path.stat().st_uid, path.stat().st_mode & 0o777) for path in (audit.parent, audit)] == [
         (account.pw_uid, 0o700),

@@ -1,0 +1,110 @@
+"""What outlives a reboot: the services started by hand, with nothing named on their command lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from sharedkernel.errors import ConfigError
+from sharedkernel.local_stack import free_port
+from sharedkernel.paths import make_state_directory
+from tests.cli.support import COMMAND, PATIENCE, processes_of, wait_until
+
+TOKEN = "a-token-that-nobody-can-guess"
+EARLIER = '{"action": "an earlier version\'s"}\n'
+
+
+@contextmanager
+def service(directory: Path, *arguments: str) -> Iterator[None]:
+    """Run a command in an environment of its own until SIGTERM."""
+    places = {"XDG_RUNTIME_DIR": "run", "XDG_STATE_HOME": "state", "JUPYTER_CONFIG_DIR": "config"}
+    environment = os.environ | {name: str(directory / place) for name, place in places.items()}
+    with (directory / "log").open("ab") as log:
+        process = subprocess.Popen(
+            [*COMMAND, *arguments], stdout=log, stderr=log, env=environment | {"JUPYTER_TOKEN": TOKEN}
+        )
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(PATIENCE)
+
+
+def ask(port: int, method: str, path: str) -> tuple[int, bytes]:
+    """Return the answer of the gateway; 0 if there is none."""
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
+    request.add_header("Authorization", f"token {TOKEN}")
+    if method == "POST":
+        request.data = b"{}"
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            return int(answer.status), answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, b""
+    except OSError:
+        return 0, b""
+
+
+@pytest.mark.heavy
+def test_owners_and_audit_log_outlive_the_runtime_directory(scratch: Path) -> None:
+    """They are in the state directory, with what an earlier version left in the runtime directory; sockets are not."""
+    runtime, state = scratch / "run" / "sharedkernel", scratch / "state" / "sharedkernel"
+    runtime.mkdir(parents=True, mode=0o700)
+    (runtime / "audit.jsonl").write_text(EARLIER)
+    port = free_port()
+    gateway = "gateway", "--port", str(port)
+    executor = "executor", "--device", "host", "--capacity", "1GiB", "--spares", "0", "--end-sessions-on-exit"
+    with ExitStack() as stack:
+        stack.enter_context(service(scratch, *executor))
+        with service(scratch, *gateway):
+            wait_until(lambda: ask(port, "GET", "/readyz")[0] == 200, "both serve")
+            assert ask(port, "POST", "/api/kernels")[0] == 201
+            kept = {path.name for path in state.iterdir()}
+            assert {"audit.jsonl", "owners.json", "users.journal", "history.journal"} == kept
+            assert (state.stat().st_mode & 0o777, (state / "audit.jsonl").read_text().splitlines()[0]) == (
+                0o700,
+                EARLIER.strip(),
+            )
+            assert not {path.name for path in runtime.iterdir()} & kept
+    wait_until(lambda: not processes_of(scratch), "all have ended")
+    shutil.rmtree(runtime)  # as a reboot does
+    with ExitStack() as stack:
+        stack.enter_context(service(scratch, *gateway))
+        # 503: it knows that its user had a session, and waits for the executor
+        wait_until(lambda: ask(port, "GET", "/api/kernels")[0] == 503, "the gateway knows the owners")
+        stack.enter_context(service(scratch, *executor))
+        wait_until(lambda: ask(port, "GET", "/api/kernels") == (200, b"[]"), "the executor says that it is gone")
+        assert ask(port, "GET", "/sharedkernel/api/status")[0] == 200
+    actions = [json.loads(line)["action"] for line in (state / "audit.jsonl").read_text().splitlines()]
+    assert actions[:2] == ["an earlier version's", "start session"]
+    wait_until(lambda: not processes_of(scratch), "all have ended")
+
+
+def test_each_runtime_directory_and_device_has_one_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All are private. One that cannot be made is replaced, with a sentence, unless somebody has named it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    base, fallback = tmp_path / "state" / "sharedkernel", tmp_path / "run"
+    other = make_state_directory("", Path("/run/gpu"), fallback)
+    first = make_state_directory("", tmp_path / "sharedkernel", fallback)
+    second = make_state_directory("", tmp_path / "sharedkernel", fallback, "cuda:1")
+    assert (other, first, second) == (base / "run-gpu", base, base / "cuda-1")
+    assert {path.stat().st_mode & 0o777 for path in (other, first, second)} == {0o700}
+    assert make_state_directory(str(tmp_path / "named"), Path("/run/gpu"), fallback) == tmp_path / "named"
+    base.chmod(0o755)
+    assert make_state_directory("", Path("/run/gpu"), fallback) == fallback
+    assert f"run `chmod 700 {base}` or name another directory with --state-dir. Until then, " in caplog.text
+    with pytest.raises(ConfigError, match="--state-dir"):
+        make_state_directory(str(base), Path("/run/gpu"), fallback)
