@@ -175,7 +175,6 @@ def test_nothing_keeps_anybody_out(open_page: OpenPage, server: PageServer, user
         expect(section(page, "Running and next")).to_contain_text("grace (train.ipynb)")
         expect(section(page, "Last hour").get_by_role("img")).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-        keep_picture(page, f"page-{users}-{width}-{scheme}", full_page=True)
         results = Axe().run(page)
         assert results.violations_count == 0, results.generate_report()
 

@@ -9,7 +9,6 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from tests.browser.lab import keep_picture
 from tests.browser.page_server import PageServer
 from tests.browser.test_gateway_page import OpenPage, document, limits_of, of_users, open_page, section, server, session
 
@@ -52,7 +51,6 @@ def test_nothing_keeps_anybody_out(open_page: OpenPage, server: PageServer, sche
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         section(page, "Audit log").get_by_role("row").last.scroll_into_view_if_needed()
-        keep_picture(page, f"page-admin-{width}-{scheme}")
         results = Axe().run(page)
         assert results.violations_count == 0, results.generate_report()
 
