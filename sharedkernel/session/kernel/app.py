@@ -37,6 +37,7 @@ from sharedkernel.session.batons import Batons
 from sharedkernel.session.channels.backpressure import Pace, SessionApp, out_of_turn, refuse_long
 from sharedkernel.session.channels.direct_sends import Replies
 from sharedkernel.session.channels.message_log import MessageLog
+from sharedkernel.session.channels.surrogates import replacing_surrogates
 from sharedkernel.session.connection import Link
 from sharedkernel.session.device_parts import make_lanes, make_meter, make_mover, make_run_ahead, operation_filter
 from sharedkernel.session.gate import onlookers
@@ -319,6 +320,7 @@ def _make_app(connection_file: str, log_stream: TextIO, *, is_apart: bool, with_
     if not with_history:
         user_account.keep_no_history(app)
     app.initialize(["-f", connection_file])
+    app.session.pack = replacing_surrogates(app.session.pack)
     if is_apart:
         app.kernel.why_no_debugger = _NO_DEBUGGER
     own_log.take_over(logging.getLogger(type(app).__name__), log_stream, int(str(app.log_level)))
