@@ -157,6 +157,16 @@ class ActivityReport(Message, frozen=True, kw_only=True, tag="Activity"):
     found: tuple[str, ...] = ()
 
 
+class Reserved(Message, frozen=True, kw_only=True):
+    """The process has, or is about to have, other private memory besides tensors than it last reported (host device).
+
+    A limit on it is to allow that at once; the session may wait for it.
+    """
+
+    #: as :attr:`DeviceWantedReport.data_bytes`
+    data_bytes: int
+
+
 class Interrupted(Message, frozen=True, kw_only=True):
     """The user interrupted a cell whose memory is away: it needs that back once more, to end."""
 
@@ -315,7 +325,7 @@ class View(Message, frozen=True, kw_only=True):
 FromSession = (
     SessionHello | Assigned | CellOpenedReport | CellClosedReport | DeviceWantedReport | DeviceWantWithdrawnReport
     | GrantMeasuredReport | GrantReleasedReport | OffloadedReport | OffloadDeclinedReport | RestoredReport
-    | NotRestoredReport | IdleReport | ActivityReport | Interrupted
+    | NotRestoredReport | IdleReport | ActivityReport | Interrupted | Reserved
     | Watch | WantEarlier | Foreseen
 )  # fmt: skip
 ToSession = (

@@ -269,6 +269,9 @@ class SessionController:
                 self._measured(process, memory)
                 self._want(process, growth)
                 self.limits.update_changed()  # nothing, if it was granted: its lease came before
+            case protocol.Reserved(data_bytes=data_bytes):
+                process.data_bytes = data_bytes
+                self.limits.update(process)
             case protocol.Foreseen():
                 self._driver.handle(self._workload.foresee(session, process.user or "", message))
             case protocol.GrantMeasuredReport(iterations=iterations):

@@ -51,6 +51,7 @@ from sharedkernel.session.kernel.restart import Launch, asked_variables, start_a
 from sharedkernel.session.memory.growth import Growth
 from sharedkernel.session.memory.host_meter import set_up_heap
 from sharedkernel.session.memory.lease_check import ErrorTranslator, LeaseCheck
+from sharedkernel.session.memory.reservations import Reservations
 from sharedkernel.session.offload.residency import Residency
 from sharedkernel.session.progress.forecast import Forecast
 from sharedkernel.session.progress.iteration_cost import IterationCostCounter
@@ -160,6 +161,9 @@ class SessionRuntime:
             has_gpu=device_kind == "cuda",
         )
         self._kernel.attach(self._gate, self._lease, translator, notice=self._notice, message_log=message_log)
+        if device_kind == "host":
+            self._kernel.reservations = Reservations(self._meter, self._link)
+            self._kernel.reservations.install()
         # The one that the application will run; its own attribute comes with start(), which an Assign may overtake.
         self._loop = IOLoop.current()
 

@@ -34,6 +34,7 @@ from sharedkernel.session.kernel.shell import SessionShell
 from sharedkernel.session.likeness import named_as
 from sharedkernel.session.memory import reclaimable
 from sharedkernel.session.memory.lease_check import ErrorTranslator, LeaseCheck
+from sharedkernel.session.memory.reservations import Reservations
 from sharedkernel.session.offload.host import RestoreFailed
 from sharedkernel.session.progress.source_hash import SourceReader
 from sharedkernel.session.ui.wait_display import WaitNotice
@@ -73,6 +74,8 @@ class GatedKernel(IPythonKernel):
     message_log = Instance(MessageLog, allow_none=True)
     #: sends what it replies
     replies = Instance(Replies, allow_none=True)
+    #: of memory besides tensors; None: on a device where private memory has no limit
+    reservations: Reservations | None = None
     #: a sentence; None: the debugger can be used
     why_no_debugger: str | None = None
     #: said before the first cell's own output; None once it was
@@ -343,6 +346,7 @@ class GatedKernel(IPythonKernel):
                 section.enter_context(self.gate.sections.open())
         except _NOT_OPENED as error:
             return self._fail({"execution_count": self.execution_count, "payload": []}, error)
+        self._renew_limit()
         used_before = self.gate.used_bytes
         assert isinstance(self.shell, SessionShell)
         self.shell.transformed = None
@@ -354,7 +358,12 @@ class GatedKernel(IPythonKernel):
         finally:
             section.close()
             reap_adopted()
+            self._renew_limit()
         return reply if excess is None else self._fail(reply, excess)
+
+    def _renew_limit(self) -> None:
+        if self.reservations is not None:
+            self.reservations.renew()
 
     def _excess(self, gate: Gate, used_before: int) -> BaseException | None:
         """Return an error if the cell leaves too much, also without what nobody needs: that goes with its section."""

@@ -93,7 +93,7 @@ def bytes_kept_apart(in_use: int) -> int:
     This is what a limit on private memory has to allow besides the tensors: stacks, libraries' data. Free heap memory
     is not counted, since an allocation may be served from it.
     """
-    return max(0, _data_bytes() - in_use - int(_mallinfo2().fordblks))
+    return max(0, reserved_bytes() - in_use - int(_mallinfo2().fordblks))
 
 
 def limit_headroom() -> int | None:
@@ -101,10 +101,11 @@ def limit_headroom() -> int | None:
     limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
     if limit == resource.RLIM_INFINITY:
         return None
-    return limit - _data_bytes() + int(_mallinfo2().keepcost)  # what is free at the heap's end is taken first
+    return limit - reserved_bytes() + int(_mallinfo2().keepcost)  # what is free at the heap's end is taken first
 
 
-def _data_bytes() -> int:
+def reserved_bytes() -> int:
+    """Return the bytes of this process that count against a limit on private memory: reserved, used or not."""
     with open("/proc/self/statm", "rb") as statm:
         return int(statm.read().split()[5]) * _PAGE_BYTES
 
@@ -120,12 +121,14 @@ def free_heap_bytes() -> int:
 
 
 def private_bytes() -> int:
-    """Return the memory that would be free if this process were gone (a few milliseconds)."""
-    total = 0
+    """Return the memory that would be free if this process were gone (a few milliseconds).
+
+    What was read of a file and not changed is not: the system takes it back whenever it wants.
+    """
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
-        if line.startswith(("Private_Clean:", "Private_Dirty:")):
-            total += int(line.split()[1]) * 1024
-    return total - bytes_mapped_alone()
+        if line.startswith("Private_Dirty:"):
+            return int(line.split()[1]) * 1024 - bytes_mapped_alone()
+    return 0
 
 
 def _new_private_bytes() -> int:

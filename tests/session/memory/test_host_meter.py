@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
 from sharedkernel.ipc.shared_page import Page, Word
-from sharedkernel.session.memory.host_meter import STABLE_AFTER, HostMeter
+from sharedkernel.session.memory.host_meter import STABLE_AFTER, HostMeter, private_bytes
 
 MIB = 1 << 20
 
@@ -109,3 +111,17 @@ def test_framework_memory_is_what_the_process_keeps_besides(meter: HostMeter) ->
     """It is measured in bytes of this process, which has imported torch."""
     assert meter.memory.framework > 5 * MIB
     assert meter.data_bytes() > 0
+
+
+def test_what_was_read_of_a_file_is_no_memory_of_the_process(tmp_path: Path) -> None:
+    """The system takes it back whenever it wants; what was written to a private map of it is."""
+    file = tmp_path / "data"
+    with file.open("wb") as written:
+        written.truncate(64 * MIB)
+    before = private_bytes()
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
+        assert mapped[::4096].count(0) == 64 * MIB // 4096
+        assert private_bytes() - before < 16 * MIB
+        for place in range(0, 64 * MIB, 4096):
+            mapped[place] = 1
+        assert private_bytes() - before > 48 * MIB
