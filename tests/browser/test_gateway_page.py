@@ -7,12 +7,14 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
+from sharedkernel.gateway.fleet.colours import COLOURS
 from tests.browser.figures import in_use, memory_of_users
 from tests.browser.lab import PATIENCE, keep_picture
 from tests.browser.page_server import STATIC, PageServer
@@ -57,7 +59,8 @@ def document(*sessions: dict[str, Any]) -> str:
             "device": device,
             "lanes": [lane],
             "users": [
-                {"name": user, "share": 1.0, "quota_bytes": 8 * _GIB, **memory} for user, memory in users.items()
+                {"name": user, "colour": colour, "share": 1.0, "quota_bytes": 8 * _GIB, **memory}
+                for colour, (user, memory) in zip(cycle(COLOURS), users.items(), strict=False)
             ],
             "sessions": sessions,
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
+from sharedkernel.gateway.fleet.colours import COLOURS
 from sharedkernel.gateway_client.credentials import TOKEN_VARIABLE, URL_VARIABLE
 from tests.browser.figures import in_use, memory_of_users
 from tests.browser.lab import LabPage, keep_picture, start_lab_with
@@ -44,7 +46,8 @@ def document(*sessions: dict[str, Any], queue: tuple[str, ...] = ()) -> str:
             },
             "lanes": [{"id": 1, "size_bytes": 1024 * _MIB, "holder": holder, "queue": list(queue)}],
             "users": [
-                {"name": user, "share": 1.0, "quota_bytes": 4096 * _MIB, **memory} for user, memory in users.items()
+                {"name": user, "colour": colour, "share": 1.0, "quota_bytes": 4096 * _MIB, **memory}
+                for colour, (user, memory) in zip(cycle(COLOURS), users.items(), strict=False)
             ],
             "sessions": sessions,
         }
