@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import subprocess
 import sys
@@ -137,14 +136,6 @@ def no_memory_left() -> Iterator[None]:
     before = others_bytes()
     yield
     until(lambda: others_bytes() <= before, "all device memory of other processes is free")
-
-
-def driver_calls() -> dict[str, tuple[int, int]]:
-    """Return how often each call of the driver came in this process, and how many bytes it copied or filled."""
-    text = ctypes.create_string_buffer(1 << 16)
-    ctypes.CDLL("libcuda.so.1").sg_counts(text, len(text))
-    found = (line.split() for line in text.value.decode().splitlines())
-    return {name: (int(times), int(size)) for name, times, size in found}
 
 
 class Driver:

@@ -121,31 +121,31 @@ static CUresult injected_failure(const char *call) {
     return allocates ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_OPERATING_SYSTEM;
 }
 
-/* --- what a program asks of the driver: how often each call came, and with how many bytes -------------------------- */
+/* --- what a program asks of the driver: how often each call came, and for how much ---------------------------------- */
 
 static struct {
     const char *_Atomic call; /* __func__ of it, one place for each */
-    _Atomic uint64_t times, bytes;
+    _Atomic uint64_t times, amount;
 } counts[256];
 
-static void count(const char *call, uint64_t times, uint64_t bytes) {
+static void count(const char *call, uint64_t times, uint64_t amount) {
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         const char *known = NULL;
         if (counts[i].call == call || atomic_compare_exchange_strong(&counts[i].call, &known, call) || known == call) {
             counts[i].times += times;
-            counts[i].bytes += bytes;
+            counts[i].amount += amount;
             return;
         }
     }
 }
 
-void count_bytes(const char *call, size_t bytes) { count(call, 0, bytes); }
+void count_amount(const char *call, size_t amount) { count(call, 0, amount); }
 
 EXPORTED size_t sg_counts(char *text, size_t size) {
     size_t length = 0;
     for (size_t i = 0; i < sizeof counts / sizeof *counts && counts[i].call && length < size; i++)
         length += snprintf(text + length, size - length, "%s %lu %lu\n", (const char *)counts[i].call,
-                           (unsigned long)counts[i].times, (unsigned long)counts[i].bytes);
+                           (unsigned long)counts[i].times, (unsigned long)counts[i].amount);
     return length;
 }
 

@@ -103,7 +103,7 @@ extern struct sg_process *own_process[SG_MAX_DEVICES];
 CUresult log_failure(const char *call, CUresult code);
 CUresult enter_call(const char *call);
 CUresult enter_call_in_context(const char *call, CUcontext *context);
-void count_bytes(const char *call, size_t bytes); /* of a copy or fill */
+void count_amount(const char *call, size_t amount); /* bytes copied or filled, mappings changed */
 CUcontext current_context(void);
 pthread_mutex_t *lock_driver(void);
 void unlock_driver(pthread_mutex_t **held);
@@ -157,7 +157,8 @@ enum access_result { NOT_DEVICE_MEMORY, ACCESSIBLE, INACCESSIBLE };
 enum access_result check_access(CUdeviceptr address, size_t size, int access);
 CUresult do_work(CUcontext context, const struct work *work); /* a copy, a fill or a host function */
 
-/* For tests, a line for each call of the driver that came in this process: name, how often, bytes copied or filled. */
+/* For tests, a line for each call of the driver that came in this process: name, how often, and how
+ * many bytes it copied or filled or mappings it changed. */
 EXPORTED size_t sg_counts(char *text, size_t size);
 
 /* For the runtime and the operations: CUresult as int. */

@@ -124,7 +124,7 @@ static CUresult copy(CUcontext context, struct transfer transfer) {
 #define COPY_API(...)                                                                                                  \
     IN_CONTEXT;                                                                                                        \
     struct transfer transfer = {__VA_ARGS__};                                                                          \
-    count_bytes(__func__, transfer.size);                                                                              \
+    count_amount(__func__, transfer.size);                                                                             \
     CUresult result = copy(context, transfer);                                                                         \
     FAIL(result)
 API cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size) { COPY_API(to, from, size, NULL, false, false, false); }
@@ -180,7 +180,7 @@ static CUresult submit_fill(CUcontext context, CUdeviceptr address, unsigned val
 
 #define FILL_API(address, value, width, ...)                                                                           \
     IN_CONTEXT;                                                                                                        \
-    count_bytes(__func__, (width) * count);                                                                            \
+    count_amount(__func__, (width) * count);                                                                           \
     CUresult result = submit_fill(context, address, value, width, __VA_ARGS__);                                        \
     FAIL(result)
 API cuMemsetD8(CUdeviceptr to, unsigned char value, size_t count) { FILL_API(to, value, 1, count, NULL); }

@@ -306,8 +306,10 @@ API cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *desc
         int protection = (access & READ ? PROT_READ : 0) | (access & WRITE ? PROT_WRITE : 0);
         if (mprotect((void *)address, size, protection))
             FAIL(CUDA_ERROR_OPERATING_SYSTEM);
-        for (CUdeviceptr at = address; at < address + size; at += find_mapping(at)->size)
+        for (CUdeviceptr at = address; at < address + size; at += find_mapping(at)->size) {
             find_mapping(at)->access = access;
+            count_amount(__func__, 1);
+        }
     }
     return 0;
 }
@@ -348,6 +350,8 @@ API cuMemUnmap(CUdeviceptr address, size_t size) {
             abort();
         }
     }
+    for (CUdeviceptr at = address; at < address + size; at += find_mapping(at)->size)
+        count_amount(__func__, 1);
     unmap_memory(address, size);
     return 0;
 }
