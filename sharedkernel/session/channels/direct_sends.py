@@ -9,11 +9,13 @@ zmq's sockets may be used by several threads if these exclude each other.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import zmq
+from jupyter_client.jsonutil import json_clean, json_default
 from zmq.eventloop.zmqstream import ZMQStream
 
 from sharedkernel.system.deferred_signals import signals_held
@@ -132,3 +134,16 @@ class Replies:
                 self._stream.send_multipart(frames, *args, **kwargs)
         else:
             self._usual_way.send_multipart(frames, *args, **kwargs)
+
+
+def replacing_surrogates(pack: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """Return *pack*, which encodes a part of a message, with U+FFFD for each lone surrogate that it cannot encode."""
+
+    def pack_any(part: Any) -> bytes:
+        try:
+            return pack(part)
+        except UnicodeEncodeError:
+            text = json.dumps(json_clean(part), default=json_default, ensure_ascii=False, allow_nan=False)
+            return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
+
+    return pack_any

@@ -35,9 +35,8 @@ from sharedkernel.paths import log_name
 from sharedkernel.session import imported_modules, likeness
 from sharedkernel.session.batons import Batons
 from sharedkernel.session.channels.backpressure import Pace, SessionApp, out_of_turn, refuse_long
-from sharedkernel.session.channels.direct_sends import Replies
+from sharedkernel.session.channels.direct_sends import Replies, replacing_surrogates
 from sharedkernel.session.channels.message_log import MessageLog
-from sharedkernel.session.channels.surrogates import replacing_surrogates
 from sharedkernel.session.connection import Link
 from sharedkernel.session.device_parts import make_lanes, make_meter, make_mover, make_run_ahead, operation_filter
 from sharedkernel.session.gate import onlookers
