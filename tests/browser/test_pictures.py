@@ -116,6 +116,6 @@ def _keep_pictures(page: Page) -> None:
     people.get_by_label("Select the notebooks of grace").check()
     audit = page.get_by_role("region", name="Audit log")
     audit.get_by_role("button", name="Show who did what").click()
-    expect(audit).to_contain_text("explore.ipynb of linus")
+    expect(audit).to_contain_text("start session · explore.ipynb")
     audit.get_by_role("row").last.scroll_into_view_if_needed()
     keep_picture(page, "page-admin")
