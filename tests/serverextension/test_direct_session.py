@@ -75,6 +75,8 @@ def test_a_cell_can_ask_its_user(ada: JupyterServer) -> None:
     """`input()` asks the page that sent the cell, and no other one."""
     kernel = start(ada)
     with KernelPage(ada, kernel) as page, KernelPage(ada, kernel) as other:
+        other.run("pass")  # its connection to the session is there: it hears what is published from now on
+        other.messages.clear()
         cell = page.execute("print('hello ' + input('who? '))")
         question = page.wait(lambda message: message["type"] == "input_request")
         assert question["content"]["prompt"] == "who? "
