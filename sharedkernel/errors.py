@@ -58,9 +58,21 @@ class SessionEndedByUser(SharedKernelError):
 
 
 class ExecutorUnavailable(SharedKernelError):
-    """The executor cannot be reached."""
+    """The executor cannot be reached.
+
+    Parameters
+    ----------
+    message
+        One sentence for a person.
+    since
+        When it was reached last, in seconds since 1970; None where nobody knows.
+    """
 
     reason = "executor_unavailable"
+
+    def __init__(self, message: str, *, since: float | None = None) -> None:
+        super().__init__(message)
+        self.since = since
 
 
 class ProtocolError(SharedKernelError):

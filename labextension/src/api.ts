@@ -5,7 +5,7 @@ import type { IOutput } from '@jupyterlab/nbformat';
 import { ServerConnection } from '@jupyterlab/services';
 
 import type { IChannel } from './connection';
-import { IAdminApi, ILimits, readLimits, readLinger, readPolicies, RefusedError } from './limits';
+import { IAdminApi, ILimits, NO_ANSWER, readLimits, readLinger, readPolicies, RefusedError } from './limits';
 import { ITimelineApi, IWindow, timelineQuery } from './timeline';
 
 const ROOT = 'sharedkernel/api';
@@ -105,7 +105,9 @@ export class Api implements IAdminApi, ITimelineApi {
       method,
       body: body === undefined ? null : JSON.stringify(body)
     };
-    const response = await ServerConnection.makeRequest(url, init, this._settings);
+    const response = await ServerConnection.makeRequest(url, init, this._settings).catch(() => {
+      throw new RefusedError('The Jupyter server does not answer; try again.', NO_ANSWER);
+    });
     const answer: unknown = await response.json().catch(() => null);
     if (!response.ok) {
       const message = (answer as { message?: unknown } | null)?.message;

@@ -22,6 +22,12 @@ export function formatBytes(bytes: number, units: Units): string {
   return `${value.toFixed(digits)} ${names[power]}`;
 }
 
+/** Return when something was, such as `13:45:34`; with the day, if that is not today. */
+export function momentOf(moment: Date): string {
+  const time = moment.toTimeString().slice(0, 8);
+  return moment.toDateString() === new Date().toDateString() ? time : `${moment.toLocaleDateString()} ${time}`;
+}
+
 /** Return a share of a whole as a percentage from 0 to 100; of no whole it is 0. */
 export function percent(part: number, whole: number): number {
   return whole > 0 ? Math.min(100, Math.max(0, (100 * part) / whole)) : 0;

@@ -19,6 +19,9 @@ export interface IAdminApi {
   setPolicy(policy: string): Promise<string[]>;
 }
 
+/** The status of a request that nobody answered, as a proxy has it. */
+export const NO_ANSWER = 503;
+
 /** A request was refused; the message is a sentence for the user. */
 export class RefusedError extends Error {
   /** With the status of the answer; 429 and 5xx may pass. */

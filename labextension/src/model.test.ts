@@ -1,7 +1,7 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 
 import { DeviceModel } from './model';
-import { notice } from './notice';
+import { drainNotice, notice } from './notice';
 import { english, session, status, view } from './testdocuments';
 
 let model: DeviceModel;
@@ -112,5 +112,73 @@ describe('the notice', () => {
   ])('explains %s', (said, words) => {
     model.receive(said);
     expect(text()).toContain(words);
+  });
+});
+
+describe('when figures were those of now', () => {
+  const at = (time: string) => vi.setSystemTime(new Date(`2026-11-28T${time}`));
+  const said = (since: string | null) => ({
+    state: 'no_figures',
+    message: 'no executor answers; start one.',
+    since: since === null ? null : new Date(`2026-11-28T${since}`).getTime() / 1000
+  });
+  const text = () => notice(model, english)?.text ?? null;
+
+  it('is nothing while they are, or were never', () => {
+    at('13:45:00');
+    model.receive(view({ gateway: said('13:44:10'), status: null }));
+    expect(model.asOf).toBeNull();
+    expect(text()).toBe('No figures since 13:44:10: no executor answers; start one. Notebooks keep their variables.');
+    model.receive(view());
+    expect([model.asOf, text()]).toEqual([null, null]);
+  });
+
+  it('is the moment that the gateway names, or that of the first word of it', () => {
+    model.receive(view());
+    at('13:45:36');
+    model.receive(view({ gateway: said(null) }));
+    expect(text()).toContain('No figures since 13:45:36');
+    at('13:45:37');
+    model.receive(view({ gateway: said('13:45:34') }));
+    expect(model.asOf).toEqual(new Date('2026-11-28T13:45:34'));
+    expect(model.view.status?.sessions).toHaveLength(1);
+  });
+
+  it('stays that of the figures when something else goes wrong', () => {
+    model.receive(view());
+    at('13:00:00');
+    model.lose(true);
+    at('13:05:00');
+    model.receive(view({ gateway: said('13:04:00') }));
+    expect([model.asOf, model.problemSince]).toEqual([new Date('2026-11-28T13:00:00'), null]);
+    expect(text()).toContain('No figures since 13:04:00');
+    at('13:10:00');
+    model.lose(true);
+    expect([model.asOf, model.problemSince]).toEqual([
+      new Date('2026-11-28T13:00:00'),
+      new Date('2026-11-28T13:10:00')
+    ]);
+  });
+});
+
+describe('a gateway that drains', () => {
+  const words = (draining: Record<string, unknown>) => {
+    model.receive(view({ status: { ...status(session()), draining } }));
+    return drainNotice(model.view.status!, english);
+  };
+
+  it('stops once its cells have ended', () => {
+    vi.setSystemTime(new Date('2026-11-28T13:45:00'));
+    const until = new Date('2026-11-28T13:55:34').getTime() / 1000;
+    expect(words({ cells: 2, until })).toBe(
+      'The gateway stops once the 2 cells that run have ended, at 13:55:34 at the latest. No new notebooks start; those that are open keep their variables.'
+    );
+    expect(words({ cells: 1, until: null })).toContain('stops once the cell that runs has ended. No new');
+    expect(words({ cells: 0, until })).toContain('The gateway stops now.');
+  });
+
+  it('is nothing otherwise', () => {
+    model.receive(view());
+    expect(drainNotice(model.view.status!, english)).toBeNull();
   });
 });

@@ -46,6 +46,16 @@ export class DeviceModel implements IDisposable {
     return this._problem === null && this._view.gateway.state === 'connected';
   }
 
+  /** Since when the problem is there; null: there is none. */
+  get problemSince(): Date | null {
+    return this._problemSince;
+  }
+
+  /** When figures were those of now; null: they are, or there never were any. */
+  get asOf(): Date | null {
+    return this.isLive ? null : this._asOf;
+  }
+
   get units(): Units {
     return this._units;
   }
@@ -100,6 +110,7 @@ export class DeviceModel implements IDisposable {
 
   /** Take in a message of the Jupyter server. */
   receive(text: string): void {
+    const before = this._problem;
     try {
       this._view = keepUnchanged(this._view, parseView(text));
       this._problem = null;
@@ -109,6 +120,7 @@ export class DeviceModel implements IDisposable {
       }
       this._problem = error instanceof VersionError ? 'version' : 'garbage';
     }
+    this._noteMoment(before);
     this._tellSoon();
   }
 
@@ -116,9 +128,27 @@ export class DeviceModel implements IDisposable {
   lose(heard: boolean): void {
     const problem = heard || this._problem === 'lost' || this._view !== EMPTY_VIEW ? 'lost' : 'absent';
     if (problem !== this._problem) {
+      const before = this._problem;
       this._problem = problem;
+      this._noteMoment(before);
       this._tellSoon();
     }
+  }
+
+  /** Note since when it is so, after a change; `before` is what the problem was. */
+  private _noteMoment(before: PageProblem): void {
+    if (this._problem !== before) {
+      this._problemSince = this._problem === null ? null : new Date();
+    }
+    const isLive = this.isLive;
+    if (this._wasLive && !isLive) {
+      this._asOf = new Date();
+    }
+    const { since } = this._view.gateway;
+    if (!isLive && since !== null && this._asOf !== null && since < this._asOf) {
+      this._asOf = since;
+    }
+    this._wasLive = isLive;
   }
 
   private _tellSoon(): void {
@@ -139,15 +169,18 @@ export class DeviceModel implements IDisposable {
     this._changed.emit();
   }
 
+  private _asOf: Date | null = null;
   private _changed = new Signal<this, void>(this);
   private _currentKernel: string | null = null;
   private _disposed = false;
   private _notifies = false;
   private _problem: PageProblem = null;
+  private _problemSince: Date | null = null;
   private _timer: ReturnType<typeof setTimeout> | undefined;
   private _toldAt = -Infinity;
   private _units: Units = 'binary';
   private _view: IView = EMPTY_VIEW;
+  private _wasLive = false;
 }
 
 /** Return the new view with the old one's session objects where nothing about them has changed: they need no drawing. */

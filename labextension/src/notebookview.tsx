@@ -18,6 +18,7 @@ import { DeviceSection, userColours } from './devicememory';
 import type { DeviceModel } from './model';
 import { ModelAdapter } from './modeladapter';
 import { SessionsSection } from './sessions';
+import { AsOf } from './standing';
 import { TimelineSection } from './timelinesection';
 import { TurnsSection } from './turns';
 
@@ -145,6 +146,7 @@ class Parts extends VDomRenderer<ModelAdapter> {
     const colours = userColours(status);
     return (
       <div className={device.isLive ? 'sk-Panel-content' : 'sk-Panel-content sk-mod-stale'}>
+        <AsOf model={device} trans={trans} />
         {parts.includes('queue') && <TurnsSection status={status} colours={colours} {...names} />}
         {parts.includes('usage') && (
           <>
@@ -160,7 +162,9 @@ class Parts extends VDomRenderer<ModelAdapter> {
             <DeviceSection status={status} api={null} {...names} />
           </>
         )}
-        {parts.includes('lanes') && <TimelineSection api={this._api} colours={colours} {...names} />}
+        {parts.includes('lanes') && (
+          <TimelineSection api={this._api} colours={colours} isAway={!device.isLive} {...names} />
+        )}
       </div>
     );
   }

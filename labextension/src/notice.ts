@@ -3,7 +3,9 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 
 import { safeText } from './describe';
+import { momentOf } from './format';
 import type { DeviceModel } from './model';
+import type { IStatus } from './view';
 
 export interface INotice {
   text: string;
@@ -49,12 +51,23 @@ export function notice(model: DeviceModel, trans: TranslationBundle): INotice | 
     case null:
       break;
   }
-  const { state, message } = model.view.gateway;
+  const { state, message, since } = model.view.gateway;
+  const moment = since ?? model.asOf;
   switch (state) {
     case 'connected':
       return null;
     case 'connecting':
       return { text: trans.__('Connecting to the gateway…'), brief: trans.__('connecting'), passing: true };
+    case 'no_figures':
+      return {
+        text: trans.__(
+          '%1: %2 Notebooks keep their variables.',
+          moment === null ? trans.__('No figures') : trans.__('No figures since %1', momentOf(moment)),
+          safeText(message ?? '')
+        ),
+        brief: trans.__('no figures'),
+        passing: true
+      };
     case 'away':
       return {
         text: trans.__(
@@ -68,4 +81,17 @@ export function notice(model: DeviceModel, trans: TranslationBundle): INotice | 
     case 'unconfigured':
       return { text: safeText(message ?? state), brief: trans.__('no gateway'), passing: false };
   }
+}
+
+/** Return what to tell of a gateway that drains; null: it does not. */
+export function drainNotice(status: IStatus, trans: TranslationBundle): string | null {
+  if (status.draining === null) {
+    return null;
+  }
+  const { cells, until } = status.draining;
+  const waits =
+    cells === 1 ? trans.__('the cell that runs has ended') : trans.__('the %1 cells that run have ended', cells);
+  const latest = until === null ? '' : trans.__(', at %1 at the latest', momentOf(until));
+  const when = cells === 0 ? trans.__('now') : trans.__('once %1%2', waits, latest);
+  return trans.__('The gateway stops %1. No new notebooks start; those that are open keep their variables.', when);
 }

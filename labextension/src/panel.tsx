@@ -18,6 +18,7 @@ import { NotifySwitch } from './notifyswitch';
 import { QuotasSection } from './quotas';
 import { RoomRequests } from './room';
 import { OthersSection, SessionsSection } from './sessions';
+import { AsOf, DrainNotice } from './standing';
 import { TimelineSection } from './timelinesection';
 import { TurnsSection } from './turns';
 
@@ -55,9 +56,11 @@ export class DevicePanel extends VDomRenderer<ModelAdapter> {
           {trouble !== null && (
             <p className={trouble.passing ? 'sk-Notice' : 'sk-Notice sk-mod-problem'}>{trouble.text}</p>
           )}
+          <DrainNotice model={device} trans={trans} />
         </div>
         {status !== null && (
           <>
+            <AsOf model={device} trans={trans} />
             <RoomRequests status={status} actions={this._actions} {...names} />
             <SessionsSection
               title={trans.__('My sessions')}
@@ -74,7 +77,7 @@ export class DevicePanel extends VDomRenderer<ModelAdapter> {
             <TurnsSection status={status} colours={colours} {...names} />
             <HostsSection status={status} {...names} />
             <DeviceSection status={status} api={user?.admin === true ? this._actions.api : null} {...names} />
-            <TimelineSection api={this._actions.api} colours={colours} isFolded {...names} />
+            <TimelineSection api={this._actions.api} colours={colours} isFolded isAway={!device.isLive} {...names} />
             {user?.admin === true && (
               <>
                 <OthersSection

@@ -37,6 +37,8 @@ interface IProps extends INames {
   colours: ReadonlyMap<string, string>;
   /** Whether it is opened on request only. */
   isFolded?: boolean;
+  /** Whether a notice says already that the gateway or its executor is away. */
+  isAway?: boolean;
 }
 
 export function TimelineSection(props: IProps): React.ReactElement {
@@ -66,7 +68,7 @@ export function TimelineSection(props: IProps): React.ReactElement {
 }
 
 function Timelines(props: IProps): React.ReactElement {
-  const { api, trans } = props;
+  const { api, isAway, trans } = props;
   const [window, setWindow] = React.useState<IWindow>({ seconds: PRESETS[0], end: null });
   const [asTable, setAsTable] = React.useState(false);
   const place = React.useRef<HTMLDivElement>(null);
@@ -103,7 +105,7 @@ function Timelines(props: IProps): React.ReactElement {
           {trans.__('As a table')}
         </button>
       </div>
-      <div role="status">{problem !== null && <p className="sk-Notice">{safeText(problem)}</p>}</div>
+      <div role="status">{problem !== null && isAway !== true && <p className="sk-Notice">{safeText(problem)}</p>}</div>
       {timelines.map(timeline => (
         <Device
           key={timeline.device}

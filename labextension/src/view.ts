@@ -9,6 +9,7 @@
 import type {
   IDeviceEntry,
   IDeviceStatus,
+  IDraining as IDrainingFields,
   IHostEntry,
   ILaneStatus,
   ILeftOut,
@@ -22,7 +23,7 @@ import type {
 /** Of the view; as in the server extension's `follower.py`. */
 export const VERSION = 1;
 
-export type GatewayState = 'connecting' | 'connected' | 'away' | 'refused' | 'unconfigured';
+export type GatewayState = 'connecting' | 'connected' | 'no_figures' | 'away' | 'refused' | 'unconfigured';
 
 export interface IDevice {
   name: string;
@@ -159,10 +160,21 @@ export interface IStatus {
   roomRequests: IRoomRequest[];
   /** The rule by which new sessions get one of several devices; null where there is only one. */
   placement: string | null;
+  /** Null: the gateway does not drain. */
+  draining: IDraining | null;
+}
+
+/** The gateway starts no more sessions, and stops once the cells that run have ended. */
+export interface IDraining {
+  /** Cells that it waits for. */
+  cells: number;
+  /** When it stops at the latest; null: when the last of them has ended. */
+  until: Date | null;
 }
 
 export interface IView {
-  gateway: { state: GatewayState; message: string | null };
+  /** `since`: when there were figures last; null where the gateway does not know. */
+  gateway: { state: GatewayState; message: string | null; since: Date | null };
   /** Null while not known. */
   user: { name: string; admin: boolean } | null;
   /** The session behind each kernel of this Jupyter server, by kernel id. */
@@ -179,7 +191,7 @@ export class VersionError extends ViewError {}
 
 /** Before anything has arrived. */
 export const EMPTY_VIEW: IView = {
-  gateway: { state: 'connecting', message: null },
+  gateway: { state: 'connecting', message: null, since: null },
   user: null,
   kernels: new Map(),
   status: null
@@ -201,11 +213,12 @@ export function parseView(text: string): IView {
   if (root.version !== VERSION) {
     throw new VersionError(`version ${String(root.version)} instead of ${VERSION}`);
   }
-  const gateway = record<{ state: string; message: string }>(root.gateway, 'gateway');
+  const gateway = record<{ state: string; message: string; since: number }>(root.gateway, 'gateway');
   return {
     gateway: {
       state: gatewayState(gateway.state),
-      message: textOrNull(gateway.message)
+      message: textOrNull(gateway.message),
+      since: momentOrNull(gateway.since)
     },
     user: isNothing(root.user) ? null : parseUser(record<{ name: string; admin: boolean }>(root.user, 'user')),
     kernels: new Map(
@@ -232,7 +245,7 @@ interface IViewFields {
 /** Of a user, as the gateway writes it. */
 const COLOUR = /^#[0-9a-f]{6}$/;
 
-const STATES: readonly string[] = ['connecting', 'connected', 'away', 'refused', 'unconfigured'];
+const STATES: readonly string[] = ['connecting', 'connected', 'no_figures', 'away', 'refused', 'unconfigured'];
 
 function gatewayState(value: unknown): GatewayState {
   if (typeof value !== 'string' || !STATES.includes(value)) {
@@ -325,6 +338,7 @@ function parseStatus(fields: Fields<IStatusDocument>): IStatus {
       ...memory(session)
     })),
     placement: textOrNull(fields.placement),
+    draining: isNothing(fields.draining) ? null : parseDraining(record<IDrainingFields>(fields.draining, 'draining')),
     roomRequests: isNothing(fields.room_requests)
       ? []
       : list<IRoomRequestFields>(fields.room_requests, 'room_requests').map(request => ({
@@ -351,6 +365,10 @@ function parseHost(fields: Fields<IHostEntry>): IHost {
     numDevices: amount(fields.num_devices),
     numSessions: amount(fields.num_sessions)
   };
+}
+
+function parseDraining(fields: Fields<IDrainingFields>): IDraining {
+  return { cells: amount(fields.cells), until: momentOrNull(fields.until) };
 }
 
 function severalHosts(hosts: IHost[]): IHost[] {
@@ -404,6 +422,12 @@ function textOrNull(value: unknown): string | null {
 
 function numberOrNull(value: unknown): number | null {
   return typeof value === 'number' && Number.isFinite(value) ? value : null;
+}
+
+/** Of seconds since 1970. */
+function momentOrNull(value: unknown): Date | null {
+  const seconds = numberOrNull(value);
+  return seconds === null ? null : new Date(seconds * 1000);
 }
 
 function wholeSeconds(seconds: number | null): number | null {

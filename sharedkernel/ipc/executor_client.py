@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,8 @@ class ExecutorClient(ShelfCalls):
         self.device: protocol.Device | None = None
         #: whether it answered when it was last asked; it is asked while the connection is kept
         self.is_answering = True
+        #: since when it does not answer, in seconds since 1970, at the earliest since this was made; None: it answers
+        self.away_since: float | None = time.time()
         #: names of the Python environments that sessions can have there besides the executor's own
         self.environments: list[str] = []
         #: names of those requests that not every executor of this protocol carries out, and that it does
@@ -122,7 +125,7 @@ class ExecutorClient(ShelfCalls):
 
     def unavailable(self) -> ExecutorUnavailable:
         """Return the error that says the same to anybody, since users are elsewhere as a rule."""
-        return ExecutorUnavailable(f"{self.absence().rstrip('.')}; {ELSEWHERE}.")
+        return ExecutorUnavailable(f"{self.absence().rstrip('.')}; {ELSEWHERE}.", since=self.away_since)
 
     async def connect(self) -> None:
         """Open the connection now.
@@ -160,7 +163,7 @@ class ExecutorClient(ShelfCalls):
             raise ProtocolError(getattr(welcome, "message", "the executor did not greet."))
         self.device, self.environments = welcome.device, welcome.environments
         self._added = welcome.added
-        self._writer = writer
+        self._writer, self.away_since = writer, None
         self._reader_task = asyncio.create_task(self._read(reader, decoder, messages))
         if self.on_connected is not None:
             self.on_connected()
@@ -184,14 +187,16 @@ class ExecutorClient(ShelfCalls):
         self.is_answering = True
         assert self._reader_task is not None
         while not self._reader_task.done():
-            answer = asyncio.create_task(self.counts())
+            answer, asked = asyncio.create_task(self.counts()), time.time()
             try:
                 await asyncio.wait([answer], timeout=_PING_TIMEOUT)
                 if not answer.done():
                     log.warning("the executor at %s does not answer", self.path)
-                    self.is_answering = False
+                    self.is_answering, self.away_since = False, asked
                 await asyncio.wait([answer])
                 self.is_answering = True
+                if self.connected:
+                    self.away_since = None
             finally:
                 answer.cancel()
             answer.exception()  # or asyncio would log it: the connection may have been lost
@@ -242,7 +247,7 @@ class ExecutorClient(ShelfCalls):
     def _lost(self) -> None:
         if self._writer is not None:
             self._writer.close()
-            self._writer = None
+            self._writer, self.away_since = None, self.away_since or time.time()
         pending, self._pending = self._pending, {}
         for future in pending.values():
             if not future.done():

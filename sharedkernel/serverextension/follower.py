@@ -6,12 +6,13 @@ One websocket to the gateway, however many pages are open, and none while there 
 key          what
 ===========  =========================================================================================
 `version`    of this document; a page that knows another one says so
-`gateway`    `state`: "connecting", "connected", "away" (comes back by itself), "refused" (somebody has
-             to do something) or "unconfigured"; `message`: a sentence for the user, or null
+`gateway`    `state`: "connecting", "connected", "no_figures" (it answers, no executor does), "away" (comes back
+             by itself), "refused" (somebody has to do something) or "unconfigured"; `message`: a sentence for the
+             user, or null; `since`: when there were figures last, in seconds since 1970, or null
 `user`       `name` and whether `admin`; null while not known
 `kernels`    the session behind each kernel of this Jupyter server, by kernel id
 `status`     the gateway's status document as this user may see it; null until there is one. While the
-             gateway is away it is the last one
+             gateway or its executor is away it is the last one
 ===========  =========================================================================================
 
 The gateway is tried again for as long as a page is open, whatever was wrong.
@@ -70,7 +71,7 @@ class Follower:
         self._local_kernels = local_kernels
         self._watchers: set[Watcher] = set()
         self._task: asyncio.Task[None] | None = None
-        self._gateway: dict[str, str | None] = {}
+        self._gateway: dict[str, str | float | None] = {}
         self._user: dict[str, Any] | None = None
         self._kernels: dict[str, str] = {}
         self._status: StatusDocument | None = None
@@ -103,7 +104,7 @@ class Follower:
 
     def _forget(self) -> None:
         """Start anew: what was true when the last page closed need not be true for the next one."""
-        self._gateway = {"state": "connecting", "message": None}
+        self._gateway = {"state": "connecting", "message": None, "since": None}
         self._user = self._status = None
 
     async def _follow_both(self) -> None:
@@ -175,7 +176,8 @@ class Follower:
         with contextlib.suppress(ProtocolError):
             answer = wire.read_object(frame)
         if "device" not in answer and isinstance(message := answer.get("message"), str):
-            self._tell("away", message)
+            since = answer.get("since")
+            self._tell("no_figures", message, since if isinstance(since, int | float) else None)
             return
         try:
             self._status = read_status(answer, f"the gateway at {upstream.url}")
@@ -185,8 +187,8 @@ class Follower:
         else:
             self._tell("connected", None)
 
-    def _tell(self, state: str, message: str | None) -> None:
-        self._gateway = {"state": state, "message": message}
+    def _tell(self, state: str, message: str | None, since: float | None = None) -> None:
+        self._gateway = {"state": state, "message": message, "since": since}
         self._find_kernels()
         self._show()
 

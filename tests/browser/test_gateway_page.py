@@ -213,10 +213,10 @@ def test_figures_are_live(open_page: OpenPage, server: PageServer) -> None:
     server.say(document(session(0, "ada", "running", 16)))
     expect(device).to_contain_text("nearly full")
     server.drop()
-    expect(page.get_by_text("The gateway does not answer.")).to_be_visible()
+    expect(page.get_by_text("The gateway has not answered since")).to_be_visible()
     server.say(document(session(0, "ada", "running", 18.8)))
     expect(device).to_contain_text("· full")
-    expect(page.get_by_text("The gateway does not answer.")).to_have_count(0)
+    expect(page.get_by_text("The gateway has not answered since")).to_have_count(0)
 
 
 def test_sessions_are_offloaded_interrupted_and_shut_down(open_page: OpenPage, server: PageServer) -> None:

@@ -1,7 +1,7 @@
 /** The gateway's routes, as its own page asks for them: by a cookie, with Jupyter's protection against forged requests. */
 
 import type { IChannel } from '../connection';
-import { IAdminApi, ILimits, readLimits, readLinger, readPolicies, RefusedError } from '../limits';
+import { IAdminApi, ILimits, NO_ANSWER, readLimits, readLinger, readPolicies, RefusedError } from '../limits';
 import { ITimelineApi, IWindow, timelineQuery } from '../timeline';
 import type { ISession } from '../view';
 import { IAudit, readAudit } from './audit';
@@ -168,7 +168,9 @@ export async function request(method: string, path: string, body?: unknown): Pro
     headers['X-XSRFToken'] = xsrfToken(document.cookie);
   }
   const init = { method, headers, body: body === undefined ? null : JSON.stringify(body) };
-  const response = await fetch(new URL(path, document.baseURI), init);
+  const response = await fetch(new URL(path, document.baseURI), init).catch(() => {
+    throw new RefusedError('The gateway does not answer; try again.', NO_ANSWER);
+  });
   if (response.status === 401) {
     throw new SignInNeededError('Please sign in again.', response.status);
   }
@@ -193,6 +195,9 @@ export function xsrfToken(cookies: string): string {
   return '';
 }
 
+/** Milliseconds without a word after which a stream counts as broken; a gateway sends one every five seconds. */
+const SILENCE = 16_000;
+
 /** Server-sent events as a channel, so that the page reconnects as JupyterLab's panel does. */
 class FiguresChannel implements IChannel {
   onmessage: IChannel['onmessage'] = null;
@@ -201,18 +206,28 @@ class FiguresChannel implements IChannel {
   constructor(path: string) {
     this._source = new EventSource(new URL(path, document.baseURI));
     const self = this as unknown as WebSocket;
-    this._source.onmessage = (event: MessageEvent<string>) => {
-      this.onmessage?.call(self, event);
-    };
-    this._source.onerror = () => {
-      this._source.close();
+    const end = () => {
+      this.close();
       this.onclose?.call(self, new CloseEvent('close'));
     };
+    const expectMore = () => {
+      clearTimeout(this._timer);
+      this._timer = setTimeout(end, SILENCE);
+    };
+    expectMore();
+    this._source.onmessage = (event: MessageEvent<string>) => {
+      expectMore();
+      this.onmessage?.call(self, event);
+    };
+    this._source.addEventListener('alive', expectMore);
+    this._source.onerror = end;
   }
 
   close(): void {
+    clearTimeout(this._timer);
     this._source.close();
   }
 
   private readonly _source: EventSource;
+  private _timer: ReturnType<typeof setTimeout> | undefined;
 }

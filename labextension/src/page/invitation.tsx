@@ -44,7 +44,7 @@ export function Invitation(props: { code: string }): React.ReactElement {
       setAdmission(await admit(props.code));
     } catch (error) {
       setRefused(error instanceof RefusedError && error.status < TOO_MANY_REQUESTS);
-      setProblem(error instanceof RefusedError ? error.message : trans.__('The gateway does not answer; try again.'));
+      setProblem(error instanceof Error ? error.message : String(error));
     }
     setWaiting(false);
   };

@@ -4,11 +4,12 @@ import * as React from 'react';
 import { createRoot } from 'preact/compat/client';
 
 import { Connection } from '../connection';
+import { safeText } from '../describe';
 import { DeviceModel } from '../model';
 import { notifyOfTurns } from '../notifier';
-import { VERSION } from '../view';
 import { IMe, PageApi, SIGN_IN, SignInNeededError } from './api';
 import { english } from './english';
+import { FiguresView } from './figures';
 import { Invitation, takeCode } from './invitation';
 import { keptChoice } from './notifychoice';
 import { Page } from './page';
@@ -22,7 +23,7 @@ const goToSignIn = () => window.location.assign(new URL(SIGN_IN, document.baseUR
 /** Milliseconds until a gateway that did not answer is asked again. */
 const RETRY_PAUSE = 2000;
 
-async function signedIn(api: PageApi): Promise<IMe | null> {
+async function signedIn(api: PageApi, root: ReturnType<typeof createRoot>): Promise<IMe | null> {
   for (;;) {
     try {
       return await api.me();
@@ -31,6 +32,8 @@ async function signedIn(api: PageApi): Promise<IMe | null> {
         goToSignIn();
         return null;
       }
+      const why = error instanceof Error ? error.message : String(error);
+      root.render(<main className="sk-SignIn">{safeText(why)}</main>);
       await new Promise(resolve => setTimeout(resolve, RETRY_PAUSE));
     }
   }
@@ -38,7 +41,8 @@ async function signedIn(api: PageApi): Promise<IMe | null> {
 
 async function start(place: HTMLElement): Promise<void> {
   const api = new PageApi();
-  const me = await signedIn(api);
+  const root = createRoot(place);
+  const me = await signedIn(api, root);
   if (me === null) {
     return;
   }
@@ -46,13 +50,10 @@ async function start(place: HTMLElement): Promise<void> {
   model.refreshInterval = 200;
   model.notifies = keptChoice();
   notifyOfTurns(model, english);
-  const user = JSON.stringify({ name: me.user, admin: me.admin });
+  const figures = new FiguresView(me);
   new Connection({
     open: () => api.openFigures(),
-    onText: text =>
-      model.receive(
-        `{"version":${VERSION},"gateway":{"state":"connected"},"user":${user},"kernels":{},"status":${text}}`
-      ),
+    onText: text => model.receive(figures.after(text)),
     onLost: heard => {
       model.lose(heard);
       // The stream does not say why it ended: perhaps nobody is signed in any more.
@@ -63,7 +64,7 @@ async function start(place: HTMLElement): Promise<void> {
       });
     }
   });
-  createRoot(place).render(<Page api={api} me={me} model={model} onSignIn={goToSignIn} />);
+  root.render(<Page api={api} me={me} model={model} onSignIn={goToSignIn} />);
 }
 
 const place = document.getElementById('page');

@@ -4,12 +4,14 @@ import * as React from 'react';
 
 import { safeText } from '../describe';
 import { DeviceSection, userColours } from '../devicememory';
+import { momentOf } from '../format';
 import { HostsSection } from '../hosts';
 import type { DeviceModel } from '../model';
 import { notice } from '../notice';
 import { NotifySwitch } from '../notifyswitch';
 import { RoomRequests } from '../room';
 import { OthersSection, SessionsSection } from '../sessions';
+import { AsOf, DrainNotice } from '../standing';
 import { TimelineSection } from '../timelinesection';
 import { TurnsSection } from '../turns';
 import type { ISession } from '../view';
@@ -82,6 +84,7 @@ export function Page(props: IProps): React.ReactElement {
       <main className={model.isLive ? 'sk-Page' : 'sk-Page sk-mod-stale'}>
         <div className="sk-Page-notices" role="status">
           {trouble !== null && <p className="sk-Notice">{trouble}</p>}
+          <DrainNotice model={model} trans={trans} />
           {status !== null && <RoomRequests status={status} actions={actions} {...names} />}
           {status !== null && me.admin && !alone && <ClassNotice api={api} status={status} />}
           {demand !== null && <p className="sk-Notice sk-mod-demand">{demand}</p>}
@@ -96,6 +99,7 @@ export function Page(props: IProps): React.ReactElement {
             </p>
           )}
         </div>
+        <AsOf model={model} trans={trans} />
         {status !== null && (
           <>
             <div className="sk-Column">
@@ -138,26 +142,24 @@ export function Page(props: IProps): React.ReactElement {
                 />
               )}
             </div>
-            <TimelineSection api={api} colours={colours} {...names} />
-            <HistorySection api={api} units={model.units} onSignIn={onSignIn} />
-            <ConnectSection me={me} api={api} attempt={attempt} />
-            {me.admin && !alone && (
-              <>
-                <PeopleSection
-                  api={api}
-                  status={status}
-                  units={model.units}
-                  colours={colours}
-                  selected={selected}
-                  onSelect={onSelect}
-                />
-                <AuditSection api={api} attempt={attempt} />
-              </>
-            )}
-            {chosen.length > 0 && (
-              <SelectionBar sessions={chosen} actions={actions} onClear={() => setSelected(new Set())} />
-            )}
+            <TimelineSection api={api} colours={colours} isAway={!model.isLive} {...names} />
           </>
+        )}
+        <HistorySection api={api} units={model.units} onSignIn={onSignIn} />
+        <ConnectSection me={me} api={api} attempt={attempt} />
+        {status !== null && me.admin && !alone && (
+          <PeopleSection
+            api={api}
+            status={status}
+            units={model.units}
+            colours={colours}
+            selected={selected}
+            onSelect={onSelect}
+          />
+        )}
+        {me.admin && !alone && <AuditSection api={api} attempt={attempt} />}
+        {chosen.length > 0 && (
+          <SelectionBar sessions={chosen} actions={actions} onClear={() => setSelected(new Set())} />
         )}
       </main>
       <footer className="sk-Footer">sharedkernel {safeText(me.version)}</footer>
@@ -187,7 +189,12 @@ function useModel(model: DeviceModel): void {
 
 function troubleOf(model: DeviceModel): string | null {
   if (model.problem === 'lost' || model.problem === 'absent') {
-    return trans.__('The gateway does not answer. Notebooks keep their variables; trying again.');
+    const { problemSince: since } = model;
+    const what =
+      since === null || model.problem === 'absent'
+        ? trans.__('The gateway does not answer.')
+        : trans.__('The gateway has not answered since %1.', momentOf(since));
+    return trans.__('%1 Notebooks keep their variables; trying again.', what);
   }
   if (model.problem !== null) {
     return trans.__('This page is of another version than its gateway. Reload it.');

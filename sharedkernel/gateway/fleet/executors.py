@@ -172,7 +172,7 @@ class Executors:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_ONLY_TIMEOUT):
                     return await client.status()
-        raise ExecutorUnavailable(self._why_away(name))
+        raise ExecutorUnavailable(self._why_away(name), since=client.away_since)
 
     async def documents(self) -> dict[str, StatusDocument]:
         """Return the status document of each executor that answers in time, by device, in the configuration's order."""
@@ -235,9 +235,11 @@ class Executors:
         return self._none_answers(self._clients) if self.several else next(iter(self._clients.values())).unavailable()
 
     def _none_answers(self, names: Collection[str]) -> ExecutorUnavailable:
+        since = [self._clients[name].away_since for name in names]
         return ExecutorUnavailable(
             f"none of {self.describe(names)} answers; start one with `sharedkernel executor --device NAME`, "
-            f"or wait for them; {ELSEWHERE}."
+            f"or wait for them; {ELSEWHERE}.",
+            since=max((moment for moment in since if moment is not None), default=None),
         )
 
     # --- placement ----------------------------------------------------------------------------------------------------

@@ -86,7 +86,8 @@ class StatusFeed:
             try:
                 status: StatusDocument | FeedTrouble = await self._ask()
             except SharedKernelError as error:
-                status = FeedTrouble(message=str(error), reason=error.reason)
+                since = getattr(error, "since", None)
+                status = FeedTrouble(message=str(error), reason=error.reason, since=since)
             self._document = FeedText(status)
             for watcher in list(self._watchers):
                 watcher.show(self._document)
@@ -110,6 +111,8 @@ class FeedTrouble(msgspec.Struct, frozen=True, kw_only=True):
 
     message: str
     reason: str
+    #: since when there is none, in seconds since 1970; None where nobody knows
+    since: float | None = None
 
 
 class FeedText:
@@ -144,7 +147,7 @@ class FeedText:
 class StatusFeedHandler(ErrorResponseMixin, JupyterPingMixin, WebSocketMixin, WebSocketHandler, JupyterHandler):
     """``/sharedkernel/api/events``: sends the status document, as its user may see it, whenever it has changed.
 
-    While no executor answers, it sends ``{"message", "reason"}`` instead.
+    While no executor answers, it sends ``{"message", "reason", "since"}`` instead.
     """
 
     auth_resource = "sharedkernel"

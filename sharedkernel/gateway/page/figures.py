@@ -13,8 +13,8 @@ from sharedkernel.gateway.auth.identity import GatewayUser
 from sharedkernel.gateway.http.handlers import GatewayHandler
 from sharedkernel.gateway.http.status_feed import FeedText
 
-#: seconds without a document after which a comment shows that the connection lives
-_HEARTBEAT = 15.0
+#: seconds without a document after which an event shows that the connection lives; the page waits for three
+_HEARTBEAT = 5.0
 #: seconds that a browser may take to read a document
 _PATIENCE = 60.0
 
@@ -22,7 +22,8 @@ _PATIENCE = 60.0
 class FiguresHandler(GatewayHandler):
     """``/sharedkernel/page/figures``: sends the status document, as its user may see it, whenever it has changed.
 
-    While no executor answers, it sends ``{"message", "reason"}`` instead. A browser that reads slowly misses documents.
+    While no executor answers, it sends ``{"message", "reason", "since"}`` instead. A browser that reads slowly misses
+    documents.
     """
 
     _track_activity = False
@@ -64,7 +65,7 @@ class FiguresHandler(GatewayHandler):
                 last = text
                 self.write(b"data: " + text + b"\n\n")
             else:
-                self.write(b":\n\n")
+                self.write(b"event: alive\ndata: 1\n\n")
             await asyncio.wait_for(self.flush(), _PATIENCE)
 
     def show(self, document: FeedText) -> None:
