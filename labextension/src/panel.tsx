@@ -76,7 +76,11 @@ export class DevicePanel extends VDomRenderer<ModelAdapter> {
             </SessionsSection>
             <TurnsSection status={status} colours={colours} {...names} />
             <HostsSection status={status} {...names} />
-            <DeviceSection status={status} api={user?.admin === true ? this._actions.api : null} {...names} />
+            <DeviceSection
+              status={status}
+              api={user?.admin === true && device.isLive ? this._actions.api : null}
+              {...names}
+            />
             <TimelineSection api={this._actions.api} colours={colours} isFolded isAway={!device.isLive} {...names} />
             {user?.admin === true && (
               <>

@@ -71,6 +71,7 @@ def test_the_executor_is_away(page: Page, browser: Browser, served: LocalStack) 
     expect(page.get_by_text("no executor answers")).to_have_count(1)
     expect(page.get_by_role("region", name="How to connect")).to_be_visible()
     check_widths(page, "gateway-page-executor-away")
+    expect(page.get_by_text("no executor answers")).to_have_count(1)
     with gateway_page(browser, served.gateway_url) as later:
         sign_in(later, served.token("grace"))
         expect(later.get_by_text(f"No figures since {since[0]}: no executor answers")).to_be_visible()

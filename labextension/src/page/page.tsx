@@ -104,7 +104,7 @@ export function Page(props: IProps): React.ReactElement {
           <>
             <div className="sk-Column">
               <HostsSection status={status} {...names} />
-              <DeviceSection status={status} api={me.admin ? api : null} {...names} />
+              <DeviceSection status={status} api={me.admin && model.isLive ? api : null} {...names} />
               <SessionsSection
                 title={trans.__('My sessions')}
                 empty={trans.__('You have none. “How to connect” says how to start one.')}
