@@ -20,7 +20,8 @@ from sharedkernel.cli.options import GatewayCommandApp
 from sharedkernel.cluster.commands import connect, report
 from sharedkernel.cluster.report import left_words, merge_hosts_known
 from sharedkernel.errors import ConfigError, SharedKernelError
-from sharedkernel.gateway_client.connection import GatewayRefused, GatewayUnreachable, fetch
+from sharedkernel.gateway_client.connection import fetch
+from sharedkernel.gateway_client.refusals import GatewayRefused, GatewayUnreachable
 from sharedkernel.status.text import safe_text
 from sharedkernel.units import format_seconds, parse_duration
 

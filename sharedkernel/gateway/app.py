@@ -54,7 +54,8 @@ from sharedkernel.gateway.lock import GatewayLock
 from sharedkernel.gateway.page.history import UsageHistory
 from sharedkernel.gateway.page.room_requests import RoomRequests
 from sharedkernel.gateway.page.timeline import TimelineRequests
-from sharedkernel.gateway.tls import Certificate, check_exposure, is_loopback
+from sharedkernel.gateway.tls import Certificate, check_exposure
+from sharedkernel.gateway_client.proxy import is_loopback
 from sharedkernel.ipc.seqpacket import allow_many_descriptors
 from sharedkernel.paths import gateway_directory, make_private_directory, make_state_directory, move_earlier_files
 from sharedkernel.status.document import Draining, StatusDocument

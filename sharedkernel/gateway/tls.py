@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import socket
 import ssl
@@ -11,20 +10,13 @@ from shlex import quote
 from urllib.parse import urlsplit
 
 from sharedkernel.errors import ConfigError
+from sharedkernel.gateway_client.proxy import is_loopback
 from sharedkernel.gateway_client.trust import client_context, fingerprint_of
 
 #: names for which the outcome of a check is kept
 _MAX_NAMES = 16
 #: times that each side of a handshake may wait for the other
 _MAX_FLIGHTS = 10
-
-
-def is_loopback(ip: str) -> bool:
-    """Whether only this machine can reach *ip* (empty: all addresses)."""
-    try:
-        return ipaddress.ip_address(ip).is_loopback
-    except ValueError:
-        return ip == "localhost"
 
 
 def check_exposure(ip: str, *, encrypted: bool, allowed: bool) -> None:

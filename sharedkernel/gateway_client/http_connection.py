@@ -1,7 +1,6 @@
 """HTTP/1.1 on asyncio alone: a connection for one request, whose answer is bounded.
 
-Relays use it, because importing tornado's client takes a third of a relay's start; see
-`docs/decisions/2026-11-24-relay-start.md`. Commands and the server extension use tornado's.
+Importing tornado's client would take a third of a relay's start; see `docs/decisions/2026-11-24-relay-start.md`.
 """
 
 from __future__ import annotations
@@ -9,14 +8,16 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import quote, urlsplit
 
+from sharedkernel.gateway_client.proxy import open_tunnel
 from sharedkernel.gateway_client.trust import client_context
 
 #: most bytes of an answer's status line and headers
 MAX_HEAD_BYTES = 64 * 1024
-#: most bytes of an answer's body: a kernel's model, or a refusal
-MAX_BODY_BYTES = 4 * 1024**2
+#: most bytes of an answer's body: a status document, a kernel's model, a refusal
+MAX_BODY_BYTES = 16 * 1024**2
 #: seconds until the other addresses of a host are tried beside one that does not answer
 _NEXT_ADDRESS_DELAY = 0.25
 _END_OF_LINE, _END_OF_HEAD = b"\r\n", b"\r\n\r\n"
@@ -84,7 +85,7 @@ class HttpConnection(asyncio.Protocol):
 
     @classmethod
     async def open(cls, address: Address, *, seconds: float) -> HttpConnection:
-        """Connect to a server.
+        """Connect to a server, by the environment's proxy where there is one.
 
         Parameters
         ----------
@@ -97,18 +98,20 @@ class HttpConnection(asyncio.Protocol):
         Raises
         ------
         OSError
-            When that fails; :class:`ssl.SSLCertVerificationError` is one.
+            When that fails; :class:`ssl.SSLCertVerificationError` and :class:`.ProxyError` are two.
         """
-        loop = asyncio.get_running_loop()
+        context = address.context
+        tunnel = await open_tunnel(address.host, address.port, is_encrypted=address.is_encrypted, seconds=seconds)
+        way: dict[str, Any] = {"sock": tunnel}
+        if tunnel is None:
+            way = {"host": address.host, "port": address.port, "happy_eyeballs_delay": _NEXT_ADDRESS_DELAY}
         try:
             async with asyncio.timeout(seconds):
-                _, connection = await loop.create_connection(
+                _, connection = await asyncio.get_running_loop().create_connection(
                     cls,
-                    address.host,
-                    address.port,
-                    ssl=address.context,
+                    ssl=context,
                     server_hostname=address.host if address.is_encrypted else None,
-                    happy_eyeballs_delay=_NEXT_ADDRESS_DELAY,
+                    **way,
                 )
         except TimeoutError:
             raise OSError(f"no connection within {seconds:g} s") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import socket
@@ -9,6 +10,7 @@ import ssl
 from urllib.parse import urlsplit
 
 from sharedkernel.errors import ConfigError
+from sharedkernel.gateway_client.proxy import open_tunnel
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
@@ -71,14 +73,14 @@ def fetch_certificate(url: str, *, seconds: float) -> bytes:
         When there is no gateway, or it does not encrypt.
     """
     parts = urlsplit(url)
-    host = parts.hostname or ""
+    host, port = parts.hostname or "", parts.port or 443
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with (
-        socket.create_connection((host, parts.port or 443), timeout=seconds) as connection,
-        context.wrap_socket(connection, server_hostname=host) as encrypted,
-    ):
-        certificate = encrypted.getpeercert(binary_form=True)
+    tunnel = asyncio.run(open_tunnel(host, port, is_encrypted=True, seconds=seconds))
+    with tunnel or socket.create_connection((host, port), timeout=seconds) as connection:
+        connection.settimeout(seconds)
+        with context.wrap_socket(connection, server_hostname=host) as encrypted:
+            certificate = encrypted.getpeercert(binary_form=True)
     if certificate is None:  # every server that encrypts presents one
         raise ssl.SSLError("no certificate was presented")
     return certificate

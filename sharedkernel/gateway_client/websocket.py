@@ -64,14 +64,14 @@ def new_key() -> str:
 
 
 def handshake_headers(key: str, subprotocol: str) -> dict[str, str]:
-    """Return the headers that ask for a websocket, with its *key* and *subprotocol*."""
-    return {
+    """Return the headers that ask for a websocket, with its *key* and *subprotocol*, if there is one."""
+    headers = {
         "Upgrade": "websocket",
         "Connection": "Upgrade",
         "Sec-WebSocket-Key": key,
         "Sec-WebSocket-Version": "13",
-        "Sec-WebSocket-Protocol": subprotocol,
     }
+    return headers | ({"Sec-WebSocket-Protocol": subprotocol} if subprotocol else {})
 
 
 def check_handshake(response: HttpResponse, key: str) -> None:

@@ -39,7 +39,7 @@ from sharedkernel.gateway_client.credentials import (
     store_hub_gateway,
 )
 from sharedkernel.gateway_client.refusals import GatewayRefused, GatewayUnreachable
-from sharedkernel.gateway_client.session_gateway import CONNECT_TIMEOUT
+from sharedkernel.gateway_client.requests import CONNECT_TIMEOUT
 from sharedkernel.gateway_client.trust import check_fingerprint, fetch_certificate, fingerprint_of
 from sharedkernel.jupyter.names import DISPLAY_NAME, KERNEL_NAME, LOGOS
 from sharedkernel.relay import start
@@ -315,15 +315,9 @@ async def _check(credentials: Credentials, certificate: str | None) -> list[str]
 
     Raises what :class:`~sharedkernel.gateway_client.connection.Gateway` raises.
     """
-    # What it logs of certificates is said better by the error that follows.
-    logging.getLogger("tornado.general").setLevel(logging.ERROR)
     with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
         if certificate is not None:
             file.write(certificate)
             file.flush()
             credentials = replace(credentials, ca_file=file.name)
-        gateway = Gateway(credentials)
-        try:
-            return await gateway.check()
-        finally:
-            gateway.close()
+        return await Gateway(credentials).check()

@@ -148,9 +148,6 @@ class Follower:
                     refused_until = asyncio.get_running_loop().time() + REFUSED_PAUSE
             except SharedKernelError as error:
                 self._tell("away", str(error))
-            finally:
-                if upstream is not None:
-                    upstream.close()
             # Spread: the Jupyter servers of many users lose one gateway at the same moment.
             await asyncio.sleep(pause * random.uniform(0.7, 1.3))
             pause = min(2 * pause, longest)
@@ -161,12 +158,19 @@ class Follower:
         if user != self._user:
             # Another user, perhaps of another gateway: none of what the last one saw.
             self._user, self._status = user, None
-        websocket = await upstream.events()
-        heard = False
-        try:
-            while (frame := await websocket.read_message()) is not None:
+        heard, ended = False, asyncio.Event()
+
+        def take(frame: str | bytes | None) -> None:
+            nonlocal heard
+            if frame is None:
+                ended.set()
+            else:
                 heard = True
                 self._take(upstream, frame)
+
+        websocket = await upstream.events(take)
+        try:
+            await ended.wait()
         finally:
             websocket.close()
         return heard

@@ -50,18 +50,10 @@ class _PassingOn(APIHandler):
         """Take what every request needs."""
         self._find_upstream = find_upstream
         self._local_kernels = local_kernels
-        self._upstream: Upstream | None = None
 
     def upstream(self) -> Upstream:
-        """Return the gateway; it is closed when the request is answered."""
-        self._upstream = self._find_upstream()
-        return self._upstream
-
-    def on_finish(self) -> None:
-        """Close what was opened."""
-        super().on_finish()
-        if self._upstream is not None:
-            self._upstream.close()
+        """Return the gateway."""
+        return self._find_upstream()
 
     def log_exception(self, typ: Any, value: BaseException | None, tb: Any) -> None:
         """Log a refusal at INFO, without a traceback."""

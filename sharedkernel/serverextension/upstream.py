@@ -7,21 +7,43 @@ token are kept somebody may just have put them. Nothing here ever reaches a page
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from jupyter_server.gateway.gateway_client import GatewayClient
 from tornado.httpclient import HTTPClientError, HTTPRequest
-from tornado.websocket import WebSocketClientConnection, WebSocketError, websocket_connect
+from tornado.iostream import StreamClosedError
+from tornado.simple_httpclient import HTTPStreamClosedError, HTTPTimeoutError, SimpleAsyncHTTPClient
+from tornado.websocket import WebSocketError, websocket_connect
 
 from sharedkernel.gateway_client.connection import STATUS_PATH, Gateway
 from sharedkernel.gateway_client.credentials import Credentials, check_url, find_credentials
-from sharedkernel.gateway_client.refusals import no_gateway
-from sharedkernel.gateway_client.session_gateway import CONNECT_TIMEOUT, PING_INTERVAL
+from sharedkernel.gateway_client.refusals import (
+    GatewayRefused,
+    GatewayUnreachable,
+    no_gateway,
+    refused,
+    too_slow,
+    unreachable,
+    untrusted,
+)
+from sharedkernel.gateway_client.requests import CONNECT_TIMEOUT, PING_INTERVAL
 from sharedkernel.status.document import StatusDocument, read_status
 
 _EVENTS_PATH = "/sharedkernel/api/events"
+#: what tornado says of a request that got no answer in time, once a connection was there
+_CONNECTED_TIMEOUT = "Timeout during request"
+#: what a server that expects to be spoken to by TLS does with a request that is not
+_HUNG_UP = (ConnectionResetError, StreamClosedError, HTTPStreamClosedError)
+
+
+class Closable(Protocol):
+    """An open websocket."""
+
+    def close(self) -> None:
+        """End it."""
 
 
 class Upstream(Gateway):
@@ -77,13 +99,15 @@ class Upstream(Gateway):
         else:
             await self.end(session, at_once=action == "end")
 
-    async def events(self) -> WebSocketClientConnection:
-        """Open the websocket on which the gateway sends the status document whenever it has changed."""
-        request = self._request("ws" + self.url.removeprefix("http") + _EVENTS_PATH, timeout=CONNECT_TIMEOUT)
-        try:
-            return await websocket_connect(request, ping_interval=PING_INTERVAL)
-        except (HTTPClientError, WebSocketError, OSError) as error:
-            raise self._explain(error) from None
+    async def events(self, on_frame: Callable[[str | bytes | None], None]) -> Closable:
+        """Open the websocket on which the gateway sends the status document whenever it has changed.
+
+        Parameters
+        ----------
+        on_frame
+            Called with each message, and with None when the connection is lost.
+        """
+        return await self.open_websocket(_EVENTS_PATH, on_frame)
 
 
 class StockUpstream(Upstream):
@@ -92,19 +116,50 @@ class StockUpstream(Upstream):
     Parameters
     ----------
     client
-        Jupyter's client, which has the address, the token, certificates and proxies.
+        Jupyter's client, which has the address, the token and certificates, and uses no proxy.
     """
 
     def __init__(self, client: GatewayClient) -> None:
         super().__init__(Credentials(url=check_url(str(client.url)), token=str(client.auth_token or "")))
         self._stock_client = client
 
-    def _request(self, url: str, *, timeout: float, method: str = "GET", body: str | None = None) -> HTTPRequest:
-        plain = super()._request(url, timeout=timeout, method=method, body=body)
-        headers = {name: value for name, value in dict(plain.headers).items() if name != "Authorization"}
-        ours = {"connect_timeout": plain.connect_timeout, "request_timeout": timeout, "follow_redirects": False}
+    async def events(self, on_frame: Callable[[str | bytes | None], None]) -> Closable:
+        """Open the websocket."""
+        request = self._tornado_request("ws" + self.url.removeprefix("http") + _EVENTS_PATH, CONNECT_TIMEOUT)
+        try:
+            return await websocket_connect(request, on_message_callback=on_frame, ping_interval=PING_INTERVAL)
+        except (HTTPClientError, WebSocketError, OSError) as error:
+            raise self._explain_tornado(error) from None
+
+    async def _answer(self, method: str, path: str, body: str | None, seconds: float) -> bytes:
+        request = self._tornado_request(self.url + path, seconds, method=method, body=body)
+        # A client of its own: the shared one may be configured to be something else.
+        client = SimpleAsyncHTTPClient(force_instance=True)
+        try:
+            return (await client.fetch(request)).body
+        except (HTTPClientError, OSError) as error:
+            raise self._explain_tornado(error, path) from None
+        finally:
+            client.close()
+
+    def _tornado_request(self, url: str, seconds: float, **request: Any) -> HTTPRequest:
+        headers = {"Content-Type": "application/json"} if request.get("body") else {}
         stock = self._stock_client.load_connection_args(headers=headers)
-        return HTTPRequest(url, **{**stock, **ours, "method": method, "body": body})
+        # A redirect is not followed: the token is for this gateway alone.
+        ours = {"connect_timeout": CONNECT_TIMEOUT, "request_timeout": seconds, "follow_redirects": False}
+        return HTTPRequest(url, **{**stock, **ours, **request})
+
+    def _explain_tornado(self, error: Exception, path: str = "") -> GatewayRefused | GatewayUnreachable:
+        """Return what tornado raised for a request of *path* as an error with a sentence."""
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return untrusted(self.url, error.verify_message)
+        if isinstance(error, HTTPTimeoutError) and error.message == _CONNECTED_TIMEOUT:
+            return too_slow(self.url)
+        # 599 is tornado's own: there was no answer
+        if not isinstance(error, HTTPClientError) or error.code == 599:
+            return unreachable(self.url, error, hung_up=isinstance(error, _HUNG_UP))
+        body = b"" if error.response is None else error.response.body
+        return refused(self.url, error.code, error.message or "", body, path)
 
 
 def find_upstream(kernel_name: str) -> Upstream:

@@ -109,15 +109,7 @@ class Encrypted:
 
     def check(self, ca_file: str | None) -> None:
         """Ask as the relay does."""
-
-        async def ask() -> None:
-            gateway = Gateway(Credentials(url=self.url, token=self.token, ca_file=ca_file))
-            try:
-                await gateway.check()
-            finally:
-                gateway.close()
-
-        run(ask())
+        run(Gateway(Credentials(url=self.url, token=self.token, ca_file=ca_file)).check())
 
 
 @pytest.fixture(scope="module")

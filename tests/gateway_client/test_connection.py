@@ -22,11 +22,8 @@ def test_a_gateway_that_is_slow_is_told_from_one_that_is_not_there() -> None:
 
     async def asked(port: int) -> str:
         gateway = Gateway(Credentials(url=f"http://127.0.0.1:{port}", token="a-token"))
-        try:
-            with pytest.raises(GatewayUnreachable) as unreachable:
-                await gateway.fetch("POST", "/api/kernels", body="{}", seconds=1.0)
-        finally:
-            gateway.close()
+        with pytest.raises(GatewayUnreachable) as unreachable:
+            await gateway.fetch("POST", "/api/kernels", body="{}", seconds=1.0)
         return str(unreachable.value)
 
     async def main() -> None:

@@ -67,7 +67,7 @@ def test_every_form_of_an_answer_is_read(answer: bytes, pieces: int) -> None:
         (b"HTTP/1.1 200 OK\r\n\r\n" + bytes(MAX_BODY_BYTES + 1), f"more than {MAX_BODY_BYTES} bytes"),
         (
             b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-            + 5 * (b"100000\r\n" + bytes(1 << 20) + b"\r\n")
+            + (MAX_BODY_BYTES // 2**20 + 1) * (b"100000\r\n" + bytes(1 << 20) + b"\r\n")
             + b"0\r\n\r\n",
             f"more than {MAX_BODY_BYTES} bytes",
         ),

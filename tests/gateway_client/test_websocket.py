@@ -14,7 +14,8 @@ import pytest
 
 from sharedkernel.gateway_client.credentials import Credentials
 from sharedkernel.gateway_client.refusals import GatewayRefused, GatewayUnreachable
-from sharedkernel.gateway_client.session_gateway import MAX_MESSAGE_BYTES, SessionGateway
+from sharedkernel.gateway_client.requests import MAX_MESSAGE_BYTES
+from sharedkernel.gateway_client.session_gateway import SessionGateway
 from sharedkernel.gateway_client.websocket import CloseCode, Opcode, WebSocket
 from sharedkernel.jupyter.names import PROCESS_HEADER, WEBSOCKET_PROTOCOL
 

@@ -17,7 +17,8 @@ from sharedkernel.gateway.cluster.requests import HostRequests
 from sharedkernel.gateway.cluster.summary import HostSummary, RaySummary, summarize_device, summarize_users
 from sharedkernel.gateway.fleet.placement import shelf_owners
 from sharedkernel.gateway.kernels.manager import ClusterPeers, DeploymentOwner, SessionKernels
-from sharedkernel.gateway.tls import is_loopback, peer_context
+from sharedkernel.gateway.tls import peer_context
+from sharedkernel.gateway_client.proxy import is_loopback
 from sharedkernel.status.document import StatusDocument
 
 

@@ -30,7 +30,7 @@ from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.identity import TokenOnlyIdentity
 from sharedkernel.gateway.channels.user_bytes import TooManyBytes, UserBytes
 from sharedkernel.gateway.errors import finish_refused
-from sharedkernel.gateway.tls import is_loopback
+from sharedkernel.gateway_client.proxy import is_loopback
 
 _TOKEN = "token"
 #: stands for all methods that no handler has: tornado answers it with 405, and each would be a label of the metrics
