@@ -96,7 +96,8 @@ def test_a_refused_question_does_not_end_the_feed() -> None:
         feed, watcher = StatusFeed(ask, at_once), Watcher()
         feed.add(watcher)  # type: ignore[arg-type]
         assert [await watcher.shown.get() for _ in range(3)] == [
-            to_json(one), {"message": "too long to be told.", "reason": "protocol"}, to_json(other),
+            to_json(one), {"message": "too long to be told.", "reason": "protocol", "since": None},
+            to_json(other),
         ]  # fmt: skip
         feed.remove(watcher)  # type: ignore[arg-type]
 
