@@ -102,6 +102,23 @@ class ErrorResponseMixin(web.RequestHandler):
         except UnicodeDecodeError:
             raise Refused("the request's body is no JSON in UTF-8.", reason="bad_request") from None
 
+    def check_origin(self, origin: str = "") -> bool:
+        """Return True if the page that sent this request is the gateway's own; *origin* is for tornado.
+
+        Raises
+        ------
+        Refused
+            When it is another site's, as it seems to be behind a proxy that sends a host of its own.
+        """
+        if super().check_origin(origin):  # type: ignore[misc]
+            return True
+        page, host = self.request.headers.get("Origin", ""), self.request.headers.get("Host", "")
+        raise Refused(
+            f"this came from a page at {page[:200]}, but asks for {host[:200]}: if the gateway is behind a proxy, the "
+            "proxy has to pass the header Host on as it is (nginx: `proxy_set_header Host $http_host;`).",
+            reason="not_allowed",
+        )
+
     def log_exception(self, typ: Any, value: BaseException | None, tb: Any) -> None:
         """Log a refusal at INFO, without a traceback."""
         refusal = refusal_in(value)

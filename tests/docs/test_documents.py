@@ -44,7 +44,7 @@ def blocks(document: Path, language: str) -> list[str]:
 
 def is_configuration(block: str) -> bool:
     """Whether a block of Python belongs into the configuration file."""
-    return "c.SharedKernelGateway" in block
+    return block.startswith("c.")
 
 
 def cells(document: Path) -> list[str]:

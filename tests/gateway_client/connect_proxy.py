@@ -7,7 +7,7 @@ import base64
 import contextlib
 import threading
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from tests.relay.support import TIMEOUT
 
@@ -34,6 +34,7 @@ class ConnectProxy:
         #: bytes that have passed, both ways
         self.passed = 0
         self.port = 0
+        self._tunnels: set[asyncio.Task[Any]] = set()
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop
         self._ended: asyncio.Event
@@ -60,25 +61,37 @@ class ConnectProxy:
         self._ready.set()
         await self._ended.wait()
         server.close()
+        tunnels = list(self._tunnels)
+        for task in tunnels:
+            task.cancel()
+        await asyncio.gather(*tunnels)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, EOFError):
-            head = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
-            method, server, _ = head[0].decode().split(" ")
-            host, _, port = server.rpartition(":")
-            if self._wanted and b"Proxy-Authorization: " + self._wanted not in head:
-                writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")
-            elif self._answer or method != "CONNECT":
-                writer.write(self._answer or b"HTTP/1.1 405 Method Not Allowed\r\n\r\n")
-            else:
-                await self._connect(host, int(port), reader, writer)
-        writer.close()
+        task = asyncio.current_task()
+        assert task is not None
+        self._tunnels.add(task)
+        try:
+            with contextlib.suppress(OSError, EOFError, asyncio.CancelledError):
+                await self._answer_to(reader, writer)
+        finally:
+            writer.close()
 
-    async def _connect(self, host: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        of_server, to_server = await asyncio.open_connection(self._names.get(host, host), port)
-        self.connected.append(f"{host}:{port}")
-        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        await asyncio.gather(self._pass_on(reader, to_server), self._pass_on(of_server, writer))
+    async def _answer_to(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
+        method, server, _ = head[0].decode().split(" ")
+        host, _, port = server.rpartition(":")
+        if self._wanted and b"Proxy-Authorization: " + self._wanted not in head:
+            writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")
+        elif self._answer or method != "CONNECT":
+            writer.write(self._answer or b"HTTP/1.1 405 Method Not Allowed\r\n\r\n")
+        else:
+            of_server, to_server = await asyncio.open_connection(self._names.get(host, host), int(port))
+            self.connected.append(server)
+            writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            try:
+                await asyncio.gather(self._pass_on(reader, to_server), self._pass_on(of_server, writer))
+            finally:
+                to_server.close()
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):

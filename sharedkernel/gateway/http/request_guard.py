@@ -85,7 +85,8 @@ class RequestGuard(Router):
         if not self._is_own_host(request.host_name):
             wrong_host = Refused(
                 f"this gateway is not {request.host_name!r}; if it should be, its admin adds that to "
-                "c.ServerApp.local_hostnames.",
+                "c.ServerApp.local_hostnames; if a proxy calls it so, the proxy has to pass the header Host on as it "
+                "is.",
                 reason="not_allowed",
             )
             return self.handler_of(request, wrong_host)

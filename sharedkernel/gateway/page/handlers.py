@@ -53,6 +53,15 @@ class FrontPageHandler(PageHandler):
         self.finish_script('<div id="page"></div>', "<code>sharedkernel top</code> shows the same in a terminal.")
 
 
+class BaseUrlHandler(PageHandler):
+    """The base URL without its last slash."""
+
+    @allow_unauthenticated
+    async def get(self) -> None:
+        """Send the browser to the page."""
+        self.redirect(self.base_url)
+
+
 class SignInFormHandler(PageHandler):
     """Base of what shows the form for signing in."""
 
@@ -290,6 +299,7 @@ def _kind_of(identity: TokenOnlyIdentity) -> str:
 
 default_handlers = [
     (r"/", FrontPageHandler),
+    (r"", BaseUrlHandler),  # the same where the base URL is "/"
     (rf"/{SIGN_IN_PATH}", SignInHandler),
     (rf"/{HUB_PATH}", HubSignInHandler),
     (rf"/{HUB_PATH}/return", HubReturnHandler),

@@ -13,7 +13,7 @@ from tornado import web
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.audit import AuditedHandler
 from sharedkernel.gateway.auth.identity import TokenOnlyIdentity
-from sharedkernel.gateway.errors import ErrorResponseMixin
+from sharedkernel.gateway.errors import ErrorResponseMixin, http_status
 
 #: what the browser runs and how it looks, built from `labextension/src/page/`
 STATIC = Path(__file__).parent / "static"
@@ -88,7 +88,10 @@ class PageHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         """Answer with a page of one sentence."""
         error = kwargs.get("exc_info", (None, None))[1]
-        sentence = str(error) if isinstance(error, Refused) else ""
+        sentence = ""
+        if isinstance(error, Refused):
+            self.set_status(http_status(error))
+            sentence = str(error)
         if isinstance(error, web.HTTPError) and "_xsrf" in (error.log_message or ""):
             sentence = "This form is too old, or your browser keeps no cookies; go back, load the page again and retry."
         reason = sentence or f"{status_code}: {self._reason}."
