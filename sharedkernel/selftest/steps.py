@@ -100,13 +100,10 @@ class Verdict:
     def sentence(self) -> str:
         """One sentence for the log and for status: what did not pass, and what is switched off for that."""
         if not self.is_whole:
-            parts = []
-            if self.failed:
-                parts.append(f"failed at {_first_of(self.failed)}")
+            what = f"the self-test failed at {_first_of(self.failed)}" if self.failed else "the self-test"
             if self.left_out:
-                parts.append(f"did not run {_first_of(self.left_out)}")
-            meaning = self.mode.meaning or "nothing is switched off"
-            return f"the self-test {' and '.join(parts)}; in this run {meaning}."
+                what += f"{' and' if self.failed else ''} did not run {_first_of(self.left_out)}"
+            return f"{what}; in this run {self.mode.meaning or 'nothing is switched off'}."
         passed = [result for result in self.results if result.outcome is Outcome.PASSED]
         trusted = sum(result.outcome is Outcome.TRUSTED for result in self.results)
         seconds = sum(result.seconds for result in passed)
