@@ -70,7 +70,7 @@ def test_owners_and_audit_log_outlive_the_runtime_directory(scratch: Path) -> No
             wait_until(lambda: ask(port, "GET", "/readyz")[0] == 200, "both serve")
             assert ask(port, "POST", "/api/kernels")[0] == 201
             kept = {path.name for path in state.iterdir()}
-            assert {"audit.jsonl", "owners.json", "users.journal", "history.journal"} == kept
+            assert {"audit.jsonl", "colours.json", "owners.json", "users.journal", "history.journal"} == kept
             assert (state.stat().st_mode & 0o777, (state / "audit.jsonl").read_text().splitlines()[0]) == (
                 0o700,
                 EARLIER.strip(),
