@@ -136,10 +136,11 @@ class ExecutorProcess:
     def command(self) -> list[str]:
         """Return its command line."""
         device = () if "--device" in self.options else ("--device", "host")
+        # an old version knows no such option
+        state = () if self.package is not None else ("--state-dir", str(self.runtime_directory))
         return [
             sys.executable, "-m", "sharedkernel", "executor", "--capacity", self._capacity,
-            "--runtime-dir", str(self.runtime_directory), "--state-dir", str(self.runtime_directory),
-            *device, *self.options,
+            "--runtime-dir", str(self.runtime_directory), *state, *device, *self.options,
         ]  # fmt: skip
 
     def start(self) -> None:
@@ -150,6 +151,7 @@ class ExecutorProcess:
                 environment["TMPDIR"] = str(self._place.scratch)
             if self.package is not None:
                 environment["PYTHONPATH"] = str(self.package)
+                environment["XDG_STATE_HOME"] = str(self.directory / "state")
             self.process = subprocess.Popen(
                 self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=self.package
             )
