@@ -16,10 +16,11 @@ from sharedkernel.gateway.auth.identity import GatewayUser
 class OwnerAuthorizer(Authorizer):
     """Lets users act on their own kernels and sessions, admins on all."""
 
-    def is_authorized(self, handler: JupyterHandler, user: User, action: str, resource: str) -> bool:
+    async def is_authorized(self, handler: JupyterHandler, user: User, action: str, resource: str) -> bool:
         """Return True, unless the request names a kernel of another user, in its route or its body.
 
-        The manager of notebook sessions (``/api/sessions``) checks their owners itself.
+        One that names a session which is starting waits until that is over: status lists it already. The manager of
+        notebook sessions (``/api/sessions``) checks their owners itself.
 
         Parameters
         ----------
@@ -43,5 +44,6 @@ class OwnerAuthorizer(Authorizer):
             kernel = body.get("kernel") if isinstance(body, dict) else None
             named = kernel.get("id") if isinstance(kernel, dict) else None
         if named is not None:
+            await handler.kernel_manager.registry.settled(named)  # type: ignore[attr-defined]
             handler.kernel_manager.check_visible(named, user)  # type: ignore[attr-defined]
         return True

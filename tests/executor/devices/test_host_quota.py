@@ -67,12 +67,19 @@ _WAYS = {
     code = f"import time; held = [b'x' * ({SIZE} // 4)]; time.sleep(600)"
     held = [subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True) for _ in range(4)]
 """,
-    "children that no session adopts": """
+    "children that no session adopts": '''
     import subprocess
     libc.prctl(36, 0, 0, 0, 0)
-    code = f"{LIFT}; import os, time; os.fork() and os._exit(0); held = b'x' * {SIZE}; time.sleep(600)"
+    code = f"""import os, time
+os.fork() and os._exit(0)
+while True:  # as in insist
+    try:
+        {LIFT}; held = b'x' * {SIZE}; break
+    except MemoryError:
+        time.sleep(0.1)
+time.sleep(600)"""
     held = subprocess.run([sys.executable, "-S", "-c", code], start_new_session=True)
-""",
+''',
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from typing import Any
 
 import pytest
 from tornado.httpclient import HTTPClientError
@@ -54,6 +55,29 @@ def test_another_users_kernel_looks_like_none_on_every_route(stack: Stack) -> No
                     await mary.attach(kernel_id).open()
                 assert refused.value.code == 404
             assert (await channels.run("x + 1"))["text"] == "42"
+
+    run(scenario())
+
+
+def test_what_status_lists_can_be_acted_on(stack: Stack) -> None:
+    """Status has a session from its executor, some time before the gateway's own answer to who starts it is there."""
+
+    async def scenario() -> None:
+        grace = stack.client("grace")
+
+        async def listed() -> list[dict[str, Any]]:
+            return (await grace.request("GET", "/sharedkernel/api/status")).body["sessions"]  # type: ignore[no-any-return]
+
+        for _ in range(3):
+            starting = asyncio.create_task(grace.start())
+            while not (sessions := await listed()):
+                pass
+            session = sessions[0]["id"]
+            assert (await grace.request("POST", f"/api/kernels/{session}/interrupt")).status == 204
+            assert await starting == session
+            await grace.request("DELETE", f"/api/kernels/{session}?linger=0")
+            while await listed():
+                pass
 
     run(scenario())
 
