@@ -221,13 +221,14 @@ def test_an_interrupt_at_any_moment_gives_no_wild_address(torch, pools):
     pool = pools.make(_addresses())
     allocate = torch._pools[pool.number].allocator.allocate
 
+    is_armed = is_over = False  # not the thread's `is_alive`, which an interrupt can lead to take it for ended
+
     def interrupt() -> None:
+        nonlocal is_over
         for _ in range(1000):
             time.sleep(0.0005)
             signal.pthread_kill(main, signal.SIGINT)
-        time.sleep(0.05)  # the last one has come before this ends
-
-    is_armed = False
+        is_over = True
 
     def raise_once(*_) -> None:
         nonlocal is_armed
@@ -239,13 +240,15 @@ def test_an_interrupt_at_any_moment_gives_no_wild_address(torch, pools):
     thread = threading.Thread(target=interrupt)
     thread.start()
     found, num_interrupts = set(), 0
-    while thread.is_alive():
+    while not is_over:
         try:
-            while thread.is_alive():
+            while not is_over:
                 is_armed = True
                 found.add(allocate(MIB, 0, None))
+            is_armed = False
         except KeyboardInterrupt:
             num_interrupts += 1
+    thread.join()
     signal.signal(signal.SIGINT, before)
     assert num_interrupts > 100
     assert found - {None} <= set(pool.segments)

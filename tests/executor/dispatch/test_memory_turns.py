@@ -16,11 +16,11 @@ MIB = 1 << 20
 
 pytestmark = pytest.mark.heavy
 
-#: keeps 400 MiB in eight tensors, and prints what they add up to
+#: keeps 128 MiB in eight tensors, and prints what they add up to
 _KEEP = """
 import torch
 torch.manual_seed({seed})
-kept = [torch.randint(1 << 40, (50 << 17,)) for _ in range(8)]
+kept = [torch.randint(1 << 40, (16 << 17,)) for _ in range(8)]
 def total():
     return sum(int(part.sum()) for part in kept)
 print(total())
@@ -49,7 +49,7 @@ while True:
 @asynccontextmanager
 async def small_device() -> AsyncIterator[Executor]:
     """Give an executor on which one of the notebooks fits at a time, and turns are short."""
-    process = ExecutorProcess("--spares", "0", "--memory-quantum", "1s", capacity="700MiB", place=take_place())
+    process = ExecutorProcess("--spares", "0", "--memory-quantum", "1s", capacity="240MiB", place=take_place())
     try:
         async with Executor(process) as executor:
             yield executor
@@ -77,7 +77,7 @@ def test_an_endless_cell_keeps_its_memory_from_nobody(cell: str) -> None:
 
             async def is_under_way() -> bool:
                 entry = await executor.session(holder)
-                return entry["state"] in ("ready", "running") and entry["persistent_bytes"] > 300 * MIB
+                return entry["state"] in ("ready", "running") and entry["persistent_bytes"] > 100 * MIB
 
             await until(is_under_way, "the endless cell runs", 2 * PATIENCE)
             for _ in range(2):
