@@ -6,7 +6,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0+cpu
 BIN := $(VENV)/bin
 # tests that run at a time, most of which wait for processes; those that ARGS names run one by one
-WORKERS ?= 2
+WORKERS ?= 3
 INSTALLED := $(VENV)/.installed
 PARALLEL := -n $(WORKERS) --dist worksteal
 # ONCE_MORE=1 runs each test that fails once more, alone, and names those that pass then
@@ -27,11 +27,11 @@ help: ## list these targets
 test: $(INSTALLED) labextension lint ## lint, and the fast tests (ARGS= names some, WORKERS= runs as many at a time)
 	$(PYTEST) $(or $(ARGS),$(PARALLEL) -m 'not heavy and not slow and not cluster')
 
-test-all: $(INSTALLED) ray labextension lint ## lint, and the heavy tests: browser, fuzzing, faults, kills, documents, wheel, other software
-	$(PYTEST) $(or $(ARGS),$(PARALLEL) -m 'heavy and not slow and not cluster')
+test-all: $(INSTALLED) labextension lint ## lint, and the heavy tests: browser, fuzzing, faults, kills, documents, wheel, other software
+	$(PYTEST) $(or $(ARGS),$(PARALLEL) -m 'heavy and not slow and not cluster and not beside_busy_loops')
 
 # most faults of measuring and timing do not show on a machine with nothing else to do; `--busy` takes any test
-test-busy: $(INSTALLED) ## the tests of memory once more, beside four busy loops
+test-busy: $(INSTALLED) ## the tests of memory, beside four busy loops
 	$(PYTEST) $(or $(ARGS),-m beside_busy_loops) --busy 4
 
 # 240 MB, for the tests of clusters alone, which are skipped without it

@@ -77,40 +77,18 @@ def test_figures_and_targets_are_whole_at_80_columns_and_have_units() -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("name", "metrics"),
-    [
-        ("roundtrip", ["gateway_p50", "gateway_p99", "relay_p50", "relay_p99", "extension_p50", "idle120_p50"]),
-        ("flood", ["messages_per_second"]),
-        (
-            "cluster",
-            [
-                "summary_bytes",
-                "placements_per_second",
-                "placement_p95_seconds",
-                "front_bytes",
-                "status_bytes",
-                "status_seconds",
-                "message_seconds",
-                "added_p50_seconds",
-                "encrypted_message_seconds",
-            ],
-        ),
-    ],
-)
-def test_a_benchmark_prints_one_document_of_figures(name: str, metrics: list[str], scratch: Path) -> None:
+def test_a_benchmark_prints_one_document_of_figures(scratch: Path) -> None:
     """The JSON is alone on standard output, with the fixed names; a missed target is no error."""
-    done = bench(name, "--repeats", "1", "--json", TMPDIR=str(scratch))
+    done = bench("flood", "--repeats", "1", "--json", TMPDIR=str(scratch))
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document.keys() == {"name", "results"}
-    assert document["name"] == name
-    assert [result["metric"] for result in document["results"]] == metrics
-    for result in document["results"]:
-        assert result.keys() == {"metric", "value", "unit", "target", "met", "how"}
-        assert result["unit"] in (("ratio", "seconds", "bytes") if name == "cluster" else ("ratio",))
-        assert result["value"] > 0
-        assert isinstance(result["met"], bool)
+    assert document["name"] == "flood"
+    [result] = document["results"]
+    assert result.keys() == {"metric", "value", "unit", "target", "met", "how"}
+    assert (result["metric"], result["unit"]) == ("messages_per_second", "ratio")
+    assert result["value"] > 0
+    assert isinstance(result["met"], bool)
     assert list(scratch.iterdir()) == []
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,26 +11,38 @@ from playwright.sync_api import expect
 
 from sharedkernel.local_stack import LocalStack
 from tests.browser.lab import LabPage, keep_picture, start_lab
+from tests.cli.support import end_sessions
+from tests.serverextension.server import JupyterServer
 from tests.status.documents import to_json
 from tests.warm_stack import WarmStack
 
 
-@pytest.fixture
-def stack() -> Iterator[LocalStack]:
+@pytest.fixture(scope="module")
+def stack(browser: object) -> Iterator[LocalStack]:
     with WarmStack(users=["ada", "mary"], capacity="1GiB", quotas={"users": {"mary": {"linger": "10m"}}}) as stack:
         yield stack
 
 
-@pytest.fixture
-def lab(browser: Any, tmp_path: Path, stack: LocalStack) -> Iterator[LabPage]:
-    """Return a page of a user whose sessions linger."""
-    server = start_lab(tmp_path / "lab", "mary", stack)
+@pytest.fixture(scope="module")
+def server(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
+    server = start_lab(tmp_path_factory.mktemp("mary") / "lab", "mary", stack)
     try:
-        page = LabPage(browser, server)
-        yield page
-        page.close()
+        yield server
     finally:
         server.stop()
+
+
+@pytest.fixture
+def lab(browser: Any, server: JupyterServer, stack: LocalStack) -> Iterator[LabPage]:
+    """Return a page of a user whose sessions linger; nothing of the notebook is left to the next test."""
+    page = LabPage(browser, server)
+    yield page
+    page.close()
+    for session in server.ask("GET", "/api/sessions").body:
+        server.ask("DELETE", f"/api/sessions/{session['id']}")
+    for file in server.ask("GET", "/api/contents").body["content"]:
+        server.ask("DELETE", f"/api/contents/{file['path']}")
+    end_sessions(stack)
     assert page.errors == []
 
 

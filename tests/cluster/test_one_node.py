@@ -18,7 +18,7 @@ from tests.cluster.machines import Machine, words_of
 from tests.cluster.ray_cluster import COUNTER, RayCluster, kill
 
 pytestmark = [
-    pytest.mark.heavy,
+    pytest.mark.cluster,
     pytest.mark.timeout(900),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
 ]

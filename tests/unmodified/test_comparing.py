@@ -117,6 +117,7 @@ def test_the_benchmark_says_what_it_needs() -> None:
     assert "set SHAREDKERNEL_NOTEBOOKS" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the executor runs on Linux only")
 def test_the_benchmark_runs_notebooks_beside_each_other() -> None:
     """Each by itself, then all of them among two users, with a figure for everything."""
