@@ -176,9 +176,16 @@ class PacketSocket:
 
     def is_at_end(self) -> bool:
         """Return whether the other end is closed, though there may be something to receive still."""
+        return self._has(select.POLLHUP)
+
+    def has_message(self) -> bool:
+        """Return whether something can be received at once."""
+        return self._has(select.POLLIN)
+
+    def _has(self, event: int) -> bool:
         poll = select.poll()
-        poll.register(self._socket, 0)
-        return any(events & select.POLLHUP for _, events in poll.poll(0))
+        poll.register(self._socket, event)
+        return any(events & event for _, events in poll.poll(0))
 
     def send(self, message: protocol.Message, descriptors: Sequence[int] = ()) -> None:
         """Send one message; the descriptors stay open here."""

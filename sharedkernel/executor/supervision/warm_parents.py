@@ -125,14 +125,20 @@ class WarmParents:
             if environment.socket not in self._open:
                 await self._open_one(environment)
         parent = self._open[environment.socket]
-        patience = self._patience if parent in self._answering else _FIRST_PATIENCE
-        self._unanswered[message.process] = asyncio.get_running_loop().call_later(
-            patience, self._kill, message.process, parent
-        )
+        self._expect_answer(message.process, parent, self._patience if parent in self._answering else _FIRST_PATIENCE)
         try:
             parent.send(message, [page])
         except BlockingIOError:  # it has not read for a while
             self._kill(message.process, parent)
+
+    def _expect_answer(self, process: str, parent: PacketSocket, patience: float) -> None:
+        self._unanswered[process] = asyncio.get_running_loop().call_later(patience, self._time_out, process, parent)
+
+    def _time_out(self, process: str, parent: PacketSocket) -> None:
+        if parent.fileno() >= 0 and parent.has_message():  # this process was stopped itself, and has not read for long
+            self._expect_answer(process, parent, self._patience)
+        else:
+            self._kill(process, parent)
 
     def _kill(self, process: str, parent: PacketSocket) -> None:
         """End a warm parent that does not answer: another one takes its place. Its sessions run on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -67,6 +68,26 @@ async def parents(directory: Path, *, patience: float = PATIENCE) -> AsyncIterat
     finally:
         found.parents.close(quit_too=True)
         found.page.close()
+
+
+def test_one_is_not_taken_for_hung_by_an_executor_that_was_stopped_itself(scratch: Path) -> None:
+    """Its answer has come, behind others, when the executor goes on."""
+
+    async def main() -> None:
+        async with parents(scratch, patience=1.0) as found:
+            await found.fork()
+            session = psutil.Process(await found.forked())
+            parent = psutil.Process(session.ppid())
+            session.kill()
+            session.wait(PATIENCE)
+            await found.fork()
+            time.sleep(2.0)  # noqa: ASYNC251 (as if stopped)
+            await found.hear(protocol.Exited)
+            await found.forked()
+            await found.fork()
+            assert psutil.Process(await found.forked()).ppid() == parent.pid
+
+    asyncio.run(main())
 
 
 @pytest.mark.heavy
