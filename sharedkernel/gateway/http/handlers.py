@@ -406,17 +406,18 @@ def checked(value: Any, kinds: dict[str, type]) -> dict[str, Any]:
     return found
 
 
-_KERNEL = kernels._kernel_id_regex
+#: a kernel's id in a route, by the name under which the authorizer looks at it
+KERNEL_ROUTE = kernels._kernel_id_regex
 default_handlers = [
     (r"/api/kernels", KernelsHandler),
-    (rf"/api/kernels/{_KERNEL}", KernelHandler),
-    (rf"/api/kernels/{_KERNEL}/{kernels._kernel_action_regex}", KernelActionHandler),
-    (rf"/api/kernels/{_KERNEL}/channels", KernelChannelsHandler),
+    (rf"/api/kernels/{KERNEL_ROUTE}", KernelHandler),
+    (rf"/api/kernels/{KERNEL_ROUTE}/{kernels._kernel_action_regex}", KernelActionHandler),
+    (rf"/api/kernels/{KERNEL_ROUTE}/channels", KernelChannelsHandler),
     (r"/api/sessions", NotebookSessionsHandler),
     (rf"/api/sessions/{sessions._session_id_regex}", NotebookSessionHandler),
     (r"/sharedkernel/api/status", StatusHandler),
-    (rf"/sharedkernel/api/sessions/{_KERNEL}/offload", OffloadHandler),
-    (rf"/sharedkernel/api/sessions/{_KERNEL}/attach", BringBackHandler),
+    (rf"/sharedkernel/api/sessions/{KERNEL_ROUTE}/offload", OffloadHandler),
+    (rf"/sharedkernel/api/sessions/{KERNEL_ROUTE}/attach", BringBackHandler),
     (r"/sharedkernel/api/quotas", QuotasHandler),
     (r"/sharedkernel/api/policy", PolicyHandler),
     (r"/sharedkernel/api/events", StatusFeedHandler),

@@ -19,7 +19,7 @@ from sharedkernel.gateway.auth.hub_sign_in import SIGN_IN_SECONDS, PendingSignIn
 from sharedkernel.gateway.auth.identity import TokenOnlyIdentity, TokenUsers
 from sharedkernel.gateway.auth.page_sessions import LIFETIME
 from sharedkernel.gateway.errors import http_status
-from sharedkernel.gateway.http.handlers import GatewayHandler
+from sharedkernel.gateway.http.handlers import KERNEL_ROUTE, GatewayHandler
 from sharedkernel.gateway.http.request_guard import SIGN_IN_PATH
 from sharedkernel.gateway.page.audit_tail import AuditTailHandler
 from sharedkernel.gateway.page.figures import FiguresHandler
@@ -311,6 +311,6 @@ default_handlers = [
     (r"/sharedkernel/api/audit", AuditTailHandler),
     (r"/sharedkernel/api/history", HistoryHandler),
     (r"/sharedkernel/api/timeline", TimelineHandler),
-    (r"/sharedkernel/api/sessions/([\w-]+)/ask-for-room", AskForRoomHandler),
+    (rf"/sharedkernel/api/sessions/{KERNEL_ROUTE}/ask-for-room", AskForRoomHandler),
     (r"/sharedkernel/page/static/(.*)", StaticHandler, {"path": STATIC}),
 ]
