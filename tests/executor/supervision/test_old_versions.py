@@ -23,13 +23,13 @@ from tests.executor.supervision.test_environments import refusal
 pytestmark = pytest.mark.heavy
 
 TODAY = Path(sharedkernel.__file__).parent
-#: commits of which the one before is tried
-CHANGES = {"before the distribution was renamed": "155820e", "before modules moved to rooms": "987d17a"}
+#: the commit before this one, which moved modules to rooms, is tried
+CHANGE = "987d17a"
 
 
-def extract(directory: Path, change: str) -> Path:
-    """Put the package as it was before a commit into *directory*; return that."""
-    command = ["git", "archive", f"{change}^", "sharedkernel"]
+def extract(directory: Path) -> Path:
+    """Put the package as it was into *directory*; return that."""
+    command = ["git", "archive", f"{CHANGE}^", "sharedkernel"]
     try:
         archived = subprocess.run(command, cwd=TODAY.parent, capture_output=True, check=True)
     except FileNotFoundError:
@@ -47,10 +47,10 @@ def upgrade(directory: Path) -> None:
     shutil.copytree(TODAY, directory / "sharedkernel", ignore=shutil.ignore_patterns("__pycache__", "labextension"))
 
 
-@pytest.fixture(params=CHANGES.values(), ids=CHANGES.keys())
-def process(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ExecutorProcess]:
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[ExecutorProcess]:
     """Yield an executor of an old version."""
-    process = ExecutorProcess(package=extract(tmp_path, request.param))
+    process = ExecutorProcess(package=extract(tmp_path))
     yield process
     if processes_of(process.runtime_directory):
         process.close()
@@ -141,6 +141,6 @@ def test_an_environment_with_an_old_version_is_refused(tmp_path: Path) -> None:
     """It speaks the same control protocol, but sessions cannot start there: its modules are elsewhere."""
     python = make_environment(tmp_path / "old")
     (packages,) = (tmp_path / "old").glob("lib/python*/site-packages")
-    extract(packages, CHANGES["before modules moved to rooms"])
+    extract(packages)
     said = refusal(f"old={python}", tmp_path / "run")
     assert "the environment old has another version of sharedkernel; install the same one there." in said
