@@ -109,6 +109,7 @@ class DeviceMode(TorchDispatchMode):
             return result
         except BaseException as error:
             error.__traceback__ = without_ours(error.__traceback__)
+            del args, kwargs, keywords  # a frame that stays in the traceback may have been called from here
             raise
 
     def _run(self, func: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:

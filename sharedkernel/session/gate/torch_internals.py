@@ -75,6 +75,9 @@ def without_ours(trace: TracebackType | None) -> TracebackType | None:
         is_below_ours = file.startswith(_OURS) or (is_below_ours and file in _CALLED_BY_OURS)
         if not is_below_ours:
             kept.append(trace)
+        else:  # a frame that stays may have been called from this one, and so keep what it holds
+            with contextlib.suppress(RuntimeError):  # it goes on
+                trace.tb_frame.clear()
         trace = trace.tb_next
     first = None
     for entry in reversed(kept):

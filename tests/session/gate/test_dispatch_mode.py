@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,6 +45,26 @@ def test_it_sees_operations_until_taken_out(noticed: list[int]) -> None:
     torch.ones(2) + 1
     assert len(noticed) == seen
     assert not mode.take_out()
+
+
+def test_an_error_keeps_no_operand() -> None:
+    """Not by the frames behind what it passed on its way to its user, who has it for as long as they like."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    operand = torch.ones(2)
+    is_there = weakref.ref(operand)
+    mode = DeviceMode(interrupt)
+    mode.put_in()
+    try:
+        with pytest.raises(KeyboardInterrupt) as error:
+            operand.sum()
+    finally:
+        mode.take_out()
+    del operand
+    assert error.tb.tb_next is not None
+    assert is_there() is None
 
 
 def test_it_leaves_the_users_modes_in_order(noticed: list[int]) -> None:
