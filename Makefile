@@ -6,7 +6,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0+cpu
 BIN := $(VENV)/bin
 # tests that run at a time, most of which wait for processes; those that ARGS names run one by one
-WORKERS ?= 3
+WORKERS ?= 2
 INSTALLED := $(VENV)/.installed
 PARALLEL := -n $(WORKERS) --dist worksteal
 # ONCE_MORE=1 runs each test that fails once more, alone, and names those that pass then
