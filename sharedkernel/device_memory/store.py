@@ -2,9 +2,8 @@
 
 A unit is in exactly one account: a *lane*, *private* to a session, in *stock*, or *releasing*. In stock are units that
 are being created, or were for a lane before it is made or changed: to create and export many takes the driver long. A
-unit is releasing when its
-lane has no use for it any more but sessions still have it mapped: memory is free when it is gone from every process,
-not when somebody asked for it. So what the accounts add up to is what the device really lacks.
+unit is releasing when its lane has no use for it any more but sessions still have it mapped: memory is free when it is
+gone from every process, not when somebody asked for it. So what the accounts add up to is what the device really lacks.
 
 The store keeps the handles of lanes' units, to give them to more sessions. Of private units it lets go as soon as
 their session has them: then they vanish with its process, whatever happens to the executor. Memory that a user had

@@ -1,7 +1,7 @@
 """The colour of each user, chosen at their first session and kept in a file for the gateway's next start.
 
-Whoever looks, wherever and whenever, sees the same colours: the executors put them into their status documents. A
-colour is never the only label of a user.
+All viewers see the same colours on every device: the executors put them into their status documents. A colour is never
+the only label of a user.
 """
 
 from __future__ import annotations

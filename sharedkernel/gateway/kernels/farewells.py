@@ -1,4 +1,4 @@
-"""What is told of sessions that somebody has ended, kept in a file for the gateway's next start.
+"""Why sessions were ended, and by whom, kept in a file for the gateway's next start.
 
 A client that was away when its session ended comes back for it: a laptop that slept does so hours later, and the
 gateway may have been restarted meanwhile.
@@ -22,7 +22,7 @@ _MAX_FAREWELLS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Farewell:
-    """What is told of a session that somebody has ended."""
+    """The reason for the end of a session, for its client."""
 
     user: str
     session: str

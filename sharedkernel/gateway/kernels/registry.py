@@ -52,7 +52,7 @@ class SessionRegistry:
     owners_file
         Keeps the owners of the sessions for the gateway's next start.
     farewells
-        Keep what clients that are away are told of sessions that somebody ends.
+        Why sessions were ended, for clients that are away.
     """
 
     def __init__(

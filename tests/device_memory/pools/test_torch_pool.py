@@ -221,7 +221,8 @@ def test_an_interrupt_at_any_moment_gives_no_wild_address(torch, pools):
     pool = pools.make(_addresses())
     allocate = torch._pools[pool.number].allocator.allocate
 
-    is_armed = is_over = False  # not the thread's `is_alive`, which an interrupt can lead to take it for ended
+    # An interrupt in `Thread.is_alive` can mark a running thread as ended.
+    is_armed = is_over = False
 
     def interrupt() -> None:
         nonlocal is_over

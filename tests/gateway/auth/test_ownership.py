@@ -18,6 +18,7 @@ KERNEL_ROUTES = [
     ("POST", "/restart"),
     ("DELETE", ""),
 ]
+OWN_ROUTES = ["offload", "attach", "ask-for-room"]
 
 
 def test_a_user_lists_own_kernels_only_and_an_admin_all(stack: Stack) -> None:
@@ -45,10 +46,12 @@ def test_another_users_kernel_looks_like_none_on_every_route(stack: Stack) -> No
         kernel, nothing = await grace.start(), str(uuid.uuid4())
         async with grace.attach(kernel) as channels:
             await channels.run("x = 41")
-            for method, action in KERNEL_ROUTES:
-                strange = await mary.request(method, f"/api/kernels/{kernel}{action}")
-                absent = await mary.request(method, f"/api/kernels/{nothing}{action}")
-                assert strange.status == absent.status == 404, (method, action)
+            routes = [(method, f"/api/kernels/{{}}{action}") for method, action in KERNEL_ROUTES]
+            routes += [("POST", f"/sharedkernel/api/sessions/{{}}/{action}") for action in OWN_ROUTES]
+            for method, route in routes:
+                strange = await mary.request(method, route.format(kernel))
+                absent = await mary.request(method, route.format(nothing))
+                assert strange.status == absent.status == 404, (method, route)
                 assert str(strange.body).replace(kernel, nothing) == str(absent.body)
             for kernel_id in (kernel, nothing):
                 with pytest.raises(HTTPClientError) as refused:

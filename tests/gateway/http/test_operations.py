@@ -1,4 +1,4 @@
-"""What whoever operates a gateway sees and does: health, metrics, logs, the audit log."""
+"""The operation of a gateway: health, metrics, logs, the audit log."""
 
 from __future__ import annotations
 
