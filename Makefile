@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m $(if $(ONCE_MORE),tests.once_more,pytest)
 # runs a command, and shows what it printed if it fails
 quietly = out=$$( { $(1); } 2>&1 ) || { status=$$?; printf '%s\n' "$$out"; exit $$status; }
 
-.PHONY: demo help test test-all test-busy ray software-gpu test-software-gpu slow lint lint-python lint-labextension labextension schema docs binder bench cluster cluster-faults faults faults-hand-overs faults-software-gpu soak-software-gpu fuzz load walks clean
+.PHONY: demo help test test-all test-busy ray software-gpu test-software-gpu slow lint lint-python lint-labextension labextension schema docs binder bench cluster cluster-faults faults faults-software-gpu soak-software-gpu fuzz load walks clean
 
 demo: $(INSTALLED) ## run three people's notebooks on one device for some minutes, then print a report
 	$(BIN)/sharedkernel demo
@@ -108,9 +108,6 @@ faults: $(INSTALLED) ## kill, stop and starve processes around working notebooks
 
 cluster-faults: $(INSTALLED) ## the same over three hosts behind a front, each in namespaces of its own; as root
 	$(BIN)/python -m tests.cluster.hosts_campaign --kills $(KILLS) $(if $(SEED),--seed $(SEED))
-
-faults-hand-overs: $(INSTALLED) ## kill sessions and executors in the middle of hand-overs, KILLS=500 times (SEED= as above)
-	$(BIN)/python -m tests.faults.hand_over_kills --kills $(KILLS) $(if $(SEED),--seed $(SEED))
 
 faults-software-gpu: software-gpu ## the same on the software GPU
 	$(BIN)/python -m tests.software_gpu.run --torch $(SOFTWARE_GPU_TORCH) -- \

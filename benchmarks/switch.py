@@ -1,8 +1,5 @@
 """How long the device stands still when it changes hands: from one session's boundary to the other's first operation.
 
-The boundary and the operation cost time of their own. What the hand-over adds is what is above the median of those
-between which nobody else gets the device.
-
 Two users train. Each notebook notes the time just before each `zero_grad`, which is the boundary, and right after the
 first operation that follows it, where it waits when it has to. All processes of a machine read the same clock.
 """
@@ -49,7 +46,6 @@ def run(conditions: Conditions) -> list[Result]:
 async def _measure(conditions: Conditions, stack: LocalStack) -> list[Result]:
     seconds = conditions.effort.seconds(20)
     switches: list[float] = []
-    unswitched: list[float] = []
     async with AsyncExitStack() as contexts:
         notebooks = [await contexts.enter_async_context(open_notebook(gateway_route(stack, user))) for user in _USERS]
         conditions.say("sizing the trainings")
@@ -59,18 +55,8 @@ async def _measure(conditions: Conditions, stack: LocalStack) -> list[Result]:
             code = _TRAIN.format(seconds=seconds)
             one, other = await asyncio.gather(*(notebook.value(code) for notebook in notebooks))
             switches += [*hand_overs(one[0], other), *hand_overs(other[0], one)]
-            for boundaries, operations in (one, other):
-                taken = (operation - boundary for boundary, operation in zip(boundaries, operations, strict=True))
-                unswitched += [seconds for seconds in taken if seconds <= _WAITED]
     if not switches:
         raise BenchmarkFailed("the device never changed hands; is it slower than the trainings are long?")
-    unswitched_seconds = percentile(unswitched, 50)
-    added = [max(0.0, seconds - unswitched_seconds) for seconds in switches]
-    between = (
-        f"over {len(switches)} switches between two trainings with iterations of "
-        f"{' and '.join(brief(length) for length in iterations)}"
-    )
-    less = f"less {brief(unswitched_seconds)}, the median of the same two operations while nobody gets the device"
     return [
         Result(
             metric="p50_seconds",
@@ -78,23 +64,10 @@ async def _measure(conditions: Conditions, stack: LocalStack) -> list[Result]:
             unit="seconds",
             target=Target("<", 0.001),
             how=f"Median time from a boundary (just before `zero_grad`) of the session that gives the device up to the "
-            f"end of the first operation of the session that gets it, {between}; "
+            f"end of the first operation of the session that gets it, over {len(switches)} switches between two "
+            f"trainings with iterations of {' and '.join(brief(length) for length in iterations)}; "
             f"p95 {brief(percentile(switches, 95))}.",
-        ),
-        Result(
-            metric="handover_seconds",
-            value=percentile(added, 50),
-            unit="seconds",
-            target=Target("<", 0.0001),
-            how=f"Median of what a hand-over adds: the same time, {less}, {between}.",
-        ),
-        Result(
-            metric="handover_p99_seconds",
-            value=percentile(added, 99),
-            unit="seconds",
-            target=Target("<", 0.002),
-            how=f"Its 99th percentile, {between}.",
-        ),
+        )
     ]
 
 

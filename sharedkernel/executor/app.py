@@ -273,7 +273,6 @@ class ExecutorApp(CommandApp):
             parallel_lanes=self.parallel_lanes,
             preempt_iterations=_PREEMPT_ITERATIONS if device.kind == "cuda" else 0.0,
             # elsewhere there is more to a turn: a lane, or work that is queued on the device
-            names_heirs=device.kind == "host",
         )
 
     def _isolate(self, directory: Path, parent: Path) -> Isolation:

@@ -172,7 +172,6 @@ class ExecutorService:
             self._session_of,
             {
                 **ShelfRequests(self._shelves).handlers(),
-                **self._controller.handlers(),
                 **(lanes.handlers() if lanes is not None else {}),
             },
             self._shelves.forget_reservations,

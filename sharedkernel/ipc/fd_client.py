@@ -42,11 +42,6 @@ class Descriptor:
         """Return it; -1 once it is closed."""
         return self._descriptor
 
-    def release(self) -> int:
-        """Return it, to belong to another object from now on."""
-        descriptor, self._descriptor = self._descriptor, -1
-        return descriptor
-
     def close(self) -> None:
         """Close it now."""
         if self._descriptor >= 0:

@@ -124,25 +124,6 @@ class UnitsLetGo(Message, frozen=True, kw_only=True):
     units: list[int]
 
 
-class FetchBaton(Message, frozen=True, kw_only=True):
-    """Ask for the ends at which tokens and calls come (see `ipc/baton.py`); answered by :class:`Done`, with both.
-
-    What an earlier answer came with is void.
-    """
-
-    request: int
-
-
-class FetchLine(Message, frozen=True, kw_only=True):
-    """Ask for the line to another session, as :class:`Introduced` named it; answered by :class:`Done`, with the line.
-
-    Refused when nobody is there any more.
-    """
-
-    request: int
-    line: int
-
-
 # --- executor -> session on the descriptor socket (packets) -----------------------------------
 
 
@@ -191,6 +172,6 @@ class ShelfListing(Message, frozen=True, kw_only=True):
 
 ToDescriptorSocket = (
     ReserveShelf | WithdrawReservation | Shelve | FetchShelved | Unshelve | ListShelf | TakeLane | FetchUnits
-    | LaneHandedOver | LaneUnused | WantPrivateUnits | UnitsImported | UnitsLetGo | KeepUnits | FetchBaton | FetchLine
+    | LaneHandedOver | LaneUnused | WantPrivateUnits | UnitsImported | UnitsLetGo | KeepUnits
 )  # fmt: skip
 FromDescriptorSocket = DescriptorWelcome | Done | Failed | Shelved | ShelfListing | LaneTaken | Units

@@ -35,8 +35,6 @@ class SessionHello(Message, frozen=True, kw_only=True):
     offloaded_bytes: int = 0
     #: a hash of the source of the open cell; None: not known
     source: str | None = None
-    #: it can hand the device to an heir, and inherit it (:class:`Introduced`)
-    can_inherit: bool = False
     #: of what it understands: from 1 on :class:`AskIdle`, :class:`AskActivity` and :class:`EndCommand`
     revision: int = 0
 
@@ -287,22 +285,6 @@ class Allowance(Message, frozen=True, kw_only=True):
     data_limit_bytes: int | None = None
 
 
-class Introduced(Message, frozen=True, kw_only=True):
-    """Fetch what it takes to hand the device on (see `ipc/baton.py`).
-
-    That is the session's own part (:class:`FetchBaton`), or a line to another session (:class:`FetchLine`).
-    """
-
-    #: of the line; 0: the session's own part
-    line: int
-
-
-class LineClosed(Message, frozen=True, kw_only=True):
-    """The session at the other end of a line has ended."""
-
-    line: int
-
-
 class Notice(Message, frozen=True, kw_only=True):
     """A sentence for the session's user, to be shown in the notebook."""
 
@@ -342,8 +324,6 @@ ToSession = (
     | OffloadCommand
     | RestoreCommand
     | Allowance
-    | Introduced
-    | LineClosed
     | Notice
     | View
 )

@@ -22,10 +22,6 @@ Four questions, each with its modules
     sessions admitted as far as they fit, grants given and revoked, and idle sessions offloaded for those still queued.
     `steps/apply.py` applies each decision.
 
-Heirs
-    With :attr:`.SchedulerConfig.names_heirs`, a revocation says who follows, and the holder may hand the device on by
-    itself; `steps/heirs.py` says when, and what of it is a fact.
-
 Interrupted iterations
     A grant that was released in the middle of an iteration leaves live bytes in its lane. The lane belongs to that
     session until the iteration has ended, or until its live bytes are *parked*: charged beside all lanes. Parked bytes
@@ -88,16 +84,15 @@ from collections.abc import Collection
 
 from sharedkernel.errors import InvalidTransition
 from sharedkernel.scheduling.invariants import check
-from sharedkernel.scheduling.model.actions import Action, Heir, RemoveLane
+from sharedkernel.scheduling.model.actions import Action, RemoveLane
 from sharedkernel.scheduling.model.config import SchedulerConfig
-from sharedkernel.scheduling.model.events import Event, GrantReleased, SessionEvent
+from sharedkernel.scheduling.model.events import Event, SessionEvent
 from sharedkernel.scheduling.model.transitions import TRANSITIONS
 from sharedkernel.scheduling.model.types import LaneId, SessionId, SessionState
 from sharedkernel.scheduling.policies.base import Policy
 from sharedkernel.scheduling.snapshot import QueueView, Snapshot, take_queue, take_snapshot
 from sharedkernel.scheduling.steps.apply import Decisions
 from sharedkernel.scheduling.steps.handlers import EventHandlers
-from sharedkernel.scheduling.steps.heirs import Heirs, heir_of, limit_of, may_inherit
 from sharedkernel.scheduling.steps.reconcile import Reconciler
 from sharedkernel.scheduling.steps.records import Records
 
@@ -121,7 +116,6 @@ class Scheduler:
         decisions = Decisions(records)
         self._handlers = EventHandlers(records, decisions)
         self._reconciler = Reconciler(records, decisions)
-        self._heirs = Heirs(records)
 
     @property
     def is_contended(self) -> bool:
@@ -155,10 +149,6 @@ class Scheduler:
         self.clock.accrue(now)
         self._handlers.handle(event)
         self._reconciler.reconcile()
-        if (named := self._heirs.name()) is not None:
-            holder, heir, generation = named
-            limit = limit_of(self._records, holder)
-            self._records.actions.append(Heir(session=holder.id, heir=heir.id, generation=generation, limit=limit))
         actions = self._records.actions[:]
         self._records.actions.clear()
         self.removed_lanes = [action.lane for action in actions if isinstance(action, RemoveLane)]
@@ -210,12 +200,6 @@ class Scheduler:
         """Return the views of the holders, and of those that want the device or memory, next first; changes nothing."""
         return take_queue(self._records, now)
 
-    def heir(self, holder: SessionId) -> SessionId | None:
-        """Return who follows *holder* if it releases its grant at a boundary now; None: none, or not known ahead."""
-        session = self.clock.holders.get(holder)
-        heir = None if session is None else heir_of(self._records, session)
-        return None if heir is None else heir.id
-
     def story(self, session: SessionId) -> list[str]:
         """Return *session*'s recent history, oldest first; empty for an unknown one."""
         known = self.sessions.get(session)
@@ -238,6 +222,3 @@ class Scheduler:
         state = SessionState.DEAD if session is None else session.state
         if (state, type(event)) not in TRANSITIONS:
             raise InvalidTransition(event.session, state, type(event).__name__, self.story(event.session))
-        heir = event.heir if isinstance(event, GrantReleased) else None
-        if heir is not None and not may_inherit(self._records, event.session, heir):
-            raise InvalidTransition(event.session, state, f"GrantReleased to {heir}", self.story(event.session))

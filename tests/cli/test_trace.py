@@ -145,6 +145,17 @@ def test_only_the_last_executor_counts(tmp_path: Path) -> None:
     assert recording.notes.get("events_left_out") is None
 
 
+def test_what_another_version_recorded_is_passed_over(tmp_path: Path) -> None:
+    """Its executor had an option, and its events a field, that there is no more."""
+    config = {**asdict(SchedulerConfig(capacity=1000)), "names_heirs": True}
+    lines = [{"now": 5.0, "began": {"config": config}}, {"now": 6.0, "event": "GrantReleased", "heir": "bob1"}]
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    recording = record_from_log(write_log(tmp_path, contended_desk(10.0)))
+    assert recording.end - recording.begin == pytest.approx(10, abs=0.1)
+    assert recording.notes.get("events_left_out") is None
+
+
 def test_a_record_without_its_begin_shows_what_it_can(tmp_path: Path) -> None:
     """Sessions that began before the record are taken in when they next want the device; what is left out is said."""
     desk = contended_desk(30.0)
@@ -170,7 +181,7 @@ def test_a_half_written_last_line_is_left_out(tmp_path: Path) -> None:
     [
         ("no json\n{}\n", "line 1 of .* is no event of this version"),
         ('{"now": 1.0, "event": "Tick"}\n', "the record holds no begin of an executor"),
-        ('{"now": 1.0, "began": {"config": {"capacity": 1, "colour": "red"}}}\n{}\n', "line 1 of .* is no event"),
+        ('{"now": 1.0, "began": {"config": {"capacity": 1, "colour": "red"}}}\n', "no begin of an executor of this"),
         ('{"now": "soon", "event": "Tick"}\n{}\n', "line 1 of .* is no event"),
     ],
 )

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import socket
 import statistics
 import time
 import urllib.error
 import urllib.request
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,10 +27,6 @@ from tests.processes import open_files
 BAD = ("tensors_lost", "wrong", "outcomes_lost", "unexplained", "ended", "grown", "failures")
 #: descriptors of a kind that a process may open only when it first needs them: sockets of threads that publish
 _LATE = 2
-#: what is counted apart: packet sockets without a name, as are the two ends of a pair
-_UNNAMED = "unnamed packet socket"
-#: of these, what a session and its executor have each to hand the device on, made when it first waits for another
-_LINES = 4
 
 
 @dataclass(slots=True, kw_only=True)
@@ -137,7 +132,6 @@ def growth(stack: FaultStack, before: Counter[str]) -> dict[str, int]:
     end_left_sessions(stack)
     deadline = time.monotonic() + PATIENCE / 4
     late = Counter({name: _LATE for name in before if name.endswith(("]", ":N"))})
-    late += Counter({f"executor: {_UNNAMED}": _LINES * stack.num_records(), f"session: {_UNNAMED}": _LINES})
     while (grown := holdings(stack) - before - late) and time.monotonic() < deadline:
         time.sleep(0.5)
         end_left_sessions(stack)  # the last try may have met a service that was just back
@@ -178,7 +172,7 @@ def holdings(stack: FaultStack) -> Counter[str]:
     found: Counter[str] = Counter()
     for process in stack.processes():
         with contextlib.suppress(psutil.Error, OSError):
-            names = [_kind_of(stack, name) for name in _open(process)]
+            names = [_kind_of(stack, name) for name in open_files(process.pid).values()]
             role = _role(process.cmdline(), names)
             found[f"process: {role}"] += 1
             found |= Counter(f"{role}: {name}" for name in names)
@@ -201,10 +195,3 @@ def _role(words: list[str], names: list[str]) -> str:
 def _kind_of(stack: FaultStack, name: str) -> str:
     """Return a file's name without what differs from one to the next."""
     return re.sub(r"[0-9a-f]{6,}|\d+", "N", name.removeprefix(str(stack.directory))).removesuffix(" (deleted)")
-
-
-def _open(process: psutil.Process) -> Iterator[str]:
-    sockets = process.net_connections("unix")
-    unnamed = {each.fd for each in sockets if each.type == socket.SOCK_SEQPACKET and not each.laddr}
-    for descriptor, name in open_files(process.pid).items():
-        yield _UNNAMED if descriptor in unnamed else name

@@ -9,14 +9,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sharedkernel.errors import InvalidTransition
 from sharedkernel.scheduling import MemoryProfile, Scheduler, SchedulerConfig, SessionId, SessionState, UserId
 from sharedkernel.scheduling.model.actions import (
     Action,
     CreateLane,
     ForceYield,
     Grant,
-    Heir,
     Offload,
     Refuse,
     RemoveLane,
@@ -72,7 +70,6 @@ configs = st.builds(
     growth_patience=st.sampled_from([0.3, 30.0]),
     memory_quantum=st.sampled_from([None, 2.0, 20.0]),
     parallel_lanes=st.sampled_from([1, 1, 2, 3]),
-    names_heirs=st.booleans(),
     utilisation_limit=st.sampled_from([1.0, 2.0, 9.0]),
 )
 
@@ -123,9 +120,6 @@ class Machine(RuleBasedStateMachine):
         self.restoring: set[str] = set()
         #: sessions that were called to their gates
         self.summoned: set[str] = set()
-        #: a holder that may hand the device on by itself until the next event, and the last of such namings
-        self.named: Heir | None = None
-        self.generation = 0
         for persistent, ephemeral, framework, is_open in crowd:
             self.start(f"w{len(self.scheduler.sessions)}", "x", framework)
             name = SessionId(f"s{self.num_sessions}")
@@ -145,7 +139,6 @@ class Machine(RuleBasedStateMachine):
             self.restoring.discard(event.session)
         if isinstance(event, DeviceWanted | ProcessStopped | CellClosed | SessionEnded):
             self.summoned.discard(event.session)
-        self.named = None
         actions = self.scheduler.handle(event, now=self.now)
         self.follow()
         for action in actions:
@@ -187,15 +180,6 @@ class Machine(RuleBasedStateMachine):
                 assert session in self.granted
                 has_asked = self.may_revoke or self.scheduler.sessions[session].state is SessionState.PREEMPTING
                 assert has_asked, f"{self.scheduler.config.policy} took a grant back"
-            case Heir(session=session, heir=heir, generation=generation, limit=limit):
-                assert self.config.names_heirs
-                assert list(self.granted) == [session]
-                assert self.scheduler.sessions[session].state is SessionState.PREEMPTING
-                assert self.scheduler.sessions[heir].state is SessionState.QUEUED
-                assert self.scheduler.heir(session) == heir
-                assert limit >= self.scheduler.sessions[session].memory.persistent
-                assert generation > self.generation
-                self.named, self.generation = action, generation
             case Summon(session=session):
                 assert self.scheduler.sessions[session].state is SessionState.READY
                 self.summoned.add(session)
@@ -313,43 +297,6 @@ class Machine(RuleBasedStateMachine):
             utilisation=utilisation,
         )
         self.send(event)
-
-    @precondition(lambda self: self.named)
-    @rule(seconds=st.sampled_from([0.0, 0.01, 6.0]), memory=memories)
-    def hand_on(self, seconds: float, memory: MemoryProfile) -> None:
-        """Let the holder hand the device to its heir; it may turn out to hold more than it should."""
-        assert self.named is not None
-        holder, heir = self.named.session, self.named.heir
-        self.now += seconds
-        self.send(GrantReleased(session=holder, at="boundary", memory=memory, iterations=1, heir=heir))
-        assert heir in self.granted, "the heir does not hold the device"
-
-    @precondition(lambda self: self.named)
-    @rule()
-    def would_follow(self) -> None:
-        """Let the holder release its grant the plain way, at once and with its memory as it was: its heir is next."""
-        assert self.named is not None
-        memory = self.scheduler.sessions[self.named.session].memory
-        heir = self.named.heir
-        self.send(GrantReleased(session=self.named.session, at="boundary", memory=memory))
-        assert heir in self.granted, "another one than the heir was granted the device"
-
-    @precondition(lambda self: self.holders())
-    @rule(number=picks, to=picks)
-    def hand_on_to_anybody(self, number: int, to: int) -> None:
-        """Let a holder hand the device to any session: that is a fact if it could be, or else changes nothing."""
-        holder = self.pick(self.holders(), number)
-        heir = self.pick([session.id for session in self.scheduler.sessions.values()], to)
-        memory = self.scheduler.sessions[holder].memory
-        before = self.scheduler.snapshot(self.now)
-        granted = dict(self.granted)
-        try:
-            self.send(GrantReleased(session=holder, at="boundary", memory=memory, heir=heir))
-        except InvalidTransition:
-            assert self.scheduler.snapshot(self.now) == before
-            self.granted = granted
-        else:
-            assert heir in self.granted
 
     @precondition(lambda self: self.allowing(HolderIdle))
     @rule(number=picks)

@@ -8,13 +8,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from sharedkernel import protocol
 from sharedkernel.session.connection import Link
-from tests.faults.holds import can_limit_processes, without_processes
-from tests.session.harness import SessionUnderTest
 
 #: what the link greets with here; an executor does not look at it
 _GREETING = protocol.WantEarlier(question=1)
@@ -80,7 +77,7 @@ _WITHOUT_THREADS = """if True:
     from sharedkernel.session.connection import Link
 
     def handle(message):
-        if isinstance(message, protocol.Introduced):
+        if isinstance(message, protocol.AskIdle):
             raise RuntimeError("can't start new thread")
 
     listener = socket.socket(socket.AF_UNIX)
@@ -90,7 +87,7 @@ _WITHOUT_THREADS = """if True:
     Link(sys.argv[1]).start(protocol.CellOpenedReport, handle)
     connection, _ = listener.accept()
     assert connection.recv(64)
-    connection.sendall(protocol.encode(protocol.Introduced(line=0)))
+    connection.sendall(protocol.encode(protocol.AskIdle()))
     assert listener.accept()[0].recv(64)
     os._exit(0)
 """
@@ -99,17 +96,6 @@ _WITHOUT_THREADS = """if True:
 def test_a_message_that_could_not_be_handled_ends_the_connection_alone(scratch: Path) -> None:
     """The session greets its executor anew, and goes on."""
     subprocess.run([sys.executable, "-c", _WITHOUT_THREADS, str(scratch / "socket")], check=True, timeout=60)
-
-
-@pytest.mark.skipif(not can_limit_processes(), reason="the number of processes cannot be limited here")
-def test_a_session_that_can_start_no_threads_is_granted_the_device() -> None:
-    """It takes no part in hand-overs then, and hears its executor as before."""
-    with SessionUnderTest() as session:
-        with without_processes(psutil.Process(session.process.pid)):
-            session.say(protocol.Introduced(line=0))
-            assert session.run("print(float(torch.ones(3).sum()))")["text"] == "3.0\n"
-        greetings = [message for message in session.heard if isinstance(message, protocol.SessionHello)]
-        assert len(greetings) == 1
 
 
 _HUNG = """if True:

@@ -3,6 +3,8 @@
 The record says what happened, not what was decided; the scheduling core, told the same events at the same times under
 the same configuration, decides the same again. So the replay knows every lane and every grant.
 
+What executors of another version have recorded before is passed over.
+
 A record that does not reach back to its executor's begin (its older files are gone) is replayed as far as it goes:
 sessions that had begun before are taken in when they next ask for the device, and what does not fit is left out and
 counted.
@@ -161,7 +163,7 @@ class _Replay:
         if heading is None and self._scheduler is None:
             heading = line.get("goes_on")
         if heading is not None:
-            self._begin_scheduler(where, heading, now)
+            self._begin_scheduler(heading, now)
         elif "goes_on" in line:
             return
         elif self._scheduler is not None:
@@ -171,11 +173,11 @@ class _Replay:
                 raise _damaged(where) from None
             self._handle(self._scheduler, max(now, self._now), event)
 
-    def _begin_scheduler(self, where: str, heading: dict[str, Any], now: float) -> None:
+    def _begin_scheduler(self, heading: dict[str, Any], now: float) -> None:
         try:
             self._scheduler = Scheduler(SchedulerConfig(**heading["config"]))
-        except (TypeError, KeyError, ConfigError):
-            raise _damaged(where) from None
+        except (TypeError, KeyError, ConfigError):  # another version's
+            self._scheduler = None
         self._start_over(heading, now)
 
     def _handle(self, scheduler: Scheduler, now: float, event: Event) -> None:
@@ -209,8 +211,8 @@ class _Replay:
         """Return what was taken in, the last *last* seconds of it (0: all)."""
         if self._scheduler is None:
             raise SharedKernelError(
-                "the record holds no begin of an executor, so its configuration is not known; restart the executor, "
-                "or record what happens now with --seconds 10."
+                "the record holds no begin of an executor of this version, so its configuration is not known; restart "
+                "the executor, or record what happens now with --seconds 10."
             )
         begin = max(self._begin, self._now - last) if last else self._begin
         spans = [span for span in (*self._spans, *self._tracker.under_way(self._now)) if span.end > begin]

@@ -108,7 +108,6 @@ class MessageRouter:
     def _greeted(self, peer: ControlConnection, hello: protocol.SessionHello) -> None:
         process = peer.session
         hello = self._believe(process, hello)
-        self._controller.greeted(process, can_inherit=hello.can_inherit)
         if process.transport is not None and isinstance(old := process.transport.get_protocol(), ControlConnection):
             old.supersede()
         process.transport = peer.transport

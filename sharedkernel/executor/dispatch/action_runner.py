@@ -21,7 +21,6 @@ from sharedkernel import protocol
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.devices.lane_server import LaneServer
 from sharedkernel.executor.dispatch.driver import Counters, Effects
-from sharedkernel.executor.dispatch.succession import Succession
 from sharedkernel.executor.dispatch.usage import Users
 from sharedkernel.executor.processes.process import SessionHandle, id_of, profile_of
 from sharedkernel.ipc.shared_page import FORCE_SIGNAL, Word
@@ -56,8 +55,6 @@ class SessionActions:
         Called with a session whose memory may grow to something else now.
     end
         Ends a session for a reason: a slug, and a sentence for its user.
-    succession
-        Arms hand-overs from a session to its heir.
     tasks
         Background tasks.
     """
@@ -71,7 +68,6 @@ class SessionActions:
         counters: Counters,
         update_limits: Callable[[SessionHandle], None],
         end: Callable[[SessionHandle, str, str], None],
-        succession: Succession,
         tasks: BackgroundTasks,
     ) -> None:
         self._scheduler = scheduler
@@ -81,13 +77,8 @@ class SessionActions:
         self._counters = counters
         self._update_limits = update_limits
         self._end = end
-        self._succession = succession
         self._tasks = tasks
         self._now = asyncio.get_running_loop().time
-
-    def settle(self) -> events.Event | None:
-        """Return that a session has handed the device on, if one has."""
-        return self._succession.settle()
 
     def disconnect(self, session: SessionId) -> None:
         """Hang up on *session*, which connects again then and reports where it stands."""
@@ -103,8 +94,6 @@ class SessionActions:
                 self._served.lane_server.removed(lane)
             case actions.Revoke(session=session):
                 self._sessions[session].page.words[Word.PREEMPT] = 1
-            case actions.Heir():
-                self._succession.arm(action)
             case actions.ForceYield(session=session):
                 self._force(self._sessions[session])
             case actions.StopProcess(session=session):
@@ -198,9 +187,6 @@ class SessionActions:
         if process.grant.is_unsanctioned:  # it holds one already, of the executor before this
             process.grant.is_unsanctioned = False
             return Effects()
-        if process.grant.has_begun:  # as the heir of the last holder
-            process.grant.has_begun = False
-            return Effects(caused)
         # Side by side, sessions must share the processors, or their threads fight over them.
         threads = max(1, (os.cpu_count() or 1) // parallel) if parallel > 1 else 0
         lanes = self._served.lane_server

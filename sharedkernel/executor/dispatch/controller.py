@@ -17,14 +17,12 @@ from sharedkernel.executor.dispatch.driver import Counters, SchedulerDriver
 from sharedkernel.executor.dispatch.idle_holders import IdleHolders
 from sharedkernel.executor.dispatch.lease_renewal import LeaseRenewal
 from sharedkernel.executor.dispatch.offloads import Offloads, answer_requests
-from sharedkernel.executor.dispatch.succession import Succession
 from sharedkernel.executor.dispatch.usage import Users, UserTotals, user_configured
 from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.processes.process import SessionHandle, id_of, profile_of
 from sharedkernel.executor.processes.sanitize import believe_iterations
 from sharedkernel.executor.processes.user_quota import most_of, used_by
-from sharedkernel.ipc.fd_server import FdHandler
 from sharedkernel.ipc.shared_page import Word
 from sharedkernel.protocol import Limits, Memory
 from sharedkernel.scheduling.model import events
@@ -72,10 +70,7 @@ class SessionController:
         #: what each session's memory may grow to
         self.limits = LeaseRenewal(served, self.users, scheduler.clock.holders)
         update = self.limits.update
-        self._succession = Succession(self.sessions, update)
-        actions = SessionActions(
-            scheduler, served, self.sessions, self.users, counters, update, end, self._succession, self._tasks
-        )
+        actions = SessionActions(scheduler, served, self.sessions, self.users, counters, update, end, self._tasks)
         self._driver = SchedulerDriver(scheduler, event_log, actions, counters)
         self.offloads = Offloads(self._driver, served, self._measured, self.limits.update, self._tasks)
         self._workload = workload
@@ -90,7 +85,6 @@ class SessionController:
         self._tasks.cancel()
         self.limits.close()
         self._driver.stop()
-        self._succession.close()
         self._workload.close()
 
     # --- users and sessions come and go -------------------------------------------------------------------------------
@@ -155,8 +149,6 @@ class SessionController:
 
     def remove(self, process: SessionHandle) -> None:
         """Release a process that ended."""
-        self._driver.settle()
-        self._succession.ended(process)
         attained = self._driver.scheduler.sessions[id_of(process)].service.attained
         record, session = self.users.records[process.user or ""], process.session or ""
         record.iterations_before += believe_iterations(process.page, attained)
@@ -195,16 +187,6 @@ class SessionController:
         """Return each session's attained service in device-seconds."""
         return self._driver.scheduler.attained(self._driver.now())
 
-    def greeted(self, process: SessionHandle, *, can_inherit: bool) -> None:
-        """Find out what a session did before it greeted anew; called before anything is said to it."""
-        self._driver.settle()
-        self._succession.ended(process)
-        process.can_inherit = can_inherit
-
-    def handlers(self) -> dict[type[protocol.Message], FdHandler[SessionHandle]]:
-        """Return what answers sessions' requests on the descriptor socket."""
-        return self._succession.handlers(self._driver.settle)
-
     # --- what sessions say --------------------------------------------------------------------------------------------
 
     def take_over(self, process: SessionHandle, hello: protocol.SessionHello) -> None:
@@ -213,7 +195,6 @@ class SessionController:
             return
         process.page.words[Word.PREEMPT] = 0
         _let_run(process)
-        process.grant.is_handed_on = process.grant.has_begun = False
         process.sent_allowance = process.wait.sent = process.wait.since = None
         process.promised_bytes = process.growth = 0
         session = id_of(process)
@@ -255,8 +236,6 @@ class SessionController:
     def handle(self, process: SessionHandle, message: Any) -> None:
         """Handle one message of a session that is not about its own start."""
         session = id_of(process)
-        if not isinstance(message, protocol.GrantReleasedReport):  # which says itself what became of the grant
-            self._driver.settle()
         self.limits.changed(process.user or "")
         match message:
             case protocol.CellOpenedReport():
@@ -320,17 +299,12 @@ class SessionController:
                 session=id_of(process), memory=profile_of(process.memory), growth=growth, context=context
             )
         )
-        self._succession.introduce_heirs(self._driver.scheduler)
 
     def _release(self, process: SessionHandle, message: protocol.GrantReleasedReport) -> None:
         self._measured(process, message.memory)
         if message.at != "yield":
             process.promised_bytes = 0
         process.page.words[Word.PREEMPT] = 0
-        if process.grant.is_handed_on:  # known already
-            process.grant.is_handed_on = False
-            self._driver.handle(events.MemoryMeasured(session=id_of(process), memory=profile_of(message.memory)))
-            return
         if process.grant.is_unsanctioned:
             process.grant.is_unsanctioned = False
             return
@@ -339,12 +313,10 @@ class SessionController:
             self._driver.handle(events.DeviceWantWithdrawn(session=id_of(process)))
             return
         utilisation = self._seen_utilisation(process, message)
-        heir = self._succession.released(process)
         self._driver.handle(
             events.GrantReleased(
                 session=id_of(process),
-                at=message.at if heir is None else "boundary",
-                heir=heir,
+                at=message.at,
                 memory=profile_of(message.memory),
                 live_bytes=message.live_bytes,
                 iterations=message.iterations,

@@ -109,9 +109,6 @@ class Actions(Protocol):
     def act(self, action: actions.Action) -> Effects:
         """Carry *action* out; what raises was not carried out."""
 
-    def settle(self) -> events.Event | None:
-        """Return what happened among sessions since the last event and before the one that comes now, if anything."""
-
     def disconnect(self, session: SessionId) -> None:
         """Hang up on *session*, which connects again then and reports where it stands."""
 
@@ -172,11 +169,6 @@ class SchedulerDriver:
             self._handling = False
             self._set_timer()
 
-    def settle(self) -> None:
-        """Handle what happened among sessions so far, before anything else is done to them."""
-        if not self._handling and (fact := self._target.settle()) is not None:
-            self.handle(fact)
-
     def _handle_caused(self, event: events.Event) -> None:
         try:
             self._handle_one(event)
@@ -186,11 +178,6 @@ class SchedulerDriver:
             log.exception("%r was not handled", event)
 
     def _handle_one(self, event: events.Event) -> None:
-        if (fact := self._target.settle()) is not None:
-            self._decide(fact)
-        self._decide(event)
-
-    def _decide(self, event: events.Event) -> None:
         now = self._loop.time()
         decided = self.scheduler.handle(event, now=now)
         self.revision += 1

@@ -96,12 +96,8 @@ class SessionHandle(PersistedSession, kw_only=True, eq=False):
     end_asked: bool = False
     #: slug and sentence, where this executor ended it of its own accord
     end_reason: tuple[str, str] | None = None
-    #: it can hand the device to an heir, and inherit it, as it says itself
-    can_inherit: bool = False
     #: of the messages that it understands, as it says itself
     revision: int = 0
-    #: it may not, since a hand-over in which it took part was no honest one
-    is_barred: bool = False
     grant: GrantProgress = msgspec.field(default_factory=GrantProgress)
     wait: WaitProgress = msgspec.field(default_factory=WaitProgress)
     #: the allowance that was last sent to it

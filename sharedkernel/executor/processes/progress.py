@@ -73,10 +73,6 @@ class GrantProgress:
     #: signals to yield since its present grant, and when the first was sent, on the event loop's axis
     num_signals: int = 0
     first_signal_at: float = 0.0
-    #: it inherited the device and knows that already, before the scheduler has granted it
-    has_begun: bool = False
-    #: it has handed its grant on, and its report of that has not come
-    is_handed_on: bool = False
     #: stopped as a process, in the middle of what it does on the device
     is_stopped: bool = False
 

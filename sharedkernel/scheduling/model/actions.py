@@ -35,22 +35,6 @@ class Revoke(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heir(Action):
-    """Let the session, whose grant was revoked, hand the device to its heir by itself at its next boundary.
-
-    It is void with the next event. If the session had handed the device on before that, the next event is its
-    :class:`~sharedkernel.scheduling.model.events.GrantReleased` with that heir.
-    """
-
-    session: SessionId
-    heir: SessionId
-    #: larger than that of each one before
-    generation: int
-    #: persistent bytes that the session may hold then, so that its heir's memory is there
-    limit: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ForceYield(Action):
     """Demand the revoked grant by a signal: the session did not reach a boundary in time."""
 

@@ -61,8 +61,6 @@ class SchedulerConfig:
     utilisation_limit: float = 1.0
     #: policy ``fifo``: whether later cells that fit run while the oldest waits for memory
     backfill: bool = False
-    #: whether a revocation names who follows (`steps/heirs.py`), for sessions that can hand the device on themselves
-    names_heirs: bool = False
 
     def __post_init__(self) -> None:
         if self.capacity <= 0:

@@ -186,8 +186,6 @@ class GrantReleased(SessionEvent):
     utilisation: float | None = None
     #: iterations that are left in its cell, as the notebook shows them; None: it says nothing new
     remaining_iterations: int | None = None
-    #: to whom it handed the device by itself, and who holds it now; see :class:`.Heir`
-    heir: SessionId | None = None
 
     #: accepted values of `at`
     POINTS: ClassVar[tuple[str, ...]] = ("boundary", "cell", "yield")
@@ -197,8 +195,6 @@ class GrantReleased(SessionEvent):
             raise ValueError(f"a grant is released at one of {', '.join(self.POINTS)}, not at {self.at!r}.")
         if self.live_bytes < 0 or self.iterations < 0:
             raise ValueError(f"session {self.session} reported negative live bytes or iterations.")
-        if self.heir is not None and self.at != "boundary":
-            raise ValueError(f"session {self.session} hands the device on at a boundary only, not at {self.at!r}.")
         _check_remaining(self.session, self.remaining_iterations)
         if self.utilisation is not None and not 0 <= self.utilisation <= 1:
             raise ValueError(f"session {self.session} reported a utilisation of {self.utilisation}; it is 0 to 1.")

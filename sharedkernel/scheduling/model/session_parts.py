@@ -49,8 +49,6 @@ class AdmissionWait:
     hopeless_since: float | None = None
     #: whether it holds memory and has waited in vain in its open cell: it does not wait again until it can be served
     was_in_vain: bool = False
-    #: whether it was named as a holder's heir since it wants the device: once, see `steps/heirs.py`
-    was_heir: bool = False
 
     def end_want(self) -> None:
         """Forget since when it wants a grant: it has one, or wants none any more."""

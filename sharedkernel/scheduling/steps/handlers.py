@@ -198,7 +198,6 @@ class EventHandlers:
         session.forecast.remaining = records.predictions.estimate(session).seconds
         if session.wait.ungranted_since is None:
             session.wait.ungranted_since = records.clock.now
-        session.wait.was_heir = False
         records.move(session, event)
         session.iteration.growth, session.context = event.growth, event.context
         if session.residence.is_ending:
@@ -236,8 +235,6 @@ class EventHandlers:
             session.offload.remaining_ephemeral = None
         need = session.need
         records.set_live(session, event.live_bytes if event.at == "yield" else 0)
-        if event.heir is not None:  # first: the device is in use, whatever else follows
-            self._decisions.grant(records.sessions[event.heir])
         if session.iteration.growth_parked:
             # The iteration may still need what it grew to. Bytes that were parked for it and not used are released.
             records.measure(session, at_least(event.memory, ephemeral=need + session.iteration.parked))

@@ -187,8 +187,6 @@ class Acquisition(GatePart):
             with self._link.lock:
                 if not self._grant.is_held:
                     return True
-                if at == "boundary" and main:  # the heir begins while the rest is done; it does not need the lock
-                    self._batons.hand_on(lambda: self._meter.used_bytes)
                 self._link.send(self._grant.end(at))
             if main and not self._mode.is_in:
                 self._mode.put_in()

@@ -121,8 +121,7 @@ class Gate(GatePart):
             self._observer.turn_changed(begins)
 
     def resume_state(self) -> dict[str, Any]:
-        """Return what a new executor must know (with `link.lock` held), and which stays true until it is told more."""
-        self._batons.forget()
+        """Return what a new executor must know (with `link.lock` held)."""
         return {
             "cell_open": self.sections.num_open > 0,
             "used": self.sections.has_run,
@@ -140,7 +139,6 @@ class Gate(GatePart):
         # A forked child (a DataLoader's worker) has the mode, the page and the socket, and is not the session.
         self.sections.is_disabled = True
         self._acquisition.lanes = None
-        self._batons.forget()
         self._link.forget_in_child()
         self.grant.threads.forget_in_child()
         signal.signal(FORCE_SIGNAL, signal.SIG_DFL)
@@ -203,9 +201,6 @@ class Gate(GatePart):
 
     def on_message(self, message: Any) -> None:
         """Handle *message*, an answer of the executor (on the link's thread)."""
-        if isinstance(message, protocol.Introduced | protocol.LineClosed):
-            self._batons.on_message(message)
-            return
         if isinstance(message, protocol.Waiting):
             self._notice.update(message)
             return

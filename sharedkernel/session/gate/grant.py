@@ -16,7 +16,6 @@ import torch
 
 from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import Page, Turn, Word
-from sharedkernel.session.batons import Batons
 from sharedkernel.session.connection import Link
 from sharedkernel.session.memory.growth import Growth
 from sharedkernel.session.memory.host_meter import unlimited_rlimit
@@ -56,8 +55,6 @@ class GateParts:
     growth: Growth
     #: predicts the session's work
     forecast: Forecast
-    #: hand the device on, and inherit it
-    batons: Batons
 
 
 class GatePart:
@@ -77,7 +74,6 @@ class GatePart:
         self._residency = parts.residency
         self._growth = parts.growth
         self._forecast = parts.forecast
-        self._batons = parts.batons
 
 
 class GateObserver(Protocol):

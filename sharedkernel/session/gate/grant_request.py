@@ -1,4 +1,4 @@
-"""A session's requests for a grant: sent to the executor, answered or withdrawn, or met by the last holder itself.
+"""A session's requests for a grant: sent to the executor, answered or withdrawn.
 
 One thread at a time requests (the gate sees to that); the link's thread brings the answer.
 """
@@ -15,7 +15,6 @@ from sharedkernel.session.gate.grant import GatePart, GateParts, HeldGrant
 from sharedkernel.session.ui.wait_display import NOTICE_AFTER, REFRESH_INTERVAL, WaitDisplay
 from sharedkernel.system.deferred_signals import interrupts_let_through, signals_held
 from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
-from sharedkernel.system.polled_event import PolledEvent
 
 #: as plain numbers: members of an enumeration cost more to look up
 _TURN, _READY, _WANTING = int(Word.TURN), int(Turn.READY), int(Turn.WANTING)
@@ -24,7 +23,7 @@ _CHECK_INTERVAL = 0.2
 
 
 def wait_for_answer(
-    answered: InterruptSafeEvent | PolledEvent, notice: WaitDisplay, link: Link, check: Callable[[], None] | None = None
+    answered: InterruptSafeEvent, notice: WaitDisplay, link: Link, check: Callable[[], None] | None = None
 ) -> None:
     """Wait for the executor's answer, open to interrupts; in a long wait, *notice* shows the reason and is refreshed.
 
@@ -46,7 +45,7 @@ def wait_for_answer(
         notice.refresh(has_executor=link.is_connected)
 
 
-def _wait(answered: InterruptSafeEvent | PolledEvent, seconds: float, check: Callable[[], None] | None) -> bool:
+def _wait(answered: InterruptSafeEvent, seconds: float, check: Callable[[], None] | None) -> bool:
     if check is None:
         return answered.wait(seconds)
     deadline = time.monotonic() + seconds
@@ -74,7 +73,7 @@ class GrantRequest(GatePart):
         #: it was said, and has no answer
         self.is_open = False
         #: set when the waiting thread has something to do: take the answer, or give way to other sessions
-        self.answered = PolledEvent(self._batons.fileno, self._called)
+        self.answered = InterruptSafeEvent()
         self._withdrawal_seen = InterruptSafeEvent()
         #: the answer, if it was no grant
         self.refusal: protocol.RefusedGrant | None = None
@@ -95,7 +94,6 @@ class GrantRequest(GatePart):
         self._notice.wait_begins()
         with self._link.lock:
             self.answered.clear()
-            self._batons.wait_begins()
             self.refusal = None
             self.is_open = True
             self._words[_TURN] = _WANTING
@@ -156,17 +154,4 @@ class GrantRequest(GatePart):
             # The waiting thread wakes up while the rest is done; it needs the lock to end what begins here.
             self.answered.set()
             if granted:
-                self._grant.begin()
-
-    def _called(self) -> None:
-        """Inherit the device, if the last holder has called (in the thread that waits)."""
-        with signals_held(), self._link.lock:
-            if not self.is_open:
-                self._batons.wait_begins()
-            elif self._batons.inherit():
-                self.drop()
-                self._grant.threads.granted = 0
-                self._grant.has_lane = False
-                self._grant.is_held = True
-                self.answered.end_wait()
                 self._grant.begin()

@@ -33,7 +33,6 @@ from sharedkernel.ipc.shared_page import Page
 from sharedkernel.jupyter.names import HOST_VARIABLE
 from sharedkernel.paths import log_name
 from sharedkernel.session import imported_modules, likeness
-from sharedkernel.session.batons import Batons
 from sharedkernel.session.channels.backpressure import Pace, SessionApp, out_of_turn, refuse_long
 from sharedkernel.session.channels.direct_sends import Replies, replacing_surrogates
 from sharedkernel.session.channels.message_log import MessageLog
@@ -138,7 +137,6 @@ class SessionRuntime:
             residency=residency,
             growth=growth,
             forecast=forecast,
-            batons=Batons(self._link, self._channel),
         )
         self._gate = Gate(
             parts,
@@ -189,7 +187,6 @@ class SessionRuntime:
             connection={**info, "key": self._app.session.key.decode()},
             memory=self._meter.memory,
             data_bytes=self._meter.data_bytes(),
-            can_inherit=True,
             revision=1,
             **self._gate.resume_state(),
         )

@@ -24,8 +24,8 @@ from sharedkernel.ipc.shared_page import Page
 from sharedkernel.protocol import Allowance, Memory
 from sharedkernel.session.memory.figures import MemoryFigures
 from sharedkernel.shelf.memory import bytes_mapped_alone
+from sharedkernel.system.delayed_event import DelayedEvent
 from sharedkernel.system.malloc import trim
-from sharedkernel.system.polled_event import DelayedEvent
 
 #: seconds between samples while the profile is young, and once it is stable
 YOUNG_INTERVAL, STABLE_INTERVAL = 0.002, 0.05

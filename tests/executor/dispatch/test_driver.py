@@ -16,7 +16,7 @@ from sharedkernel.scheduling.model.types import HOLDING_STATES
 from tests.scheduling.desk import Desk
 
 MIB = 1 << 20
-CONFIG = SchedulerConfig(capacity=1000 * MIB, names_heirs=True)
+CONFIG = SchedulerConfig(capacity=1000 * MIB)
 
 
 class Clock(asyncio.SelectorEventLoop):
@@ -57,7 +57,6 @@ class Sessions:
         self.num_recorded: list[int] = []
         self.granted: set[SessionId] = set()
         self.disconnected: list[SessionId] = []
-        self.fact: events.Event | None = None
 
     def act(self, action: actions.Action) -> Effects:
         self.tried.append(action)
@@ -70,11 +69,6 @@ class Sessions:
         if isinstance(action, actions.Grant):
             self.granted.add(action.session)
         return Effects()
-
-    def settle(self) -> events.Event | None:
-        """Return what the test says has happened since the last event."""
-        fact, self.fact = self.fact, None
-        return fact
 
     async def _fail(self) -> None:
         raise OSError("no room on the device")
@@ -186,7 +180,6 @@ SCENES: dict[type[actions.Action], Callable[[Driven], None]] = {
     actions.Grant: begins,
     actions.CreateLane: begins,
     actions.Revoke: is_preempted,
-    actions.Heir: is_preempted,
     actions.ForceYield: is_preempted,
     actions.StopProcess: is_preempted,
     actions.Refuse: wants_too_much,
@@ -300,33 +293,6 @@ def test_an_event_that_is_not_allowed_costs_nobody_else_anything(clock: Clock) -
         with pytest.raises(InvalidTransition):
             desk.want("ada")
         desk.release("ada")
-        assert desk.replay() == desk.target.tried
-        desk.driver.stop()
-
-    drive(clock, body)
-
-
-def test_what_happened_among_sessions_comes_before_the_next_event(clock: Clock) -> None:
-    """The holder has handed the device on, and its heir's interrupt comes after that: it holds the device by then."""
-
-    def body() -> None:
-        desk = Driven(clock, None)
-        begins(desk)
-        desk.begin("bob", ephemeral=100 * MIB)
-        while not any(isinstance(action, actions.Heir) for action in desk.target.tried):
-            desk.tick_at_deadline()
-        memory = desk.profile("ada")
-        fact = events.GrantReleased(session=SessionId("ada"), at="boundary", memory=memory, heir=SessionId("bob"))
-        desk.target.fact = fact
-        desk.withdraw("bob")
-        assert [type(event) for _, event in desk.record.events[-2:]] == [
-            events.GrantReleased,
-            events.DeviceWantWithdrawn,
-        ]
-        assert desk.holders() == {"bob"}
-        desk.target.fact = events.GrantReleased(session=SessionId("bob"), at="boundary", memory=memory)
-        desk.driver.settle()
-        assert desk.holders() == set()
         assert desk.replay() == desk.target.tried
         desk.driver.stop()
 

@@ -1,83 +1,16 @@
-"""A wait for an event or a descriptor, whichever comes first."""
+"""An event that comes some time after it was set."""
 
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from sharedkernel.system.polled_event import DelayedEvent, PolledEvent
-
-
-@pytest.fixture
-def pipe() -> Iterator[tuple[int, int]]:
-    ends = os.pipe()
-    yield ends
-    for end in ends:
-        os.close(end)
-
-
-def test_it_is_set_until_it_is_cleared() -> None:
-    """By another thread, for all who wait and come to wait."""
-    event = PolledEvent(lambda: None, lambda: None)
-    assert not event.wait(0)
-    threading.Thread(target=event.set).start()
-    assert event.wait()
-    assert event.wait(0)
-    event.set()
-    event.clear()
-    assert not event.wait(0)
-
-
-def test_a_descriptor_is_read_by_who_waits(pipe: tuple[int, int]) -> None:
-    """What it says may be all that is waited for, or nothing."""
-    reader, writer = pipe
-    seen: list[bytes] = []
-
-    def read() -> None:
-        seen.append(os.read(reader, 1))
-        if seen[-1] == b"!":
-            event.set()
-
-    event = PolledEvent(lambda: reader, read)
-    os.write(writer, b"??!?")
-    assert event.wait()
-    assert seen == [b"?", b"?", b"!"]
-    assert event.wait()
-    assert len(seen) == 3
-
-
-def test_an_interrupt_ends_the_wait_and_leaves_it_usable() -> None:
-    """In the main thread, where signals are handled."""
-    event = PolledEvent(lambda: None, lambda: None)
-    main = threading.main_thread().ident
-    assert main is not None
-    threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        event.wait()
-    event.set()
-    assert event.wait()
-
-
-def test_what_else_has_come_may_be_all_that_is_waited_for(pipe: tuple[int, int]) -> None:
-    """Then who waits ends its own wait, and nothing of that is left for the next one."""
-    reader, writer = pipe
-
-    def read() -> None:
-        os.read(reader, 1)
-        event.end_wait()
-
-    event = PolledEvent(lambda: reader, read)
-    os.write(writer, b"!")
-    assert event.wait()
-    event.clear()
-    assert not event.wait(0)
+from sharedkernel.system.delayed_event import DelayedEvent
 
 
 def test_a_delayed_event_comes_later_and_not_if_it_is_cleared_before() -> None:

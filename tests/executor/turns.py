@@ -1,4 +1,4 @@
-"""Sessions that hand the device to each other all the time, and what is killed, or stopped, in the middle of it.
+"""Trainings that take turns all the time, and what is killed in the middle of that.
 
 The device keeps a log of its own: each training writes when it had done its forward pass, and its backward pass after
 that. In between, where there is nothing that could be a boundary, it holds the device. So no two of these intervals may
@@ -13,7 +13,7 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
-from tests.executor.harness import Executor, ExecutorProcess, Notebook
+from tests.executor.harness import Executor, Notebook
 
 #: nobody is made to yield in the middle of an iteration, where a turn would end unseen by the log
 OPTIONS = ("--quantum", "20ms", "--preempt-patience", "60s", "--spares", "2")
@@ -36,14 +36,14 @@ def step():
     os.write(log, f"{name} {{held_since!r}} {{time.monotonic()!r}}\\n".encode())
     optimizer.step()
 
-def ambush(function, caller, target, how, left):
+def ambush(function, caller, target, left=2):
     def profile(frame, event, _):
         nonlocal left
         if event == "return" and frame.f_code.co_name == function and frame.f_back.f_code.co_name == caller:
             left -= 1
             if not left:
                 sys.setprofile(None)
-                os.kill(target or os.getpid(), how)
+                os.kill(target or os.getpid(), signal.SIGKILL)
     sys.setprofile(profile)
 
 def train(seconds):
@@ -59,12 +59,9 @@ def train(seconds):
 """
 #: where something is killed: a function that returns, and who had called it
 WINDOWS = {
-    "taken, not called": ("take", "hand_on"),
-    "called, not reported": ("hand_on", "release"),
+    "released, not reported": ("end", "release"),
     "reported": ("release", "boundary"),
-    "heir, called": ("next", "inherit"),
-    "heir, before it begins": ("inherit", "_called"),
-    "heir, begun": ("_called", "wait"),
+    "granted": ("wait", "_acquire"),
 }
 #: the cell that trains, for seconds or until the file `end` comes
 TRAIN = "train({seconds})"
@@ -80,22 +77,15 @@ async def prepare(executor: Executor, log: Path, *names: str) -> list[Notebook]:
     return notebooks
 
 
-def turns(log: Path) -> list[tuple[float, float, str]]:
-    """Return the intervals in which sessions held the device, in order, each session's adjacent ones as one."""
-    lines = (line.split() for line in log.read_text().splitlines())
-    found: list[tuple[float, float, str]] = []
-    for began, ended, name in sorted((float(began), float(ended), name) for name, began, ended in lines):
-        if found and found[-1][2] == name:
-            found[-1] = (found[-1][0], ended, name)
-        else:
-            found.append((began, ended, name))
-    return found
-
-
 def intervals(log: Path) -> list[tuple[float, float, str]]:
-    """Return the intervals of single iterations, in order."""
-    lines = (line.split() for line in log.read_text().splitlines())
+    """Return when iterations held the device, in order; there may be none yet."""
+    lines = (line.split() for line in log.read_text().splitlines()) if log.exists() else ()
     return sorted((float(began), float(ended), name) for name, began, ended in lines)
+
+
+def num_switches(log: Path) -> int:
+    """Return how often the device has changed hands."""
+    return sum(name != other for (_, _, name), (_, _, other) in pairwise(intervals(log)))
 
 
 def assert_one_at_a_time(log: Path) -> None:
@@ -104,17 +94,10 @@ def assert_one_at_a_time(log: Path) -> None:
         assert name == other or ended <= began, f"{name} held the device until {ended}, and {other} since {began}"
 
 
-def hand_overs(process: ExecutorProcess) -> int:
-    """Return how many releases the executor has recorded that were to an heir."""
-    path = process.runtime_directory / "logs" / "events.jsonl"
-    events = map(json.loads, path.read_text().splitlines())
-    return sum(event.get("event") == "GrantReleased" and event["heir"] is not None for event in events)
-
-
-def set_trap(log: Path, name: str, window: str, target: int, how: int, left: int = 2) -> None:
-    """Have a session send the signal *how* to *target*, 0 for itself, when it is in a window for the *left*-th time."""
+def set_trap(log: Path, name: str, window: str, target: int) -> None:
+    """Have a session kill *target*, 0 for itself, when it is in a window for the second time."""
     waiting = log.with_name(f"{log.name}-waiting")
-    waiting.write_text(json.dumps([*WINDOWS[window], target, how, left]))
+    waiting.write_text(json.dumps([*WINDOWS[window], target]))
     waiting.rename(log.with_name(f"{log.name}-{name}"))
 
 
