@@ -152,7 +152,7 @@ class ExecutorService:
             served,
             config,
             events,
-            WorkloadHistory(state, served.device.kind),
+            WorkloadHistory(state),
             lambda process, reason, message: self._interventions.end(process, reason, message),
         )
         self._keeper = KeeperClient(path, str(environments[OWN].build_id))

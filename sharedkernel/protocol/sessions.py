@@ -61,11 +61,6 @@ class Foreseen(Message, frozen=True, kw_only=True):
     remaining_iterations: int | None = None
     #: mean length of an iteration while a grant was held; None: not known yet
     iteration_seconds: float | None = None
-    #: floating-point operations of an iteration, and bytes that these read and wrote; None: not counted
-    iteration_flops: int | None = None
-    iteration_bytes: int | None = None
-    #: that torch may use; 0: not said
-    threads: int = 0
 
 
 class CellClosedReport(Message, frozen=True, kw_only=True, tag="CellClosed"):

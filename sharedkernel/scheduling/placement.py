@@ -15,8 +15,8 @@ allox
     `matching.py` for a single newcomer that must be placed at once.
 horus
     For sessions that share devices (TPDS 2022): least predicted interference. The published cost formula is not to be
-    had; ours is the sum of predicted utilisations beyond what the device can give, then the misfit of memory, both in
-    parts of the device. Utilisation is a session's on its own, predicted from its iterations, corrected by measurement.
+    had; ours is the sum of utilisations beyond what the device can give, then the misfit of memory, both in parts of
+    the device. Utilisation is a session's on its own, as measured.
 
 Not covered: when to place (`matching.py`, `policies/whole_jobs.py`), and moving what runs.
 """
@@ -83,7 +83,7 @@ class Demand:
     memory: int = 0
     #: devices it needs, all at once
     devices: int = 1
-    #: predicted utilisation of a device on its own, 0 to 1
+    #: expected utilisation of a device on its own, 0 to 1
     utilisation: float = 1.0
     #: its largest tensor's part of the model, 0 to 1: how much it loses by being spread over nodes
     skew: float = 0.0
@@ -225,7 +225,7 @@ def place_session(rule: str, demand: Demand, devices: Sequence[DeviceState]) -> 
 
 
 def excess(demand: Demand, device: DeviceState) -> float:
-    """Return by how much the predicted utilisations on a device exceed what it can give.
+    """Return by how much the utilisations on a device would exceed what it can give.
 
     Parameters
     ----------

@@ -97,7 +97,8 @@ class SessionView(QueueView):
     iterations: int
     #: device-seconds held under grants
     attained: float
-    #: how busy it keeps the device alone (0 to 1): as measured, and as predicted; None: it was not
+    #: how busy it keeps the device alone (0 to 1), as measured of the source that runs and of the one before; None: it
+    #: was not
     utilisation: float | None = None
     utilisation_predicted: float | None = None
     #: how many times longer its iterations take beside others than alone: as seen, and as foreseen beside those that
@@ -183,8 +184,8 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
             waiting_for=_waiting_for(session, is_queued=session.id in positions),
             remaining_seconds=None if (estimate := _estimate(records, session, elapsed)) is None else estimate.seconds,
             remaining_from=None if estimate is None else estimate.origin,
-            utilisation=session.stats.measured_utilisation,
-            utilisation_predicted=session.stats.predicted_utilisation,
+            utilisation=session.stats.utilisation,
+            utilisation_predicted=session.stats.earlier_utilisation,
             memory_wait_seconds=memory_waits.get(session.id),
             **_lack(records, session),
             slowdown=interference.seen_slowdown(session),

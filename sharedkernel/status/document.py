@@ -208,7 +208,7 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     #: device time that its open cell still needs, and where that is known from
     remaining_seconds: float | None = None
     remaining_from: str | None = None
-    #: how busy it keeps the device alone (0 to 1), as measured and as predicted
+    #: how busy it keeps the device alone (0 to 1), as measured of its code now and of its code before
     utilisation: float | None = None
     utilisation_predicted: float | None = None
     #: how many times longer its iterations take beside others, as measured and as predicted

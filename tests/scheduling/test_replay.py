@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.scheduling import Scheduler, SchedulerConfig, UserId
-from sharedkernel.scheduling.model.events import EVENTS, ShelfMeasured, from_dict, to_dict
+from sharedkernel.scheduling import Scheduler, SchedulerConfig, SessionId, UserId
+from sharedkernel.scheduling.model.events import EVENTS, ShelfMeasured, WorkForeseen, from_dict, to_dict
 from tests.scheduling.device import Cell, Device, Notebook, endless
 
 
@@ -93,6 +93,12 @@ def test_every_event_comes_back_from_its_dict() -> None:
         assert from_dict(json.loads(json.dumps(to_dict(event)))) == event
 
 
+def test_a_log_of_an_earlier_version_is_read() -> None:
+    """The utilisation that was foreseen then counts no more."""
+    event = WorkForeseen(session=SessionId("a"), source="abc")
+    assert from_dict({**to_dict(event), "utilisation": 0.5}) == event
+
+
 @pytest.mark.parametrize(
     ("plain", "part"),
     [
@@ -111,7 +117,7 @@ def test_every_event_comes_back_from_its_dict() -> None:
         ({"event": "PolicyConfigured", "policy": "las", "backfill": True}, "backfill belongs to the policy fifo"),
         ({"event": "DeviceWanted", "session": "a", "remaining_iterations": -1}, "session a has -1 iterations left"),
         ({"event": "DeviceWanted", "session": "a", "iteration_seconds": -1}, "predicted iterations of -1 seconds"),
-        ({"event": "DeviceWanted", "session": "a", "utilisation": 2}, "predicted a utilisation of 2"),
+        ({"event": "DeviceWanted", "session": "a", "utilisation": 2}, "has a utilisation of 2"),
         ({"event": "UserConfigured", "user": "a", "quota": -1}, "quota of user a is -1 bytes"),
         ({"event": "UserConfigured", "user": "a", "offload_after": -1}, "offload_after of user a is -1"),
         ({"event": "ShelfMeasured", "user": "a", "bytes": -1}, "the shelf of user a holds -1 bytes"),

@@ -106,8 +106,21 @@ class ServedDevice(Protocol):
     def seen_bytes(self, process: SessionHandle) -> int:
         """Return how much memory a session's process has at most, whatever it says itself."""
 
-    def utilisation(self, process: SessionHandle) -> float | None:
-        """Return how busy the device was while this session alone held it (0 to 1); None where that is not seen."""
+    def utilisation(self, process: SessionHandle, reported: float | None) -> float | None:
+        """Return how busy the device was (0 to 1) while this session held it, as measured since this was asked last.
+
+        Parameters
+        ----------
+        process
+            Serves the session.
+        reported
+            What the session measured itself; None: nothing.
+
+        Returns
+        -------
+        float or None
+            None where it was not measured.
+        """
 
     async def suspend(self, process: SessionHandle) -> int:
         """Free what offloading left of a session's memory, if that can be; return the bytes freed."""

@@ -181,9 +181,9 @@ class HostLimits:
         """Return what the process has of the machine's memory, as the system counts it."""
         return _statm(process.pid, 1)
 
-    def utilisation(self, process: SessionHandle) -> float | None:
-        """Return nothing: sessions measure their own processor time."""
-        return None
+    def utilisation(self, process: SessionHandle, reported: float | None) -> float | None:
+        """Return what was *reported*: sessions measure their own processor time."""
+        return reported
 
     async def suspend(self, process: SessionHandle) -> int:
         """Free nothing: what offloading leaves is the process itself."""

@@ -157,7 +157,6 @@ class SessionController:
         if self._served.lane_server is not None:
             self._served.lane_server.ended(process)
         self._driver.handle(events.SessionEnded(session=id_of(process)))
-        self._workload.forget(id_of(process))
         answer_requests(process, SessionNotFound(f"session {process.session} ended before it was offloaded."))
         self.limits.update(process)
 
@@ -251,10 +250,14 @@ class SessionController:
             case protocol.Reserved(data_bytes=data_bytes):
                 process.data_bytes = data_bytes
                 self.limits.update(process)
-            case protocol.Foreseen():
-                self._driver.handle(self._workload.foresee(session, process.user or "", message))
-            case protocol.GrantMeasuredReport(iterations=iterations):
-                utilisation = self._seen_utilisation(process, message)
+            case protocol.Foreseen(source=source, remaining_iterations=remaining, iteration_seconds=seconds):
+                self._driver.handle(
+                    events.WorkForeseen(
+                        session=session, source=source, remaining_iterations=remaining, iteration_seconds=seconds
+                    )
+                )
+            case protocol.GrantMeasuredReport(iterations=iterations, utilisation=reported):
+                utilisation = self._served.utilisation(process, reported)
                 self._driver.handle(
                     events.GrantMeasured(session=session, iterations=iterations, utilisation=utilisation)
                 )
@@ -273,7 +276,7 @@ class SessionController:
                 self._measured(process, memory)
                 self._driver.handle(events.CellClosed(session=session, memory=profile_of(memory)))
                 cell = self._driver.scheduler.sessions[session]
-                self._workload.cell_ended(session, cell.user.id, cell.cell.source, cell.cell_service)
+                self._workload.cell_ended(cell.user.id, cell.cell.source, cell.cell_service)
                 self.limits.update(process)
             case protocol.OffloadedReport() | protocol.OffloadDeclinedReport() | protocol.RestoredReport():
                 self.offloads.handle(process, message)
@@ -312,7 +315,6 @@ class SessionController:
             resume(process)
             self._driver.handle(events.DeviceWantWithdrawn(session=id_of(process)))
             return
-        utilisation = self._seen_utilisation(process, message)
         self._driver.handle(
             events.GrantReleased(
                 session=id_of(process),
@@ -320,19 +322,9 @@ class SessionController:
                 memory=profile_of(message.memory),
                 live_bytes=message.live_bytes,
                 iterations=message.iterations,
-                utilisation=utilisation,
+                utilisation=self._served.utilisation(process, message.utilisation),
             )
         )
-
-    def _seen_utilisation(
-        self, process: SessionHandle, message: protocol.GrantMeasuredReport | protocol.GrantReleasedReport
-    ) -> float | None:
-        """Return how busy *process* kept the device, as seen from outside or else by its *message*; learn from it."""
-        seen = self._served.utilisation(process)
-        utilisation = message.utilisation if seen is None else seen
-        if utilisation is not None and self._driver.scheduler.sessions[id_of(process)].stats.is_alone:
-            self._workload.measured(id_of(process), utilisation)
-        return utilisation
 
     def _wait_begins(self, process: SessionHandle) -> None:
         process.wait.since, process.wait.sent = self._driver.now(), None

@@ -30,7 +30,7 @@ _BYTES = ("live_bytes", "growth")
 #: figures that are only not negative, nor without end
 _NOT_NEGATIVE = ("iterations", "seconds")
 #: figures that are not negative, or not known
-_KNOWN_OR_NOT = ("remaining_iterations", "iteration_seconds", "iteration_flops", "iteration_bytes")
+_KNOWN_OR_NOT = ("remaining_iterations", "iteration_seconds")
 #: texts, and characters of each that count
 _TEXTS = {"message": 300, "kept": 300, "source": 100}
 #: names of what goes on in a session that count, and characters of each

@@ -147,7 +147,7 @@ def shelf_owners(document: StatusDocument) -> set[str]:
 
 
 def utilisation_of(session: SessionStatus) -> float | None:
-    """Return how busy (0 to 1) a session of a status document keeps its device alone, measured or else predicted."""
+    """Return how busy (0 to 1) a session of a status document keeps its device alone, its code now or else before."""
     return session.utilisation_predicted if session.utilisation is None else session.utilisation
 
 

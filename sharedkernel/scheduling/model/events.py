@@ -139,7 +139,7 @@ class DeviceWanted(SessionEvent):
     remaining_iterations: int | None = None
     #: what an iteration is predicted to take, seconds, until that is measured; None: nothing new
     iteration_seconds: float | None = None
-    #: how busy it is predicted to keep the device alone (0 to 1), until that is measured; None: nothing new
+    #: how busy it keeps the device alone (0 to 1), where that is known from the start, as simulated; None: it is not
     utilisation: float | None = None
 
     def __post_init__(self) -> None:
@@ -148,6 +148,7 @@ class DeviceWanted(SessionEvent):
         if self.context < 0:
             raise ValueError(f"session {self.session} wants a context of {self.context} bytes; it cannot be negative.")
         _check_foreseen(self)
+        _check_utilisation(self.session, self.utilisation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,8 +161,6 @@ class WorkForeseen(SessionEvent):
     remaining_iterations: int | None = None
     #: what an iteration takes, seconds, until it is measured over a grant; None: nothing new
     iteration_seconds: float | None = None
-    #: how busy it is predicted to keep the device alone (0 to 1), until that is measured; None: nothing new
-    utilisation: float | None = None
 
     def __post_init__(self) -> None:
         _check_foreseen(self)
@@ -196,8 +195,7 @@ class GrantReleased(SessionEvent):
         if self.live_bytes < 0 or self.iterations < 0:
             raise ValueError(f"session {self.session} reported negative live bytes or iterations.")
         _check_remaining(self.session, self.remaining_iterations)
-        if self.utilisation is not None and not 0 <= self.utilisation <= 1:
-            raise ValueError(f"session {self.session} reported a utilisation of {self.utilisation}; it is 0 to 1.")
+        _check_utilisation(self.session, self.utilisation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,8 +224,7 @@ class GrantMeasured(SessionEvent):
     def __post_init__(self) -> None:
         if self.iterations < 0:
             raise ValueError(f"session {self.session} completed {self.iterations} iterations; it cannot be negative.")
-        if self.utilisation is not None and not 0 <= self.utilisation <= 1:
-            raise ValueError(f"session {self.session} reported a utilisation of {self.utilisation}; it is 0 to 1.")
+        _check_utilisation(self.session, self.utilisation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,8 +343,11 @@ def _check_foreseen(event: DeviceWanted | WorkForeseen) -> None:
     _check_remaining(event.session, event.remaining_iterations)
     if event.iteration_seconds is not None and not 0 <= event.iteration_seconds < math.inf:
         raise ValueError(f"session {event.session} predicted iterations of {event.iteration_seconds} seconds.")
-    if event.utilisation is not None and not 0 <= event.utilisation <= 1:
-        raise ValueError(f"session {event.session} predicted a utilisation of {event.utilisation}; it is 0 to 1.")
+
+
+def _check_utilisation(session: SessionId, utilisation: float | None) -> None:
+    if utilisation is not None and not 0 <= utilisation <= 1:
+        raise ValueError(f"session {session} has a utilisation of {utilisation}; it is 0 to 1.")
 
 
 def to_dict(event: Event) -> dict[str, Any]:
@@ -374,6 +374,8 @@ def from_dict(plain: dict[str, Any]) -> Event:
     kind = EVENTS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ValueError(f"{name!r} is not the name of a scheduler event; known are {', '.join(EVENTS)}.")
+    if kind is WorkForeseen:
+        values.pop("utilisation", None)  # a forecast in the logs of earlier versions
     try:
         if values.get("memory") is not None:
             values["memory"] = MemoryProfile(**values["memory"])

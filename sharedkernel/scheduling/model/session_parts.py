@@ -200,9 +200,9 @@ class IterationStats:
     solo_iteration_seconds: float | None = None
     shared_iteration_seconds: float | None = None
     #: decayed mean of its utilisation while it ran alone (0 to 1); None: not measured yet
-    measured_utilisation: float | None = None
-    #: what was predicted of it beforehand (0 to 1); None: nothing
-    predicted_utilisation: float | None = None
+    utilisation: float | None = None
+    #: the same of the source before; None: not measured
+    earlier_utilisation: float | None = None
     #: whether no other lane has run since its present grant began, or was measured last
     is_alone: bool = True
     #: the source that what is measured of its iterations belongs to; None: not known
@@ -212,8 +212,3 @@ class IterationStats:
     def expected_iteration_seconds(self) -> float | None:
         """Device time of its next iteration, measured, else predicted; None: not known."""
         return self.predicted_iteration_seconds if self.iteration_seconds is None else self.iteration_seconds
-
-    @property
-    def utilisation(self) -> float | None:
-        """How busy it keeps the device alone (0 to 1), measured, else predicted; None: not known."""
-        return self.predicted_utilisation if self.measured_utilisation is None else self.measured_utilisation

@@ -2,13 +2,13 @@
 
 Predicted: sessions keep their speed while their solo utilisations of the device sum to at most 1, and share it beyond,
 in proportion. This is Horus's premise; on the 1,388 pairs published with Gavel the mean normalised speed is at least
-0.97 up to there. A second lane therefore runs only while that sum is bearable (`steps/dispatch.py`), and a session
-without any figures runs alone.
+0.97 up to there. A second lane therefore runs only while that sum is bearable (`steps/dispatch.py`), and a session that
+was not measured runs alone.
 
 Measured: device time per iteration over grants beside others, against that over grants alone.
 
-The measured utilisation of one source is only a guess for another, and kept as one until the new source is predicted or
-measured; the duration of its iterations says nothing about another's.
+What was measured of one source says nothing about another, which runs alone until it is measured itself: beside others
+it never would be. Its utilisation still helps to place the notebook's next session.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def start_source(session: Session, source: str) -> None:
     if stats.source == source:
         return
     stats.source = source
-    if stats.measured_utilisation is not None:
-        stats.predicted_utilisation, stats.measured_utilisation = stats.measured_utilisation, None
+    if stats.utilisation is not None:
+        stats.earlier_utilisation, stats.utilisation = stats.utilisation, None
     stats.iteration_seconds = stats.predicted_iteration_seconds = None
     stats.solo_iteration_seconds = stats.shared_iteration_seconds = None
     stats.unreported = 0.0
@@ -81,7 +81,7 @@ def record_measurement(session: Session, *, iterations: int, utilisation: float 
         stats.iterations += iterations
         stats.unreported = 0.0
     if utilisation is not None and stats.is_alone:
-        stats.measured_utilisation = decayed(stats.measured_utilisation, utilisation)
+        stats.utilisation = decayed(stats.utilisation, utilisation)
 
 
 def foreseen_slowdown(session: Session, holders: Collection[Session]) -> float | None:

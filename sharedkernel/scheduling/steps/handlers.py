@@ -190,8 +190,8 @@ class EventHandlers:
         records, session = self._records, self._records.sessions[event.session]
         if event.memory is not None:
             records.measure(session, event.memory)
-        if event.utilisation is not None:
-            session.stats.predicted_utilisation = event.utilisation
+        if session.stats.utilisation is None:
+            session.stats.utilisation = event.utilisation
         if event.iteration_seconds is not None:
             session.stats.predicted_iteration_seconds = event.iteration_seconds
         _declare(session, event.remaining_iterations)
@@ -266,8 +266,6 @@ class EventHandlers:
         session.forecast.is_misjudged = session.forecast.is_misjudged or records.predictions.has_exceeded(session)
         if event.iteration_seconds is not None:
             session.stats.predicted_iteration_seconds = event.iteration_seconds
-        if event.utilisation is not None:
-            session.stats.predicted_utilisation = event.utilisation
         _declare(session, event.remaining_iterations)
 
     def _on_grant_measured(self, event: GrantMeasured) -> None:

@@ -45,8 +45,6 @@ class DeviceMode(TorchDispatchMode):
         Recognises the device's operations by their arguments; None: all are.
     after_failure
         Called with an operation and the error that it failed with; whether to do it again. May block and raise as well.
-    after_operation
-        Called with each operation that was run, its arguments, keywords and result.
     may_leave
         Return whether the mode is not needed after this operation. Then FORCE_SIGNAL is raised as soon as the mode can
         be taken out; the handler of that signal has to do so.
@@ -56,7 +54,6 @@ class DeviceMode(TorchDispatchMode):
         self,
         before_operation: Callable[[], None],
         after_failure: Callable[[Any, BaseException], bool] = lambda operation, error: False,
-        after_operation: Callable[[Any, Sequence[Any], Mapping[str, Any], Any], None] | None = None,
         *,
         concerns: OperationFilter | None = None,
         may_leave: Callable[[], bool] = lambda: False,
@@ -64,7 +61,6 @@ class DeviceMode(TorchDispatchMode):
         super().__init__()
         self._before_operation = before_operation
         self._after_failure = after_failure
-        self._after_operation = after_operation
         self._concerns = concerns
         self._may_leave = may_leave
         self._frame_end: weakref.ref[FrameEnd] | None = None
@@ -103,10 +99,7 @@ class DeviceMode(TorchDispatchMode):
                 frame_end = FrameEnd()
                 self._frame_end = raise_after(frame_end, FORCE_SIGNAL)
                 self.is_leaving = True
-            result = self._run(func, args, keywords)
-            if self._after_operation is not None:
-                self._after_operation(func, args, keywords, result)
-            return result
+            return self._run(func, args, keywords)
         except BaseException as error:
             error.__traceback__ = without_ours(error.__traceback__)
             del args, kwargs, keywords  # a frame that stays in the traceback may have been called from here

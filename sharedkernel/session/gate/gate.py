@@ -100,7 +100,7 @@ class Gate(GatePart):
         self._mode = self._interception.mode
         self._acquisition = Acquisition(parts, self.grant, self._mode, lanes=lanes, check_memory=check_memory)
         self.sections = Sections(parts, self.grant, self._mode, self._acquisition, why_busy)
-        self.reports = IterationReports(parts, self.grant, self._mode)
+        self.reports = IterationReports(parts, self.grant)
         self.guard_thread = self._interception.guard_thread
         #: until when boundaries only count, unless the executor asks: all else costs microseconds each time
         self._quiet_until = 0.0
@@ -302,21 +302,18 @@ class Gate(GatePart):
         is_ahead, was_in, is_asked = bool(self._interception.onlookers), self._mode.is_in, bool(self._words[_PREEMPT])
         if is_asked or (self.grant.release_due and not is_ahead):
             # Somebody waits for the device now: all else comes after, and the next request sends what is new.
-            self.reports.count_cost(is_known=is_known)
             self._acquisition.release("boundary")
             self.reports.record_progress(is_known=is_known)
             if is_known and is_asked and not was_in:  # else the mode is needed, or must stay as it is
                 is_ahead |= self._interception.device_left()
         else:
-            is_cost_due = is_known and self._forecast.cost.is_wanted
-            if not self._mode.is_in and not self._interception.onlookers and (is_cost_due or self._growth.is_guard_due):
+            if not self._mode.is_in and not self._interception.onlookers and self._growth.is_guard_due:
                 self._mode.put_in()
             if self.grant.measure_due or self._mode.is_in or not self._growth.is_measured:
                 self.grant.measure_due = False
                 self._meter.boundary_measured()
                 self._growth.boundary_passed()
                 self._check_memory(self._meter.memory)
-                self.reports.count_cost(is_known=is_known)
                 self.reports.record_progress(is_known=is_known)
                 if is_known:
                     self.reports.send_news()
@@ -336,7 +333,7 @@ class Gate(GatePart):
 
     def _is_quiet(self) -> bool:
         """Whether nothing is to be done at boundaries for now, unless the executor asks for the device."""
-        if not self._growth.is_measured or self._forecast.cost.is_wanted or self._interception.onlookers:
+        if not self._growth.is_measured or self._interception.onlookers:
             return False
         lanes = self._acquisition.lanes
         return self.grant.is_held and not self._mode.is_in and (lanes is None or lanes.is_settled)

@@ -56,9 +56,7 @@ class Interception(GatePart):
         self._main = threading.get_ident()
         self._modes = threading.local()
         #: of the main thread
-        self.mode = DeviceMode(
-            before_operation, after_failure, parts.forecast.cost.count, concerns=concerns, may_leave=self._may_leave
-        )
+        self.mode = DeviceMode(before_operation, after_failure, concerns=concerns, may_leave=self._may_leave)
         #: numbers of what looks at dispatch now, and of those that bear no yield in their middle
         self.onlookers: set[int] = set()
         self.firm_onlookers: set[int] = set()
@@ -87,14 +85,14 @@ class Interception(GatePart):
 
     def _may_leave(self) -> bool:
         """Whether the mode may be taken out, with the grant held: nothing needs it."""
-        return bool(self.onlookers) or (not self._forecast.cost.is_counting and self._growth.may_leave)
+        return bool(self.onlookers) or self._growth.may_leave
 
     def take_out(self) -> None:
         """Take the mode out, in the main thread, if the grant is held and nothing needs it."""
         if self.mode.is_in and self._may_leave() and not is_transform_under_way():
             with signals_held():
-                if self._grant.is_held and self.mode.take_out():  # a force signal may have ended the grant meanwhile
-                    self._forecast.cost.mode_left()
+                if self._grant.is_held:  # a force signal may have ended it meanwhile
+                    self.mode.take_out()
 
     # --- where a session waits that has given the device back at a boundary -------------------------------------------
 

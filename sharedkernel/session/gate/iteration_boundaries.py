@@ -36,9 +36,8 @@ from torch.utils.data import dataloader
 from sharedkernel.ipc.shared_page import FORCE_SIGNAL
 from sharedkernel.session.gate import loops
 from sharedkernel.session.gate.gate import Gate
-from sharedkernel.session.gate.torch_internals import uncompiled
+from sharedkernel.session.gate.torch_internals import is_compiler_used, uncompiled
 from sharedkernel.session.memory.meters import Meter
-from sharedkernel.session.progress.iteration_cost import is_compiler_used
 from sharedkernel.session.progress.progress import Progress
 
 T = TypeVar("T")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from sharedkernel.ipc.shared_page import Word
-from sharedkernel.session.gate.dispatch_mode import DeviceMode
 from sharedkernel.session.gate.grant import GatePart, GateParts, HeldGrant
 from sharedkernel.system.deferred_signals import signals_held
 
@@ -15,25 +14,13 @@ class IterationReports(GatePart):
     ----------
     parts
         What the gate works with.
-    grant, mode
-        The session's grant, and the dispatch mode that counts operations while it is in.
+    grant
+        The session's.
     """
 
-    def __init__(self, parts: GateParts, grant: HeldGrant, mode: DeviceMode) -> None:
+    def __init__(self, parts: GateParts, grant: HeldGrant) -> None:
         super().__init__(parts)
         self._grant = grant
-        self._mode = mode
-
-    def count_cost(self, *, is_known: bool) -> None:
-        """Record what the iteration cost, if its operations were counted.
-
-        Parameters
-        ----------
-        is_known
-            Whether it is the boundary that delimits iterations.
-        """
-        if self._mode.is_in:
-            self._forecast.cost.boundary_passed(is_known=is_known)
 
     def record_progress(self, *, is_known: bool) -> None:
         """Record how far the cell is.
@@ -41,7 +28,7 @@ class IterationReports(GatePart):
         Parameters
         ----------
         is_known
-            As in :meth:`count_cost`; nothing is recorded otherwise.
+            Whether it is the boundary that delimits iterations; nothing is recorded otherwise.
         """
         if is_known:
             with signals_held(), self._link.lock:

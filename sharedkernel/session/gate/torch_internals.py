@@ -50,6 +50,12 @@ def is_transform_under_way() -> bool:
     return False
 
 
+def is_compiler_used() -> bool:
+    """Return whether `torch.compile` has compiled something: a mode or a hook might make it compile again."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["stats"])
+
+
 def uncompiled(function: F) -> F:
     """Return *function*, a Python function that Dynamo no longer compiles, nor what it calls.
 

@@ -52,7 +52,6 @@ from sharedkernel.session.memory.lease_check import ErrorTranslator, LeaseCheck
 from sharedkernel.session.memory.reservations import Reservations
 from sharedkernel.session.offload.residency import Residency
 from sharedkernel.session.progress.forecast import Forecast
-from sharedkernel.session.progress.iteration_cost import IterationCostCounter
 from sharedkernel.session.progress.progress import Progress
 from sharedkernel.session.ui.wait_display import WaitNotice, show_sentence
 from sharedkernel.system import processes
@@ -127,7 +126,7 @@ class SessionRuntime:
         self._lease = LeaseCheck()
         residency = Residency(make_mover(self._meter, self._lanes, device_kind, mode), self._meter)
         growth = Growth(self._meter, self._lease)
-        self._forecast = forecast = Forecast(Progress(), IterationCostCounter())
+        self._forecast = forecast = Forecast(Progress())
         self._link = Link(launch.executor_socket)
         parts = GateParts(
             page=page,

@@ -1,4 +1,4 @@
-"""What a session foresees of its cell, and when it says so: iterations left, their length, and what each costs.
+"""What a session foresees of its cell, and when it says so: iterations left, and their length.
 
 Iterations are counted by the known boundary, progress by loops and bars (:mod:`.progress`). Between two looks so many
 iterations passed and such a part of the work was done; so the whole is known, and what is left of it. A loop that ran
@@ -14,10 +14,7 @@ from collections import Counter as Tally
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-import torch
-
 from sharedkernel import protocol
-from sharedkernel.session.progress.iteration_cost import IterationCostCounter
 from sharedkernel.session.progress.progress import Progress, fraction_done
 
 #: by how much iterations left, and their length, may differ from what was said before it is said anew, as a share
@@ -42,13 +39,12 @@ class Forecast:
 
     Parameters
     ----------
-    progress, cost
-        What shows how far its cell is, and what an iteration costs.
+    progress
+        What shows how far its cell is.
     """
 
-    def __init__(self, progress: Progress, cost: IterationCostCounter) -> None:
+    def __init__(self, progress: Progress) -> None:
         self.progress = progress
-        self.cost = cost
         self._source: str | None = None
         #: monotonic seconds and iterations at the last look, or when the present grant began if that was later
         self._held_since = (0.0, 0)
@@ -66,7 +62,6 @@ class Forecast:
     def section_began(self) -> None:
         """Prepare for other code than before."""
         self.progress.section_began()
-        self.cost.section_began()
         self._source = self._last = self._first = self._remaining = self._seconds = None
         self._runs.clear()
         self._told, self._told_at = protocol.Foreseen(), 0
@@ -75,7 +70,6 @@ class Forecast:
         """Record the *source* that runs; sources that it runs itself (as `%%time` does) belong to it."""
         if self._source is None:
             self._source = source
-            self.cost.source_read(source)
 
     def grant_began(self, iterations: int) -> None:
         """Count the time from now on as held, with *iterations* completed so far."""
@@ -125,14 +119,11 @@ class Forecast:
 
     def news(self, iterations: int) -> protocol.Foreseen | None:
         """Return what the executor should be told by now, if anything, after so many *iterations* of the session."""
-        told, cost = self._told, self.cost.cost if self._seconds is not None else None
+        told = self._told
         foreseen = protocol.Foreseen(
             source=self._source,
             remaining_iterations=self._remaining if self._seconds is not None else None,
             iteration_seconds=self._seconds,
-            iteration_flops=None if cost is None else cost.flops,
-            iteration_bytes=None if cost is None else cost.bytes,
-            threads=torch.get_num_threads(),
         )
         expected = None
         if told.remaining_iterations is not None:
@@ -141,7 +132,6 @@ class Forecast:
             foreseen.source == told.source
             and not _differs(foreseen.remaining_iterations, expected, _COUNT_TOLERANCE, least=1.0)
             and not _differs(foreseen.iteration_seconds, told.iteration_seconds, _LENGTH_TOLERANCE)
-            and foreseen.iteration_flops == told.iteration_flops
         ):
             return None
         self._told, self._told_at = foreseen, iterations

@@ -226,7 +226,7 @@ def test_no_session_starts_on_a_gpu_that_is_gone(tmp_path: Path) -> None:
 
 
 def test_utilisation_is_told_of_who_holds_the_gpu_alone(tmp_path: Path) -> None:
-    """With two at a time nobody can tell whose it is."""
+    """With two at a time nobody can tell whose it is. Each look counts once, and a session's own word never."""
     fake = FakeGpu(percent=80, used=3 * GIB)
 
     async def scenario() -> None:
@@ -236,10 +236,11 @@ def test_utilisation_is_told_of_who_holds_the_gpu_alone(tmp_path: Path) -> None:
 
         async def body() -> None:
             async def seen() -> float | None:
-                return device.utilisation(holder)
+                return device.utilisation(holder, 0.1)
 
-            assert await until(seen, "the GPU's use is seen") == pytest.approx(0.8)
-            assert device.utilisation(idle) is None
+            assert await until(seen, "the GPU's use is seen") == 0.8
+            assert device.utilisation(holder, 0.1) is None
+            assert device.utilisation(idle, 0.1) is None
             status = to_json(device.details())
             assert (status["utilisation"], status["physical_used_bytes"]) == (0.8, 3 * GIB)
             assert (status["temperature_celsius"], status["power_watts"], status["power_limit_watts"]) == (41, 58.3, 72)

@@ -206,7 +206,7 @@ def run_steps(steps: list[tuple[str, int, int]], check: Check | None = None) -> 
 async def _run_steps(steps: list[tuple[str, int, int]], directory: Path, check: Check | None) -> None:
     device = CheckedDevice()
     config = SchedulerConfig(capacity=DEVICE.capacity_bytes, preempt_patience=3600.0, memory_quantum=2.0)
-    history = WorkloadHistory(directory, "host")
+    history = WorkloadHistory(directory)
     log = EventLog(directory / "events.jsonl")
     controller = device.controller = SessionController(device, config, log, history, lambda *_: None)
     notebooks: list[Notebook] = []

@@ -1,9 +1,10 @@
-"""Lanes side by side: as many as their sessions leave each other room on the device, foreseen and seen."""
+"""Lanes side by side: as many as their sessions leave each other room on the device, as measured."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,15 @@ from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
 
 PROCESSORS = os.cpu_count() or 1
-#: multiplies small matrices until the file `end` is there
+#: multiplies matrices, and sleeps after each, until the file `end` is there
 LIGHT = """
-import pathlib, sharedkernel, torch
+import pathlib, sharedkernel, time, torch
 torch.set_num_threads({threads})
 a, end = torch.ones({size}, {size}), pathlib.Path({end!r})
 while not end.exists():
     for i in sharedkernel.iterations(range(100)):
         torch.mm(a, a)
+        time.sleep({pause})
 """
 
 MEASURED = """
@@ -70,18 +72,17 @@ def replayed(process: ExecutorProcess) -> list[list[float]]:
         for action in scheduler.handle(from_dict(plain), now=now):
             if isinstance(action, Grant) and action.parallel > 1:
                 holders = [entry for entry in scheduler.sessions.values() if entry.state in HOLDING_STATES]
-                beside.append(
-                    [1.0 if holder.stats.utilisation is None else holder.stats.utilisation for holder in holders]
-                )
+                known = [holder.stats.utilisation for holder in holders]
+                beside.append([math.inf if utilisation is None else utilisation for utilisation in known])
     return beside
 
 
 @pytest.mark.heavy
 @pytest.mark.skipif(PROCESSORS < 2, reason="one session keeps the only processor busy")
-def test_sessions_run_side_by_side_as_far_as_they_are_foreseen_to_fit(
+def test_sessions_run_side_by_side_as_far_as_they_were_measured_to_fit(
     parallel: ExecutorProcess, tmp_path: Path
 ) -> None:
-    """Each is foreseen before it shares; two light ones share; status says what that should cost, and what it did."""
+    """Each is measured before it shares; two light ones share; status says what that should cost, and what it did."""
     end = tmp_path / "end"
 
     async def main() -> None:
@@ -90,16 +91,16 @@ def test_sessions_run_side_by_side_as_far_as_they_are_foreseen_to_fit(
             notebooks = first, second, heavy = [await executor.notebook(limits=limits) for limits in users]
             for notebook in notebooks:  # an iteration whose need is not known might need a lane that leaves no other
                 assert (await notebook.run(MEASURED)).status == "ok"
-            light = LIGHT.format(threads=1, size=64, end=str(end))
+            light = LIGHT.format(threads=1, size=64, pause=0.0005, end=str(end))
             cells = [asyncio.create_task(first.run(light))]
-            foreseen = await session(executor, first, utilisation_predicted=True, slowdown_predicted=True)
-            assert foreseen["utilisation_predicted"] == pytest.approx(1 / PROCESSORS)
-            assert foreseen["slowdown_predicted"] == 1.0
-            await session(executor, first, utilisation=True)
+            measured = await session(executor, first, utilisation=True, slowdown_predicted=True)
+            assert 0 < measured["utilisation"] <= 1 / PROCESSORS
+            assert measured["slowdown_predicted"] == 1.0
             cells.append(asyncio.create_task(second.run(light)))
             shared = await session(executor, first, slowdown=True)
             assert shared["slowdown"] > 0
-            cells.append(asyncio.create_task(heavy.run(LIGHT.format(threads=PROCESSORS, size=512, end=str(end)))))
+            code = LIGHT.format(threads=PROCESSORS, size=512, pause=0, end=str(end))
+            cells.append(asyncio.create_task(heavy.run(code)))
             done = (await executor.session(heavy))["iterations"]
 
             async def has_turns() -> bool:  # alone where the device is its own, beside one where others have processors

@@ -7,8 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from sharedkernel.executor.history.journal import Journal
+from sharedkernel.executor.history.workload import JOURNAL_NAME, CellTook, WorkloadHistory
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
 
 PREPARE = """
@@ -73,6 +76,33 @@ for i in sharedkernel.iterations([*range(160)]):
     step(data.tensors[0])
 """
 STOP_AT, STEPS = 120, 160
+
+
+class Rates(msgspec.Struct, frozen=True, tag=True):
+    """What earlier versions kept of each user, see :class:`~sharedkernel.executor.history.workload.Rates`."""
+
+    user: str = "ada"
+    flops_per_second: float = 1e9
+    bytes_per_second: float = 1e9
+    correction: float = 1.0
+
+
+def test_the_journal_of_an_earlier_version_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What its cells took counts; the rates between them do not, without a word."""
+    cell = CellTook(user="ada", source="abc", seconds=2.0)
+
+    async def main() -> None:
+        journal = Journal(tmp_path / JOURNAL_NAME, CellTook | Rates, schema=2, summarise=lambda: ())
+        journal.open()
+        for record in (Rates(), cell, Rates()):
+            journal.add(record)
+        journal.close()
+        history = WorkloadHistory(tmp_path)
+        assert history.open().cells == (("ada", "abc", 2.0),)
+        history.close()
+
+    asyncio.run(main())
+    assert not caplog.records
 
 
 async def prepare(notebook: Notebook, gate: Path, stop_at: int = STOP_AT) -> None:

@@ -45,8 +45,8 @@ MIB = 1 << 20
             protocol.GrantReleasedReport(at="cell", memory=Memory()),
         ),
         (
-            protocol.Foreseen(remaining_iterations=-1, iteration_seconds=math.inf, iteration_flops=5),
-            protocol.Foreseen(iteration_flops=5),
+            protocol.Foreseen(source="abc", remaining_iterations=-1, iteration_seconds=math.inf),
+            protocol.Foreseen(source="abc"),
         ),
         (
             protocol.OffloadedReport(

@@ -188,8 +188,8 @@ def test_utilisation_is_learned_only_alone(make_sched: Callable[..., Desk]) -> N
     sched.begin("ada", ephemeral=100)
     sched.begin("bob", ephemeral=100)
     sched.release("ada", utilisation=0.1)
-    assert sched.scheduler.sessions["ada"].stats.utilisation is None
+    assert sched.view("ada").utilisation is None
     sched.release("bob", utilisation=0.1)
     sched.want("ada")
     sched.release("ada", utilisation=0.6)
-    assert sched.scheduler.sessions["ada"].stats.utilisation == 0.6
+    assert sched.view("ada").utilisation == 0.6

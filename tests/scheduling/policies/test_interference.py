@@ -34,8 +34,7 @@ def test_a_second_lane_runs_once_the_first_is_known_to_leave_room(make_sched: Ma
     sched.start("ada", "bob", domain="x")
     sched.open("ada", "bob")
     sched.want("ada", 10)
-    foresee(sched, "bob", utilisation=0.4)
-    sched.want("bob", 10)
+    sched.want("bob", 10, utilisation=0.4)
     assert (sched.state("ada"), sched.state("bob")) == ("running", "queued")
     sched.now += 0.01
     measure(sched, "ada", 1, 0.7)
@@ -51,13 +50,12 @@ def test_what_is_foreseen_and_seen_of_a_slowdown_is_shown(make_sched: MakeSched)
     sched = make_sched(parallel_lanes=2, utilisation_limit=1.5)
     sched.start("ada", "bob", domain="x")
     sched.open("ada", "bob")
-    foresee(sched, "ada", source="abc", utilisation=0.75)
-    foresee(sched, "bob", utilisation=0.5)
-    sched.want("ada", 10)
+    foresee(sched, "ada", source="abc")
+    sched.want("ada", 10, utilisation=0.75)
     sched.now += 1.0
     measure(sched, "ada", 100)
     assert (sched.view("ada").slowdown_predicted, sched.view("ada").slowdown) == (1.0, None)
-    sched.want("bob", 10)
+    sched.want("bob", 10, utilisation=0.5)
     assert sched.view("ada").slowdown_predicted == sched.view("bob").slowdown_predicted == pytest.approx(1.25)
     sched.now += 1.0
     measure(sched, "ada", 80)
@@ -67,11 +65,11 @@ def test_what_is_foreseen_and_seen_of_a_slowdown_is_shown(make_sched: MakeSched)
     assert sched.view("ada").slowdown is None
 
 
-def test_what_was_measured_of_one_source_is_a_guess_for_another(make_sched: MakeSched) -> None:
-    """A new prediction replaces it; its iterations' length says nothing."""
-    sched = make_sched()
-    sched.start("ada")
-    sched.open("ada")
+def test_what_was_measured_of_one_source_opens_no_lane_for_another(make_sched: MakeSched) -> None:
+    """Beside others it would never be measured; what the source before it took is shown apart."""
+    sched = make_sched(parallel_lanes=2)
+    sched.start("ada", "bob", domain="x")
+    sched.open("ada", "bob")
     foresee(sched, "ada", source="abc")
     sched.want("ada", 10)
     sched.now += 1.0
@@ -81,9 +79,13 @@ def test_what_was_measured_of_one_source_is_a_guess_for_another(make_sched: Make
     foresee(sched, "ada", source="other")
     view = sched.view("ada")
     assert (view.utilisation, view.utilisation_predicted, view.iteration_seconds) == (None, 0.5, None)
-    foresee(sched, "ada", source="other", utilisation=0.2, iteration_seconds=0.3)
+    sched.want("bob", 10, utilisation=0.4)
+    assert sched.state("bob") == "queued"
+    sched.now += 0.01
+    measure(sched, "ada", 1, 0.6)
     view = sched.view("ada")
-    assert (view.utilisation_predicted, view.iteration_seconds) == (0.2, 0.3)
+    assert (view.utilisation, view.utilisation_predicted, view.iteration_seconds) == (0.6, 0.5, pytest.approx(0.01))
+    assert sched.state("bob") == "running"
 
 
 def test_a_measurement_that_crossed_with_a_release_says_nothing(make_sched: MakeSched) -> None:

@@ -1,4 +1,4 @@
-"""What a real session says of the work that its cell shows, and what one iteration was counted to cost."""
+"""What a real session says of the work that its cell shows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sharedkernel import protocol
 from sharedkernel.session.progress.source_hash import source_hash
 from tests.session.harness import SessionUnderTest
 
-#: multiplies matrices of 32 by 64 and 64 by 128 once per iteration, until it is interrupted
+#: multiplies two matrices once per iteration, until it is interrupted
 MULTIPLYING = """
 import sharedkernel
 a, b = torch.ones(32, 64), torch.ones(64, 128)
@@ -19,14 +19,17 @@ for i in sharedkernel.iterations(range(10**9)):
 """
 
 
-def test_an_iteration_costs_what_its_operations_ask_for() -> None:
-    """Floating-point operations and bytes are exact; iterations left are those of the loop."""
+def is_work_known(said: protocol.Foreseen) -> bool:
+    """Whether it says how much is left."""
+    return said.remaining_iterations is not None
+
+
+def test_what_a_loop_has_left_is_said() -> None:
+    """Iterations left are those of the loop, and an iteration takes time."""
     with SessionUnderTest() as session:
         since = session.mark
         request = session.client.execute(MULTIPLYING)
-        said = session.wait_for(protocol.Foreseen, since, where=lambda said: said.iteration_flops is not None)
-        assert said.iteration_flops == 2 * 32 * 64 * 128
-        assert said.iteration_bytes == 4 * (32 * 64 + 64 * 128 + 32 * 128)
+        said = session.wait_for(protocol.Foreseen, since, where=is_work_known)
         assert said.remaining_iterations is not None
         assert 0 <= 10**9 - said.remaining_iterations < 10**6
         assert said.iteration_seconds
@@ -66,7 +69,7 @@ def test_what_a_loop_without_boundaries_has_left_is_known(code: str) -> None:
         session.run("a, b = torch.ones(32, 64), torch.ones(64, 128)")
         since = session.mark
         request = session.client.execute(code)
-        said = session.wait_for(protocol.Foreseen, since, where=lambda said: said.remaining_iterations is not None)
+        said = session.wait_for(protocol.Foreseen, since, where=is_work_known)
         assert said.remaining_iterations is not None
         assert 10**6 < said.remaining_iterations <= 10**9
         assert said.iteration_seconds
@@ -74,22 +77,17 @@ def test_what_a_loop_without_boundaries_has_left_is_known(code: str) -> None:
         assert session.reply(request)["ename"] == "KeyboardInterrupt"
 
 
-def is_all_known(said: protocol.Foreseen) -> bool:
-    """Whether how much is left was said as well as what an iteration costs, which may be known later."""
-    return said.remaining_iterations is not None and said.iteration_flops is not None
-
-
 def test_a_new_executor_is_told_again() -> None:
     """What the last one was told, the next has to know: the source with the greeting, the rest with the next news."""
     with SessionUnderTest() as session:
         request = session.client.execute(MULTIPLYING)
-        first = session.wait_for(protocol.Foreseen, where=is_all_known)
+        first = session.wait_for(protocol.Foreseen, where=is_work_known)
         since = session.mark
         session.hang_up()
         hello = session.wait_for(protocol.SessionHello, since)
         assert hello.source == first.source
-        again = session.wait_for(protocol.Foreseen, since, where=is_all_known)
-        assert (again.source, again.iteration_flops) == (first.source, 2 * 32 * 64 * 128)
+        again = session.wait_for(protocol.Foreseen, since, where=is_work_known)
+        assert again.source == first.source
         session.interrupt()
         session.reply(request)
 

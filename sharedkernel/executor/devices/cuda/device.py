@@ -48,8 +48,6 @@ log = logging.getLogger(__name__)
 
 #: file of the runtime directory with the results of the self-test
 _RESULTS = "self-test.json"
-#: how much of the utilisation known before stays at each look
-_DECAY = 0.7
 
 
 class LaneSharing(StrEnum):
@@ -292,16 +290,15 @@ class CudaDevice:
         """Return the GPU's memory: what NVML sees of a process is too old to judge its words by."""
         return self.device.capacity_bytes
 
-    def utilisation(self, process: SessionHandle) -> float | None:
-        """Return how busy the GPU was while this session alone held it (0 to 1); None if that was never seen."""
-        return self._utilisations.get(process.process)
+    def utilisation(self, process: SessionHandle, reported: float | None) -> float | None:
+        """Return, once, how busy NVML saw the GPU while this session alone held it (0 to 1); a report is no measure."""
+        return self._utilisations.pop(process.process, None)
 
     def _look(self, sample: GpuSample) -> None:
         sessions = list(self._control.sessions())
         holding = [process for process in sessions if process.page.words[Word.TURN] == Turn.HOLDING]
         if sample.utilisation is not None and len(holding) == 1:
-            before = self._utilisations.get(holding[0].process, sample.utilisation)
-            self._utilisations[holding[0].process] = before * _DECAY + sample.utilisation * (1 - _DECAY)
+            self._utilisations[holding[0].process] = sample.utilisation
         for gone in self._utilisations.keys() - {process.process for process in sessions}:
             del self._utilisations[gone]
         if sample.processes is not None:
