@@ -1,0 +1,36 @@
+"""What sessions of one user may grow to beside each other."""
+
+from __future__ import annotations
+
+import asyncio
+
+from sharedkernel.executor.devices.leases import Leases, UserMemory
+from sharedkernel.ipc.shared_page import Turn, Word
+from sharedkernel.protocol import Allowance, Device, Limits, Memory
+from tests.executor.devices.support import make_process
+
+MIB = 1 << 20
+DEVICE = Device(name="host", kind="host", capacity_bytes=1000 * MIB, reserve_bytes=0)
+
+
+def test_a_session_kept_only_to_be_had_back_takes_nothing_of_the_quota() -> None:
+    """The one that computes may have all of it; no message names bytes of other sessions."""
+
+    async def main() -> Allowance:
+        limits = Limits(user="ada", quota_bytes=400 * MIB)
+        computing, kept = (make_process(name, limits=limits) for name in ("computing", "kept"))
+        leases: dict[str, Allowance] = {}
+        try:
+            computing.memory, kept.memory = Memory(persistent=100 * MIB), Memory(persistent=300 * MIB)
+            computing.page.words[Word.TURN] = Turn.HOLDING
+            kept.lingers_until = 60.0
+            book = Leases(DEVICE, lambda process, allowance: leases.update({process.process: allowance}))
+            book.update([UserMemory(user="ada", sessions=[computing, kept], shelf=0)])
+        finally:
+            computing.page.close()
+            kept.page.close()
+        return leases["computing"]
+
+    allowance = asyncio.run(main())
+    assert allowance.limit_bytes == 400 * MIB
+    assert allowance.others_bytes == 0
