@@ -2,7 +2,7 @@
  * The notebook widgets as the panel draws them: `sharedkernel.widgets` leaves a mark in a cell's output, and the parts
  * that it names are drawn here, from the figures that the panel has.
  *
- * Where those are not to be had, as when the session has ended, the output's own HTML is shown: what was so at the time.
+ * Where those are not to be had, as when the session has ended, the output's own text is shown: what was so at the time.
  */
 
 import type { DocumentRegistry } from '@jupyterlab/docregistry';

@@ -110,24 +110,6 @@ export interface ILeftOut {
   users: number;
 }
 
-/** What a session of the reader did besides running, such as ``queued`` or ``offloaded``. */
-export interface IOwnActivity {
-  session: string;
-  activity: string;
-  seconds: number;
-  percent: number[];
-}
-
-/** The last minutes of a device, as one user may see them. */
-export interface IRecentTimeline {
-  bin_seconds: number;
-  bins: number;
-  tracks: ITimelineTrack[];
-  more_tracks: number;
-  own: IOwnActivity[];
-  num_waiting: number[];
-}
-
 /** A user whose cell waits for memory asks for that of an idle session. */
 export interface IRoomRequest {
   session: string;
@@ -196,24 +178,8 @@ export interface IStatusDocument {
   placement?: string;
   hosts?: IHostEntry[];
   left_out?: ILeftOut;
-  timeline?: IRecentTimeline | null;
   room_requests?: IRoomRequest[];
   draining?: IDraining;
-}
-
-/** What ran in one row of the timeline. */
-export interface ITimelineTrack {
-  track: number;
-  lane: number | null;
-  sessions: ITrackEntry[];
-}
-
-/** How much of each second a session ran in a track; the last second is the present one. */
-export interface ITrackEntry {
-  session: string | null;
-  user: string | null;
-  seconds: number;
-  percent: number[];
 }
 
 /** A user's memory and quota on one of several devices; quotas are by device. */

@@ -19,12 +19,12 @@ import msgspec
 from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError, SharedKernelError
 from sharedkernel.ipc.fd_client import DescriptorClient
-from sharedkernel.status.document import StatusDocument, read_status
+from sharedkernel.status.document import WatchedStatus, read_view
 from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
 
 log = logging.getLogger(__name__)
 
-Callback = Callable[[StatusDocument], None]
+Callback = Callable[[WatchedStatus], None]
 #: seconds for which what clients send waits at most for another session that is to take this one's place
 _MOST_HELD = 10.0
 
@@ -85,7 +85,7 @@ class _View:
         if not callbacks:
             return
         try:
-            status = read_status(packed, "the executor")
+            status = read_view(packed)
         except ProtocolError as error:
             log.warning("%s", error)
             return

@@ -8,8 +8,8 @@ not either.
 Lanes come and go with cells, and their numbers only grow. For a picture each lane is therefore given a *track*: the
 lowest number that no other present lane has.
 
-Nothing here looks at a clock, and nothing is kept but what each session does now: `timeline.py` keeps the last minutes,
-a trace all of it.
+Nothing here looks at a clock, and nothing is kept but what each session does now: `span_history.py` keeps the
+last hour, a trace all of it.
 """
 
 from __future__ import annotations
@@ -198,10 +198,6 @@ class SpanTracker:
             track = self._tracks.pop(lane, None)
             if track is not None:
                 heapq.heappush(self._free, track)
-
-    def lane_of_track(self) -> dict[int, int]:
-        """Return the lane that each track has now."""
-        return {track: lane for lane, track in self._tracks.items()}
 
     def activity(self, session: str) -> Activity | None:
         """Return what *session* does, as last heard."""

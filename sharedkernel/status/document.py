@@ -18,6 +18,7 @@ from msgspec import UNSET, UnsetType
 
 from sharedkernel.errors import ConfigError, ProtocolError
 from sharedkernel.status.hosts import HostEntry, LeftOut
+from sharedkernel.status.timeline import DeviceTimeline
 
 
 class DeviceDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,48 +223,6 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     host: str | UnsetType = UNSET
 
 
-class TrackEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of each second a session ran in a track; the last second is the present one."""
-
-    #: None for both: several that ran least
-    session: str | None
-    user: str | None
-    seconds: float
-    percent: list[int]
-
-
-class TimelineTrack(msgspec.Struct, frozen=True, kw_only=True):
-    """What ran in one row of the timeline."""
-
-    track: int
-    #: the lane that has the track now; None: it is gone
-    lane: int | None
-    sessions: list[TrackEntry]
-
-
-class OwnActivity(msgspec.Struct, frozen=True, kw_only=True):
-    """What a session of the reader did besides running, such as ``queued`` or ``offloaded``."""
-
-    session: str
-    activity: str
-    seconds: float
-    percent: list[int]
-
-
-class RecentTimeline(msgspec.Struct, frozen=True, kw_only=True):
-    """The last minutes of a device, as one user may see them."""
-
-    #: seconds of one value, and number of values in each list
-    bin_seconds: float
-    bins: int
-    tracks: list[TimelineTrack]
-    #: number of tracks left out
-    more_tracks: int
-    own: list[OwnActivity]
-    #: sessions that waited, on average over each second
-    num_waiting: list[float]
-
-
 class RoomRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A user whose cell waits for memory asks for that of an idle session."""
 
@@ -289,8 +248,8 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     """A status document.
 
     `devices` and `placement`, the rule that places new sessions, are there only for several devices; `hosts` only for
-    several hosts, `left_out` where they are too many for one answer; `timeline` only inside sessions; `draining` only
-    while the gateway that sends it drains.
+    several hosts, `left_out` where they are too many for one answer; `draining` only while the gateway that sends it
+    drains.
     """
 
     device: DeviceStatus
@@ -301,7 +260,6 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     placement: str | UnsetType = UNSET
     hosts: list[HostEntry] | UnsetType = UNSET
     left_out: LeftOut | UnsetType = UNSET
-    timeline: RecentTimeline | UnsetType | None = UNSET
     room_requests: list[RoomRequest] | UnsetType = UNSET
     draining: Draining | UnsetType = UNSET
 
@@ -382,6 +340,13 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
+class WatchedStatus(StatusDocument, frozen=True, kw_only=True):
+    """The document that a session is sent while it watches, as its user may see it."""
+
+    #: the last minutes
+    timeline: DeviceTimeline
+
+
 def read_status(data: object, sender: str) -> StatusDocument:
     """Return the status document in *data*.
 
@@ -406,6 +371,20 @@ def read_status(data: object, sender: str) -> StatusDocument:
             f"{sender} sent no status document that this version can read ({error}); "
             "it may be of another version: install the same one on both sides."
         ) from None
+
+
+def read_view(packed: msgspec.Raw) -> WatchedStatus:
+    """Return the document in *packed*, msgpack that the executor sent.
+
+    Raises
+    ------
+    ProtocolError
+        When it is none, with one sentence.
+    """
+    try:
+        return msgspec.msgpack.decode(packed, type=WatchedStatus)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"the executor sent no status that this version can read ({error}).") from None
 
 
 def pack_status(document: StatusDocument) -> msgspec.Raw:

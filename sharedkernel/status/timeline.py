@@ -6,6 +6,7 @@ The executor answers with it (`executor/history/span_history.py`), the gateway p
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -30,6 +31,12 @@ class TimelineSegment(msgspec.Struct, frozen=True, array_like=True):
     #: bytes that it waited for, where it waited for memory
     needed_bytes: int | None = None
 
+    def within(self, activities: Collection[str], begin: float, end: float) -> float:
+        """Return for how many of its seconds between *begin* and *end* it was *activities*, as if evenly spread."""
+        overlap = max(0.0, min(end, self.end) - max(begin, self.begin))
+        doing = sum(seconds for activity, seconds in self.seconds.items() if activity in activities)
+        return doing * overlap / (self.end - self.begin) if overlap else 0.0
+
 
 class TimelineRow(msgspec.Struct, frozen=True, kw_only=True):
     """A session in a timeline."""
@@ -40,6 +47,19 @@ class TimelineRow(msgspec.Struct, frozen=True, kw_only=True):
     notebook: str | None
     #: oldest first; none overlap
     segments: list[TimelineSegment]
+
+    def seconds(self, activities: Collection[str], since: float = 0.0) -> float:
+        """Return for how many seconds the session did one of *activities* from *since* on, which may cut a segment."""
+        return sum(segment.within(activities, since, segment.end) for segment in self.segments if segment.end > since)
+
+    def parts(self, activities: Collection[str], length: float, count: int) -> list[float]:
+        """Return for each of *count* equal parts of a timeline of *length* seconds how much of it that was, 0 to 1."""
+        width = length / count
+        seconds = [0.0] * count
+        for segment in self.segments:
+            for place in range(max(0, int(segment.begin / width)), min(count, int(segment.end / width) + 1)):
+                seconds[place] += segment.within(activities, place * width, (place + 1) * width)
+        return [each / width for each in seconds]
 
 
 class DeviceTimeline(msgspec.Struct, frozen=True, kw_only=True):

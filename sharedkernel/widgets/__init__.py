@@ -1,9 +1,9 @@
 """What a notebook shows of the shared device: ``Usage()``, ``Queue()``, ``Lanes()``, and ``Dashboard()``: all three.
 
 They follow the device while a cell runs or waits, and say so on a kernel that is not shared. A JupyterLab with this
-project's extension draws them as its panel, from the panel's figures. JSON only: they work through every gateway and
-every other Jupyter front end that shows ipywidgets; the rest see the figures of the moment.
-``%shared`` prints the same in text (`session/kernel/magics.py`).
+project's extension draws them as its panel, from the panel's figures. All others see text, the same that ``%shared``
+prints (`session/kernel/magics.py`): live where ipywidgets are shown, else the figures of the moment. JSON only: they
+work through every gateway.
 """
 
 from sharedkernel.widgets.live import Dashboard, Lanes, Queue, Usage

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from sharedkernel.status.document import StatusDocument
+from sharedkernel.status.document import WatchedStatus
 from sharedkernel.system.deferred_signals import signals_held
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ INTERVAL = 0.4
 MOST_FOLLOWERS = 8
 
 #: takes a document and this session's id
-Follower = Callable[[StatusDocument, str], None]
+Follower = Callable[[WatchedStatus, str], None]
 
 
 class Feed:
@@ -31,9 +31,9 @@ class Feed:
         self._changed = threading.Condition()
         self._followers: list[Follower] = []
         #: the newest document, until it is handed out
-        self._newest: StatusDocument | None = None
+        self._newest: WatchedStatus | None = None
         #: the last one that came; None while nobody follows
-        self._last: StatusDocument | None = None
+        self._last: WatchedStatus | None = None
         self._unsubscribe: Callable[[], None] | None = None
         self._thread: threading.Thread | None = None
 
@@ -76,7 +76,7 @@ class Feed:
                 self._unsubscribe()
                 self._unsubscribe = self._last = None
 
-    def _take(self, status: StatusDocument) -> None:
+    def _take(self, status: WatchedStatus) -> None:
         with self._changed:
             self._newest = self._last = status
             self._changed.notify()

@@ -1,7 +1,7 @@
-"""The widgets themselves: a piece of HTML that a kernel thread keeps up to date.
+"""The widgets themselves: a text that a kernel thread keeps up to date, for JupyterLab a mark to draw its panel there.
 
 The status document comes through `feed.py`, so that the widgets move while the main thread runs a cell or waits in the
-queue. What it is turned into is in `render.py` and `lanes.py`.
+queue. What it is turned into is in `render.py`.
 
 There are no buttons: what a button says to a kernel is heard only when its cell has ended, and what must work during a
 cell (interrupt, offload) belongs where it can reach the gateway, in JupyterLab's own controls and the extension.
@@ -9,6 +9,7 @@ cell (interrupt, offload) belongs where it can reach the gateway, in JupyterLab'
 
 from __future__ import annotations
 
+import html
 import threading
 import time
 from collections import deque
@@ -18,8 +19,8 @@ from typing import Any, ClassVar
 from ipywidgets import HTML
 
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.status.document import StatusDocument
-from sharedkernel.widgets import lanes, render
+from sharedkernel.status.document import WatchedStatus
+from sharedkernel.widgets import render
 from sharedkernel.widgets.feed import feed
 
 #: seconds that a new widget waits for its first figures, so that even a client without widgets shows some
@@ -30,6 +31,11 @@ _IDLE_INTERVAL = 2.0
 _HISTORY_LENGTH = 150
 #: marks an output for JupyterLab's extension, which draws it as its panel does (`labextension/src/notebookview.tsx`)
 _VIEW = "application/vnd.sharedkernel.view+json"
+
+
+def _as_html(text: str) -> str:
+    """Return *text* as HTML: escaped, since names in it come from other people."""
+    return f"<pre>{html.escape(text)}</pre>"
 
 
 class _LiveView(HTML):
@@ -46,25 +52,12 @@ class _LiveView(HTML):
         self._shown_at = 0.0
         self._first_figures = threading.Event()
         self._held: deque[int] = deque(maxlen=_HISTORY_LENGTH)
-        super().__init__(value=render.paragraph(render.NOT_SHARED), **kwargs)
+        super().__init__(value=_as_html(render.NOT_SHARED), **kwargs)
         try:
             self._leave = feed.follow(self._take)
         except (ImportError, SharedKernelError):
             return
         self._first_figures.wait(_FIRST_FIGURES_TIMEOUT)
-
-    def render_text(self, status: StatusDocument, session_id: str) -> str:
-        """Return *status* as plain text (subclasses)."""
-        raise NotImplementedError
-
-    def render_html(self, status: StatusDocument, session_id: str) -> str:
-        """Return *status* as HTML, with everything escaped (subclasses)."""
-        raise NotImplementedError
-
-    @property
-    def history(self) -> tuple[int, ...]:
-        """Bytes that this notebook held lately, oldest first."""
-        return tuple(self._held)
 
     def close(self) -> None:
         """Remove the widget and stop following the device."""
@@ -73,7 +66,7 @@ class _LiveView(HTML):
             self._leave = None
         super().close()
 
-    def _take(self, status: StatusDocument, session_id: str) -> None:
+    def _take(self, status: WatchedStatus, session_id: str) -> None:
         self._session_id = session_id
         session = status.session(session_id)
         state = None if session is None else session.state
@@ -82,9 +75,9 @@ class _LiveView(HTML):
             return
         self._state, self._shown_at = state, now
         self._held.append(render.held_bytes(status, session_id))
-        self._text = self.render_text(status, session_id)
+        self._text = render.as_text(self.parts, status, session_id, tuple(self._held))
         # An unchanged value sends nothing.
-        self.value = self.render_html(status, session_id)
+        self.value = _as_html(self._text)
         self._first_figures.set()
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
@@ -115,14 +108,6 @@ class Usage(_LiveView):
 
     parts = ("usage",)
 
-    def render_text(self, status: StatusDocument, session_id: str) -> str:
-        """Return the memory figures."""
-        return render.usage_text(status, session_id, self.history)
-
-    def render_html(self, status: StatusDocument, session_id: str) -> str:
-        """Return the memory figures with a bar and a curve."""
-        return render.usage_html(status, session_id, self.history)
-
 
 class Queue(_LiveView):
     """Whether this notebook runs or waits, its place in the queue, the wait to expect, and who is in which lane.
@@ -138,17 +123,9 @@ class Queue(_LiveView):
 
     parts = ("queue",)
 
-    def render_text(self, status: StatusDocument, session_id: str) -> str:
-        """Return this notebook's place and the lanes."""
-        return render.queue_text(status, session_id)
-
-    def render_html(self, status: StatusDocument, session_id: str) -> str:
-        """Return this notebook's place and the lanes as a table."""
-        return render.queue_html(status, session_id)
-
 
 class Lanes(_LiveView):
-    """The last minutes of the device's lanes as a picture, this notebook's turns picked out.
+    """The last minutes of the device: who ran how long, this notebook's turns and waits picked out.
 
     Examples
     --------
@@ -160,14 +137,6 @@ class Lanes(_LiveView):
     """
 
     parts = ("lanes",)
-
-    def render_text(self, status: StatusDocument, session_id: str) -> str:
-        """Return each lane as a line of blocks."""
-        return lanes.lanes_text(status, session_id)
-
-    def render_html(self, status: StatusDocument, session_id: str) -> str:
-        """Return the picture, and its figures as a table."""
-        return lanes.lanes_html(status, session_id)
 
 
 class Dashboard(_LiveView):
@@ -183,21 +152,3 @@ class Dashboard(_LiveView):
     """
 
     parts = ("queue", "usage", "lanes")
-
-    def render_text(self, status: StatusDocument, session_id: str) -> str:
-        """Return all three as text."""
-        parts = (
-            render.queue_text(status, session_id),
-            render.usage_text(status, session_id, self.history),
-            lanes.lanes_text(status, session_id),
-        )
-        return "\n\n".join(parts)
-
-    def render_html(self, status: StatusDocument, session_id: str) -> str:
-        """Return all three, one below the other."""
-        parts = (
-            render.queue_html(status, session_id),
-            render.usage_html(status, session_id, self.history),
-            lanes.lanes_html(status, session_id),
-        )
-        return "".join(f'<div style="margin-bottom: 0.8em">{part}</div>' for part in parts)

@@ -1,14 +1,13 @@
-"""The status document as the widgets' HTML and plain text: memory, and the queue. The lanes' picture is in `lanes.py`.
+"""The status document as the widgets' text: memory, the queue, and the last minutes.
 
-The HTML says the same as the text, and says it in words and tables too, so that it is of use where styles and pictures
-are taken out (GitHub, an untrusted notebook).
+JupyterLab draws the panel's own components in its place; everything else, and ``%shared``, shows this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from sharedkernel.status.document import LaneStatus, SessionStatus, StatusDocument
+from sharedkernel.status.document import LaneStatus, SessionStatus, StatusDocument, WatchedStatus
 from sharedkernel.status.text import (
     charged_bytes,
     lingering_words,
@@ -19,18 +18,48 @@ from sharedkernel.status.text import (
     session_state,
     wait_outlook,
 )
-from sharedkernel.units import format_bytes
-from sharedkernel.widgets import theme
+from sharedkernel.status.timeline import DeviceTimeline, TimelineRow
+from sharedkernel.units import format_bytes, format_seconds
 
 NOT_SHARED = 'This kernel is not shared, so there is nothing to show; choose the kernel "Shared GPU" to share a device.'
 GONE = "The device does not know this notebook at the moment."
+NOTHING_YET = "Nobody has used the device in the last minutes."
 
-#: points of a curve drawn as text
-_TEXT_CURVE = 40
+#: eighths of a full block, from nothing to all
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+#: points of a curve, and of the last minutes, drawn as text
+_TEXT_CURVE, _TEXT_MINUTES = 40, 30
 #: most rows of a table
 _MOST_ROWS = 8
 #: seconds of which a share of the device is told, and those in which a session must have run to take turns
-_TURNS_SECONDS, _FRESH_SECONDS = 10, 2
+_TURNS_SECONDS, _FRESH_SECONDS = 10.0, 2.5
+_RUNS = ("running",)
+_WAITS = {
+    "queued": "waits for its turn",
+    "waiting": "waits for memory",
+    "awaiting_restore": "waits to be restored",
+}
+_AWAY = {"offloading": "offloading", "offloaded": "offloaded", "restoring": "restoring"}
+
+
+def as_text(parts: Iterable[str], status: WatchedStatus, session_id: str, history: Sequence[int] = ()) -> str:
+    """Return *parts* (``usage``, ``queue``, ``lanes``) of a document, a paragraph each.
+
+    Parameters
+    ----------
+    parts, status
+        What of it, and the document.
+    session_id
+        Whose notebook this is.
+    history
+        Bytes that the notebook held lately, oldest first.
+    """
+    texts = {
+        "usage": lambda: usage_text(status, session_id, history),
+        "queue": lambda: queue_text(status, session_id),
+        "lanes": lambda: lanes_text(status, session_id),
+    }
+    return "\n\n".join(texts[part]() for part in parts)
 
 
 def usage_text(status: StatusDocument, session_id: str, history: Sequence[int] = ()) -> str:
@@ -51,55 +80,16 @@ def usage_text(status: StatusDocument, session_id: str, history: Sequence[int] =
     lines = [f"This notebook: {memory_by_kind(session)}.", _against_quota(status, session.user)]
     if away := session.offloaded_bytes:
         lines[0] += f" {format_bytes(away)} offloaded."
+    if session.offload_note:
+        lines.append(session.offload_note)
     lines += _lingering(status, session.user)
     if len(history) > 1:
-        curve = theme.blocks(_thinned(history, _TEXT_CURVE), max(history))
+        curve = _as_blocks(_thinned(history, _TEXT_CURVE), max(history))
         lines.append(f"Lately: {curve} {_curve_label(history)}")
     return "\n".join(lines)
 
 
-def usage_html(status: StatusDocument, session_id: str, history: Sequence[int] = ()) -> str:
-    """Return the memory of a session and its user as a bar, a line for each kind, and a curve.
-
-    Parameters
-    ----------
-    status, session_id, history
-        See :func:`usage_text`.
-    """
-    session = status.session(session_id)
-    user = status.user(session.user) if session else None
-    if session is None or user is None:
-        return paragraph(GONE)
-    whole = user.quota_bytes or status.device.capacity_bytes
-    charged = charged_bytes(user)
-    own = {"persistent": session.persistent_bytes, "ephemeral": session.ephemeral_bytes or 0}
-    others = max(charged - sum(own.values()), 0)
-    kinds = [
-        (theme.OWN, "persistent", own["persistent"], "stays between iterations"),
-        (theme.EPHEMERAL, "ephemeral", own["ephemeral"], "needed during an iteration"),
-        (theme.OWN_OTHER, "your other notebooks", others, ""),
-    ]
-    parts = [(colour, amount / whole, f"{word}: {format_bytes(amount)}") for colour, word, amount, _ in kinds]
-    rows = [[theme.key(colour, word), format_bytes(amount), meaning] for colour, word, amount, meaning in kinds]
-    framework = format_bytes(session.framework_bytes)
-    rows.insert(2, [theme.key(theme.NONE, "framework"), framework, "the process's own; not charged"])
-    if away := session.offloaded_bytes:
-        rows.append(
-            [theme.key(theme.AWAY, "offloaded"), format_bytes(away), "moved away; the next cell brings it back"]
-        )
-    curve = theme.sparkline(history, max(*history, 1), _curve_label(history)) if len(history) > 1 else ""
-    return theme.panel(
-        "Memory of the shared device",
-        theme.bar(parts, usage_text(status, session_id).replace("\n", " ")),
-        theme.line(_against_quota(status, session.user)),
-        *(theme.line(sentence, faint=True) for sentence in _lingering(status, session.user)),
-        theme.table("This notebook's memory by kind", (), rows),
-        curve and theme.line(f"This notebook lately: {_curve_label(history)}", faint=True) + curve,
-        theme.line(session.offload_note, faint=True) if session.offload_note else "",
-    )
-
-
-def queue_text(status: StatusDocument, session_id: str) -> str:
+def queue_text(status: WatchedStatus, session_id: str) -> str:
     """Return where a session stands, what wait to expect, and the lanes.
 
     Parameters
@@ -124,8 +114,8 @@ def queue_text(status: StatusDocument, session_id: str) -> str:
     return "\n".join([*lines, more] if more else lines)
 
 
-def queue_html(status: StatusDocument, session_id: str) -> str:
-    """Return where a session stands, each lane with who runs and who is next, and who waits for memory.
+def lanes_text(status: WatchedStatus, session_id: str) -> str:
+    """Return a line for each session of the last minutes: its part of the device as blocks, and how long it ran.
 
     Parameters
     ----------
@@ -134,36 +124,35 @@ def queue_html(status: StatusDocument, session_id: str) -> str:
     session_id
         Whose notebook this is.
     """
-    session = status.session(session_id)
+    session, timeline = status.session(session_id), status.timeline
     if session is None:
-        return paragraph(GONE)
-    names = {
-        other: "<b>this notebook</b>" if other == session_id else theme.escape(name)
-        for other, name in _names(status, session_id).items()
-    }
-    shown, outside, more = _shown(status, session_id)
-    lanes = [
-        [
-            f"lane {theme.escape(lane.id)}",
-            format_bytes(lane.size_bytes),
-            names.get(lane.holder or "", "free"),
-            " → ".join(names.get(waiting, "?") for waiting in lane.queue) or "nobody waits",
-        ]
-        for lane in shown
+        return GONE
+    ran = [row for row in timeline.rows if row.seconds(_RUNS)]
+    if not ran:
+        return NOTHING_YET
+    lines = [f"The last {format_seconds(timeline.end - timeline.begin)}, oldest first:"]
+    lines += [_minutes(_who(row, session), row, _RUNS, timeline) for row in ran]
+    own = [row for row in timeline.rows if row.session == session_id]
+    lines += [
+        _minutes(name, row, activities, timeline)
+        for row in own
+        for name, activities in (("I waited", tuple(_WAITS)), ("offloaded", tuple(_AWAY)))
+        if row.seconds(activities)
     ]
-    waiting = [[names[other.id], theme.escape(session_state(other))] for other in outside]
-    return theme.panel(
-        "Queue of the shared device",
-        theme.line(_standing(session, status), bold=True),
-        theme.table("Lanes", ("", "size", "running", "next in line"), lanes) if lanes else "",
-        theme.table("Sessions that wait for memory", ("not in a lane", ""), waiting) if waiting else "",
-        theme.line(more, faint=True) if more else "",
-    )
+    if timeline.more_rows:
+        lines.append(f"{timeline.more_rows} more sessions are not shown.")
+    return "\n".join(lines)
 
 
-def paragraph(sentence: str) -> str:
-    """Return *sentence*, escaped, as a line of its own."""
-    return theme.line(sentence)
+def _minutes(name: str, row: TimelineRow, activities: Sequence[str], timeline: DeviceTimeline) -> str:
+    parts = row.parts(activities, timeline.end - timeline.begin, _TEXT_MINUTES)
+    return f"{name:>20} |{_as_blocks(parts, 1.0)}| {format_seconds(row.seconds(activities))}"
+
+
+def _who(row: TimelineRow, session: SessionStatus) -> str:
+    if row.session == session.id:
+        return "this notebook"
+    return "your other notebook" if row.user == session.user else safe_text(row.user)
 
 
 def held_bytes(status: StatusDocument, session_id: str) -> int:
@@ -182,7 +171,7 @@ def held_bytes(status: StatusDocument, session_id: str) -> int:
     return session.persistent_bytes + max(session.live_bytes, 0)
 
 
-def _standing(session: SessionStatus, status: StatusDocument) -> str:
+def _standing(session: SessionStatus, status: WatchedStatus) -> str:
     """Return where *session* stands, what to expect, and what its user can do."""
     turns = _turns(session, status)
     if turns is not None:
@@ -195,28 +184,24 @@ def _standing(session: SessionStatus, status: StatusDocument) -> str:
     return " ".join(parts)
 
 
-def _turns(session: SessionStatus, status: StatusDocument) -> str | None:
+def _turns(session: SessionStatus, status: WatchedStatus) -> str | None:
     """Return a sentence about a session that takes turns with others; None for one that does not.
 
     Turns are short: whether it has the device just now would be another answer each time.
     """
-    if session.state not in ("running", "preempting", "queued") or not status.timeline:
+    timeline = status.timeline
+    if session.state not in ("running", "preempting", "queued"):
         return None
-    percent = [0] * _TURNS_SECONDS
-    others = set()
-    for track in status.timeline.tracks:
-        for entry in track.sessions:
-            recent = entry.percent[-_TURNS_SECONDS:]
-            if entry.session == session.id:
-                percent = [before + more for before, more in zip(percent, recent, strict=True)]
-            elif any(recent[-_FRESH_SECONDS:]):
-                others.add("your other notebooks" if entry.user == session.user else entry.user or "others")
-    if not others or not any(percent[-_FRESH_SECONDS:]):
+    fresh = [row for row in timeline.rows if row.seconds(_RUNS, timeline.end - timeline.begin - _FRESH_SECONDS)]
+    own = next((row for row in fresh if row.session == session.id), None)
+    others = {_who(row, session) for row in fresh if row is not own}
+    if not others or own is None:
         return None
-    names = ", ".join(sorted(map(safe_text, others)))
-    # Not the seconds before it began.
-    lately = percent[next(place for place, value in enumerate(percent) if value) :]
-    return f"This notebook takes turns with {names}: it has the device {sum(lately) / len(lately):.0f} % of the time."
+    since = timeline.end - timeline.begin - _TURNS_SECONDS
+    begun = max(since, own.segments[0].begin)  # not the seconds before it began
+    share = own.seconds(_RUNS, begun) / (timeline.end - timeline.begin - begun)
+    names = ", ".join(sorted(others))
+    return f"This notebook takes turns with {names}: it has the device {100 * min(share, 1.0):.0f} % of the time."
 
 
 def _shown(status: StatusDocument, session_id: str) -> tuple[list[LaneStatus], list[SessionStatus], str]:
@@ -284,3 +269,9 @@ def _thinned(history: Sequence[int], most: int) -> list[int]:
     """Return at most *most* values: the highest of each stretch."""
     stretch = -(-len(history) // most)
     return [max(history[at : at + stretch]) for at in range(0, len(history), stretch)]
+
+
+def _as_blocks(values: Sequence[float], top: float) -> str:
+    """Return *values* as a line of block characters, *top* a full one; every value above zero is visible."""
+    places = (0 if value <= 0 else max(1, round(8 * min(value / max(top, value), 1.0))) for value in values)
+    return "".join(_BLOCKS[place] for place in places)

@@ -16,8 +16,9 @@ from sharedkernel.local_stack import LocalStack
 from sharedkernel.widgets import Dashboard
 from sharedkernel.widgets.render import NOT_SHARED
 from tests.cli.support import shared_kernel, wait_until
-from tests.status.documents import to_json
+from tests.status.documents import session, to_json
 from tests.warm_stack import WarmStack
+from tests.widgets.timelines import watched
 
 SETUP = """
 import os, torch
@@ -144,6 +145,16 @@ def test_a_kernel_that_is_not_shared_leaves_no_mark() -> None:
     assert not [kind for kind in data if "sharedkernel" in kind]
 
 
+def test_names_cannot_carry_markup() -> None:
+    """Other people's names arrive as text where a front end shows HTML."""
+    name = "<script>alert(1)</script>"
+    status = watched(sessions=[session("a", "ada"), session("b", name, "waiting", queue_position=1)])
+    with contextlib.closing(Dashboard()) as view:
+        view._take(status, "a")
+        assert name in repr(view)
+        assert "<script" not in view.value
+
+
 async def printed_by(client: AsyncKernelClient, code: str) -> str:
     """Run *code* and return what it prints; errors too."""
     texts: list[str] = []
@@ -166,9 +177,9 @@ def test_lanes_and_dashboard_follow_a_running_cell(stack: LocalStack, tmp_path: 
             data = await shown_by(client, "Dashboard()")
             assert "All your notebooks" in data["text/plain"]
             async with busy(client, tmp_path / "end") as cell:
-                await wait_for_update(client, cell, r"<svg role=\"img\" aria-label=\"lane \d+: this notebook [1-9]")
+                await wait_for_update(client, cell, r"this notebook \|.*\| [1-9]")
                 await wait_for_update(
-                    client, cell, r"(?s)This notebook (?:has|takes turns).*quota of 512 MiB.*lane \d+: this"
+                    client, cell, r"(?s)This notebook (?:has|takes turns).*quota of 512 MiB.*this notebook \|"
                 )
 
     asyncio.run(scenario())

@@ -4,38 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-BINS = 10
+from sharedkernel.status.document import StatusDocument, WatchedStatus
+from sharedkernel.status.timeline import DeviceTimeline, TimelineRow, TimelineSegment
+from tests.status.documents import document
+
+#: activity, begin and end; what part of the time it was that
+Did = tuple[str, float, float, float]
 
 
-def percents(*values: int) -> list[int]:
-    """Return a value for each second; the last one given holds from then on."""
-    return [*values, *[values[-1]] * (BINS - len(values))]
+def row(session: str, user: str, *did: Did) -> TimelineRow:
+    """Return what a session did."""
+    segments = [TimelineSegment(begin, end, {activity: part * (end - begin)}) for activity, begin, end, part in did]
+    return TimelineRow(session=session, user=user, notebook=None, segments=segments)
 
 
-def strip(session: str | None, user: str | None, *values: int) -> dict[str, Any]:
-    """Return how much of each second a session ran."""
-    percent = percents(*values)
-    return {"session": session, "user": user, "seconds": sum(percent) / 100, "percent": percent}
+def watched(*rows: TimelineRow, more: int = 0, **fields: Any) -> WatchedStatus:
+    """Return the document as a session is sent it, with *fields* instead of its parts."""
+    return as_watched(document(**fields), *rows, more=more)
 
 
-def track(lane: int | None, *sessions: dict[str, Any]) -> dict[str, Any]:
-    """Return a lane's track."""
-    return {"track": lane or 9, "lane": lane, "sessions": list(sessions)}
-
-
-def wait(session: str, activity: str, *values: int) -> dict[str, Any]:
-    """Return what else a session of the viewer's did."""
-    percent = percents(*values)
-    return {"session": session, "activity": activity, "seconds": sum(percent) / 100, "percent": percent}
-
-
-def timeline(*tracks: dict[str, Any], own: list[dict[str, Any]] | None = None, more: int = 0) -> dict[str, Any]:
-    """Return the whole document."""
-    return {
-        "bin_seconds": 1.0,
-        "bins": BINS,
-        "tracks": list(tracks),
-        "more_tracks": more,
-        "own": own or [],
-        "num_waiting": [0.0] * BINS,
-    }
+def as_watched(status: StatusDocument, *rows: TimelineRow, more: int = 0) -> WatchedStatus:
+    """Return *status* with *rows* as the last ten seconds."""
+    timeline = DeviceTimeline(begin=1000.0, end=1010.0, oldest=0.0, rows=[*rows], more_rows=more)
+    return WatchedStatus(**{name: getattr(status, name) for name in status.__struct_fields__}, timeline=timeline)

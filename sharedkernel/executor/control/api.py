@@ -154,7 +154,7 @@ class ControlApi:
                 return protocol.CountsAnswer(request=message.request, counts=self._controller.counts())
             case protocol.GetTimeline(seconds=seconds, columns=columns, end=end, user=user):
                 window = TimelineWindow(seconds=seconds, columns=columns, end=end)
-                timeline = self._controller.timeline_of(window, user)
+                timeline = self._controller.timeline(window, user)
                 return protocol.TimelineAnswer(request=message.request, timeline=pack_timeline(timeline))
             case protocol.ListShelves(user=user):
                 return protocol.Shelves(request=message.request, shelves=self._shelves.listings(user))

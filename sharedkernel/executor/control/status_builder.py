@@ -25,10 +25,20 @@ from sharedkernel.protocol import Device
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.types import MemoryProfile
 from sharedkernel.scheduling.snapshot import LaneView, SessionView, Snapshot, UserView
-from sharedkernel.status.document import DeviceStatus, LaneStatus, SessionStatus, StatusDocument, UserStatus
+from sharedkernel.status.document import (
+    DeviceStatus,
+    LaneStatus,
+    SessionStatus,
+    StatusDocument,
+    UserStatus,
+    WatchedStatus,
+)
+from sharedkernel.status.timeline import TimelineWindow
 
 #: how long the figures in sessions' pages count as new
 _FRESH_SECONDS = 0.05
+#: of what watching sessions are told of the last minutes: the window, and most sessions
+_LAST_MINUTES, _MOST_ROWS = TimelineWindow(seconds=150.0, columns=60), 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +71,12 @@ class StatusBuilder:
             self._built = _Built(self._build(), revision, time.monotonic())
         return self._built.document
 
-    def view(self, user: str) -> StatusDocument:
+    def view(self, user: str) -> WatchedStatus:
         """Return what *user*, who is no admin, may see, with the last minutes."""
         visible = self.document().visible_to(user)
-        return msgspec.structs.replace(visible, timeline=self._controller.timeline(user))
+        fields = {name: getattr(visible, name) for name in visible.__struct_fields__}
+        timeline = self._controller.timeline(_LAST_MINUTES, user, most_rows=_MOST_ROWS)
+        return WatchedStatus(**fields, timeline=timeline)
 
     def forget(self) -> None:
         """Build the document anew next time: something has changed that is no event of the core."""

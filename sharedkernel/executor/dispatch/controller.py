@@ -30,8 +30,7 @@ from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.types import HOLDING_STATES, SessionId, SessionState, UserId
 from sharedkernel.scheduling.scheduler import Scheduler
 from sharedkernel.scheduling.snapshot import QueueView, Snapshot
-from sharedkernel.status.document import RecentTimeline
-from sharedkernel.status.timeline import DeviceTimeline, TimelineWindow
+from sharedkernel.status.timeline import MAX_ROWS, DeviceTimeline, TimelineWindow
 from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
@@ -133,7 +132,7 @@ class SessionController:
         assert process.session
         assert process.limits is not None
         self.sessions[process.session] = process
-        self._driver.timeline.spans.name(process.session, process.notebook)
+        self._driver.spans.name(process.session, process.notebook)
         self.users.set_limits(process.limits)
         self.users.records[process.limits.user].sessions[process.session] = process
         self.configure(process.limits)
@@ -362,15 +361,11 @@ class SessionController:
         """Return the views of the holders, and of those that want the device or memory, next first."""
         return self._driver.scheduler.queue(self._driver.now())
 
-    def timeline(self, user: str) -> RecentTimeline:
-        """Return the last minutes as *user* may see them."""
-        return self._driver.timeline.recent(self._driver.now(), user)
-
-    def timeline_of(self, window: TimelineWindow, user: str | None) -> DeviceTimeline:
-        """Return what sessions did in *window*, as *user* may see it; None: an admin."""
+    def timeline(self, window: TimelineWindow, user: str | None, *, most_rows: int = MAX_ROWS) -> DeviceTimeline:
+        """Return what sessions did in *window*, as *user* may see it (None: an admin), *most_rows* of them."""
         for session, process in self.sessions.items():  # a session may have been given to another notebook
-            self._driver.timeline.spans.name(session, process.notebook)
-        return self._driver.timeline.window(self._driver.now(), window, user)
+            self._driver.spans.name(session, process.notebook)
+        return self._driver.timeline(window, user, most_rows=most_rows)
 
     def counts(self) -> protocol.Counts:
         """Return how often what happened."""

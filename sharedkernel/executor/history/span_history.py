@@ -129,7 +129,14 @@ class SpanHistory:
             del self._names[next(iter(self._names))]
 
     def recent(
-        self, now: float, window: TimelineWindow, under_way: Iterable[Span], *, user: str | None, clock: float
+        self,
+        now: float,
+        window: TimelineWindow,
+        under_way: Iterable[Span],
+        *,
+        user: str | None,
+        clock: float,
+        most_rows: int = MAX_ROWS,
     ) -> DeviceTimeline:
         """Return what sessions did in a window.
 
@@ -145,6 +152,8 @@ class SpanHistory:
             Who asks: their sessions come first, and notebooks of others are not named; None: an admin, who sees all.
         clock
             Seconds since 1970 at *now*.
+        most_rows
+            Sessions that are told one by one.
         """
         merged = self._merge(now, window, under_way, clock)
         rows = sorted(merged.rows.items(), key=lambda row: (row[1][-1].user != user, -_busy(row[1])))
@@ -153,8 +162,8 @@ class SpanHistory:
             begin=round(clock + merged.begin - now, 3),
             end=round(clock + merged.end - now, 3),
             oldest=round(clock + tier.since - now, 3),
-            rows=[self._row(session, row, user, merged.begin) for session, row in islice(rows, MAX_ROWS)],
-            more_rows=max(0, len(rows) - MAX_ROWS),
+            rows=[self._row(session, row, user, merged.begin) for session, row in islice(rows, most_rows)],
+            more_rows=max(0, len(rows) - most_rows),
         )
 
     def _row(self, session: str, row: list[_Segment], user: str | None, begin: float) -> TimelineRow:

@@ -9,7 +9,7 @@ from IPython.core.magic import Magics, line_magic, magics_class
 
 from sharedkernel.ipc import current_session
 from sharedkernel.session.memory import reclaimable
-from sharedkernel.status.document import StatusDocument
+from sharedkernel.status.document import WatchedStatus
 from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
 
 #: seconds to wait for the device's answer
@@ -55,19 +55,17 @@ class SharedMagics(Magics):
             print(_NO_ANSWER)  # noqa: T201
             return
         # Here, because nothing of it is needed before somebody asks.
-        from sharedkernel.widgets.lanes import lanes_text
-        from sharedkernel.widgets.render import queue_text, usage_text
+        from sharedkernel.widgets.render import as_text
 
-        texts = {"usage": usage_text, "queue": queue_text, "lanes": lanes_text}
-        print("\n\n".join(texts[part](status, current_session.session_id()) for part in parts))  # noqa: T201
+        print(as_text(parts, status, current_session.session_id()))  # noqa: T201
 
 
-def _newest_status() -> StatusDocument | None:
+def _newest_status() -> WatchedStatus | None:
     """Return the status document of this moment; None when it does not come in time."""
     answered = InterruptSafeEvent()
-    documents: list[StatusDocument] = []
+    documents: list[WatchedStatus] = []
 
-    def take(status: StatusDocument) -> None:
+    def take(status: WatchedStatus) -> None:
         documents.append(status)
         answered.set()
 

@@ -1,14 +1,12 @@
-"""Who did what when: spans, and the last minutes of them."""
+"""Who did what when."""
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from sharedkernel.executor.history.timeline import BIN_SECONDS, NUM_BINS, Timeline
 from sharedkernel.scheduling import Scheduler, SchedulerConfig, SessionId
 from sharedkernel.scheduling.model.events import Offloaded, OffloadRequested
 from sharedkernel.scheduling.model.session import Session, User
@@ -16,15 +14,13 @@ from sharedkernel.scheduling.model.types import MemoryProfile, SessionState, Use
 from sharedkernel.scheduling.spans import Activity, Span, SpanTracker
 from tests.scheduling.desk import Desk
 from tests.scheduling.device import Cell, Device, Notebook, endless
-from tests.status.documents import to_json
 
 
 class Watched:
-    """A desk whose timeline and spans are kept."""
+    """A desk whose spans are kept."""
 
     def __init__(self, **config: Any) -> None:
         self.desk = Desk(SchedulerConfig(**{"capacity": 1000, **config}))
-        self.timeline = Timeline()
         self.spans: list[Span] = []
         self.tracker = SpanTracker(self.spans.append)
 
@@ -35,13 +31,7 @@ class Watched:
         return self.desk
 
     def look(self) -> None:
-        touched = self.desk.take_touched()
-        self.timeline.record(self.desk.now, self.desk.scheduler, touched)
-        self.tracker.follow(self.desk.now, self.desk.scheduler, touched)
-
-    def recent(self, user: str) -> Any:
-        self.look()
-        return to_json(self.timeline.recent(self.desk.now, user))
+        self.tracker.follow(self.desk.now, self.desk.scheduler, self.desk.take_touched())
 
 
 def told(spans: list[Span]) -> list[tuple[str, str, float, float]]:
@@ -123,8 +113,8 @@ def test_a_restore_that_waits_is_told_from_one_under_way(is_returning: bool, act
     assert tracker.activity("ada") == activity
 
 
-def busy_spans() -> tuple[list[Span], Timeline, float]:
-    """Return the spans and the timeline of a device after 60 seconds of everything, and the end."""
+def busy_spans() -> list[Span]:
+    """Return the spans of a device after 60 seconds of everything."""
     notebooks = [
         endless("ada1", 0.2, ephemeral=300),
         endless("ada2", 1e9, ephemeral=300, has_boundaries=False),
@@ -133,19 +123,18 @@ def busy_spans() -> tuple[list[Span], Timeline, float]:
     ]
     device = Device(SchedulerConfig(capacity=1000), notebooks)
     device.run(60)
-    scheduler, timeline = Scheduler(device.desk.scheduler.config), Timeline()
+    scheduler = Scheduler(device.desk.scheduler.config)
     spans: list[Span] = []
     tracker = SpanTracker(spans.append)
     for now, event in device.desk.log:
         scheduler.handle(event, now=now)
-        timeline.record(now, scheduler, scheduler.touched)
         tracker.follow(now, scheduler, scheduler.touched)
-    return [*spans, *tracker.under_way(now)], timeline, now
+    return [*spans, *tracker.under_way(now)]
 
 
 def test_one_track_and_one_session_do_one_thing_at_a_time() -> None:
     """Spans of a track never overlap, nor those of a session; few tracks serve many lanes; no second is lost."""
-    spans, timeline, now = busy_spans()
+    spans = busy_spans()
     runs = [span for span in spans if span.activity is Activity.RUNNING]
     assert len({span.lane for span in runs}) > 20
     assert {span.track for span in runs} <= {1, 2, 3, 4}
@@ -155,65 +144,5 @@ def test_one_track_and_one_session_do_one_thing_at_a_time() -> None:
                 (span for span in spans if group in (span.track, span.session)), key=lambda span: span.begin
             )
             assert all(before.end <= after.begin + 1e-9 for before, after in pairwise(members))
-    document = to_json(timeline.recent(now, "ada"))
-    for name in ("ada1", "ada2", "bob", "cleo"):
-        ran = sum(span.end - span.begin for span in runs if span.session == name)
-        shown = [entry for track in document["tracks"] for entry in track["sessions"] if entry["session"] == name]
-        assert sum(entry["seconds"] for entry in shown) == pytest.approx(ran, abs=0.01)
-    busiest = [
-        sum(entry["percent"][at] for track in document["tracks"] for entry in track["sessions"])
-        for at in range(NUM_BINS - 50, NUM_BINS - 1)
-    ]
-    assert all(98 <= percent <= 102 for percent in busiest)
-
-
-def test_the_last_minutes_are_a_small_document_however_many_share() -> None:
-    """Fifty sessions that take turns for minutes: a few kilobytes, the own ones among them, the rest counted."""
-    watched = Watched(capacity=10**9)
-    names = [f"{'abcdefgh'[number % 8]}{number}" for number in range(50)]
-    watched.desk.begin(*names, ephemeral=10)
-    for _ in range(4 * 60):
-        watched.at(watched.desk.now + 1.0)
-        sessions = watched.desk.scheduler.snapshot(watched.desk.now).sessions
-        (holder,) = (session.id for session in sessions if session.state in ("running", "preempting"))
-        watched.desk.release(holder)
-        watched.look()
-        watched.desk.want(holder)
-    document = watched.recent("h")
-    assert len(json.dumps(document)) < 20_000
-    assert document["more_tracks"] == 42
-    shown = {entry["session"] for track in document["tracks"] for entry in track["sessions"]}
-    assert {name for name in names if name[0] == "h"} <= shown
-    assert all(entry["session"][0] == "h" for entry in document["own"])
-    assert document["num_waiting"][-2] == 49
-
-
-def test_what_is_long_ago_is_forgotten() -> None:
-    """After the last minute nothing of a session that stopped is left; one that runs on fills every second."""
-    watched = Watched()
-    watched.desk.begin("ada")
-    watched.look()
-    later = 3 * NUM_BINS * BIN_SECONDS + 0.5
-    watched.at(later)
-    (track,) = watched.recent("bob")["tracks"]
-    assert (track["lane"], track["sessions"][0]["user"]) == (1, "ada")
-    assert track["sessions"][0]["percent"] == [100] * NUM_BINS
-    watched.desk.release("ada", "cell")
-    watched.desk.close("ada")
-    watched.at(later + NUM_BINS * BIN_SECONDS + 1)
-    assert watched.recent("ada")["tracks"] == []
-
-
-def test_a_second_that_is_not_over_counts_as_far_as_it_came() -> None:
-    """Whoever ran all of the half second that has passed, ran all of it; asking twice adds nothing."""
-    watched = Watched()
-    watched.at(100.25)
-    watched.desk.begin("ada")
-    watched.at(100.5)
-    for _ in range(2):
-        (track,) = watched.recent("ada")["tracks"]
-        assert track["sessions"][0]["percent"][-2:] == [0, 50]
-        assert track["sessions"][0]["seconds"] == 0.25
-    watched.at(101.5)
-    (track,) = watched.recent("ada")["tracks"]
-    assert track["sessions"][0]["percent"][-3:] == [0, 75, 100]
+    ran = sum(min(span.end, 59.0) - max(span.begin, 10.0) for span in runs if span.end > 10.0 and span.begin < 59.0)
+    assert ran == pytest.approx(49.0, abs=1.0)
