@@ -69,13 +69,13 @@ def test_owners_and_audit_log_outlive_the_runtime_directory(scratch: Path) -> No
         with service(scratch, *gateway):
             wait_until(lambda: ask(port, "GET", "/readyz")[0] == 200, "both serve")
             assert ask(port, "POST", "/api/kernels")[0] == 201
-            kept = {path.name for path in state.iterdir()}
-            assert {"audit.jsonl", "colours.json", "owners.json", "users.journal", "history.journal"} == kept
+            names = {"audit.jsonl", "colours.json", "owners.json", "users.json", "history.json"}
+            wait_until(lambda: {path.name for path in state.iterdir()} == names, "all are kept")
             assert (state.stat().st_mode & 0o777, (state / "audit.jsonl").read_text().splitlines()[0]) == (
                 0o700,
                 EARLIER.strip(),
             )
-            assert not {path.name for path in runtime.iterdir()} & kept
+            assert not {path.name for path in runtime.iterdir()} & names
     wait_until(lambda: not processes_of(scratch), "all have ended")
     shutil.rmtree(runtime)  # as a reboot does
     with ExitStack() as stack:

@@ -28,7 +28,7 @@ from sharedkernel.executor.control.wait_notifier import WaitNotifier
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.action_runner import resume
 from sharedkernel.executor.dispatch.controller import SessionController
-from sharedkernel.executor.dispatch.usage import UsageJournal
+from sharedkernel.executor.dispatch.usage import UsageFile
 from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.log_files import bound_logs
 from sharedkernel.executor.history.workload import WorkloadHistory
@@ -54,14 +54,13 @@ from sharedkernel.paths import (
     EXECUTOR_SOCKET,
     LOGS_DIRECTORY,
     log_name,
-    move_earlier_files,
 )
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
 
-#: seconds between what the keeper is told about attained service
+#: seconds between what the keeper is told about attained service, and states on disk
 _KEEP_INTERVAL = 2.0
 
 
@@ -88,7 +87,7 @@ async def start_executor(
     config
         Of the scheduler.
     state_directory
-        Where journals are kept; None: in the runtime directory.
+        What outlives a reboot is kept here; None: in the runtime directory.
     isolation
         How users are kept apart; None: not at all.
     environments
@@ -107,11 +106,9 @@ async def start_executor(
     """
     isolation = isolation or Isolation(IsolationOptions(isolate="off"), runtime_directory)
     directory = RuntimeDirectory(runtime_directory, isolation)
-    state = state_directory or runtime_directory
-    move_earlier_files(runtime_directory, state, ("*.journal",))
     service = ExecutorService(
         directory,
-        state,
+        state_directory or runtime_directory,
         served,
         config,
         isolation,
@@ -146,13 +143,14 @@ class ExecutorService:
         self._isolation = isolation
         self._tasks = BackgroundTasks()
         path = directory.path
-        self._totals = UsageJournal(state)
+        self._totals = UsageFile(state)
+        self._workload = WorkloadHistory(state)
         events = EventLog(path / LOGS_DIRECTORY / "events.jsonl")
         self._controller = SessionController(
             served,
             config,
             events,
-            WorkloadHistory(state),
+            self._workload,
             lambda process, reason, message: self._interventions.end(process, reason, message),
         )
         self._keeper = KeeperClient(path, str(environments[OWN].build_id))
@@ -250,6 +248,7 @@ class ExecutorService:
         self._pool.want()
         self._idle_monitor.start()
         self._tasks.spawn(self._keep_service())
+        self._tasks.spawn(self._keep_state())
 
     async def _listen(self) -> None:
         """Open the control socket, and let sessions use it and the descriptor socket."""
@@ -303,8 +302,7 @@ class ExecutorService:
         if self._isolation.cgroups is not None:
             self._isolation.cgroups.close()
         await self._served.stop(end_sessions=end_sessions)
-        self._totals.keep(self._controller.totals())
-        self._totals.close()
+        self._totals.close(self._controller.totals())
         self._controller.close()
         (self._directory.path / EXECUTOR_SOCKET).unlink(missing_ok=True)
         self._directory.release()
@@ -402,8 +400,13 @@ class ExecutorService:
             if self._isolation.cgroups is not None:
                 self._isolation.cgroups.end_left()
 
+    async def _keep_state(self) -> None:
+        while True:
+            await asyncio.sleep(_KEEP_INTERVAL)
+            await self._totals.keep(self._controller.totals())
+            await self._workload.keep()
+
     def _keep_all(self) -> None:
-        self._totals.keep(self._controller.totals())
         for session, attained in self._controller.attained().items():
             process = self._controller.sessions[session]
             process.attained = attained

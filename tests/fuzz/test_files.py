@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.executor.dispatch.usage import user_configured
-from sharedkernel.executor.history.journal import Journal
+from sharedkernel.executor.history.state_file import StateFile
 from sharedkernel.gateway.app import SharedKernelGateway
 from sharedkernel.gateway.config.settings import PARSERS, build_quotas, parse_setting, read_settings
 from sharedkernel.gateway.config.validation import (
@@ -85,39 +84,34 @@ def test_any_configuration_file_is_read_or_refused(text: bytes, suffix: str) -> 
                 assert "\n" not in sentence
 
 
-class Entry(msgspec.Struct, tag=True, frozen=True):
-    """What the journal of these tests holds."""
+class Entry(msgspec.Struct, frozen=True):
+    """What the file of these tests holds."""
 
     number: int
     text: str = ""
 
 
-async def _write(path: Path, entries: list[Entry]) -> list[Any]:
-    """Open a journal, add to it and close it; return what was in it."""
-    journal = Journal(path, Entry, schema=1, summarise=lambda: entries)
-    found = journal.open()
-    for entry in entries:
-        journal.add(entry)
-    journal.close()
-    return found
+class Entries(msgspec.Struct, tag_field="version", tag=1, frozen=True):
+    """All of it."""
+
+    entries: list[Entry]
 
 
-@fuzz(
-    examples=25,
-    entries=st.lists(st.builds(Entry, st.integers(0, 100), texts), max_size=6),
-    data=st.data(),
-)
-def test_a_torn_journal_keeps_what_was_whole(entries: list[Entry], data: st.DataObject) -> None:
-    """Wherever it is torn, mangled or filled with noise, it opens, gives entries that were written, and takes more."""
+_states = st.builds(Entries, st.lists(st.builds(Entry, st.integers(0, 100), texts), max_size=6))
+
+
+@fuzz(examples=25, state=_states, data=st.data())
+def test_a_torn_state_file_is_whole_or_set_aside(state: Entries, data: st.DataObject) -> None:
+    """Wherever it is torn, mangled or filled with noise, its owner starts, and what is kept then is there."""
     with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "journal"
-        asyncio.run(_write(path, entries))
+        path = Path(directory) / "state.json"
+        StateFile(path, Entries).close(state)
         whole = path.read_bytes()
         torn = whole[: data.draw(st.integers(0, len(whole)), label="length")]
-        path.write_bytes(torn)
-        found = asyncio.run(_write(path, []))
-        assert found == entries[: len(found)]
-        path.write_bytes(data.draw(mangled(st.just(whole)) | st.binary(max_size=60), label="mangled"))
-        found = asyncio.run(_write(path, [Entry(1)]))
-        assert all(isinstance(entry, Entry) for entry in found)
-        assert asyncio.run(_write(path, [])) == [*found, Entry(1)]
+        for content in (torn, data.draw(mangled(st.just(whole)) | st.binary(max_size=60), label="mangled")):
+            path.write_bytes(content)
+            file = StateFile(path, Entries)
+            found = file.read()
+            assert found == state or content != whole
+            file.close(state)
+            assert StateFile(path, Entries).read() == state

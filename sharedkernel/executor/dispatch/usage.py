@@ -1,6 +1,6 @@
-"""What each user may have, and has had of the device: of this executor in memory, over all in a journal on disk.
+"""What each user may have, and has had of the device: of this executor in memory, over all in a file on disk.
 
-A session's own figures live as long as it does: in its page and in its record. The journal has what is left of those
+A session's own figures live as long as it does: in its page and in its record. The file has what is left of those
 that have ended: without it an executor that is started again would show everybody as new.
 """
 
@@ -13,21 +13,21 @@ from pathlib import Path
 import msgspec
 
 from sharedkernel.errors import Refused
-from sharedkernel.executor.history.journal import Journal
+from sharedkernel.executor.history.state_file import StateFile
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.progress import PastWaits
 from sharedkernel.protocol import Limits
 from sharedkernel.scheduling.model import events
 from sharedkernel.scheduling.model.types import UserId
 
-#: the journal's name in the runtime directory, and the version of its records
-JOURNAL_NAME, _SCHEMA = "users.journal", 1
+#: the file's name in the state directory
+USAGE_NAME = "users.json"
 #: waits of a user that are remembered
 _WAITS_KEPT = 1000
 
 
-class UserTotals(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """One user's figures; a later record of the same user takes the place of an earlier one."""
+class UserTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """One user's figures."""
 
     user: str
     #: device-seconds of all sessions, those that live included
@@ -36,6 +36,12 @@ class UserTotals(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     iterations: int
     #: most bytes that the user's sessions had at a time
     peak_bytes: int
+
+
+class PastUsage(msgspec.Struct, frozen=True, tag_field="version", tag=1):
+    """What the file has."""
+
+    users: list[UserTotals]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,36 +116,36 @@ class Users:
         ]
 
 
-class UsageJournal:
+class UsageFile:
     """Keeps everybody's totals.
 
     Parameters
     ----------
     directory
-        Where the journal is.
+        Where the file is.
     """
 
     def __init__(self, directory: Path) -> None:
-        self._journal = Journal(
-            directory / JOURNAL_NAME, UserTotals, schema=_SCHEMA, summarise=lambda: self._users.values()
-        )
+        self._file = StateFile(directory / USAGE_NAME, PastUsage)
         self._users: dict[str, UserTotals] = {}
 
     def open(self) -> Mapping[str, UserTotals]:
         """Return what the executors before this one have kept, by user."""
-        self._users = {record.user: record for record in self._journal.open()}
+        if (past := self._file.read()) is not None:
+            self._users = {record.user: record for record in past.users}
         return self._users
 
-    def keep(self, totals: Iterable[UserTotals]) -> None:
-        """Keep what has changed; users who are not named stay as they were."""
-        for record in totals:
-            if self._users.get(record.user) != record:
-                self._users[record.user] = record
-                self._journal.add(record)
+    async def keep(self, totals: Iterable[UserTotals]) -> None:
+        """Write what has changed; users who are not named stay as they were."""
+        await self._file.keep(self._with(totals))
 
-    def close(self) -> None:
+    def close(self, totals: Iterable[UserTotals]) -> None:
         """Write what is left."""
-        self._journal.close()
+        self._file.close(self._with(totals))
+
+    def _with(self, totals: Iterable[UserTotals]) -> PastUsage:
+        self._users |= {record.user: record for record in totals}
+        return PastUsage([*self._users.values()])
 
 
 def user_configured(limits: Limits) -> events.UserConfigured:

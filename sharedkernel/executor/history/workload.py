@@ -1,4 +1,4 @@
-"""What sessions' cells took, kept in a journal so that the next executor's core begins with it."""
+"""What sessions' cells took, kept in a file so that the next executor's core begins with it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 
 import msgspec
 
-from sharedkernel.executor.history.journal import Journal
+from sharedkernel.executor.history.state_file import StateFile
 from sharedkernel.scheduling.model import events
 from sharedkernel.scheduling.model.types import UserId
 
-#: the journal's name in the runtime directory, and the version of its records
-JOURNAL_NAME, _SCHEMA = "history.journal", 2
+#: the file's name in the state directory
+HISTORY_NAME = "history.json"
 #: cells that are kept for the next executor
 _CELLS_KEPT = 4000
 
 
-class CellTook(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class CellTook(msgspec.Struct, frozen=True, kw_only=True):
     """One cell that ended."""
 
     user: str
@@ -28,8 +28,11 @@ class CellTook(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     seconds: float
 
 
-class Rates(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A record of earlier versions, which is no longer of use."""
+class PastCells(msgspec.Struct, frozen=True, tag_field="version", tag=1):
+    """What the file has."""
+
+    #: oldest first
+    cells: list[CellTook]
 
 
 class WorkloadHistory:
@@ -38,30 +41,29 @@ class WorkloadHistory:
     Parameters
     ----------
     directory
-        Where the journal is.
+        Where the file is.
     """
 
     def __init__(self, directory: Path) -> None:
         self._cells: deque[CellTook] = deque(maxlen=_CELLS_KEPT)
-        self._journal = Journal(
-            directory / JOURNAL_NAME, CellTook | Rates, schema=_SCHEMA, summarise=lambda: list(self._cells)
-        )
+        self._file = StateFile(directory / HISTORY_NAME, PastCells)
 
     def open(self) -> events.HistoryRecalled:
         """Read what the executors before this one have learned; return what the core should know of it."""
-        for record in self._journal.open():
-            if isinstance(record, CellTook) and 0 < record.seconds < math.inf:
-                self._cells.append(record)
+        if (past := self._file.read()) is not None:
+            self._cells.extend(cell for cell in past.cells if 0 < cell.seconds < math.inf)
         cells = ((UserId(cell.user), cell.source, cell.seconds) for cell in self._cells)
         return events.HistoryRecalled(cells=tuple(cells))
 
+    async def keep(self) -> None:
+        """Write what has changed."""
+        await self._file.keep(PastCells([*self._cells]))
+
     def close(self) -> None:
-        """Keep what is not kept yet."""
-        self._journal.close()
+        """Write what is left."""
+        self._file.close(PastCells([*self._cells]))
 
     def cell_ended(self, user: str, source: str | None, seconds: float) -> None:
         """Record that a cell of *user* took *seconds* of the device."""
         if seconds > 0:
-            cell = CellTook(user=user, source=source, seconds=seconds)
-            self._cells.append(cell)
-            self._journal.add(cell)
+            self._cells.append(CellTook(user=user, source=source, seconds=seconds))

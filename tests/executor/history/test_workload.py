@@ -7,11 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from sharedkernel.executor.history.journal import Journal
-from sharedkernel.executor.history.workload import JOURNAL_NAME, CellTook, WorkloadHistory
+from sharedkernel.executor.history.workload import HISTORY_NAME
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
 
 PREPARE = """
@@ -78,33 +76,6 @@ for i in sharedkernel.iterations([*range(160)]):
 STOP_AT, STEPS = 120, 160
 
 
-class Rates(msgspec.Struct, frozen=True, tag=True):
-    """What earlier versions kept of each user, see :class:`~sharedkernel.executor.history.workload.Rates`."""
-
-    user: str = "ada"
-    flops_per_second: float = 1e9
-    bytes_per_second: float = 1e9
-    correction: float = 1.0
-
-
-def test_the_journal_of_an_earlier_version_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What its cells took counts; the rates between them do not, without a word."""
-    cell = CellTook(user="ada", source="abc", seconds=2.0)
-
-    async def main() -> None:
-        journal = Journal(tmp_path / JOURNAL_NAME, CellTook | Rates, schema=2, summarise=lambda: ())
-        journal.open()
-        for record in (Rates(), cell, Rates()):
-            journal.add(record)
-        journal.close()
-        history = WorkloadHistory(tmp_path)
-        assert history.open().cells == (("ada", "abc", 2.0),)
-        history.close()
-
-    asyncio.run(main())
-    assert not caplog.records
-
-
 async def prepare(notebook: Notebook, gate: Path, stop_at: int = STOP_AT) -> None:
     code = PREPARE.replace("{stop_at}", str(stop_at)).replace("{gate!r}", repr(str(gate)))
     outcome = await notebook.run(code)
@@ -158,7 +129,7 @@ def test_an_earlier_run_of_the_same_source_is_remembered_by_the_next_executor(
     process: ExecutorProcess, tmp_path: Path
 ) -> None:
     """However it is written: what shows no end is expected to take as long as before, also after a crash."""
-    journal = process.runtime_directory / "history.journal"
+    history = process.runtime_directory / HISTORY_NAME
     gate = tmp_path / "gate"
     loop = "while steps < 30:\n    step(data.tensors[0])"
 
@@ -170,7 +141,7 @@ def test_an_earlier_run_of_the_same_source_is_remembered_by_the_next_executor(
             assert (await notebook.run(f"steps = 0\n{loop}")).status == "ok"
 
             async def is_kept() -> bool:
-                return journal.read_bytes().count(b"edsger") == 2
+                return history.exists() and history.read_bytes().count(b"edsger") == 2
 
             await until(is_kept, "both cells are kept")
             await executor.replace()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import pytest
 
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable
-from sharedkernel.executor.dispatch.usage import JOURNAL_NAME
+from sharedkernel.executor.dispatch.usage import USAGE_NAME
 from sharedkernel.executor.processes.process import PersistedSession
 from sharedkernel.executor.supervision.keeper_client import KeeperClient
 from sharedkernel.ipc.seqpacket import connect, listen
@@ -347,7 +348,7 @@ def test_a_record_that_was_being_written_is_no_other_session(fifo_process: Execu
 
 
 def test_what_users_had_outlives_executors(fifo_process: ExecutorProcess) -> None:
-    """Service, iterations and peak of sessions that ended count on, also after a torn write to their journal."""
+    """Service, iterations and peak of sessions that ended count on, also after a kill once they are on the disk."""
 
     async def main() -> None:
         async with Executor(fifo_process) as executor:
@@ -357,13 +358,14 @@ def test_what_users_had_outlives_executors(fifo_process: ExecutorProcess) -> Non
             before = await user(executor)
             assert before["attained_service_seconds"] > 0
             assert before["iterations"] > 0
-            await executor.client.close()
-            executor.process.process.terminate()
-            await asyncio.to_thread(executor.process.process.wait)
-            with (executor.process.runtime_directory / JOURNAL_NAME).open("ab") as journal:
-                journal.write(b"\0\0\0\x40torn")
-            await asyncio.to_thread(executor.process.start)
-            await executor.connect()
+            kept = executor.process.runtime_directory / USAGE_NAME
+
+            async def is_kept() -> bool:
+                found = json.loads(kept.read_text())["users"] if kept.exists() else []
+                return any(user["iterations"] == before["iterations"] for user in found)
+
+            await until(is_kept, "it is on the disk")
+            await executor.replace()
             await executor.notebook()
             after = await user(executor)
             for figure in ("attained_service_seconds", "iterations", "peak_bytes"):

@@ -1,0 +1,95 @@
+"""What an executor leaves to the next one, in one small JSON file that is replaced as a whole.
+
+The owner hands over its whole state now and then; what changed after the last time is lost when the executor is killed.
+A file that cannot be read, or is of another version, is set aside with the suffix ``.old``. A disk that is full or gone
+stops nothing: the log says so once, each later call tries again, and the log says once when the file is written again.
+
+Covers one process at a time (the owner of the lock on the runtime directory). Not covered: when to write, and what the
+state means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+
+from sharedkernel.protocol import UNREADABLE
+from sharedkernel.system.atomic_file import replace_file
+
+log = logging.getLogger(__name__)
+
+_State = TypeVar("_State", bound=msgspec.Struct)
+
+
+class StateFile(Generic[_State]):
+    """A state on disk.
+
+    Parameters
+    ----------
+    path
+        The file; it is made with the first state, readable to its owner only.
+    kind
+        Type of the state. Its tag is its version: another one whenever files of the version before cannot be read.
+    """
+
+    def __init__(self, path: Path, kind: type[_State]) -> None:
+        self._path = path
+        self._decoder = msgspec.json.Decoder(kind)
+        #: what the file should have, and what it has
+        self._wanted = self._written = b""
+        self._writing = threading.Lock()
+        self._is_lost = False
+
+    def read(self) -> _State | None:
+        """Return the state that the file has; None without any."""
+        try:
+            self._written = self._path.read_bytes()
+            return self._decoder.decode(self._written)
+        except FileNotFoundError:
+            return None
+        except (OSError, *UNREADABLE) as error:
+            aside = self._path.with_suffix(".old")
+            log.warning("%s cannot be read (%s); it is set aside as %s, and begun anew.", self._path, error, aside)
+            with contextlib.suppress(OSError):
+                os.replace(self._path, aside)
+            return None
+
+    async def keep(self, state: _State) -> None:
+        """Have *state* on the disk if it changed; return once it is, or cannot be."""
+        self._wanted = msgspec.json.encode(state)
+        if self._wanted != self._written:
+            with contextlib.suppress(RuntimeError):  # "can't start new thread": the next call tries again
+                await asyncio.to_thread(self._write)
+
+    def close(self, state: _State) -> None:
+        """Have the last *state* on the disk."""
+        self._wanted = msgspec.json.encode(state)
+        self._write()
+
+    def _write(self) -> None:
+        with self._writing:  # a thread may start late: whoever comes, the newest state is written
+            content = self._wanted
+            if content == self._written:
+                return
+            try:
+                replace_file(self._path, content)
+            except OSError as error:
+                if not self._is_lost:
+                    log.warning(
+                        "%s cannot be written (%s); free some space, and it is again. Nothing else is affected.",
+                        self._path,
+                        error.strerror,
+                    )
+                self._is_lost = True
+                return
+            self._written = content
+            if self._is_lost:
+                log.warning("%s is written again", self._path)
+            self._is_lost = False
