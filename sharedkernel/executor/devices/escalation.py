@@ -1,6 +1,6 @@
 """Escalation against a session that exceeds its limit: warn it, then offload it, then end it.
 
-The monitor that detects it (`overuse.py` on a GPU, `limit_tampering.py` on the host device) reports it at each check.
+The monitor that detects it (`overuse.py`) reports it at each check.
 """
 
 from __future__ import annotations

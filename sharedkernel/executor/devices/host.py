@@ -23,7 +23,6 @@ from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import ConfigError
 from sharedkernel.executor.devices import SessionControl, host_usage
 from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases, UserMemory
-from sharedkernel.executor.devices.limit_tampering import LimitTampering
 from sharedkernel.executor.devices.overuse import Overuse
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.user_quota import HOST_CONTEXT_BYTES, quota_of
@@ -97,7 +96,6 @@ class HostLimits:
     def __init__(self, device: Device, overuse_patience: float = 30.0) -> None:
         self._device = device
         self._overuse_patience = overuse_patience
-        self._lifted: LimitTampering | None = None
         self._watching: asyncio.Task[None] | None = None
         #: user ids of sessions, until nothing runs under them
         self._accounts: set[int] = set()
@@ -109,8 +107,7 @@ class HostLimits:
         return self._device
 
     async def start(self, runtime_directory: Path, control: SessionControl) -> None:
-        """Look from now on for processes that lift their limits, and for memory that no limit sees."""
-        self._lifted = LimitTampering(control, lambda pid: _statm(pid, 5), self._overuse_patience)
+        """Look from now on for memory that no limit sees."""
         self._watching = asyncio.create_task(self._watch(control))
 
     def hurry(self) -> None:
@@ -120,8 +117,6 @@ class HostLimits:
         """Look no more."""
         if self._watching is not None:
             self._watching.cancel()
-        if self._lifted is not None:
-            await self._lifted.stop()
 
     async def _watch(self, control: SessionControl) -> None:
         overuse = Overuse(self._device, control, self._overuse_patience, self._leases.shelf_of)
@@ -155,7 +150,6 @@ class HostLimits:
         return [
             host_usage.UserProcesses(
                 leaders=[process.pid for process in own],
-                uid=own[0].uid if own[0].uid != os.getuid() else None,
                 enough=quota_of(own[0].limits, self._device),
             )
             for own in by_user.values()
