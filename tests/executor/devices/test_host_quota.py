@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
@@ -55,6 +56,13 @@ _WAYS = {
 """,
 }
 
+_LEAVE = """
+import os, pathlib
+path = pathlib.Path(f"/dev/shm/sk-test-{os.getuid()}")
+path.write_bytes(b"left")
+print(path, end="")
+"""
+
 
 @contextmanager
 def _impatient() -> Iterator[ApartExecutor]:
@@ -86,6 +94,26 @@ def test_every_way_beyond_a_quota_ends() -> None:
                 await until(is_gone, f"{way}: nothing is left of it")
             assert process.log().count(": ended") == len(_WAYS), process.log()
             assert (await honest.run("x.sum().item()")).text == f"{float(40 << 18)}"
+
+    with _impatient() as process:
+        asyncio.run(main(process))
+
+
+def test_what_a_user_leaves_in_shared_memory_goes_with_their_last_process() -> None:
+    """It would stay for ever, and count for nobody."""
+
+    async def main(process: ApartExecutor) -> None:
+        async with Executor(process) as executor:
+            leaver, stayer = await executor.notebook("sk-test-leaver"), await executor.notebook("sk-test-stayer")
+            left, kept = [Path((await notebook.run(_LEAVE)).text) for notebook in (leaver, stayer)]
+            assert left.exists()
+            await executor.client.end_session(leaver.session)
+
+            async def is_gone() -> bool:
+                return not left.exists()
+
+            await until(is_gone, "the file is removed")
+            kept.unlink()  # it was there
 
     with _impatient() as process:
         asyncio.run(main(process))
