@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from sharedkernel.executor.processes.process import SessionHandle
@@ -70,30 +70,32 @@ class Leases:
 
     def update(self, users: Iterable[UserMemory]) -> None:
         """Lease anew to the sessions of *users*; what the others were found to hold last still counts."""
-        users = list(users)
-        for memory in users:
-            self._set_held(memory)
+        # Looked at once: a session makes and frees memory meanwhile, and a lease is the sum of figures of one moment.
+        looks = [(memory, [session.counted for session in memory.sessions]) for memory in users]
+        for memory, figures in looks:
+            self._set_held(memory, figures)
         free = max(0, self._device.usable_bytes - self._sum - max(self._outstanding.values(), default=0))
         holders = self._largest_holders()
-        for memory in users:
+        for memory, figures in looks:
             others = tuple(holder for holder in holders if holder[0] != memory.user)[:NUM_HOLDERS]
-            if memory.sessions:
-                self._update_user(memory, free=free, holders=others)
+            if figures:
+                self._update_user(memory, figures, free=free, holders=others)
 
     def shelf_of(self, user: str) -> int:
         """Return the bytes that the shelf of *user* was last charged with."""
         return self._shelves.get(user, 0)
 
-    def _set_held(self, memory: UserMemory) -> None:
+    def _set_held(self, memory: UserMemory, figures: Sequence[CountedMemory]) -> None:
         self._shelves.pop(memory.user, None)
         if memory.shelf:
             self._shelves[memory.user] = memory.shelf
         own = memory.sessions
-        outstanding = max((s.counted.outstanding for s in own if s.lingers_until is None), default=0)
+        counting = (f for s, f in zip(own, figures, strict=True) if s.lingers_until is None)
+        outstanding = max((counted.outstanding for counted in counting), default=0)
         self._outstanding.pop(memory.user, None)
         if outstanding:
             self._outstanding[memory.user] = min(outstanding, most_of_user(own))
-        held = memory.shelf + max(0, held_by(own) - outstanding)
+        held = memory.shelf + max(0, held_by(own, figures) - outstanding)
         before = self._held.pop(memory.user, None)
         self._sum += held - (before or 0)
         if not own and not held:
@@ -129,12 +131,18 @@ class Leases:
                 format_bytes(self._device.usable_bytes),
             )
 
-    def _update_user(self, memory: UserMemory, *, free: int, holders: tuple[tuple[str, int], ...]) -> None:
+    def _update_user(
+        self,
+        memory: UserMemory,
+        figures: Sequence[CountedMemory],
+        *,
+        free: int,
+        holders: tuple[tuple[str, int], ...],
+    ) -> None:
         own = list(memory.sessions)
-        use = quota_use(own, self._device, shelf=memory.shelf)
+        use = quota_use(own, self._device, figures, shelf=memory.shelf)
         assert use.quota is not None
         remainder = max(0, min(use.quota - use.sessions - use.shelf, free))
-        figures = [session.counted for session in own]
         # what lingers counts for no quota, so it leaves its user's other sessions what it has
         counting = [f if s.lingers_until is None else _NOTHING for s, f in zip(own, figures, strict=True)]
         is_any_working = any(map(_is_working, own))

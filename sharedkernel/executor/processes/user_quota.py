@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.protocol import Device, Limits
-from sharedkernel.quota_check import QuotaUse, count
+from sharedkernel.quota_check import CountedMemory, QuotaUse, count
 
 #: memory of the machine that a session's processes may hold besides its tensors before it counts on the host device:
 #: interpreters and libraries, and free pieces of the heap
@@ -39,7 +39,13 @@ def hard_limit(limits: Limits | None, device: Device) -> int | None:
     return most_of(limits, device) + 2 * HOST_CONTEXT_BYTES if device.kind == "host" else None
 
 
-def quota_use(own: Collection[SessionHandle], device: Device, *, shelf: int = 0) -> QuotaUse:
+def quota_use(
+    own: Collection[SessionHandle],
+    device: Device,
+    figures: Sequence[CountedMemory] | None = None,
+    *,
+    shelf: int = 0,
+) -> QuotaUse:
     """Return the quota of one user on *device*, and what they have of it.
 
     Parameters
@@ -48,28 +54,48 @@ def quota_use(own: Collection[SessionHandle], device: Device, *, shelf: int = 0)
         All sessions of the user; none: of a user whose quota is not known.
     device
         The device that is shared.
+    figures
+        As in :func:`used_by`.
     shelf
         Bytes that the user's shelf is charged with.
     """
     limits = next((process.limits for process in own), None)
-    return QuotaUse(quota=quota_of(limits, device), sessions=used_by(own), shelf=shelf)
+    return QuotaUse(quota=quota_of(limits, device), sessions=used_by(own, figures), shelf=shelf)
 
 
-def used_by(own: Collection[SessionHandle]) -> int:
+def used_by(own: Collection[SessionHandle], figures: Sequence[CountedMemory] | None = None) -> int:
     """Return the bytes that all sessions of one user count, framework memory apart.
 
     Lingering ones do not: they are offloaded, or ended, for whoever needs their memory. What is live in a session only
     its own page says, so several could claim more than their user can have. Beyond that only counts what was measured.
+
+    Parameters
+    ----------
+    own
+        All sessions of the user.
+    figures
+        What each of them counts, as it was looked at already; None: as it is now.
     """
-    staying = [process for process in own if process.lingers_until is None]
-    measured = sum(process.memory.persistent for process in staying)
-    return min(count(process.counted for process in staying), max(measured, most_of_user(staying)))
+    if figures is None:
+        figures = [process.counted for process in own]
+    staying = [
+        (process, counted) for process, counted in zip(own, figures, strict=True) if process.lingers_until is None
+    ]
+    measured = sum(process.memory.persistent for process, _ in staying)
+    most = max((process.most_bytes for process, _ in staying), default=0)
+    return min(count(counted for _, counted in staying), max(measured, most))
 
 
-def held_by(own: Collection[SessionHandle]) -> int:
-    """Return the bytes that all sessions of one user hold of the device: what counts, and what lingering ones keep."""
+def held_by(own: Collection[SessionHandle], figures: Sequence[CountedMemory] | None = None) -> int:
+    """Return the bytes that all sessions of one user hold of the device: what counts, and what lingering ones keep.
+
+    Parameters
+    ----------
+    own, figures
+        As in :func:`used_by`.
+    """
     lingering = sum(process.memory.persistent for process in own if process.lingers_until is not None)
-    return used_by(own) + lingering + sum(process.memory.framework for process in own)
+    return used_by(own, figures) + lingering + sum(process.memory.framework for process in own)
 
 
 def most_of_user(own: Collection[SessionHandle]) -> int:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import sys
+import threading
 
 from sharedkernel.executor.devices.leases import Leases, UserMemory
 from sharedkernel.ipc.shared_page import Turn, Word
@@ -34,3 +37,37 @@ def test_a_session_kept_only_to_be_had_back_takes_nothing_of_the_quota() -> None
     allowance = asyncio.run(main())
     assert allowance.limit_bytes == 400 * MIB
     assert allowance.others_bytes == 0
+
+
+def test_a_lease_is_the_sum_of_figures_of_one_moment() -> None:
+    """A session that makes and frees memory all the time may always have the whole quota, neither less nor more."""
+    quota, size = 400 * MIB, 64 * MIB
+
+    async def main() -> set[int]:
+        process = make_process(limits=Limits(user="ada", quota_bytes=quota))
+        found: set[int] = set()
+        words, has_ended = process.page.words, threading.Event()
+        words[Word.TURN] = Turn.HOLDING
+
+        def make_and_free() -> None:
+            for made in itertools.cycle((size, 0)):  # the interpreter changes threads where a loop begins anew
+                words[Word.LIVE] = made
+                if has_ended.is_set():
+                    return
+
+        thread = threading.Thread(target=make_and_free)
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        thread.start()
+        try:
+            book = Leases(DEVICE, lambda _, allowance: found.add(allowance.limit_bytes))
+            for _ in range(5000):
+                book.update([UserMemory(user="ada", sessions=[process], shelf=0)])
+        finally:
+            has_ended.set()
+            thread.join()
+            sys.setswitchinterval(interval)
+            process.page.close()
+        return found
+
+    assert asyncio.run(main()) == {quota}
