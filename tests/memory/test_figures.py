@@ -67,6 +67,19 @@ def test_one_large_tensor_counts_once_and_goes_at_once(walk: Walk) -> None:
     assert f"{format_bytes(session.persistent_bytes)} persistent" in usage
 
 
+def test_what_plain_python_frees_is_free_for_the_machine(walk: Walk) -> None:
+    """Pieces of 4 MiB lie on the heap, which keeps what an iteration frees for the next; no grant follows a `del`."""
+    walk.begin(OWNERS[:1])
+    (notebook,) = walk.notebooks
+    walk.run(notebook, "pieces = [make(4 << 20) for _ in range(80)]\ndel pieces[40:]")
+    notebook.tensors["pieces"] = 160 * MIB
+    walk.check_outside()  # the session has settled after its grant then
+    walk.run(notebook, "del pieces")
+    notebook.tensors.clear()
+    walk.check()
+    walk.check_outside()
+
+
 @pytest.mark.parametrize("num_notebooks", [1, 2, 5])
 def test_a_quota_is_all_usable(walk: Walk, num_notebooks: int) -> None:
     """By one notebook, by two, by five, each shut down before the next; what was shut down can be had back."""

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from sharedkernel.bench.stack.client import Notebook, Reply, Route
+from sharedkernel.bench.stack.results import BenchmarkFailed
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.status.document import SessionStatus, StatusDocument
 from sharedkernel.units import format_bytes
@@ -281,7 +282,10 @@ class Walk:
             async with kept.notebook.endless(f"while True: float(make({size}).sum())"):
                 await asyncio.sleep(0.3)
 
-        self._runner.run(interrupted())
+        try:
+            self._runner.run(interrupted())
+        except BenchmarkFailed as error:
+            raise Untrue(f"{error}\n{self.account()}") from None
 
     def shelve(self, which: int, size: int) -> None:
         """Put *size* bytes on the shelf, if there is room for them and their copy."""

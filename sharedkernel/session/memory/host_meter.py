@@ -39,6 +39,8 @@ STABLE_AFTER = 100
 GLANCES, _MOST_SOURCES = 10, 256
 #: how many times longer than a sample took the pause after it is at least; and for how many seconds at most
 PAUSE_OVER_COST, LONGEST_PAUSE = 100, 1.0
+#: bytes that plain Python has to free for the heap to be trimmed at its end: milliseconds each 50 MiB
+_WORTH_TRIMMING = 16 << 20
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -276,7 +278,10 @@ class HostMeter:
 
     def section_ended(self) -> None:
         """Measure at the end of a section, when everything in use is persistent."""
-        self._figures.section_ended(self.used_bytes)
+        before, used = self._figures.persistent, self.used_bytes
+        self._figures.section_ended(used)
+        if used + _WORTH_TRIMMING < before and not self._is_unsettled:  # no grant was held, after which it is trimmed
+            trim()
 
     def measure_idle(self) -> None:
         """Measure where nothing runs, when everything in use is persistent."""
