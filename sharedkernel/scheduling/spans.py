@@ -1,15 +1,13 @@
 """Spans of sessions' activity: ran in a lane, waited, was offloaded, was restored.
 
 A *span* is the time in which one session did one thing. Spans are found by comparing a session's activity with its last
-one: by :meth:`SpanTracker.follow` with the scheduler's own records, after each event, or with status documents alone
-(:meth:`SpanTracker.change`). So spans of one session never overlap, and those that ran in one lane do
-not either.
+one, after each event. So spans of one session never overlap, and those that ran in one lane do not either.
 
 Lanes come and go with cells, and their numbers only grow. For a picture each lane is therefore given a *track*: the
 lowest number that no other present lane has.
 
-Nothing here looks at a clock, and nothing is kept but what each session does now: `span_history.py` keeps the
-last hour, a trace all of it.
+Nothing here looks at a clock, and nothing is kept but what each session does now: `span_history.py` keeps the last
+hour, a trace all of it.
 """
 
 from __future__ import annotations
@@ -126,60 +124,36 @@ class SpanTracker:
         touched
             Those that may do something else than before: after each event, :attr:`.Scheduler.touched`.
         """
-        self.remove_lanes(scheduler.removed_lanes)
+        self._remove_lanes(scheduler.removed_lanes)
         for name in touched:
             session = scheduler.sessions.get(name)
             if session is None:
-                self.end(now, name)
+                self._end(now, name)
                 continue
             doing, activity = self._doing.get(name), activity_of(session)
             if doing is None or doing.activity is not activity:
-                lane = None if session.lane is None else session.lane.id
-                self.change(now, name, session.user.id, activity, lane=lane, iterations=session.stats.iterations)
-                doing = self._doing[name]
+                doing = self._change(now, session, activity)
                 if activity in _MEMORY_WAITS:
                     doing.needed = scheduler.needed(name)
             elif session.state is SessionState.PREEMPTING and not doing.is_revoked:
                 doing.revoked_at = now
             doing.is_revoked = session.state is SessionState.PREEMPTING
 
-    def change(
-        self,
-        now: float,
-        session: str,
-        user: str,
-        activity: Activity | None,
-        *,
-        lane: int | None,
-        iterations: int,
-    ) -> None:
-        """Record that *session* does something else from *now* on.
-
-        Parameters
-        ----------
-        now
-            Seconds.
-        session, user
-            Who.
-        activity
-            What; None for what is not told.
-        lane
-            Its lane, if it has one.
-        iterations
-            All that it has completed.
-        """
-        self._close(now, session, iterations)
-        runs = activity is Activity.RUNNING and lane is not None
-        self._doing[session] = _Doing(
-            user=user,
+    def _change(self, now: float, session: Session, activity: Activity | None) -> _Doing:
+        """Record that *session* does something else from *now* on; None for what is not told."""
+        self._close(now, session.id, session.stats.iterations)
+        lane = session.lane.id if activity is Activity.RUNNING and session.lane is not None else None
+        doing = self._doing[session.id] = _Doing(
+            user=session.user.id,
             activity=activity,
             begin=now,
-            lane=lane if runs else None,
-            track=self._track(lane) if runs and lane is not None else None,
-            iterations=iterations,
+            lane=lane,
+            track=None if lane is None else self._track(lane),
+            iterations=session.stats.iterations,
         )
+        return doing
 
-    def end(self, now: float, session: str) -> None:
+    def _end(self, now: float, session: str) -> None:
         """Record that *session* is gone since *now*, seconds."""
         if session in self._doing:
             self._close(now, session, self._doing[session].iterations)
@@ -192,21 +166,12 @@ class SpanTracker:
             if span is not None:
                 yield span
 
-    def remove_lanes(self, lanes: Iterable[int]) -> None:
+    def _remove_lanes(self, lanes: Iterable[int]) -> None:
         """Record that there are no such lanes any more, so that others can have their tracks."""
         for lane in lanes:
             track = self._tracks.pop(lane, None)
             if track is not None:
                 heapq.heappush(self._free, track)
-
-    def activity(self, session: str) -> Activity | None:
-        """Return what *session* does, as last heard."""
-        doing = self._doing.get(session)
-        return None if doing is None else doing.activity
-
-    def sessions(self) -> list[str]:
-        """Return the sessions that have not ended."""
-        return list(self._doing)
 
     def _track(self, lane: int) -> int:
         if lane not in self._tracks:

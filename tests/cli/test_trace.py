@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,21 +17,20 @@ import pytest
 from msgspec.structs import replace
 
 from sharedkernel.cli.trace.document import Recording, trace_document
-from sharedkernel.cli.trace.live import LiveRecorder, record_live
+from sharedkernel.cli.trace.live import pieces, record_live
 from sharedkernel.cli.trace.log import record_from_log
 from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.gateway.fleet.merged_status import away_entry, merge
-from sharedkernel.gateway_client.refusals import GatewayUnreachable
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.scheduling.model.events import to_dict
 from sharedkernel.scheduling.spans import Activity, Span
-from sharedkernel.status.document import SessionStatus, StatusDocument
+from sharedkernel.status.document import StatusDocument
 from tests.cli.support import COMMAND, shared_kernel, wait_until
 from tests.command import run_here
 from tests.scheduling.desk import Desk
 from tests.scheduling.device import Device, endless
-from tests.status.documents import document, session
+from tests.status.documents import document
 
 Event = dict[str, Any]
 
@@ -210,29 +210,44 @@ def test_offloads_restores_and_hostile_names_are_slices() -> None:
     assert "\\u202e" in track[1][0]["args"]["user"]
 
 
-def test_a_live_recording_follows_documents() -> None:
-    """States become slices, device time a counter; a session that is gone ends its slices."""
-    recorder = LiveRecorder()
-    lanes = [{"id": 1, "size_bytes": 10, "holder": "a", "queue": ["b"]}]
+def timelines(**devices: list[dict[str, Any]]) -> Callable[[str], Any]:
+    """Return what a gateway answers that has these rows on its devices, "only" for the only one, all the time."""
 
-    def take(now: float, served: float, *more: SessionStatus, state: str = "running") -> None:
-        ada = session("a", "ada", state, lane=1, notebook="deep.ipynb", attained_service_seconds=served)
-        recorder.take(now, document(lanes=lanes, sessions=[ada, *more]))
+    def answer(path: str) -> Any:
+        asked = {name: float(value) for name, value in re.findall(r"(\w+)=([\d.]+)", path)}
+        found = {"begin": asked["end"] - asked["seconds"], "end": asked["end"], "oldest": 0.0}
+        return {
+            "devices": [
+                {**found, "device": None if name == "only" else name.replace("_", ":"), "rows": rows}
+                for name, rows in devices.items()
+            ]
+        }
 
-    take(0.0, 0.0, session("b", "bob", "queued", lane=1, queue_position=1, waiting_for="lane"))
-    take(1.0, 0.5, session("b", "bob", "restoring", waiting_for="restore", queue_position=1))
-    take(2.0, 1.5, session("b", "bob", "restoring", waiting_for="restore"))
-    take(3.0, 1.5, state="ready")
-    take(4.0, 1.5, state="ready")
-    recording = recorder.recording()
-    assert [(span.session, str(span.activity), span.begin, span.end) for span in recording.spans] == [
-        ("b", "queued", 0.0, 1.0),
-        ("b", "awaiting_restore", 1.0, 2.0),
-        ("a", "running", 0.0, 3.0),
-        ("b", "restoring", 2.0, 3.0),
+    return answer
+
+
+def test_a_live_recording_follows_the_timeline() -> None:
+    """What a session mostly did is a slice, its share of the device a counter; others' notebooks have no name."""
+    ran = [[0.0, 0.1, {"running": 0.08, "queued": 0.02}, None], [0.1, 0.2, {"queued": 0.1}, None]]
+    waited = [[0.5, 1.0, {"waiting": 0.5}, 7]]
+    rows = [
+        {"session": "a", "user": "ada", "notebook": "/home/ada/deep.ipynb", "segments": ran},
+        {"session": "b", "user": "bob", "notebook": None, "segments": waited},
     ]
-    assert recording.shares["a"] == [(0.0, 50.0), (1.0, 100.0), (2.0, 0.0)]
-    assert set(check_structure(trace_document(recording))) == {"lane track 1", "ada deep.ipynb", "bob b"}
+    (recording,) = record_live(document, timelines(only=rows), 1.0)
+    assert [(span.session, str(span.activity)) for span in recording.spans] == [
+        ("a", "running"), ("a", "queued"), ("b", "waiting"),
+    ]  # fmt: skip
+    assert [round(share) for _, share in recording.shares["a"]] == [80, 0, 0, 0]
+    tracks = check_structure(trace_document(recording))
+    assert set(tracks) == {"ada deep.ipynb", "bob b"}
+
+
+def test_a_long_recording_is_asked_for_in_pieces() -> None:
+    """A minute each, without a gap: a window has so many columns, whatever its length."""
+    assert [*pieces(1000.0, 1150.0)] == [(1050.0, 50.0), (1100.0, 50.0), (1150.0, 50.0)]
+    with pytest.raises(SharedKernelError, match="at most 1 h"):
+        record_live(document, timelines(only=[]), 3601.0)
 
 
 def test_several_devices_are_apart(tmp_path: Path) -> None:
@@ -258,54 +273,38 @@ def test_several_devices_are_apart(tmp_path: Path) -> None:
 
 def test_several_devices_are_recorded_live() -> None:
     """Each by its name; one that is away is left out, and one that there is not is an error."""
-    running = document(lanes=[{"id": 1, "size_bytes": 1, "holder": "a", "queue": []}],
-                       sessions=[session("a", "ada", "running", lane=1)])  # fmt: skip
     away = {"cuda:2": away_entry("cuda:2", None, 0, "away.")}
     order = ["cuda:0", "cuda:1", "cuda:2"]
+    ran = {"session": "a", "user": "ada", "notebook": None, "segments": [[0.0, 1.0, {"running": 1.0}, None]]}
 
     def fetch() -> StatusDocument:
-        return merge({"cuda:0": running, "cuda:1": document()}, away, order, "least-loaded")
+        return merge({"cuda:0": document(), "cuda:1": document()}, away, order, "least-loaded")
 
-    recordings = record_live(fetch, 0.05)
-    assert [recording.device for recording in recordings] == ["cuda:0", "cuda:1"]
-    assert [{span.lane for span in recording.spans} for recording in recordings] == [{1}, set()]
-    assert [recording.device for recording in record_live(fetch, 0.05, device="cuda:1")] == ["cuda:1"]
+    answers = timelines(cuda_0=[ran], cuda_1=[])
+    recordings = record_live(fetch, answers, 0.05)
+    assert [(recording.device, len(recording.spans)) for recording in recordings] == [("cuda:0", 1), ("cuda:1", 0)]
+    assert [recording.device for recording in record_live(fetch, answers, 0.05, device="cuda:1")] == ["cuda:1"]
     with pytest.raises(ConfigError, match=r"no device 'cuda:9' here; name one of cuda:0, cuda:1, cuda:2"):
-        record_live(fetch, 0.05, device="cuda:9")
+        record_live(fetch, answers, 0.05, device="cuda:9")
     with pytest.raises(SharedKernelError, match="does not answer"):
-        record_live(fetch, 0.05, device="cuda:2")
+        record_live(fetch, answers, 0.05, device="cuda:2")
 
 
 def test_the_devices_of_a_host_are_together() -> None:
-    """Also those of one that comes later; a host's name stands for all of its devices."""
+    """A host's name stands for all of its devices."""
 
     def on_hosts(*names: str) -> StatusDocument:
         status = merge({name: document() for name in names}, {}, names, "least-loaded")
         hosts = [replace(entry, host=entry.name.partition("/")[0]) for entry in status.devices or ()]
         return replace(status, devices=hosts)
 
-    answers = iter([on_hosts("h2/cuda:0", "h3/cuda:0")])
-    recordings = record_live(lambda: next(answers, on_hosts("h1/cuda:0", "h2/cuda:0", "h2/cuda:1")), 0.3)
-    assert [recording.device for recording in recordings] == ["h1/cuda:0", "h2/cuda:0", "h2/cuda:1", "h3/cuda:0"]
-    assert [recording.host for recording in recordings] == ["h1", "h2", "h2", "h3"]
-    assert {recording.host for recording in record_live(lambda: on_hosts("h1/a", "h2/a"), 0.1, device="h2")} == {"h2"}
+    def status() -> StatusDocument:
+        return on_hosts("h2/cuda:0", "h1/cuda:0", "h2/cuda:1")
 
-
-def test_a_gateway_that_goes_away_leaves_a_gap() -> None:
-    """Documents that cannot be had are left out; a gateway that never answers is an error."""
-    away = GatewayUnreachable("no gateway answers.")
-    answers: Iterator[StatusDocument | BaseException] = iter([document(), away, document(), KeyboardInterrupt(), away])
-
-    def fetch() -> dict[str, Any]:
-        answer = next(answers)
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
-
-    (recording,) = record_live(fetch, 1000.0)  # until Ctrl-C
-    assert recording.notes["documents"] == 2
-    with pytest.raises(GatewayUnreachable):
-        record_live(fetch, 1000.0)
+    recordings = record_live(status, timelines(), 0.05)
+    assert [recording.device for recording in recordings] == ["h1/cuda:0", "h2/cuda:0", "h2/cuda:1"]
+    assert [recording.host for recording in recordings] == ["h1", "h2", "h2"]
+    assert {recording.host for recording in record_live(status, timelines(), 0.05, device="h2")} == {"h2"}
 
 
 @pytest.mark.parametrize(

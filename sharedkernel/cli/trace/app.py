@@ -1,7 +1,7 @@
 """``sharedkernel trace``: a timeline of lanes and sessions in a file that Perfetto opens.
 
 On the machine with the device it comes from the executor's own record, exact and after the fact; everywhere else from
-the gateway, while it happens.
+the gateway's timeline.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from sharedkernel.cli.trace.document import Recording, trace_document
 from sharedkernel.cli.trace.live import record_live
 from sharedkernel.cli.trace.log import record_from_log, recorded_directories
 from sharedkernel.errors import ConfigError
+from sharedkernel.gateway_client.connection import fetch
 from sharedkernel.gateway_client.status import fetch_status
 from sharedkernel.paths import default_runtime_directory
 from sharedkernel.system.atomic_file import replace_file
@@ -92,7 +93,9 @@ class TraceApp(GatewayCommandApp):
         if self.as_json:
             print(json.dumps({"file": self.out, "seconds": seconds, "spans": len(spans), **counts}))  # noqa: T201
         else:
-            told = " and ".join(", ".join(_counted(number, name) for name, number in counts.items()).rsplit(", ", 1))
+            told = " and ".join(
+                ", ".join(_counted(number, name) for name, number in counts.items() if number).rsplit(", ", 1)
+            )
             print(  # noqa: T201
                 f"Wrote {format_seconds(seconds)} with {told} to {self.out}. Open it at https://ui.perfetto.dev."
             )
@@ -102,6 +105,7 @@ class TraceApp(GatewayCommandApp):
             credentials = self.credentials()
             return record_live(
                 lambda: fetch_status(credentials),
+                lambda path: fetch(credentials, path),
                 _parse(self.seconds),
                 device=self.device,
             )

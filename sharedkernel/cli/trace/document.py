@@ -45,11 +45,11 @@ class Recording:
     end: float
     spans: list[Span]
     #: what to call each session, by its id
-    names: Mapping[str, str]
+    names: dict[str, str]
     #: (when, bytes of the device in use), oldest first
     memory: list[tuple[float, int]] = field(default_factory=list)
     #: for each session: (when, device time it was served since the one before, in percent), oldest first
-    shares: Mapping[str, list[tuple[float, float]]] = field(default_factory=dict)
+    shares: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     #: where it comes from and how exact it is, for who reads the file
     notes: Mapping[str, Any] = field(default_factory=dict)
 

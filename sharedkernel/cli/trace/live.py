@@ -1,122 +1,51 @@
-"""A recording of what happens now, from a gateway's status documents: for everybody who may see them.
+"""A recording of what happens now, from the gateway's timeline: for everybody, as far as they may see it.
 
-Documents are asked for ten times a second, so turns shorter than that are seen only by chance; what is exact is the
-device time that each session was served from one document to the next, which becomes a counter.
+The timeline merges what is shorter than a tenth of a second, so a slice is what its session mostly did; what is exact
+is for how much of it the session had the device, which becomes a counter. Lanes are told by an executor's record alone.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
 
 from sharedkernel.cli.trace.document import Recording
-from sharedkernel.errors import SharedKernelError
-from sharedkernel.scheduling.spans import Activity, Span, SpanTracker
-from sharedkernel.status.document import DeviceEntry, SessionStatus, StatusDocument
-from sharedkernel.status.text import session_name
+from sharedkernel.errors import ProtocolError, SharedKernelError
+from sharedkernel.scheduling.spans import Activity, Span
+from sharedkernel.status.document import DeviceEntry, StatusDocument
+from sharedkernel.status.timeline import MAX_COLUMNS, MAX_SECONDS, MIN_SECONDS, DeviceTimeline
 
-#: seconds between two documents
-INTERVAL = 0.1
-
-_ACTIVITIES = {
-    "running": Activity.RUNNING,
-    "preempting": Activity.RUNNING,
-    "queued": Activity.QUEUED,
-    "waiting": Activity.WAITING,
-    "offloaded": Activity.OFFLOADED,
-}
+#: seconds that one request asks for, so that a column is as short as what is kept
+_PIECE = 60.0
 
 
-class LiveRecorder:
-    """Makes a recording of status documents."""
+class NamedTimeline(DeviceTimeline, frozen=True, kw_only=True):
+    """A device's timeline in a gateway's answer."""
 
-    def __init__(self) -> None:
-        self._spans: list[Span] = []
-        self._tracker = SpanTracker(self._spans.append)
-        self._lanes: dict[str, int | None] = {}
-        #: the lanes of the last document
-        self._present: set[int] = set()
-        self._names: dict[str, str] = {}
-        self._memory: list[tuple[float, int]] = []
-        self._shares: dict[str, list[tuple[float, float]]] = {}
-        self._served: dict[str, tuple[float, float]] = {}
-        self._times: list[float] = []
-
-    def take(self, now: float, status: StatusDocument) -> None:
-        """Record one document.
-
-        Parameters
-        ----------
-        now
-            When it was received, seconds on any monotonic clock.
-        status
-            The status document of one device.
-        """
-        self._times.append(now)
-        self._memory.append((now, status.device.used_bytes))
-        lanes = {lane.id for lane in status.lanes}
-        self._tracker.remove_lanes(self._present - lanes)
-        self._present = lanes
-        for session in status.sessions:
-            name, activity = session.id, activity_of(session)
-            self._names[name] = f"{session.user} {session_name(session)}"
-            self._serve(now, session)
-            if activity is not self._tracker.activity(name) or session.lane != self._lanes.get(name):
-                self._lanes[name] = session.lane
-                self._tracker.change(
-                    now,
-                    name,
-                    session.user,
-                    activity,
-                    lane=session.lane,
-                    iterations=session.iterations,
-                )
-        for gone in set(self._tracker.sessions()) - {session.id for session in status.sessions}:
-            self._tracker.end(now, gone)
-
-    def _serve(self, now: float, session: SessionStatus) -> None:
-        name, served = session.id, session.attained_service_seconds
-        since, before = self._served.get(name, (now, served))
-        self._served[name] = now, served
-        shares = self._shares.setdefault(name, [])
-        if now > since and (served > before or (shares and shares[-1][1] > 0)):
-            # A counter holds from its time on: this is what was served since the document before.
-            shares.append((since, 100 * (served - before) / (now - since)))
-
-    def recording(self, device: str = "", host: str = "") -> Recording:
-        """Return what was taken in, of *device* on *host*."""
-        end = self._times[-1]
-        return Recording(
-            device=device,
-            host=host,
-            begin=self._times[0],
-            end=end,
-            spans=[*self._spans, *self._tracker.under_way(end)],
-            names=self._names,
-            memory=self._memory,
-            shares=self._shares,
-            notes={
-                "source": "status documents of a gateway",
-                "seconds_between_documents": INTERVAL,
-                "documents": len(self._times),
-            },
-        )
+    #: None: the only one
+    device: str | None
 
 
-def activity_of(session: SessionStatus) -> Activity | None:
-    """Return what a session of a status document does; None for what is not told."""
-    if session.state == "restoring":
-        return Activity.AWAITING_RESTORE if session.queue_position is not None else Activity.RESTORING
-    return _ACTIVITIES.get(session.state)
+class _Answer(msgspec.Struct):
+    devices: list[NamedTimeline]
 
 
-def record_live(fetch: Callable[[], StatusDocument], seconds: float, *, device: str = "") -> list[Recording]:
+def record_live(
+    fetch_status: Callable[[], StatusDocument], fetch: Callable[[str], Any], seconds: float, *, device: str = ""
+) -> list[Recording]:
     """Return what happens on each device in the next *seconds*; Ctrl-C ends it early.
 
     Parameters
     ----------
-    fetch
+    fetch_status
         Returns the status document.
+    fetch
+        Returns what the gateway answers at a path.
     seconds
         How long.
     device
@@ -125,33 +54,72 @@ def record_live(fetch: Callable[[], StatusDocument], seconds: float, *, device: 
     Raises
     ------
     SharedKernelError
-        When not a single document could be had, or there is no such device. A gateway or an executor that goes away for
-        a while only leaves a gap.
+        When the gateway does not answer, no executor does, there is no such device, or it takes too long.
     """
-    recorders: dict[str, LiveRecorder] = {}
-    hosts: dict[str, str] = {}
-
-    def take(status: StatusDocument) -> None:
-        now = time.monotonic()
-        hosts.update({entry.name: entry.host for entry in status.devices or () if entry.host})
-        for name, document in status.only_device(device).items():
-            if not isinstance(document, DeviceEntry):
-                recorders.setdefault(name, LiveRecorder()).take(now, document)
-
-    take(fetch())
-    end = time.monotonic() + seconds
-    try:
-        while (now := time.monotonic()) < end:
-            time.sleep(min(INTERVAL, end - now))
-            try:
-                status = fetch()
-            except SharedKernelError:
-                continue
-            take(status)
-    except KeyboardInterrupt:
-        pass
-    if not recorders:
+    if seconds > MAX_SECONDS:
+        raise SharedKernelError(f"a recording from the gateway has at most {MAX_SECONDS / 3600:g} h; name less.")
+    fetch_status().only_device(device)
+    begin = time.time()
+    with contextlib.suppress(KeyboardInterrupt):
+        time.sleep(seconds)
+    end = time.time()
+    status = fetch_status()
+    hosts = {entry.name: entry.host for entry in status.devices or () if entry.host}
+    names = [name for name, found in status.only_device(device).items() if not isinstance(found, DeviceEntry)]
+    recordings = {
+        name: Recording(
+            device=name,
+            host=hosts.get(name, ""),
+            begin=begin,
+            end=end,
+            spans=[],
+            names={},
+            shares={},
+            notes={"source": "the timeline of a gateway", "begin_unix_seconds": begin},
+        )
+        for name in names
+    }
+    for piece in pieces(begin, end):
+        for timeline in _ask(fetch, piece):
+            name = timeline.device if timeline.device in recordings else names[0] if len(names) == 1 else None
+            if name is not None and timeline.device in (None, name):
+                _add(recordings[name], timeline)
+    if not recordings:
         raise SharedKernelError("the device's executor does not answer, so there is nothing to record; start it first.")
-    # A host that comes later has its place among the others, and one host's devices stay in their order.
-    names = sorted(recorders, key=lambda name: hosts.get(name, ""))
-    return [recorders[name].recording(name, hosts.get(name, "")) for name in names]
+    return sorted(recordings.values(), key=lambda recording: recording.host)
+
+
+def pieces(begin: float, end: float) -> Iterator[tuple[float, float]]:
+    """Yield the parts of a time that are asked for one by one: their ends, and their lengths, in seconds."""
+    number = max(1, math.ceil((end - begin) / _PIECE))
+    length = (end - begin) / number
+    for place in range(number):
+        yield begin + (place + 1) * length, max(MIN_SECONDS, length)
+
+
+def _ask(fetch: Callable[[str], Any], piece: tuple[float, float]) -> list[NamedTimeline]:
+    end, length = piece
+    answer = fetch(f"/sharedkernel/api/timeline?seconds={length}&columns={MAX_COLUMNS}&end={end}")
+    try:
+        return msgspec.convert(answer, _Answer).devices
+    except msgspec.ValidationError as error:
+        raise ProtocolError(f"the gateway sent no timeline that this version can read ({error}).") from None
+
+
+def _add(recording: Recording, timeline: DeviceTimeline) -> None:
+    for row in timeline.rows:
+        notebook = (row.notebook or "").rpartition("/")[2]
+        recording.names[row.session] = f"{row.user} {notebook or row.session[:8]}"
+        shares = recording.shares.setdefault(row.session, [])
+        for segment in row.segments:
+            # Times are rounded, so two segments may seem to overlap.
+            since = max(timeline.begin + segment.begin, shares[-1][0] if shares else recording.begin)
+            until = timeline.begin + segment.end
+            if not segment.seconds or until <= since:
+                continue
+            mostly = max(segment.seconds, key=lambda activity: segment.seconds[activity])
+            recording.spans.append(
+                Span(session=row.session, user=row.user, activity=Activity(mostly), begin=since, end=until)
+            )
+            shares.append((since, min(100.0, 100 * segment.seconds.get("running", 0.0) / (until - since))))
+            shares.append((until, 0.0))
