@@ -130,6 +130,5 @@ $(INSTALLED): pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	@if [ -e /proc/driver/nvidia/version ] || $(BIN)/python -c 'import torch' 2>/dev/null; then :; \
 	else $(BIN)/python -m pip install --quiet '$(TORCH)' || echo 'no CPU build of torch to be had; taking the default one'; fi
-	@$(BIN)/python -m pip uninstall -qq --yes sharedkernel # the name before; beside the new one it takes its files away
 	$(BIN)/python -m pip install --quiet --editable '.[lab]' --group dev
 	@touch $@

@@ -16,9 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import stat
-from collections.abc import Iterable
 from pathlib import Path
 
 from sharedkernel.errors import ConfigError
@@ -107,23 +105,6 @@ def make_state_directory(named: str, runtime_directory: Path, fallback: Path, de
     return places[-1]
 
 
-def move_earlier_files(earlier: Path, directory: Path, patterns: Iterable[str]) -> None:
-    """Move what an earlier version kept in *earlier* to the state directory; for the holder of *earlier*'s lock.
-
-    Parameters
-    ----------
-    earlier
-        The runtime directory, as a service uses it.
-    directory
-        The state directory; nothing is done where it is the same.
-    patterns
-        Of the files' names.
-    """
-    if directory != earlier:
-        for path in sorted(path for pattern in patterns for path in earlier.glob(pattern)):
-            _move(path, directory / path.name)
-
-
 def _default_state_directories(runtime_directory: Path) -> list[Path]:
     """Return the state directory of *runtime_directory* where none is named, after the one that it is in."""
     try:
@@ -133,22 +114,6 @@ def _default_state_directories(runtime_directory: Path) -> list[Path]:
     if runtime_directory == default_runtime_directory():
         return [base]
     return [base, base / "-".join(runtime_directory.absolute().parts[1:])]  # each has one of its own
-
-
-def _move(path: Path, target: Path) -> None:
-    if target.exists():
-        log.warning(
-            "%s is of an earlier version; its place %s is taken. Remove it if you do not need it.", path, target
-        )
-        return
-    partial = target.with_name(f".{target.name}-moved")  # the directories may be on different file systems
-    try:
-        shutil.move(path, partial)
-        partial.replace(target)
-    except OSError as error:
-        log.warning("%s of an earlier version could not be moved to %s (%s).", path, target, error.strerror or error)
-    else:
-        log.info("%s of an earlier version was moved to %s", path, target)
 
 
 def subdirectories_served(runtime_directory: Path) -> list[Path]:

@@ -49,12 +49,7 @@ from sharedkernel.executor.supervision.keeper_client import KeeperClient
 from sharedkernel.executor.supervision.supervisor import ForkTraits, Supervisor
 from sharedkernel.ipc.fd_server import FdServer
 from sharedkernel.ipc.seqpacket import allow_many_descriptors
-from sharedkernel.paths import (
-    DESCRIPTOR_SOCKET,
-    EXECUTOR_SOCKET,
-    LOGS_DIRECTORY,
-    log_name,
-)
+from sharedkernel.paths import DESCRIPTOR_SOCKET, EXECUTOR_SOCKET, LOGS_DIRECTORY, log_name
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.system.tasks import BackgroundTasks
 

@@ -57,14 +57,12 @@ from sharedkernel.gateway.page.timeline import TimelineRequests
 from sharedkernel.gateway.tls import Certificate, check_exposure
 from sharedkernel.gateway_client.proxy import is_loopback
 from sharedkernel.ipc.seqpacket import allow_many_descriptors
-from sharedkernel.paths import gateway_directory, make_private_directory, make_state_directory, move_earlier_files
+from sharedkernel.paths import gateway_directory, make_private_directory, make_state_directory
 from sharedkernel.status.document import Draining, StatusDocument
 from sharedkernel.system.malloc import keep_trimmed
 
 #: seconds after which an absent executor is logged; one that started together with the gateway imports torch first
 _EXECUTOR_PATIENCE = 10.0
-#: what is in the state directory, and was in the runtime directory
-_STATE_FILES = ("audit.jsonl*", "owners.json", "groups.json", "cordon.json", "changes.json", "hosts.json")
 
 
 class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
@@ -197,9 +195,8 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         self.extra_services = [routes, *of_member, *own]
         self._lock = GatewayLock(runtime_directory)
         try:
-            earlier = gateway_directory(runtime_directory)  # which exists once the lock can be taken
-            directory = make_state_directory(self.state_dir, runtime_directory, earlier)
-            move_earlier_files(earlier, directory, _STATE_FILES)
+            fallback = gateway_directory(runtime_directory)  # which exists once the lock can be taken
+            directory = make_state_directory(self.state_dir, runtime_directory, fallback)
             is_hub = issubclass(self.identity_provider_class, HubUsers)
             self._memberships = Memberships(directory / "groups.json") if is_hub else None
             audit_log = AuditLog.named(self.audit_file, directory)

@@ -91,8 +91,8 @@ class ExecutorClient(ShelfCalls):
         self.away_since: float | None = time.time()
         #: names of the Python environments that sessions can have there besides the executor's own
         self.environments: list[str] = []
-        #: names of those requests that not every executor of this protocol carries out, and that it does
-        self._added: list[str] = []
+        #: names of the requests that it knows
+        self._known: list[str] = []
         self._writer: asyncio.StreamWriter | None = None
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count(1)
@@ -162,7 +162,7 @@ class ExecutorClient(ShelfCalls):
             writer.close()
             raise ProtocolError(getattr(welcome, "message", "the executor did not greet."))
         self.device, self.environments = welcome.device, welcome.environments
-        self._added = welcome.added
+        self._known = welcome.requests
         self._writer, self.away_since = writer, None
         self._reader_task = asyncio.create_task(self._read(reader, decoder, messages))
         if self.on_connected is not None:
@@ -257,7 +257,7 @@ class ExecutorClient(ShelfCalls):
         if self._writer is None:
             raise self.unavailable()
         number = next(self._numbers)
-        if isinstance(message, protocol.ADDED) and type(message).__name__ not in self._added:
+        if type(message).__name__ not in self._known:
             raise Refused(
                 f"the executor at {self.path} is of an earlier version of sharedkernel, which cannot do this; restart "
                 f"it (its sessions go on), or, {ELSEWHERE}.",

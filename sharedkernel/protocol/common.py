@@ -89,8 +89,9 @@ class Welcome(Message, frozen=True, kw_only=True):
     pid: int
     #: names of the Python environments that sessions can have besides the executor's own
     environments: list[str] = []
-    #: names of the requests that it carries out of those which this version of the protocol did not have from the start
-    added: list[str] = []
+    #: names of the requests that it knows: it would hang up on any other, such as one that was added to this version of
+    #: the protocol later
+    requests: list[str] = []
 
 
 class Done(Message, frozen=True, kw_only=True):

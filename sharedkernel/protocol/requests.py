@@ -358,7 +358,7 @@ class EarlierWanted(Message, frozen=True, kw_only=True):
 
     session: str
     #: numbers the user's question; its answer is a :class:`NotifySession` with the same number
-    question: int = 0
+    question: int
 
 
 FromGateway = (
@@ -370,6 +370,3 @@ ToGateway = (
     Welcome | SessionReady | Sessions | Status | CountsAnswer | Shelves | TakenOffShelf | Done | Failed | SessionDied
     | EarlierWanted | TimelineAnswer | ShelfPart
 )  # fmt: skip
-#: requests that this version of the protocol did not have from the start: an executor that does not name one of them in
-#: its :class:`Welcome` would hang up on it
-ADDED = (ListShelves, TakeOffShelf, GetTimeline, ReadShelf, WriteShelf)

@@ -35,8 +35,6 @@ class SessionHello(Message, frozen=True, kw_only=True):
     offloaded_bytes: int = 0
     #: a hash of the source of the open cell; None: not known
     source: str | None = None
-    #: of what it understands: from 1 on :class:`AskIdle`, :class:`AskActivity` and :class:`EndCommand`
-    revision: int = 0
 
 
 class Assigned(Message, frozen=True, kw_only=True):
@@ -168,7 +166,7 @@ class WantEarlier(Message, frozen=True, kw_only=True):
     """The user wants the earlier session of the same notebook in place of this one; answered by a :class:`Notice`."""
 
     #: of the session's questions
-    question: int = 0
+    question: int
 
 
 class Watch(Message, frozen=True, kw_only=True):

@@ -18,10 +18,7 @@ from collections.abc import Container
 from pathlib import Path
 from typing import NoReturn
 
-try:
-    import setproctitle
-except ImportError:  # a Python environment for notebooks that was installed for an earlier version
-    setproctitle = None  # type: ignore[assignment]
+import setproctitle
 
 #: what is added to a session's score by which the system chooses whom to end when memory runs out (out of 1000)
 _OOM_SCORE = 300
@@ -101,8 +98,6 @@ def prepare_titles() -> None:
     The place of the command line is found by the first of the variables that the process was started with: call it
     before they change.
     """
-    if setproctitle is None:
-        return
     os.environ[_KEEP_ENVIRONMENT] = "1"
     try:
         show_title("sharedkernel: spare", "sk-spare")
@@ -116,8 +111,7 @@ def show_title(title: str, name: str) -> None:
     Every account of the machine can read both. The title is cut to the length of the command line with which the
     process, or the one it was forked from, was started.
     """
-    if setproctitle is not None:
-        setproctitle.setproctitle(title)
+    setproctitle.setproctitle(title)
     set_name(name)
 
 

@@ -196,30 +196,3 @@ def test_another_system_is_told_where_to_go(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "runs on Linux only and this is plan9" in done.stderr
     assert "sharedkernel install" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--version"], (0, f"{__version__}\n")),
-        (["status", "--help"], (0, "Examples")),
-        (["status", "--gateway-url", "http://127.0.0.1:1", "--token", "x"], (1, "sharedkernel: ")),
-        (["executor", "--help"], (0, "Examples")),
-    ],
-)
-def test_commands_work_where_the_distributions_old_name_is_installed_too(
-    tmp_path: Path, arguments: list[str], expected: tuple[int, str]
-) -> None:
-    """Its metadata stays, and so may its script, which names another function than today's."""
-    metadata = tmp_path / "sharedkernel-0.1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.4\nName: sharedkernel\nVersion: 0.1.0\n")
-    (metadata / "entry_points.txt").write_text("[console_scripts]\nsharedkernel = sharedkernel.cli:main\n")
-    code = "from importlib.metadata import version; version('sharedkernel'); from sharedkernel.cli import main; main()"
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    for start in (["-m", "sharedkernel"], ["-c", code]):
-        command = [sys.executable, *start, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
-        output = done.stdout + done.stderr
-        assert (done.returncode, "Traceback" in output) == (expected[0], False), output
-        assert expected[1] in output

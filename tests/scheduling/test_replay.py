@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.scheduling import Scheduler, SchedulerConfig, SessionId, UserId
-from sharedkernel.scheduling.model.events import EVENTS, ShelfMeasured, WorkForeseen, from_dict, to_dict
+from sharedkernel.scheduling import Scheduler, SchedulerConfig, UserId
+from sharedkernel.scheduling.model.events import EVENTS, ShelfMeasured, from_dict, to_dict
 from tests.scheduling.device import Cell, Device, Notebook, endless
 
 
@@ -91,12 +91,6 @@ def test_every_event_comes_back_from_its_dict() -> None:
     } == set(EVENTS)
     for _, event in log:
         assert from_dict(json.loads(json.dumps(to_dict(event)))) == event
-
-
-def test_a_log_of_an_earlier_version_is_read() -> None:
-    """The utilisation that was foreseen then counts no more."""
-    event = WorkForeseen(session=SessionId("a"), source="abc")
-    assert from_dict({**to_dict(event), "utilisation": 0.5}) == event
 
 
 @pytest.mark.parametrize(

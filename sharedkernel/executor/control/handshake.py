@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import get_args
 
 from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError
@@ -59,7 +60,7 @@ class Handshake:
             device=device,
             pid=os.getpid(),
             environments=list(environments),
-            added=[request.__name__ for request in protocol.ADDED],
+            requests=[request.__name__ for request in get_args(protocol.FromGateway)],
         )
 
     def may_connect(self, uid: int) -> bool:

@@ -114,7 +114,6 @@ class MessageRouter:
         if process.connection is None:  # later its user's code may say it, and gateways would connect to where it says
             process.connection = hello.connection
         process.memory, process.data_bytes = hello.memory, hello.data_bytes
-        process.revision = hello.revision
         peer.send(self._handshake.welcome)
         if not process.ready.done():
             process.ready.set_result(None)

@@ -98,7 +98,7 @@ class IdleHolders:
         """Handle a holder whose process computes nothing."""
         if not self._computes_elsewhere:
             self._handle(process)
-        elif process.revision >= 1 and now >= self._asked.get(process.process, 0.0) + ASK_INTERVAL:
+        elif now >= self._asked.get(process.process, 0.0) + ASK_INTERVAL:
             self._asked[process.process] = now
             process.send(protocol.AskIdle())
 

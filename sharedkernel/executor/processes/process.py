@@ -96,8 +96,6 @@ class SessionHandle(PersistedSession, kw_only=True, eq=False):
     end_asked: bool = False
     #: slug and sentence, where this executor ended it of its own accord
     end_reason: tuple[str, str] | None = None
-    #: of the messages that it understands, as it says itself
-    revision: int = 0
     grant: GrantProgress = msgspec.field(default_factory=GrantProgress)
     wait: WaitProgress = msgspec.field(default_factory=WaitProgress)
     #: the allowance that was last sent to it

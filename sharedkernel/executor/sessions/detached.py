@@ -121,11 +121,8 @@ class DetachTimers:
             event.set()
 
     def _ask(self, process: SessionHandle) -> None:
-        if process.revision >= 1:
-            process.activity = None
-            process.send(protocol.AskActivity())
-        else:  # it was started by an earlier version, which cannot say
-            self.heard(process, ())
+        process.activity = None
+        process.send(protocol.AskActivity())
 
     def give_back(self, process: SessionHandle) -> None:
         """Let *process* be an ordinary session again."""

@@ -46,18 +46,14 @@ class BuildId:
         return f"{self.protocol}/{self.version}/{self.fingerprint}"
 
 
-#: of processes that say nothing: the last to do so
-_UNKNOWN_BUILD = BuildId(protocol=3, version="0.1.0", fingerprint="")
-
-
-def parse_build_id(text: str) -> BuildId:
-    """Return the build id that *text* is; processes that name none are of the last version to do so."""
+def parse_build_id(text: str) -> BuildId | None:
+    """Return the build id that *text* is; None if it is none, as of a process of another version."""
     found = _BUILD_ID.fullmatch(text)
-    return _UNKNOWN_BUILD if found is None else BuildId(int(found[1]), found[2], found[3])
+    return found and BuildId(int(found[1]), found[2], found[3])
 
 
-def process_build_id(pid: int) -> BuildId:
-    """Return the build id of a keeper or warm parent.
+def process_build_id(pid: int) -> BuildId | None:
+    """Return the build id of a keeper or warm parent; None if it names none.
 
     Raises
     ------
@@ -128,23 +124,23 @@ def check_left(directory: Path) -> None:
             "over; they are unharmed. Start it again once that is mended."
         ) from None
     for build in builds:
-        if build.protocol != PROTOCOL_VERSION:
+        if build is None or build.protocol != PROTOCOL_VERSION:
+            left = f"{build.version} (control protocol {build.protocol})" if build else "of another control protocol"
             raise ConfigError(
-                f"the sessions in {directory} run on sharedkernel {build.version} (control protocol {build.protocol}), "
-                f"which {__version__} (control protocol {PROTOCOL_VERSION}) cannot take over; they are unharmed. "
-                f"Install sharedkernel {build.version} again and start its executor: they go on, or end with it if it "
-                "is started with --end-sessions-on-exit and stopped."
+                f"the sessions in {directory} run on sharedkernel {left}, which {__version__} (control protocol "
+                f"{PROTOCOL_VERSION}) cannot take over; they are unharmed. Install that version again and start its "
+                "executor: they go on, or end with it if it is started with --end-sessions-on-exit and stopped."
             )
 
 
-def _helpers_builds(directory: Path) -> Iterator[BuildId]:
+def _helpers_builds(directory: Path) -> Iterator[BuildId | None]:
     for pattern in (KEEPER_SOCKET, WARM_PARENT_SOCKETS, RETIRED_SOCKETS):
         for path in directory.glob(pattern):
             with contextlib.suppress(*_GONE, BlockingIOError):  # of one that hangs, see `keeper_client.py`
                 yield process_build_id(listener_of(path))
 
 
-def _sessions_builds(directory: Path) -> Iterator[BuildId]:
+def _sessions_builds(directory: Path) -> Iterator[BuildId | None]:
     """Yield those of live sessions by their records, of which every version can read this much."""
     try:
         names = os.listdir(directory)

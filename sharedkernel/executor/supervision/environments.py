@@ -30,17 +30,14 @@ _LOOK = """
 import json, sys
 sys.path.pop(0)  # the working directory
 from importlib.util import find_spec
-missing = [name for name in ("torch", "ipykernel", "msgspec", "sharedkernel") if find_spec(name) is None]
+needed = "torch", "ipykernel", "msgspec", "setproctitle", "sharedkernel"
+missing = [name for name in needed if find_spec(name) is None]
 protocol, stranger = None, False
 if not missing:
     try:
         from sharedkernel.protocol import PROTOCOL_VERSION as protocol
     except ImportError:
         stranger = True
-    try:  # earlier versions speak the same protocol, and have their modules elsewhere
-        find_spec("sharedkernel.executor.supervision.warm_parent")
-    except ImportError:
-        protocol = None
 print(json.dumps({"missing": missing, "stranger": stranger, "protocol": protocol, "path": sys.path}))
 """
 

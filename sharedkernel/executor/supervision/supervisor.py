@@ -326,7 +326,7 @@ class Supervisor:
             (partial(process.send_signal, signal.SIGTERM), _TERM_TIMEOUT),
             (partial(process.send_signal, signal.SIGKILL), _KILL_TIMEOUT),
         ]
-        if process.session and process.transport is not None and process.revision >= 1:
+        if process.session and process.transport is not None:
             ways.insert(0, (partial(_ask_to_end, process), _EXIT_TIMEOUT))
         for begin, timeout in ways:
             if process.ended.is_set() or not process.pid:

@@ -27,7 +27,6 @@ import psutil
 
 from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError
-from sharedkernel.executor.supervision.build_id import parse_build_id
 from sharedkernel.ipc.seqpacket import PEER_PATIENCE, PacketSocket, accept_own, listen
 from sharedkernel.paths import RETIRED_SOCKETS
 from sharedkernel.system import processes
@@ -298,7 +297,7 @@ def _redirect(log_file: str) -> None:
         os.close(descriptor)
 
 
-def main(path: str, executor_socket: str, stamp: str = "") -> None:
+def main(path: str, executor_socket: str, stamp: str) -> None:
     """Be the warm parent.
 
     Raises
@@ -306,7 +305,7 @@ def main(path: str, executor_socket: str, stamp: str = "") -> None:
     SystemExit
         When the executor that starts it could not talk to its sessions.
     """
-    if stamp and parse_build_id(stamp).protocol != protocol.PROTOCOL_VERSION:
+    if not stamp.startswith(f"{protocol.PROTOCOL_VERSION}/"):
         sys.exit("another version of sharedkernel was installed since the executor started; install that one again.")
     os.setsid()
     processes.set_name("sk-warm-parent")

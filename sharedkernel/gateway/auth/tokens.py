@@ -221,7 +221,7 @@ class TokenFile:
             fcntl.flock(directory, fcntl.LOCK_EX)
             tokens, old = self._read_own()
             yield tokens
-            content = json.dumps({"version": 1, "tokens": {name: _as_stored(token) for name, token in tokens.items()}})
+            content = json.dumps({"version": 1, "tokens": {name: asdict(token) for name, token in tokens.items()}})
             owner, mode = old or (_owner(os.fstat(directory)), 0o600)
             replace_file(self.path, content + "\n", mode=mode, owner=owner)
         except OSError as error:
@@ -261,11 +261,6 @@ def _parse(content: str) -> dict[str, StoredToken]:
         if token.expires_at is not None and token.expires_at.tzinfo is None:
             raise ValueError(f"{token.expires!r} has no time zone")
     return tokens
-
-
-def _as_stored(token: StoredToken) -> dict[str, str]:
-    """Return what is written of a token; earlier versions can read the file as long as no token expires."""
-    return {name: value for name, value in asdict(token).items() if value is not None}
 
 
 def _local(moment: datetime.datetime | None) -> str:

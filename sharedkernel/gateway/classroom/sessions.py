@@ -100,8 +100,6 @@ class ClassSessions:
                         with contextlib.suppress(Refused):  # somebody else has taken it off
                             await executor.take_off_shelf(shelf.user, name)
                             self._audit_log.record("clear class shelf", user=shelf.user, name=name)
-        except Refused:  # its executor is of an earlier version, without shelves
-            return True
         except (SharedKernelError, TimeoutError) as error:
             log.info("shelves of the class: %s", str(error) or f"no answer in {_TIMEOUT:g} s")
             return False

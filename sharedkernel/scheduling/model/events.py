@@ -374,8 +374,6 @@ def from_dict(plain: dict[str, Any]) -> Event:
     kind = EVENTS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ValueError(f"{name!r} is not the name of a scheduler event; known are {', '.join(EVENTS)}.")
-    if kind is WorkForeseen:
-        values.pop("utilisation", None)  # a forecast in the logs of earlier versions
     try:
         if values.get("memory") is not None:
             values["memory"] = MemoryProfile(**values["memory"])

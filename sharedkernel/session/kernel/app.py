@@ -186,7 +186,6 @@ class SessionRuntime:
             connection={**info, "key": self._app.session.key.decode()},
             memory=self._meter.memory,
             data_bytes=self._meter.data_bytes(),
-            revision=1,
             **self._gate.resume_state(),
         )
 

@@ -272,8 +272,7 @@ class GatedKernel(IPythonKernel):
         assert self.control_stream is not None
         request = self.session.deserialize(frames, copy=False)
         asked = request["content"]
-        resumes = asked.get("resumes", False)  # a gateway of an earlier version does not say
-        missed = self.message_log.since(asked["seen"], asked["identity"].encode(), resumes=resumes)
+        missed = self.message_log.since(asked["seen"], asked["identity"].encode(), resumes=asked["resumes"])
         content = {
             "status": "ok",
             "is_cut": missed.is_cut,

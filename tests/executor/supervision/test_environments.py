@@ -86,7 +86,7 @@ def refusal(option: str, directory: Path) -> str:
     [
         (
             "bare={bare}",
-            "the environment bare lacks torch, ipykernel, msgspec, sharedkernel; run `{bare} -m pip install",
+            "the environment bare lacks torch, ipykernel, msgspec, setproctitle, sharedkernel; run `{bare} -m pip",
         ),
         ("none=/no/such/python", "the environment none has no interpreter /no/such/python"),
         ("a/b=/usr/bin/python3", "'a/b' cannot be an environment's name"),

@@ -1,10 +1,11 @@
-"""Today's executor takes over from versions of this repository's own history, with their sessions and data."""
+"""An executor adopts sessions of other code with the same control protocol, and refuses those of a real old version."""
 
 from __future__ import annotations
 
 import asyncio
 import io
 import shutil
+import socket
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -14,16 +15,19 @@ import psutil
 import pytest
 
 import sharedkernel
+from sharedkernel import protocol
 from sharedkernel.executor.supervision.build_id import listener_of
-from sharedkernel.paths import RETIRED_SOCKETS, WARM_PARENT_SOCKET
+from sharedkernel.paths import EXECUTOR_SOCKET, RETIRED_SOCKETS, WARM_PARENT_SOCKET
+from sharedkernel.protocol import SessionRecord
 from tests.executor.environments import make_environment
-from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
+from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, Notebook, until
 from tests.executor.supervision.test_environments import refusal
+from tests.executor.supervision.test_upgrades import make_package
+from tests.readiness import wait_until_ready
 
 pytestmark = pytest.mark.heavy
 
-TODAY = Path(sharedkernel.__file__).parent
-#: the commit before this one, which moved modules to rooms, is tried
+#: the commit before this one is tried, whose control protocol is 3
 CHANGE = "987d17a"
 
 
@@ -31,7 +35,7 @@ def extract(directory: Path) -> Path:
     """Put the package as it was into *directory*; return that."""
     command = ["git", "archive", f"{CHANGE}^", "sharedkernel"]
     try:
-        archived = subprocess.run(command, cwd=TODAY.parent, capture_output=True, check=True)
+        archived = subprocess.run(command, cwd=Path(sharedkernel.__file__).parents[1], capture_output=True, check=True)
     except FileNotFoundError:
         pytest.skip("there is no git")
     except subprocess.CalledProcessError as error:
@@ -41,16 +45,10 @@ def extract(directory: Path) -> Path:
     return directory
 
 
-def upgrade(directory: Path) -> None:
-    """Put today's package where an old one was, as an installer does."""
-    shutil.rmtree(directory / "sharedkernel")
-    shutil.copytree(TODAY, directory / "sharedkernel", ignore=shutil.ignore_patterns("__pycache__", "labextension"))
-
-
 @pytest.fixture
 def process(tmp_path: Path) -> Iterator[ExecutorProcess]:
-    """Yield an executor of an old version."""
-    process = ExecutorProcess(package=extract(tmp_path))
+    """Yield an executor of a copy of today's package."""
+    process = ExecutorProcess(package=make_package(tmp_path))
     yield process
     if processes_of(process.runtime_directory):
         process.close()
@@ -85,7 +83,7 @@ async def state_of(notebook: Notebook) -> tuple[str, bool]:
     return total, int(pid) == notebook.record.pid
 
 
-def test_sessions_of_an_old_version_are_adopted(process: ExecutorProcess) -> None:
+def test_sessions_of_other_code_are_adopted(process: ExecutorProcess) -> None:
     """With their data, offloaded or not, idle or in the middle of a cell; what they were forked from ends with them."""
     directory, package = process.runtime_directory, process.package
     kept = "8388608.0", True
@@ -105,7 +103,8 @@ def test_sessions_of_an_old_version_are_adopted(process: ExecutorProcess) -> Non
             await busy.shows("begun")
             old_parent = psutil.Process(listener_of(directory / WARM_PARENT_SOCKET))
 
-            upgrade(package)
+            module = package / "sharedkernel" / "units.py"
+            module.write_text(f"{module.read_text()}# edited\n")
             await executor.replace()
             new = await executor.notebook()
             assert await run(new, "from sharedkernel import shelf; float(shelf['kept'].sum())") == "1000.0"
@@ -137,8 +136,61 @@ def test_sessions_of_an_old_version_are_adopted(process: ExecutorProcess) -> Non
     asyncio.run(main())
 
 
+def start_session(directory: Path, session: str) -> SessionRecord:
+    """Start a session as a command of the old version does, and return it."""
+    decoder = protocol.Decoder(protocol.ToGateway, most=protocol.MAX_ANSWER_BYTES)
+    start = protocol.StartSession(request=1, session=session, limits=protocol.Limits(user="ada"))
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(PATIENCE)
+        connection.connect(str(directory / EXECUTOR_SOCKET))
+        connection.sendall(protocol.encode(protocol.Hello(version=3, role="command")) + protocol.encode(start))
+        while data := connection.recv(1 << 16):
+            for message in decoder.feed(data):
+                if isinstance(message, protocol.SessionReady):
+                    return message.record
+                assert isinstance(message, protocol.Welcome), message
+    raise AssertionError("the executor hung up")
+
+
+def test_sessions_of_an_old_version_are_refused_and_unharmed(tmp_path: Path) -> None:
+    """Today's executor names that version and ends; it goes on with them."""
+    process = ExecutorProcess("--end-sessions-on-exit", package=extract(tmp_path))
+
+    async def main() -> None:
+        async def listens() -> bool:
+            return (process.runtime_directory / EXECUTOR_SOCKET).exists()
+
+        await until(listens, "the executor listens")
+        notebook = Notebook(await asyncio.to_thread(start_session, process.runtime_directory, "ada's"))
+        try:
+            await wait_until_ready(notebook.client, PATIENCE)
+            await run(notebook, "import os, torch; x = torch.ones(8 << 20)")
+            process.kill()
+            before, process.package = process.package, None
+            process.start()
+            assert await asyncio.to_thread(process.process.wait, PATIENCE) == 1
+            said = (process.directory / "executor.log").read_text().splitlines()[-1]
+            assert "run on sharedkernel 0.1.0 (control protocol 3), which" in said
+            assert "they are unharmed. Install that version again and start its executor" in said
+            process.package = before
+            process.start()
+            assert await state_of(notebook) == ("8388608.0", True)
+        finally:
+            notebook.close()
+        process.process.terminate()
+        await asyncio.to_thread(process.process.wait, PATIENCE)
+
+    try:
+        asyncio.run(main())
+    finally:
+        for left in processes_of(process.directory):
+            left.kill()
+        process.kill()
+        shutil.rmtree(process.directory)
+
+
 def test_an_environment_with_an_old_version_is_refused(tmp_path: Path) -> None:
-    """It speaks the same control protocol, but sessions cannot start there: its modules are elsewhere."""
+    """Sessions could not start there: it speaks another control protocol."""
     python = make_environment(tmp_path / "old")
     (packages,) = (tmp_path / "old").glob("lib/python*/site-packages")
     extract(packages)

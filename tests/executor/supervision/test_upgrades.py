@@ -75,7 +75,7 @@ def test_an_executor_of_another_protocol_leaves_sessions_alone(start_executor: S
                 assert {path.name for path in directory.rglob("*")} == before
                 said = (process.directory / "executor.log").read_text().splitlines()[-1]
                 assert f"run on sharedkernel {sharedkernel.__version__} (control protocol" in said
-                assert f"Install sharedkernel {sharedkernel.__version__} again" in said
+                assert "Install that version again" in said
             await replaced(executor, None)
             await executor.connect()
             assert await tensor_and_process(notebook) == ("15.0", True)

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from sharedkernel import protocol
+from sharedkernel.executor.supervision.environments import own_environment
 from sharedkernel.executor.supervision.warm_parent import why_unfit
 from sharedkernel.ipc.helper_process import scrubbed_environment
 from sharedkernel.ipc.seqpacket import PacketSocket, connect
@@ -65,6 +66,7 @@ def test_it_ends_although_its_executor_went_while_it_was_starting(scratch: Path)
             "sharedkernel.executor.supervision.warm_parent",
             str(path),
             str(scratch / "executor.sock"),
+            str(own_environment().build_id),
         ],
         env=scrubbed_environment(),
     )

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from typing import get_args
 
 import psutil
 import pytest
@@ -60,7 +61,8 @@ def test_an_executor_that_hangs_after_its_greeting_keeps_nobody_waiting(devices:
     executor = devices.executors["host:1"]
     path = device_directory(devices.runtime_directory, "host:1") / EXECUTOR_SOCKET
     device = protocol.Device(name="host:1", kind="host", capacity_bytes=1 << 30, reserve_bytes=0)
-    welcome = protocol.Welcome(version=protocol.PROTOCOL_VERSION, device=device, pid=os.getpid())
+    requests = [kind.__name__ for kind in get_args(protocol.FromGateway)]
+    welcome = protocol.Welcome(version=protocol.PROTOCOL_VERSION, device=device, pid=os.getpid(), requests=requests)
 
     async def scenario() -> None:
         asked, writers = asyncio.Event(), []
