@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 import statistics
 
-from sharedkernel.bench.stack.client import Notebook, Route, open_notebook
-from sharedkernel.bench.stack.results import BenchmarkFailed, Conditions, Result, Target, brief, median_ratio
-from sharedkernel.bench.stack.servers import StockServer, gateway_route
-from sharedkernel.bench.stack.trainings import PREPARE, Model, prepare, prepare_sized
+from benchmarks.stack.client import Notebook, Route, open_notebook
+from benchmarks.stack.results import BenchmarkFailed, Conditions, Result, Target, brief, median_ratio
+from benchmarks.stack.servers import StockServer, gateway_route
+from benchmarks.stack.trainings import PREPARE, Model, prepare, prepare_sized
 from sharedkernel.local_stack import LocalStack
 
 #: model and seconds of an iteration

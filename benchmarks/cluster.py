@@ -28,8 +28,8 @@ from tornado.httpserver import HTTPServer
 from tornado.web import Application
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
+from benchmarks.stack.results import Conditions, Result, Target, brief, percentile
 from benchmarks.stub_hosts import UUID_REST, EchoHandler, StubStatusHandler, make_status, make_summaries
-from sharedkernel.bench.stack.results import Conditions, Result, Target, brief, percentile
 from sharedkernel.gateway.auth.tickets import TicketKey, host_prefix
 from sharedkernel.gateway.auth.tokens import TokenFile
 from sharedkernel.gateway.cluster.hosts import ClusterHosts, choose_device

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import psutil
 
-from sharedkernel.bench.stack.client import open_notebook
-from sharedkernel.bench.stack.results import Conditions, Result, Target, brief
-from sharedkernel.bench.stack.servers import gateway_route
-from sharedkernel.bench.stack.trainings import (
+from benchmarks.stack.client import open_notebook
+from benchmarks.stack.results import Conditions, Result, Target, brief
+from benchmarks.stack.servers import gateway_route
+from benchmarks.stack.trainings import (
     ENDLESS,
     prepare,
     process_id,

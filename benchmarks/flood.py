@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import psutil
 
-from sharedkernel.bench.stack.client import Notebook, open_notebook
-from sharedkernel.bench.stack.results import Conditions, Result, Target, median_ratio
-from sharedkernel.bench.stack.servers import StockServer, gateway_route
+from benchmarks.stack.client import Notebook, open_notebook
+from benchmarks.stack.results import Conditions, Result, Target, median_ratio
+from benchmarks.stack.servers import StockServer, gateway_route
 from sharedkernel.local_stack import LocalStack, Service
 
 #: messages of one flood

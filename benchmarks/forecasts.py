@@ -24,8 +24,8 @@ from typing import Any
 
 import nbformat
 
-from sharedkernel.bench.stack.client import open_notebook
-from sharedkernel.bench.stack.servers import gateway_route
+from benchmarks.stack.client import open_notebook
+from benchmarks.stack.servers import gateway_route
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.system.signals import ended_by_signals

@@ -12,10 +12,10 @@ import statistics
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from sharedkernel.bench.stack.client import Notebook, open_notebook
-from sharedkernel.bench.stack.results import Conditions, Result, Target, brief, percentile
-from sharedkernel.bench.stack.servers import gateway_route
-from sharedkernel.bench.stack.trainings import ENDLESS, prepare, until_under_way
+from benchmarks.stack.client import Notebook, open_notebook
+from benchmarks.stack.results import Conditions, Result, Target, brief, percentile
+from benchmarks.stack.servers import gateway_route
+from benchmarks.stack.trainings import ENDLESS, prepare, until_under_way
 from sharedkernel.local_stack import LocalStack
 
 _TRAINERS = ("ada", "grace")

@@ -12,10 +12,10 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 
-from sharedkernel.bench.stack.client import Notebook, open_notebook
-from sharedkernel.bench.stack.results import BenchmarkFailed, Conditions, Result, Target, brief
-from sharedkernel.bench.stack.servers import gateway_route
-from sharedkernel.bench.stack.trainings import CHECK_TABLE, PREPARE_TABLE, TABLE_PART_BYTES, read_status
+from benchmarks.stack.client import Notebook, open_notebook
+from benchmarks.stack.results import BenchmarkFailed, Conditions, Result, Target, brief
+from benchmarks.stack.servers import gateway_route
+from benchmarks.stack.trainings import CHECK_TABLE, PREPARE_TABLE, TABLE_PART_BYTES, read_status
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.scheduling.memory.memory_turns import QUANTUM_OVER_TRANSFER
 from sharedkernel.status.document import StatusDocument

@@ -17,9 +17,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from sharedkernel.bench.stack.client import Notebook, open_notebook
-from sharedkernel.bench.stack.results import BenchmarkFailed, Conditions, Result, Target, brief, median_ratio
-from sharedkernel.bench.stack.servers import gateway_route
+from benchmarks.stack.client import Notebook, open_notebook
+from benchmarks.stack.results import BenchmarkFailed, Conditions, Result, Target, brief, median_ratio
+from benchmarks.stack.servers import gateway_route
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.local_stack import LocalStack

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks import memory_turns
-from sharedkernel.bench.stack.client import open_notebook
-from sharedkernel.bench.stack.results import BenchmarkFailed, Conditions, Result, Target, brief
-from sharedkernel.bench.stack.servers import gateway_route
-from sharedkernel.bench.stack.trainings import CHECK_TABLE, PREPARE_TABLE, TABLE_PART_BYTES, read_status
+from benchmarks.stack.client import open_notebook
+from benchmarks.stack.results import BenchmarkFailed, Conditions, Result, Target, brief
+from benchmarks.stack.servers import gateway_route
+from benchmarks.stack.trainings import CHECK_TABLE, PREPARE_TABLE, TABLE_PART_BYTES, read_status
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.status.document import SessionStatus
 from sharedkernel.units import format_bytes

@@ -7,9 +7,9 @@ import random
 import statistics
 from contextlib import AsyncExitStack
 
-from sharedkernel.bench.stack.client import Notebook, Route, open_notebook
-from sharedkernel.bench.stack.results import Conditions, Result, Target, brief, median_ratio, percentile
-from sharedkernel.bench.stack.servers import StockServer, gateway_route
+from benchmarks.stack.client import Notebook, Route, open_notebook
+from benchmarks.stack.results import Conditions, Result, Target, brief, median_ratio, percentile
+from benchmarks.stack.servers import StockServer, gateway_route
 from sharedkernel.local_stack import LocalStack
 
 _CELL = "1+1"

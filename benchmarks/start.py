@@ -12,9 +12,9 @@ from contextlib import AsyncExitStack
 
 import psutil
 
-from sharedkernel.bench.stack.client import Notebook, Route, open_notebook
-from sharedkernel.bench.stack.results import BenchmarkFailed, Conditions, Result, Target, brief, median_ratio
-from sharedkernel.bench.stack.servers import StockServer, gateway_route
+from benchmarks.stack.client import Notebook, Route, open_notebook
+from benchmarks.stack.results import BenchmarkFailed, Conditions, Result, Target, brief, median_ratio
+from benchmarks.stack.servers import StockServer, gateway_route
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.units import format_bytes
 

@@ -11,10 +11,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from sharedkernel.bench.stack.client import open_notebook
-from sharedkernel.bench.stack.results import BenchmarkFailed, Conditions, Result, Target, brief, percentile
-from sharedkernel.bench.stack.servers import gateway_route
-from sharedkernel.bench.stack.trainings import prepare
+from benchmarks.stack.client import open_notebook
+from benchmarks.stack.results import BenchmarkFailed, Conditions, Result, Target, brief, percentile
+from benchmarks.stack.servers import gateway_route
+from benchmarks.stack.trainings import prepare
 from sharedkernel.local_stack import LocalStack
 
 _USERS = ("ada", "grace")

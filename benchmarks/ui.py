@@ -20,10 +20,10 @@ from typing import Any
 
 import psutil
 
-from sharedkernel.bench.stack.client import Notebook, open_notebook
-from sharedkernel.bench.stack.results import BenchmarkFailed, Conditions, Result, Target, brief, percentile
-from sharedkernel.bench.stack.servers import gateway_route
-from sharedkernel.bench.stack.trainings import prepare, until_under_way
+from benchmarks.stack.client import Notebook, open_notebook
+from benchmarks.stack.results import BenchmarkFailed, Conditions, Result, Target, brief, percentile
+from benchmarks.stack.servers import gateway_route
+from benchmarks.stack.trainings import prepare, until_under_way
 from sharedkernel.local_stack import LocalStack, Service, free_port
 
 #: a browser in a container, without a screen and without asking the outside world for anything

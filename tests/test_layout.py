@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1] / PACKAGE
 LAYERS: tuple[frozenset[str], ...] = (
     # what people and other programs start
     frozenset({"__init__", "__main__", "cli", "local_stack", "gateway", "executor", "relay"})
-    | {"serverextension", "bench", "demo", "selftest", "host", "cluster"},
+    | {"serverextension", "demo", "selftest", "host", "cluster"},
     # what runs in a notebook, and the simulator
     frozenset({"session", "widgets", "shelf", "simulator"}),
     # the core

@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack
 
 from common import Bench, main, open_prepared, processes, sessions
 
-from sharedkernel.bench.stack.results import Result, Target, median_ratio
-from sharedkernel.bench.stack.servers import StockServer
+from benchmarks.stack.results import Result, Target, median_ratio
+from benchmarks.stack.servers import StockServer
 
 
 async def measure(bench: Bench) -> None:

@@ -20,9 +20,9 @@ from typing import Any
 
 import msgspec
 
-from sharedkernel.bench.stack.client import Notebook, Route, open_notebook
-from sharedkernel.bench.stack.results import Result
-from sharedkernel.bench.stack.servers import StockServer, gateway_route
+from benchmarks.stack.client import Notebook, Route, open_notebook
+from benchmarks.stack.results import Result
+from benchmarks.stack.servers import StockServer, gateway_route
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.executor.devices.cuda.discovery import check_torch
 from sharedkernel.local_stack import LocalStack

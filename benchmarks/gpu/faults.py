@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 from common import Bench, main, open_prepared, sessions
 
-from sharedkernel.bench.stack.results import BenchmarkFailed, Result, Target
+from benchmarks.stack.results import BenchmarkFailed, Result, Target
 
 #: deterministic, so that two runs are comparable bit by bit
 _TRAIN = """

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from common import Bench, main, open_prepared, processes, sessions
 
-from sharedkernel.bench.stack.client import Notebook
-from sharedkernel.bench.stack.results import BenchmarkFailed, Result, Target, brief, percentile
-from sharedkernel.bench.stack.servers import StockServer
+from benchmarks.stack.client import Notebook
+from benchmarks.stack.results import BenchmarkFailed, Result, Target, brief, percentile
+from benchmarks.stack.servers import StockServer
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.units import format_bytes
 

@@ -7,9 +7,9 @@ from contextlib import AsyncExitStack
 
 from common import Bench, main, open_prepared, processes, sessions
 
-from sharedkernel.bench.stack.client import Notebook
-from sharedkernel.bench.stack.results import Result, Target
-from sharedkernel.bench.stack.servers import StockServer
+from benchmarks.stack.client import Notebook
+from benchmarks.stack.results import Result, Target
+from benchmarks.stack.servers import StockServer
 from sharedkernel.units import format_bytes
 
 

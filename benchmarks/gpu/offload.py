@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack
 
 from common import GIB, Bench, main, open_prepared, sessions
 
-from sharedkernel.bench.stack.client import Notebook
-from sharedkernel.bench.stack.results import BenchmarkFailed, Result, Target, brief
+from benchmarks.stack.client import Notebook
+from benchmarks.stack.results import BenchmarkFailed, Result, Target, brief
 from sharedkernel.local_stack import LocalStack
 
 #: how fast copies to pinned memory and back are, in bytes per second

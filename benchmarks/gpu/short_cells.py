@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack
 
 from common import Bench, main, open_prepared, processes, sessions
 
-from sharedkernel.bench.stack.client import Notebook, Route
-from sharedkernel.bench.stack.results import BenchmarkFailed, Result, Target, brief, percentile
-from sharedkernel.bench.stack.servers import StockServer
+from benchmarks.stack.client import Notebook, Route
+from benchmarks.stack.results import BenchmarkFailed, Result, Target, brief, percentile
+from benchmarks.stack.servers import StockServer
 
 _TRAIN = """
 training, iterations, end = Training("resnet50", 32), 0, time.monotonic() + {seconds}

@@ -15,8 +15,8 @@ from contextlib import AsyncExitStack
 
 from common import Bench, main, open_prepared, sessions
 
-from sharedkernel.bench.stack.client import Notebook
-from sharedkernel.bench.stack.results import BenchmarkFailed, Result, Target
+from benchmarks.stack.client import Notebook
+from benchmarks.stack.results import BenchmarkFailed, Result, Target
 from sharedkernel.status.document import StatusDocument
 
 _SOAK = """

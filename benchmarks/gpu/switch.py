@@ -12,8 +12,8 @@ from contextlib import AsyncExitStack
 
 from common import Bench, main, open_prepared, sessions
 
+from benchmarks.stack.results import BenchmarkFailed, Result, Target, brief, percentile
 from benchmarks.switch import hand_overs
-from sharedkernel.bench.stack.results import BenchmarkFailed, Result, Target, brief, percentile
 
 _TRAIN = """
 training, probe = Training("resnet50", 16), torch.zeros(1, device=device)

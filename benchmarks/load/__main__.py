@@ -19,9 +19,9 @@ import psutil
 from benchmarks.load import lag
 from benchmarks.load.crowd import Crowd, gather
 from benchmarks.load.footprint import Growth, median_pss_bytes, services
-from sharedkernel.bench.stack.client import Route
-from sharedkernel.bench.stack.results import Result, Target, Unit, brief, percentile
-from sharedkernel.bench.stack.servers import StockServer, gateway_route
+from benchmarks.stack.client import Route
+from benchmarks.stack.results import Result, Target, Unit, brief, percentile
+from benchmarks.stack.servers import StockServer, gateway_route
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.system.signals import ended_by_signals

@@ -16,8 +16,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
-from sharedkernel.bench.stack.client import Notebook, Route, open_notebook
-from sharedkernel.bench.stack.results import BenchmarkFailed
+from benchmarks.stack.client import Notebook, Route, open_notebook
+from benchmarks.stack.results import BenchmarkFailed
 
 #: defines what the cells use; one thread, or the order of sums, and so the losses, would depend on the machine
 _PREPARE = """

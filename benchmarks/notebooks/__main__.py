@@ -30,7 +30,7 @@ from benchmarks.notebooks.alone import Measured, measure
 from benchmarks.notebooks.beside import Conditions, Round, run_round
 from benchmarks.notebooks.comparing import Difference
 from benchmarks.notebooks.running import Run
-from sharedkernel.bench.stack.results import Result, Target
+from benchmarks.stack.results import Result, Target
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.system.signals import ended_by_signals
 from sharedkernel.units import format_bytes, parse_bytes

@@ -126,7 +126,7 @@ COMMANDS = {
         extra="host",
     ),
     "bench": Command(
-        application="sharedkernel.bench.app.BenchApp",
+        application="sharedkernel.cli.bench.BenchApp",
         help="Measure what sharing costs and what it gives.",
         extra="lab",
     ),

@@ -21,8 +21,8 @@ import pytest
 from traitlets.config import Config
 from traitlets.utils.importstring import import_item
 
-from sharedkernel.bench.stack.client import open_notebook
-from sharedkernel.bench.stack.servers import gateway_route
+from benchmarks.stack.client import open_notebook
+from benchmarks.stack.servers import gateway_route
 from sharedkernel.cli.main import COMMANDS
 from sharedkernel.gateway.app import SharedKernelGateway
 from sharedkernel.gateway.config.quotas import Quotas

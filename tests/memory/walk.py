@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from sharedkernel.bench.stack.client import Notebook, Reply, Route
-from sharedkernel.bench.stack.results import BenchmarkFailed
+from benchmarks.stack.client import Notebook, Reply, Route
+from benchmarks.stack.results import BenchmarkFailed
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.status.document import SessionStatus, StatusDocument
 from sharedkernel.units import format_bytes

@@ -20,7 +20,7 @@ from typing import Any
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
-from sharedkernel.bench.stack.results import BenchmarkFailed
+from benchmarks.stack.results import BenchmarkFailed
 from sharedkernel.jupyter.names import WEBSOCKET_PROTOCOL
 from sharedkernel.jupyter.wire import from_websocket, new_message, to_websocket
 

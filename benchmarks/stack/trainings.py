@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterable
 from typing import Literal
 
-from sharedkernel.bench.stack.client import Notebook
-from sharedkernel.bench.stack.results import BenchmarkFailed
+from benchmarks.stack.client import Notebook
+from benchmarks.stack.results import BenchmarkFailed
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.status.document import StatusDocument
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import io
 
+import pytest
+from rich.console import Console
+
+from benchmarks.stack.report import results_table
+from benchmarks.stack.results import Effort, Result, Target, brief, median_ratio, percentile
 from benchmarks.switch import hand_overs
-from sharedkernel.bench.stack.results import Effort, Result, Target, brief, median_ratio, percentile
 
 
 @pytest.mark.parametrize(
@@ -30,6 +34,29 @@ def test_a_result_reads_as_the_design_has_it() -> None:
         "met": False,
         "how": "So it was.",
     }
+
+
+def test_figures_and_targets_are_whole_at_80_columns_and_have_units() -> None:
+    """The longest names there are, and how each was measured below it."""
+    how = "One operation, outside any training: 1.23 s in a stock kernel, 1.21 s in a session (5 pairs)."
+    results = [
+        Result(metric="relay_memory_bytes", value=4.1e7, unit="bytes", target=Target("<=", 40_000_000), how=how),
+        Result(metric="small_operations_timeit", value=1.023, unit="ratio", target=Target("<=", 1.05), how=how),
+        Result(metric="event_to_page_p95_seconds", value=0.0421, unit="seconds", target=Target("<", 0.25), how=how),
+        Result(metric="placement_p95_seconds", value=3e-5, unit="seconds", target=Target("<=", 0.01), how=how),
+    ]  # fmt: skip
+    console = Console(file=io.StringIO(), width=80)
+    console.print(results_table("a benchmark", results))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, text.splitlines())) <= 80
+    rows = [line.split() for line in text.splitlines() if any(result.metric in line for result in results)]
+    assert [row[1:] for row in rows] == [
+        ["39.1", "MiB", "<=", "38.1", "MiB", "no"],
+        ["1.02", "<=", "1.05", "yes"],
+        ["42.1", "ms", "<", "250", "ms", "yes"],
+        ["30", "µs", "<=", "10", "ms", "yes"],
+    ]
+    assert "".join(text.split()).count("stockkernel,") == len(results)
 
 
 def test_pairs_are_compared_before_their_median_is_taken() -> None:

@@ -22,8 +22,8 @@ from typing import Self
 import psutil
 from ipykernel.kernelspec import write_kernel_spec
 
-from sharedkernel.bench.stack.client import Route
-from sharedkernel.bench.stack.results import BenchmarkFailed
+from benchmarks.stack.client import Route
+from benchmarks.stack.results import BenchmarkFailed
 from sharedkernel.jupyter.names import KERNEL_NAME
 from sharedkernel.local_stack import LocalStack, Service, free_port
 from sharedkernel.system.signals import uninterrupted

@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sharedkernel.bench.stack.client import Notebook, Route, open_notebook
-from sharedkernel.bench.stack.results import BenchmarkFailed
-from sharedkernel.bench.stack.servers import StockServer, gateway_route
-from sharedkernel.bench.stack.trainings import process_id
+from benchmarks.stack.client import Notebook, Route, open_notebook
+from benchmarks.stack.results import BenchmarkFailed
+from benchmarks.stack.servers import StockServer, gateway_route
+from benchmarks.stack.trainings import process_id
 from sharedkernel.local_stack import LocalStack
 from tests.cli.support import processes_of, wait_until
 from tests.warm_stack import WarmStack

@@ -1,1 +1,0 @@
-"""What benchmarks run on: servers, clients, notebooks that train, and results."""
