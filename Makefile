@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m $(if $(ONCE_MORE),tests.once_more,pytest)
 # runs a command, and shows what it printed if it fails
 quietly = out=$$( { $(1); } 2>&1 ) || { status=$$?; printf '%s\n' "$$out"; exit $$status; }
 
-.PHONY: demo help test test-all test-busy ray software-gpu test-software-gpu slow lint lint-python lint-labextension labextension schema docs binder bench cluster cluster-faults faults faults-software-gpu soak-software-gpu fuzz load walks clean
+.PHONY: demo help test test-all test-busy ray software-gpu test-software-gpu slow lint lint-python lint-labextension labextension schema docs binder bench lines cluster cluster-faults faults faults-software-gpu soak-software-gpu fuzz load walks clean
 
 demo: $(INSTALLED) ## run three people's notebooks on one device for some minutes, then print a report
 	$(BIN)/sharedkernel demo
@@ -100,6 +100,9 @@ load: $(INSTALLED) ## 200 notebooks of 50 users, beside a stock server (LOAD='--
 # not part of the tests, since machines are noisy
 bench: $(INSTALLED) ## what sharing costs and gives, beside the stock tools
 	$(BIN)/sharedkernel bench --all
+
+lines: ## count lines of code, without blanks, comments and docstrings
+	$(PYTHON) tests/lines.py
 
 # prints its seed
 KILLS ?= 500
