@@ -148,7 +148,7 @@ class ExecutorService:
             self._workload,
             lambda process, reason, message: self._interventions.end(process, reason, message),
         )
-        self._keeper = KeeperClient(path, str(environments[OWN].build_id))
+        self._keeper = KeeperClient(path, environments[OWN].build_id)
         self._supervisor = Supervisor(path, self._keeper, environments, self._fork_traits, self._on_end)
         self._pool = SessionPool(self._supervisor, spares[0], in_demand=spares[1])
         self._interventions = Interventions(self._controller, self._supervisor, self._tasks)

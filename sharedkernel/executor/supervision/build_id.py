@@ -11,10 +11,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -28,32 +26,10 @@ from sharedkernel.protocol import PROTOCOL_VERSION, UNREADABLE, FromKeeper
 
 #: that says of a helper or session that it is not there; any other OSError only that nobody can look
 _GONE = (FileNotFoundError, ProcessLookupError, ConnectionRefusedError)
-_BUILD_ID = re.compile(r"(\d+)/([^/]*)/([0-9a-f]+)")
 
 
-@dataclass(frozen=True, slots=True)
-class BuildId:
-    """The code of one process."""
-
-    #: version of the control protocol
-    protocol: int
-    #: version of this package
-    version: str
-    #: changes with whatever is installed beside this package, and with each of its files
-    fingerprint: str
-
-    def __str__(self) -> str:
-        return f"{self.protocol}/{self.version}/{self.fingerprint}"
-
-
-def parse_build_id(text: str) -> BuildId | None:
-    """Return the build id that *text* is; None if it is none, as of a process of another version."""
-    found = _BUILD_ID.fullmatch(text)
-    return found and BuildId(int(found[1]), found[2], found[3])
-
-
-def process_build_id(pid: int) -> BuildId | None:
-    """Return the build id of a keeper or warm parent; None if it names none.
+def process_build_id(pid: int) -> str:
+    """Return the build id of a keeper or warm parent: the last word of its command line.
 
     Raises
     ------
@@ -61,7 +37,7 @@ def process_build_id(pid: int) -> BuildId | None:
         When it has ended.
     """
     words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-    return parse_build_id(os.fsdecode(words[-1]))
+    return os.fsdecode(words[-1])
 
 
 def listener_of(path: Path) -> int:
@@ -84,8 +60,10 @@ def own_folders() -> list[str]:
     return sys.path[0 if sys.flags.safe_path else 1 :]  # the first is this script's folder, or the working directory
 
 
-def folders_build_id(folders: Sequence[str]) -> BuildId:
-    """Return the build id of what is imported from *folders* now.
+def folders_build_id(folders: Sequence[str]) -> str:
+    """Return the build id of what is imported from *folders* now: ``PROTOCOL/VERSION/FINGERPRINT``.
+
+    The fingerprint changes with whatever is installed beside this package, and with each of its files.
 
     Parameters
     ----------
@@ -105,7 +83,7 @@ def folders_build_id(folders: Sequence[str]) -> BuildId:
             with contextlib.suppress(OSError):  # it is just being installed, or edited
                 found = path.stat()
                 digest.update(f"{path.relative_to(package)}\0{found.st_size}\0{found.st_mtime_ns}\0".encode())
-    return BuildId(PROTOCOL_VERSION, __version__, digest.hexdigest()[:16])
+    return f"{PROTOCOL_VERSION}/{__version__}/{digest.hexdigest()[:16]}"
 
 
 def check_left(directory: Path) -> None:
@@ -124,8 +102,9 @@ def check_left(directory: Path) -> None:
             "over; they are unharmed. Start it again once that is mended."
         ) from None
     for build in builds:
-        if build is None or build.protocol != PROTOCOL_VERSION:
-            left = f"{build.version} (control protocol {build.protocol})" if build else "of another control protocol"
+        protocol, version, *_ = [*build.split("/"), ""]
+        if protocol != str(PROTOCOL_VERSION):
+            left = f"{version} (control protocol {protocol})" if protocol.isdigit() else "of another control protocol"
             raise ConfigError(
                 f"the sessions in {directory} run on sharedkernel {left}, which {__version__} (control protocol "
                 f"{PROTOCOL_VERSION}) cannot take over; they are unharmed. Install that version again and start its "
@@ -133,14 +112,14 @@ def check_left(directory: Path) -> None:
             )
 
 
-def _helpers_builds(directory: Path) -> Iterator[BuildId | None]:
+def _helpers_builds(directory: Path) -> Iterator[str]:
     for pattern in (KEEPER_SOCKET, WARM_PARENT_SOCKETS, RETIRED_SOCKETS):
         for path in directory.glob(pattern):
             with contextlib.suppress(*_GONE, BlockingIOError):  # of one that hangs, see `keeper_client.py`
                 yield process_build_id(listener_of(path))
 
 
-def _sessions_builds(directory: Path) -> Iterator[BuildId | None]:
+def _sessions_builds(directory: Path) -> Iterator[str]:
     """Yield those of live sessions by their records, of which every version can read this much."""
     try:
         names = os.listdir(directory)
@@ -150,4 +129,4 @@ def _sessions_builds(directory: Path) -> Iterator[BuildId | None]:
         with contextlib.suppress(*_GONE, KeyError, TypeError, *UNREADABLE):
             record = msgspec.msgpack.decode((directory / name).read_bytes())
             if start_time(record["pid"]) == record["started"]:
-                yield parse_build_id(record.get("stamp", ""))
+                yield str(record.get("stamp"))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from sharedkernel.distribution import install_hint
 from sharedkernel.errors import ConfigError
-from sharedkernel.executor.supervision.build_id import BuildId, folders_build_id, own_folders
+from sharedkernel.executor.supervision.build_id import folders_build_id, own_folders
 from sharedkernel.ipc.helper_process import scrubbed_environment
 from sharedkernel.paths import WARM_PARENT_SOCKET
 from sharedkernel.protocol import PROTOCOL_VERSION
@@ -53,7 +53,7 @@ class Environment:
     #: where it imports from
     folders: tuple[str, ...]
     #: of what its sessions run
-    build_id: BuildId
+    build_id: str
 
     @property
     def socket(self) -> str:

@@ -156,7 +156,7 @@ class Supervisor:
         environment, traits = self._environments.get(process.environment), self._traits()
         return (
             environment is not None
-            and process.stamp == str(environment.build_id)
+            and process.stamp == environment.build_id
             and process.isolation == traits.isolation
             and process.memory_mode == traits.memory_mode
         )
@@ -184,7 +184,7 @@ class Supervisor:
             environment=environment,
             isolation=traits.isolation,
             memory_mode=traits.memory_mode,
-            stamp=str(self._environments[environment].build_id),
+            stamp=self._environments[environment].build_id,
         )
         if taken:
             process.take()

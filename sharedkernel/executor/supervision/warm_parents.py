@@ -171,7 +171,7 @@ class WarmParents:
         connection = await reach(
             self._directory / environment.socket,
             "sharedkernel.executor.supervision.warm_parent",
-            [str(self._directory / EXECUTOR_SOCKET), str(environment.build_id)],
+            [str(self._directory / EXECUTOR_SOCKET), environment.build_id],
             protocol.FromWarmParent,
             log_path=self._directory
             / LOGS_DIRECTORY

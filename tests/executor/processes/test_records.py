@@ -42,6 +42,20 @@ def test_that_nobody_can_look_does_not_mean_that_nobody_is_there(tmp_path: Path)
     check_left(tmp_path)
 
 
+def test_a_session_that_names_no_build_id_is_of_another_version(tmp_path: Path) -> None:
+    """An executor that finds it says what to do, and takes nothing over."""
+
+    async def scenario() -> None:
+        process = make_process(pid=os.getpid())
+        process.started = start_time(process.pid)
+        (tmp_path / RECORDS_DIRECTORY).mkdir()
+        (tmp_path / RECORDS_DIRECTORY / process.process).write_bytes(msgspec.msgpack.encode(process.kept()))
+        with pytest.raises(ConfigError, match="run on sharedkernel of another control protocol, which"):
+            check_left(tmp_path)
+
+    asyncio.run(scenario())
+
+
 def test_records_stay_while_no_file_can_be_opened(tmp_path: Path) -> None:
     """An executor that starts without a free descriptor would lose all sessions whose keeper is gone."""
 

@@ -66,7 +66,7 @@ def test_it_ends_although_its_executor_went_while_it_was_starting(scratch: Path)
             "sharedkernel.executor.supervision.warm_parent",
             str(path),
             str(scratch / "executor.sock"),
-            str(own_environment().build_id),
+            own_environment().build_id,
         ],
         env=scrubbed_environment(),
     )
