@@ -1,10 +1,12 @@
-"""How this package is installed: the one place that error texts and the documentation's tests take it from.
+"""How this package and those around it are installed: the one place for error texts and the documentation's tests.
 
 The package index has a stranger's `sharedkernel`, so the distribution is called `jupyter-sharedkernel`; the import
 package, the command and the kernel keep their names.
 """
 
 from __future__ import annotations
+
+import sys
 
 #: what `pip list` shows; `pyproject.toml` has the same name
 DISTRIBUTION = "jupyter-sharedkernel"
@@ -29,3 +31,13 @@ def pip_install(*extras: str, pip: str = "pip") -> str:
 def install_hint(*extras: str, pip: str = "pip") -> str:
     """Return the words for "run …" in an error text; the parameters are those of :func:`pip_install`."""
     return f"`{pip_install(*extras, pip=pip)}`" + ("" if PUBLISHED else " in a checkout of sharedkernel")
+
+
+def skip_address_grammar() -> None:
+    """Let jsonschema do without the package ``rfc3987_syntax``, from now on in this process.
+
+    jsonschema imports it where it is installed (Jupyter's server brings it along) to check strings of the format
+    "iri", which no schema of Jupyter's has. The import alone builds the parsers for that: two seconds of a processor,
+    more than all else that a gateway or a JupyterLab imports. Like any other checker of formats it may be missing.
+    """
+    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]

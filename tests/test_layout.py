@@ -57,7 +57,6 @@ MIN_LINES = 30
 TINY_MODULES = frozenset(
     {
         "_version",
-        "system.slow_imports",
     }
 )
 

@@ -17,9 +17,8 @@ from traitlets.config import Application
 from traitlets.utils.importstring import import_item
 
 from sharedkernel.cli.base import CommandApp, fail
-from sharedkernel.distribution import install_hint
+from sharedkernel.distribution import install_hint, skip_address_grammar
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.system.slow_imports import skip_address_grammar
 
 #: what each extra brings, by the module that shows that it is there
 _EXTRAS = {

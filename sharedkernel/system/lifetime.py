@@ -13,8 +13,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from sharedkernel.distribution import skip_address_grammar
 from sharedkernel.system.processes import end_with_parent
-from sharedkernel.system.slow_imports import skip_address_grammar
 
 
 def command(module: str, arguments: Sequence[str]) -> list[str]:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.executor.dispatch.usage import user_configured
-from sharedkernel.executor.history.state_file import StateFile
 from sharedkernel.gateway.app import SharedKernelGateway
 from sharedkernel.gateway.config.settings import PARSERS, build_quotas, parse_setting, read_settings
 from sharedkernel.gateway.config.validation import (
@@ -21,6 +20,7 @@ from sharedkernel.gateway.config.validation import (
     unusable_settings,
     without_faults,
 )
+from sharedkernel.system.state_file import StateFile
 from tests.fuzz.fuzzing import fuzz, json_values, mangled, texts
 
 _amounts = json_values | st.sampled_from(["25%", "8GiB", "-1", "1e400%", "10m", "∞", "8-Gb", 0, 1.5, float("nan")])
@@ -105,7 +105,7 @@ def test_a_torn_state_file_is_whole_or_set_aside(state: Entries, data: st.DataOb
     """Wherever it is torn, mangled or filled with noise, its owner starts, and what is kept then is there."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "state.json"
-        StateFile(path, Entries).close(state)
+        StateFile(path, Entries).write(state)
         whole = path.read_bytes()
         torn = whole[: data.draw(st.integers(0, len(whole)), label="length")]
         for content in (torn, data.draw(mangled(st.just(whole)) | st.binary(max_size=60), label="mangled")):

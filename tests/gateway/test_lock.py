@@ -227,8 +227,8 @@ def test_what_a_gateway_cannot_write_is_said_once_at_its_start() -> None:
             f"{directory / GATEWAY_LOCK} cannot be locked: this gateway cannot be drained, and another one could start",
             "/nonexistent/.local/state/sharedkernel cannot be made (Permission denied); name another with --state-dir. "
             f"Until then, what should outlive a reboot is in {directory}.",
-            f"the groups of users cannot be kept in {directory}/groups.json (Permission denied): after a restart, "
-            "quotas by group hold for nobody before their next request.",
+            f"{directory}/groups.json cannot be written (Permission denied); that is tried again at each change. After "
+            "a restart, quotas by group hold for nobody before their next request.",
             f"the audit log {directory}/audit.jsonl cannot be written (Permission denied); name another file "
             "with --audit-file.",
         ]

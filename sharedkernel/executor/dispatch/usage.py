@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 
 from sharedkernel.errors import Refused
-from sharedkernel.executor.history.state_file import StateFile
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.progress import PastWaits
 from sharedkernel.protocol import Limits
 from sharedkernel.scheduling.model import events
 from sharedkernel.scheduling.model.types import UserId
+from sharedkernel.system.state_file import StateFile
 
 #: the file's name in the state directory
 USAGE_NAME = "users.json"
@@ -141,7 +141,7 @@ class UsageFile:
 
     def close(self, totals: Iterable[UserTotals]) -> None:
         """Write what is left."""
-        self._file.close(self._with(totals))
+        self._file.write(self._with(totals))
 
     def _with(self, totals: Iterable[UserTotals]) -> PastUsage:
         self._users |= {record.user: record for record in totals}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from sharedkernel.executor.history.state_file import StateFile
 from sharedkernel.scheduling.model import events
 from sharedkernel.scheduling.model.types import UserId
+from sharedkernel.system.state_file import StateFile
 
 #: the file's name in the state directory
 HISTORY_NAME = "history.json"
@@ -61,7 +61,7 @@ class WorkloadHistory:
 
     def close(self) -> None:
         """Write what is left."""
-        self._file.close(PastCells([*self._cells]))
+        self._file.write(PastCells([*self._cells]))
 
     def cell_ended(self, user: str, source: str | None, seconds: float) -> None:
         """Record that a cell of *user* took *seconds* of the device."""

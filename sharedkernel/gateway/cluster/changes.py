@@ -18,7 +18,7 @@ from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.identity import GatewayUser
 from sharedkernel.gateway.cluster.hosts import Host, HostAway
 from sharedkernel.gateway.cluster.requests import HostRequests
-from sharedkernel.system.atomic_file import replace_file
+from sharedkernel.system.state_file import StateFile
 from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
@@ -79,10 +79,10 @@ class PendingChanges:
     """
 
     def __init__(self, path: Path, requests: HostRequests, tasks: BackgroundTasks) -> None:
-        self._path = path
+        self._file = StateFile(path, dict[str, list[RuleChange]])
         self._requests = requests
         self._tasks = tasks
-        self._changes = _read(path)
+        self._changes = self._file.read() or {}
         #: hosts that are getting theirs now
         self._sending: set[str] = set()
 
@@ -114,7 +114,7 @@ class PendingChanges:
             change = joined
             waiting.pop()
         self._changes[host] = [*waiting, change][-MAX_CHANGES:]
-        self._store()
+        self._file.write(self._changes)
 
     def send_to(self, host: Host) -> None:
         """Send a host, which has just been heard, what waits for it."""
@@ -125,7 +125,7 @@ class PendingChanges:
     def forget(self, host: str) -> None:
         """Drop what waits for a host."""
         if self._changes.pop(host, None) is not None:
-            self._store()
+            self._file.write(self._changes)
 
     async def _send(self, host: Host) -> None:
         try:
@@ -151,24 +151,8 @@ class PendingChanges:
                 self._changes[host.name] = left
                 if not left:
                     del self._changes[host.name]
-                self._store()
+                self._file.write(self._changes)
         except HostAway as error:
             log.info("changes go on waiting for %s: %s", host.name, error)
         finally:
             self._sending.discard(host.name)
-
-    def _store(self) -> None:
-        try:
-            replace_file(self._path, msgspec.json.encode(self._changes).decode())
-        except OSError as error:
-            log.warning("changes that wait for hosts cannot be kept in %s (%s).", self._path, error.strerror)
-
-
-def _read(path: Path) -> dict[str, list[RuleChange]]:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, list[RuleChange]])
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        log.warning("the changes kept in %s cannot be read (%s); hosts that are away lack them.", path, error)
-        return {}

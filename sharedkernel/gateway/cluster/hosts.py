@@ -5,7 +5,6 @@ Their names and addresses are kept in a file, so that a front that starts knows 
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.tickets import host_prefix
 from sharedkernel.gateway.cluster.summary import HostSummary, RaySummary, UserSummary
 from sharedkernel.scheduling.placement import Demand, DeviceState, place_session
-from sharedkernel.system.atomic_file import replace_file
+from sharedkernel.system.state_file import StateFile
 from sharedkernel.units import format_seconds
 
 log = logging.getLogger(__name__)
@@ -114,11 +113,11 @@ class ClusterHosts:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._file = StateFile(path, dict[str, str], durable=False)
         self._began = time.monotonic()
         self._hosts: dict[str, Host] = {}
         self._by_prefix: dict[str, Host] = {}
-        for name, address in _read(path).items():
+        for name, address in (self._file.read() or {}).items():
             self._add(Host(name=name, address=address))
 
     def _add(self, host: Host) -> None:
@@ -153,14 +152,14 @@ class ClusterHosts:
             host = Host(name=summary.name, address=summary.address)
             self._add(host)
             log.info("host %s at %s has joined", host.name, summary.address)
-            self._store()
+            self._file.write({host.name: host.address for host in self.all()})
         elif host.address != summary.address:
             if host.is_answering:
                 raise Refused(
                     f"{host.name} is registered from {host.address}, which answers; give each host a name of its own."
                 )
             host.address = summary.address
-            self._store()
+            self._file.write({host.name: host.address for host in self.all()})
         host.version, host.users = summary.version, summary.users
         host.devices = [device.state(host.name) for device in summary.devices]
         host.is_complete, host.is_cordoned, host.ray = summary.is_complete, summary.is_cordoned, summary.ray
@@ -191,7 +190,7 @@ class ClusterHosts:
         if host.is_answering:
             raise Refused(f"{name} answers; end its gateway first, or it would register again.")
         del self._hosts[name], self._by_prefix[host_prefix(name)]
-        self._store()
+        self._file.write({host.name: host.address for host in self.all()})
 
     @property
     def is_new(self) -> bool:
@@ -233,22 +232,6 @@ class ClusterHosts:
                 is_awaited = host.num_sessions(user) > 0 and now < host.heard + _LIST_PATIENCE
             if is_awaited and not host.is_answering:
                 raise HostAway(host.why_away())
-
-    def _store(self) -> None:
-        try:
-            replace_file(self._path, json.dumps({host.name: host.address for host in self.all()}), durable=False)
-        except OSError as error:
-            log.warning("the cluster's hosts cannot be kept in %s (%s).", self._path, error.strerror)
-
-
-def _read(path: Path) -> dict[str, str]:
-    try:
-        return {str(name): str(address) for name, address in json.loads(path.read_text()).items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, AttributeError) as error:
-        log.warning("the cluster's hosts kept in %s cannot be read (%s).", path, error)
-        return {}
 
 
 def choose_device(rule: str, hosts: Sequence[Host], user: str) -> Host:

@@ -6,14 +6,10 @@ the only label of a user.
 
 from __future__ import annotations
 
-import json
-import logging
 from collections import Counter
 from pathlib import Path
 
-from sharedkernel.system.atomic_file import replace_file
-
-log = logging.getLogger(__name__)
+from sharedkernel.system.state_file import StateFile
 
 #: Each has a contrast of at least 3 to 1 against white and against the dark theme's background. The first ones differ
 #: the most: few users have only those.
@@ -35,15 +31,14 @@ class UserColours:
     Parameters
     ----------
     path
-        The file that keeps them; an invalid one is taken for empty. The first failure to write it is logged, and the
-        next one after a success.
+        The file that keeps them.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._is_writable = True
+        loss = "The colours of users may change when the gateway restarts."
+        self._file = StateFile(path, dict[str, str], loss=loss, durable=False)
         #: by user, the one seen last at the end
-        self._colours = _read(path)
+        self._colours = {user: colour for user, colour in (self._file.read() or {}).items() if colour in COLOURS}
 
     def get(self, user: str) -> str | None:
         """Return the colour of *user*; None before their first session."""
@@ -68,30 +63,5 @@ class UserColours:
         self._colours[user] = chosen
         while len(self._colours) > _MOST_USERS:
             del self._colours[next(iter(self._colours))]
-        self._store()
+        self._file.write(self._colours)
         return chosen
-
-    def _store(self) -> None:
-        try:
-            replace_file(self._path, json.dumps({"version": 1, "colours": self._colours}), durable=False)
-        except OSError as error:
-            if self._is_writable:
-                log.warning(
-                    "the colours of users cannot be kept in %s (%s): they may change when the gateway restarts.",
-                    self._path,
-                    error.strerror,
-                )
-            self._is_writable = False
-        else:
-            self._is_writable = True
-
-
-def _read(path: Path) -> dict[str, str]:
-    try:
-        stored = json.loads(path.read_text())["colours"]
-        return {str(user): colour for user, colour in stored.items() if colour in COLOURS}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        log.warning("the colours of users kept in %s cannot be read (%s); they are chosen anew.", path, error)
-        return {}

@@ -6,15 +6,10 @@ gateway may have been restarted meanwhile.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
-from sharedkernel.system.atomic_file import replace_file
-
-log = logging.getLogger(__name__)
+from sharedkernel.system.state_file import StateFile
 
 #: most farewells kept; the oldest is dropped first
 _MAX_FAREWELLS = 1000
@@ -36,46 +31,23 @@ class Farewells:
     Parameters
     ----------
     path
-        The file. An invalid one is logged and taken for empty; so is the first failure to write it, and the next one
-        after a success.
+        The file.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._is_writable = True
+        loss = "Once the gateway has restarted, clients that were away are not told who ended their sessions."
+        self._file = StateFile(path, dict[str, Farewell], loss=loss, durable=False)
         #: oldest first
-        self._farewells = _read(path)
+        self._farewells = self._file.read() or {}
 
     def add(self, kernel_id: str, farewell: Farewell) -> None:
         """Keep the farewell of a kernel."""
         self._farewells[kernel_id] = farewell
         if len(self._farewells) > _MAX_FAREWELLS:
             del self._farewells[next(iter(self._farewells))]
-        try:
-            replace_file(self._path, msgspec.json.encode(self._farewells), durable=False)
-        except OSError as error:
-            if self._is_writable:
-                log.warning(
-                    "why sessions ended cannot be kept in %s (%s): once the gateway has restarted, clients that were "
-                    "away are not told who ended theirs.",
-                    self._path,
-                    error.strerror,
-                )
-            self._is_writable = False
-        else:
-            self._is_writable = True
+        self._file.write(self._farewells)
 
     def find(self, kernel_id: str, user: str) -> Farewell | None:
         """Return what to tell *user* about the end of their kernel; None if no recent end is known."""
         farewell = self._farewells.get(kernel_id)
         return farewell if farewell is not None and farewell.user == user else None
-
-
-def _read(path: Path) -> dict[str, Farewell]:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Farewell])
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.MsgspecError) as error:
-        log.warning("why sessions ended, kept in %s, cannot be read (%s).", path, error)
-        return {}

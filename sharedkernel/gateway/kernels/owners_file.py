@@ -6,15 +6,11 @@ would be incomplete: stock clients give up a kernel for good that is not listed 
 
 from __future__ import annotations
 
-import json
-import logging
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from sharedkernel.system.atomic_file import replace_file
-
-log = logging.getLogger(__name__)
+from sharedkernel.system.state_file import StateFile
 
 #: seconds after the gateway's start in which a user's list of kernels is refused while an executor with sessions of
 #: theirs is away
@@ -27,8 +23,7 @@ class OwnersFile:
     Parameters
     ----------
     path
-        The file. An invalid one is taken for empty; the first failure to write it is logged, and the next one after a
-        success.
+        The file.
     devices
         All devices of the configuration; what the file says of others is dropped.
     patience
@@ -36,12 +31,11 @@ class OwnersFile:
     """
 
     def __init__(self, path: Path, devices: Collection[str], *, patience: float = LIST_PATIENCE) -> None:
-        self._path = path
-        self._is_writable = True
+        loss = "If the gateway restarts while an executor is away, stock clients of its sessions lose them."
+        self._file = StateFile(path, dict[str, list[str]], loss=loss, durable=False)
         self._until = time.monotonic() + patience
-        self._stored = _read(path)
         #: owners on the devices whose executors have not reported their sessions yet
-        self._awaited = {device: owners for device, owners in self._stored.items() if device in devices}
+        self._awaited = {device: owners for device, owners in (self._file.read() or {}).items() if device in devices}
 
     def awaited_by(self, user: str) -> list[str]:
         """Return the devices that had sessions of *user* and have not reported them yet; none once the time is over."""
@@ -59,30 +53,4 @@ class OwnersFile:
             device: sorted({*present.get(device, ()), *self._awaited.get(device, ())})
             for device in sorted({*present, *self._awaited})
         }
-        if owners == self._stored:
-            return
-        try:
-            replace_file(self._path, json.dumps({"version": 1, "owners": owners}), durable=False)
-        except OSError as error:
-            if self._is_writable:
-                log.warning(
-                    "the owners of sessions cannot be kept in %s (%s): if the gateway restarts while an executor is "
-                    "away, stock clients of its sessions lose them.",
-                    self._path,
-                    error.strerror,
-                )
-            self._is_writable = False
-        else:
-            self._stored = owners
-            self._is_writable = True
-
-
-def _read(path: Path) -> dict[str, list[str]]:
-    try:
-        stored = json.loads(path.read_text())["owners"]
-        return {str(device): sorted(map(str, owners)) for device, owners in stored.items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        log.warning("the owners of sessions kept in %s cannot be read (%s).", path, error)
-        return {}
+        self._file.write(owners)

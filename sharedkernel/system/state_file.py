@@ -1,11 +1,11 @@
-"""What an executor leaves to the next one, in one small JSON file that is replaced as a whole.
+"""What a service leaves to the next one, in one small JSON file that is replaced as a whole.
 
-The owner hands over its whole state now and then; what changed after the last time is lost when the executor is killed.
+The owner hands over its whole state now and then; what changed after the last time is lost when the service is killed.
 A file that cannot be read, or is of another version, is set aside with the suffix ``.old``. A disk that is full or gone
 stops nothing: the log says so once, each later call tries again, and the log says once when the file is written again.
 
-Covers one process at a time (the owner of the lock on the runtime directory). Not covered: when to write, and what the
-state means.
+Covers one process at a time (the owner of the lock on the service's directory). Not covered: when to write, and what
+the state means.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from sharedkernel.protocol import UNREADABLE
 from sharedkernel.system.atomic_file import replace_file
 
 log = logging.getLogger(__name__)
 
-_State = TypeVar("_State", bound=msgspec.Struct)
+_State = TypeVar("_State")
 
 
 class StateFile(Generic[_State]):
@@ -36,11 +35,20 @@ class StateFile(Generic[_State]):
     path
         The file; it is made with the first state, readable to its owner only.
     kind
-        Type of the state. Its tag is its version: another one whenever files of the version before cannot be read.
+        Type of the state. A struct's tag is its version: another one whenever files of the version before cannot be
+        read.
+    loss
+        A sentence for the log where it cannot be written: what is lost then.
+    durable
+        Whether it has to be on the disk when :meth:`write` returns; that takes milliseconds.
     """
 
-    def __init__(self, path: Path, kind: type[_State]) -> None:
+    def __init__(
+        self, path: Path, kind: type[_State], *, loss: str = "Nothing else is affected.", durable: bool = True
+    ) -> None:
         self._path = path
+        self._loss = loss
+        self._durable = durable
         self._decoder = msgspec.json.Decoder(kind)
         #: what the file should have, and what it has
         self._wanted = self._written = b""
@@ -54,7 +62,7 @@ class StateFile(Generic[_State]):
             return self._decoder.decode(self._written)
         except FileNotFoundError:
             return None
-        except (OSError, *UNREADABLE) as error:
+        except (OSError, ValueError, RecursionError) as error:
             aside = self._path.with_suffix(".old")
             log.warning("%s cannot be read (%s); it is set aside as %s, and begun anew.", self._path, error, aside)
             with contextlib.suppress(OSError):
@@ -68,8 +76,8 @@ class StateFile(Generic[_State]):
             with contextlib.suppress(RuntimeError):  # "can't start new thread": the next call tries again
                 await asyncio.to_thread(self._write)
 
-    def close(self, state: _State) -> None:
-        """Have the last *state* on the disk."""
+    def write(self, state: _State) -> None:
+        """Write *state* if it changed."""
         self._wanted = msgspec.json.encode(state)
         self._write()
 
@@ -79,13 +87,14 @@ class StateFile(Generic[_State]):
             if content == self._written:
                 return
             try:
-                replace_file(self._path, content)
+                replace_file(self._path, content, durable=self._durable)
             except OSError as error:
                 if not self._is_lost:
                     log.warning(
-                        "%s cannot be written (%s); free some space, and it is again. Nothing else is affected.",
+                        "%s cannot be written (%s); that is tried again at each change. %s",
                         self._path,
                         error.strerror,
+                        self._loss,
                     )
                 self._is_lost = True
                 return

@@ -11,7 +11,7 @@ import msgspec
 import psutil
 import pytest
 
-from sharedkernel.executor.history.state_file import StateFile
+from sharedkernel.system.state_file import StateFile
 from tests.faults.holds import can_limit_processes, without_processes
 from tests.small_disk import fill
 
@@ -28,7 +28,7 @@ def keep(path: Path, *names: str) -> None:
     """Have *names* in the file at *path*, as its next owner."""
     file = StateFile(path, Names)
     file.read()
-    file.close(Names([*names]))
+    file.write(Names([*names]))
 
 
 def kept(path: Path) -> list[str] | None:
@@ -125,7 +125,7 @@ def test_a_disk_without_room_stops_nothing(small_disk: Path, caplog: pytest.LogC
         directory.mkdir(exist_ok=True)
         await file.keep(Names(["x" * 100_000]))
         await file.keep(Names(["ada", "grace"]))
-        file.close(Names(["grace"]))
+        file.write(Names(["grace"]))
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
@@ -146,7 +146,7 @@ def test_nothing_is_lost_while_no_thread_can_be_started(tmp_path: Path, caplog: 
         with without_processes(psutil.Process()):
             await file.keep(Names(["ada"]))
         await file.keep(Names(["grace"]))
-        file.close(Names(["edsger"]))
+        file.write(Names(["edsger"]))
 
     asyncio.run(main())
     assert not caplog.records
