@@ -29,21 +29,12 @@ def run(conditions: Conditions) -> list[Result]:
         quotas={"default": {"sessions": most}},
         config=f"c.SharedKernelGateway.max_websockets = {most}",
     )
-    with stack, StockServer(stack) as server, StockServer(stack, extension=True) as extended:
-        results = asyncio.run(_measure(conditions, stack, server, extended))
-        extended.check_extension()
-        return results
+    with stack, StockServer(stack) as server:
+        return asyncio.run(_measure(conditions, stack, server))
 
 
-async def _measure(
-    conditions: Conditions, stack: LocalStack, server: StockServer, extended: StockServer
-) -> list[Result]:
-    routes = {
-        "stock": server.stock,
-        "gateway": gateway_route(stack),
-        "relay": server.relay,
-        "extension": extended.relay,
-    }
+async def _measure(conditions: Conditions, stack: LocalStack, server: StockServer) -> list[Result]:
+    routes = {"stock": server.stock, "gateway": gateway_route(stack), "relay": server.relay}
     blocks = conditions.effort.runs(10)
     p50s: dict[str, list[float]] = {name: [] for name in routes}
     p99s: dict[str, list[float]] = {name: [] for name in routes}
@@ -61,7 +52,6 @@ async def _measure(
         ("gateway", "p99", 1.0, "straight through the gateway"),
         ("relay", "p50", 1.25, "through server, relay and gateway"),
         ("relay", "p99", 1.8, "through server, relay and gateway"),
-        ("extension", "p50", 0.9, "through a server with the extension, and the gateway"),
     ):
         values = {"p50": p50s, "p99": p99s}[percent]
         stock, shared = (brief(statistics.median(values[side])) for side in ("stock", name))

@@ -23,7 +23,6 @@ import psutil
 from ipykernel.kernelspec import write_kernel_spec
 
 from benchmarks.stack.client import Route
-from benchmarks.stack.results import BenchmarkFailed
 from sharedkernel.jupyter.names import KERNEL_NAME
 from sharedkernel.local_stack import LocalStack, Service, free_port
 from sharedkernel.system.signals import uninterrupted
@@ -31,7 +30,6 @@ from sharedkernel.system.signals import uninterrupted
 log = logging.getLogger(__name__)
 
 STOCK_KERNEL = "python3"
-_EXTENSION = "sharedkernel.serverextension"
 
 
 class StockServer:
@@ -41,18 +39,11 @@ class StockServer:
     ----------
     stack
         Whose kernelspec it offers as well, for the stack's first user; None: only the stock kernel.
-    extension
-        Whether it has this package's server extension.
     options
         More options for the server's command line.
     """
 
-    def __init__(
-        self, stack: LocalStack | None = None, *, extension: bool = False, options: Sequence[str] = ()
-    ) -> None:
-        if extension:
-            options = [*options, f"--ServerApp.jpserver_extensions={ {_EXTENSION: True} }"]
-        self._has_extension = extension
+    def __init__(self, stack: LocalStack | None = None, *, options: Sequence[str] = ()) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="sk-stock-"))
         self._stack = stack
         port = free_port()
@@ -79,9 +70,8 @@ class StockServer:
 
     @property
     def relay(self) -> Route:
-        """The way to a session that a relay, which this server starts, has requested: through it, or past it."""
-        name = "the server extension" if self._has_extension else "the stock server's relay"
-        return Route(name=name, url=self.url, token=self._token, kernel=KERNEL_NAME)
+        """The way to a session through a relay, which this server starts."""
+        return Route(name="the stock server's relay", url=self.url, token=self._token, kernel=KERNEL_NAME)
 
     def processes(self) -> list[psutil.Process]:
         """Return the kernels' processes: all that the server has started."""
@@ -90,18 +80,6 @@ class StockServer:
         with contextlib.suppress(psutil.NoSuchProcess):
             return psutil.Process(self.service.process.pid).children(recursive=True)
         return []
-
-    def check_extension(self) -> None:
-        """See that pages of this server went past their relays.
-
-        Raises
-        ------
-        BenchmarkFailed
-            When one went by its relay, with the server's reason.
-        """
-        for line in self.service.log_path.read_text(errors="replace").splitlines():
-            if "by the relay" in line:
-                raise BenchmarkFailed(line)
 
     def start(self) -> None:
         """Start the server; returns once it answers.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from sharedkernel.errors import ProtocolError
-from sharedkernel.gateway_client.credentials import Credentials, find_credentials
+from sharedkernel.gateway_client.credentials import find_credentials
 from sharedkernel.gateway_client.refusals import GatewayRefused, GatewayUnreachable
 from sharedkernel.gateway_client.session_gateway import SessionGateway
 from sharedkernel.gateway_client.websocket import WebSocket
@@ -51,8 +51,8 @@ class SessionRequest:
             async with asyncio.timeout(seconds):
                 await self._sent.wait()
 
-    async def result(self) -> tuple[SessionGateway, str]:
-        """Return the gateway and the kernel id of the session.
+    async def result(self) -> tuple[SessionGateway, str, bool]:
+        """Return the gateway, the kernel id of the session, and whether this client has had it before.
 
         Raises
         ------
@@ -65,10 +65,10 @@ class SessionRequest:
         """
         return await self._task
 
-    async def _ask(self, name: str, environment: dict[str, str], python: str) -> tuple[SessionGateway, str]:
+    async def _ask(self, name: str, environment: dict[str, str], python: str) -> tuple[SessionGateway, str, bool]:
         try:
             gateway = SessionGateway(find_credentials(name))
-            return gateway, await gateway.start(environment, python=python, on_sent=self._sent.set)
+            return gateway, *await gateway.start(environment, python=python, on_sent=self._sent.set)
         finally:
             self._sent.set()
 
@@ -78,8 +78,6 @@ class SessionConnection:
 
     Parameters
     ----------
-    name
-        Names this end of the websocket; the gateway keeps for it what it could not send.
     seen
         Returns the ids of the last published messages that this end has seen.
     on_message
@@ -90,13 +88,14 @@ class SessionConnection:
 
     def __init__(
         self,
-        name: str,
         *,
         seen: Callable[[], Sequence[str]],
         on_message: Callable[[str, list[bytes]], None],
         on_lost: Callable[[], None],
     ) -> None:
-        self._name = name
+        #: names this end of the websocket; the gateway keeps for it what it could not send. Nobody's until there is a
+        #: session
+        self.name = "relay"
         self._seen = seen
         self._on_message = on_message
         self._on_lost = on_lost
@@ -114,13 +113,8 @@ class SessionConnection:
 
     @property
     def url(self) -> str:
-        """The gateway's address; empty before :meth:`start`."""
+        """The gateway's address; empty before :meth:`find`."""
         return "" if self._gateway is None else self._gateway.url
-
-    @property
-    def kernel_id(self) -> str | None:
-        """The gateway's name of the session; None before it has one."""
-        return self._kernel_id
 
     @property
     def process(self) -> str | None:
@@ -132,22 +126,19 @@ class SessionConnection:
         """Whether so much waits for the network that :meth:`write` takes no more."""
         return self._websocket is not None and self._websocket.is_full
 
-    async def start(self, request: SessionRequest) -> None:
-        """Wait for a session that was requested, and connect to it; errors are those of :class:`.SessionGateway`."""
-        self._gateway, self._kernel_id = await request.result()
-        await self._open(self._seen() or None)
+    async def find(self, request: SessionRequest) -> bool:
+        """Wait for a session that was requested, and return whether this client has had it before.
 
-    async def attach(self, credentials: Credentials, kernel_id: str) -> None:
-        """Connect to a session that somebody else has requested; errors are those of :meth:`.SessionGateway.open`.
-
-        Parameters
-        ----------
-        credentials
-            The gateway and the token.
-        kernel_id
-            The gateway's name of the session.
+        Errors are those of :meth:`.SessionRequest.result`.
         """
-        self._gateway, self._kernel_id = SessionGateway(credentials), kernel_id
+        self._gateway, self._kernel_id, is_known = await request.result()
+        # The same for all relays of the session, and unknown to any other: an earlier one that takes its place would
+        # repeat what it has said to that name.
+        self.name = f"relay.{self._kernel_id}"
+        return is_known
+
+    async def open(self) -> None:
+        """Connect to the session that was found; errors are those of :meth:`.SessionGateway.open`."""
         await self._open(self._seen() or None)
 
     async def reconnect(self) -> None:
@@ -204,7 +195,7 @@ class SessionConnection:
         self._incarnation = incarnation = next(self._incarnations)
         self._early = []
         websocket = await self._gateway.open(
-            self._kernel_id, self._name, partial(self._on_frame, incarnation), seen=seen
+            self._kernel_id, self.name, partial(self._on_frame, incarnation), seen=seen
         )
         if self._incarnation != incarnation:
             raise GatewayUnreachable(f"the gateway at {self._gateway.url} closed the connection at once.")

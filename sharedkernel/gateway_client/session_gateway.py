@@ -12,7 +12,7 @@ from urllib.parse import quote
 from sharedkernel.gateway_client.refusals import no_gateway
 from sharedkernel.gateway_client.requests import GatewayRequests
 from sharedkernel.gateway_client.websocket import WebSocket
-from sharedkernel.jupyter.names import PROCESS_HEADER, SAME_PROCESS, SEEN, WEBSOCKET_PROTOCOL, kernel_of
+from sharedkernel.jupyter.names import EXISTING, PROCESS_HEADER, SAME_PROCESS, SEEN, WEBSOCKET_PROTOCOL, kernel_of
 
 
 class SessionGateway(GatewayRequests):
@@ -23,8 +23,8 @@ class SessionGateway(GatewayRequests):
 
     async def start(
         self, environment: dict[str, str], *, python: str = "", on_sent: Callable[[], None] = lambda: None
-    ) -> str:
-        """Request a session and return its kernel id.
+    ) -> tuple[str, bool]:
+        """Request a session; return its kernel id, and whether this client has had it before.
 
         The session is a new one, or the live one of the same user and ``KERNEL_CLIENT_KEY``.
 
@@ -47,7 +47,7 @@ class SessionGateway(GatewayRequests):
         kernel_id = model.get("id") if isinstance(model, dict) else None
         if not isinstance(kernel_id, str):
             raise no_gateway(self.url)
-        return kernel_id
+        return kernel_id, model.get(EXISTING) is True
 
     async def end(self, kernel_id: str, *, restarts: bool) -> None:
         """End a session; it can be brought back for as long as its user's quota lets it linger.

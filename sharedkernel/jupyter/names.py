@@ -16,7 +16,8 @@ DISPLAY_NAME = "Shared GPU (PyTorch)"
 HOST_VARIABLE = "KERNEL_SHAREDKERNEL_HOST"
 #: folder of the kernel's logos
 LOGOS = Path(__file__).parent / "kernelspec"
-#: parameter of a websocket's address: ids of the last messages that the client has seen, separated by commas
+#: parameter of a websocket's address: ids of the last messages that the client has seen, separated by commas. In the
+#: content of a kernel_info_request to a relay that was started again: their headers, in JSON
 SEEN = "seen"
 #: header of the answer to a websocket's request: names the session's process, so that a client notices another one. A
 #: client that sends it, too, means that one with all that it says there: nothing of it reaches the process after it
@@ -27,9 +28,10 @@ SAME_PROCESS = "same"
 ATTACHED = "attached"
 #: in the content of a status "dead": nothing has died, somebody has ended the session or shut it down
 ENDED = "ended"
-#: asks a relay, on its control channel, which session it has; the reply has the relay's `state`, the address of the
-#: `gateway` and the `session`'s id there
-SESSION_REQUEST = "sharedkernel_session_request"
+#: exit code of a relay whose session is dead for good; its client starts another one
+SESSION_DIED = 3
+#: in the answer to a request for a session: the client has had this one before
+EXISTING = "existing"
 #: the gateway's framing of messages on the websocket
 WEBSOCKET_PROTOCOL = "v1.kernel.websocket.jupyter.org"
 _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")

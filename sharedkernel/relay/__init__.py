@@ -1,8 +1,8 @@
 """The kernel that a notebook client starts: it passes everything to a gateway.
 
 `start.py` listens for the client, `command.py` and `app.py` start the rest in the order that is fastest; see
-`docs/decisions/2026-11-24-relay-start.md`. `relay.py` joins the two sides: `sockets.py` is the client's (zmq), and
-`sharedkernel/forwarding/` the gateway's (a websocket), which also answers the client while no session does.
+`docs/decisions/2026-11-24-relay-start.md`. `relay.py` decides what happens to each message, between the client's side,
+`sockets.py` (zmq), and the gateway's, `sharedkernel/forwarding/` (a websocket).
 `install.py` puts the kernelspec in its place.
 
 What is imported here decides how fast a notebook's kernel starts and what each costs: nothing but the standard library

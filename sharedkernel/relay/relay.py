@@ -1,7 +1,16 @@
-"""Between one Jupyter client and one session behind a gateway, for the life of a kernel's process.
+"""Between the clients of one kernel and one session behind a gateway, for the life of the kernel's process.
 
-What happens to a message is decided in `forwarding/forwarder.py`; this adds how a session is asked for and ended. While
-there is none, the client is answered here, and a cell makes the relay ask again.
+========  ==============================================================================================
+state     what happens to a client's message
+========  ==============================================================================================
+joining   there is no connection yet; the message is held
+joined    it is forwarded as it is
+away      the connection broke and is being opened again; the message is held
+refused   there is no session: the client is answered here, and a cell makes the relay ask again
+ended     nothing
+========  ==============================================================================================
+
+Replies find their client by the request that they name as their parent; what is published goes to everybody.
 
 When the client shuts the kernel down or restarts it, the session ends with it. Any other end of this process leaves the
 session alive, and the relay that the client starts next gets the same one, because it asks with the same key.
@@ -13,16 +22,21 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping
+from enum import StrEnum
+from typing import Any
 
-from sharedkernel.errors import ConfigError, SharedKernelError
+from sharedkernel.errors import ConfigError, ProtocolError, SessionEndedByUser, SharedKernelError
 from sharedkernel.forwarding import problems
-from sharedkernel.forwarding.connection import SessionRequest
-from sharedkernel.forwarding.forwarder import Forwarder, State
-from sharedkernel.forwarding.local_responder import Request
+from sharedkernel.forwarding.connection import SessionConnection, SessionRequest
+from sharedkernel.forwarding.held import Held, HeldMessage
+from sharedkernel.forwarding.local_responder import LocalResponder, Request
+from sharedkernel.forwarding.outage import Outage
+from sharedkernel.forwarding.pending import Key, PendingRequests
 from sharedkernel.gateway_client.refusals import GatewayRefused, GatewayUnreachable
 from sharedkernel.jupyter import wire
-from sharedkernel.jupyter.names import SESSION_REQUEST
+from sharedkernel.jupyter.names import ATTACHED, ENDED, SEEN, SESSION_DIED
 from sharedkernel.relay.connection_file import ConnectionInfo
 from sharedkernel.relay.sockets import ClientSockets
 from sharedkernel.units import format_seconds
@@ -31,11 +45,28 @@ log = logging.getLogger(__name__)
 
 #: seconds that ending the session may take when the client shuts the kernel down; Jupyter waits five
 SHUTDOWN_PATIENCE = 4.0
+#: seconds in which a client connects again to its kernel's place: zmq tries every 100 to 200 ms. Until then the gateway
+#: keeps what the session says
+_RECONNECTING = 0.3
+#: seconds in which a client may then say what it has seen of the session; few do
+_SEEN_PATIENCE = 0.7
+#: published messages that are remembered, so that the gateway finds one of the session's own among them
+_SEEN_KEPT = 16
 #: said in the first cell after the loss of a session of which nobody knows how it ended
 _LOST = "The session before is no longer on the gateway, and its variables are gone."
 
 
-class Relay(Forwarder):
+class State(StrEnum):
+    """See the table above."""
+
+    JOINING = "joining"
+    JOINED = "joined"
+    AWAY = "away"
+    REFUSED = "refused"
+    ENDED = "ended"
+
+
+class Relay:
     """One kernel process's worth of passing on; needs a running event loop.
 
     Parameters
@@ -55,14 +86,36 @@ class Relay(Forwarder):
         ask: Callable[[], SessionRequest],
         request: SessionRequest,
     ) -> None:
-        self._sockets = ClientSockets(connection, listeners, self.receive)
-        super().__init__(self._sockets, os.urandom(16).hex())
+        self._client = ClientSockets(connection, listeners, self.receive)
         self._ask = ask
+        self._responder = LocalResponder(self._client, os.urandom(16).hex())
+        self._loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[int] = self._loop.create_future()
+        self._state = State.JOINING
+        self._pending = PendingRequests(self._responder)
+        #: whether another process had the session before this one, so that requests are unknown here
+        self._succeeds = False
+        #: set once a client has said what it has seen of that session
+        self._client_has_said = asyncio.Event()
+        self._held = Held()
+        #: an interrupt for what runs there is among what is held
+        self._interrupt_is_held = False
+        #: headers of the messages published last: where the gateway goes on after an outage
+        self._seen: deque[bytes] = deque(maxlen=_SEEN_KEPT)
+        #: names the session's process as the gateway does; None: it has not said so
+        self._process: str | None = None
+        self._upstream = SessionConnection(
+            seen=self._seen_ids, on_message=self._on_gateway_message, on_lost=self._on_lost
+        )
+        self._outage = Outage(self._responder, self._pending.running_cell)
+        #: message id of the question that tells which outcomes were lost, and whom it is about
+        self._probe: tuple[str, list[Key]] | None = None
         #: why there is no session, while refused
         self._problem = problems.Problem("", "")
         #: what to say of the session before, and since when, in the loop's seconds (None: unknown)
         self._farewell: tuple[str, float | None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        #: joins or rejoins
         self._connecting = self._begin(self._join(request))
 
     async def run(self) -> int:
@@ -74,7 +127,7 @@ class Relay(Forwarder):
             for task in self._tasks:
                 task.cancel()
             self._upstream.close()
-            self._sockets.close()
+            self._client.close()
 
     def stop(self, code: int = 0) -> None:
         """End this process and leave the session alive."""
@@ -84,36 +137,245 @@ class Relay(Forwarder):
 
     # --- from the client -----------------------------------
 
+    def receive(self, channel: str, identities: list[bytes], parts: list[bytes]) -> None:
+        """Forward a client's message, hold it, or answer it.
+
+        Parameters
+        ----------
+        channel
+            Jupyter's name of its channel.
+        identities
+            Where its reply goes, as zmq has them.
+        parts
+            From its header on.
+
+        Raises
+        ------
+        ProtocolError
+            When it is no message.
+        """
+        header = wire.read_object(parts[0])
+        message_id, message_type = header.get("msg_id"), header.get("msg_type")
+        if not (isinstance(message_id, str) and isinstance(message_type, str)):
+            raise ProtocolError("a message without an id or a type.")
+        request = None
+        if channel != "stdin" and message_type.endswith("_request"):
+            request = Request(
+                channel=channel,
+                identities=identities,
+                message_type=message_type,
+                parts=parts,
+                in_line=channel == "shell" and not header.get("subshell_id"),
+            )
+            self._pending.add(message_id, request)
+        if self._handles(request):
+            return
+        if request is not None and message_type == "interrupt_request":
+            self._interrupt_held_cells()
+            if not self._admit_interrupt():
+                self._pending.settle([request], problems.INTERRUPTED)
+                return
+        self._pass_on(HeldMessage(channel, parts, request))
+
+    def interrupt(self) -> None:
+        """Interrupt what runs, as a client's `interrupt_request` does."""
+        self._interrupt_held_cells()
+        if self._admit_interrupt():
+            parts = wire.new_message("interrupt_request", {}, session=self._upstream.name)
+            self._pass_on(HeldMessage("control", parts, None))
+
+    def _pass_on(self, message: HeldMessage) -> None:
+        is_crowded = self._state is State.JOINED and self._upstream.is_full
+        if not is_crowded and self._state is State.JOINED and self._write(message):
+            return
+        if self._state is State.ENDED or (not is_crowded and self._held.add(message)):
+            return
+        log.warning("dropped a message on %s: too much waits for the gateway", message.channel)
+        if message.request is not None:
+            self._pending.settle([message.request], problems.CROWDED)
+
+    def _write(self, message: HeldMessage) -> bool:
+        """Hand *message* to the websocket; return whether that was possible. The probe finds what gets lost there."""
+        if not self._upstream.write(wire.to_websocket(message.channel, message.parts)):
+            return False
+        if message.request is not None:
+            message.request.sent = True
+        return True
+
+    def _interrupt_held_cells(self) -> None:
+        if self._state in (State.JOINING, State.AWAY):
+            self._pending.settle(self._held.remove_cells(), problems.INTERRUPTED)
+
+    def _admit_interrupt(self) -> bool:
+        """Return whether an interrupt is passed on to the session.
+
+        While it is out of reach, one is, if a cell runs there: any other, held until later, would meet a cell that is
+        sent after it.
+        """
+        if self._state is State.JOINED:
+            return True
+        if self._state is not State.AWAY or not self._pending.has_cell_there() or self._interrupt_is_held:
+            return False
+        self._interrupt_is_held = True
+        return True
+
     def _handles(self, request: Request | None) -> bool:
+        """Return whether a message was dealt with here and is not to be forwarded; None: it is no request."""
         if request is not None and request.message_type == "shutdown_request":
             self._begin(self._shut_down(request))
             return True
-        if request is not None and request.message_type == SESSION_REQUEST:
-            self._begin(self._name_session(request))
-            return True
+        if request is not None and (request.channel, request.message_type) == ("control", "kernel_info_request"):
+            self._learn_seen(request)
         if self._state is not State.REFUSED:
             return False
         if request is not None and request.is_cell and not self._is_unasked(request):
             self._join_next(request)
             return False
         if request is not None:
-            self._settle([request], self._problem)
+            self._pending.settle([request], self._problem)
         return True
 
-    async def _name_session(self, request: Request) -> None:
-        """Tell a program on this machine which session this is, so that it can connect to it by itself."""
-        self._forget(request)
-        if self._state is State.JOINING and self._connecting is not None:
-            await asyncio.wait([self._connecting])
-        content = {
-            "status": "ok",
-            "state": str(self._state),
-            "gateway": self._upstream.url,
-            "session": self._upstream.kernel_id,
-        }
-        self._responder.reply(request, content)
+    def _learn_seen(self, request: Request) -> None:
+        """Take note of what the client has seen of the session, if *request* says it and it was not known."""
+        seen = wire.read_object(request.content).get(SEEN)
+        if isinstance(seen, list) and self._state is State.JOINING and not self._seen:
+            self._seen.extend(str(header).encode() for header in seen)
+            self._client_has_said.set()
+
+    # --- from the gateway -----------------------------------
+
+    def _on_gateway_message(self, channel: str, parts: list[bytes]) -> None:
+        if channel == "iopub":
+            if (
+                self._upstream.name.encode() not in parts[0]
+            ):  # the gateway's own bear this name, and no session has them
+                self._seen.append(parts[0])
+            if self._heed_status(parts):
+                self._client.publish(parts)
+            return
+        asked = wire.read_object(parts[1])
+        parent = asked.get("msg_id")
+        if self._probe is not None and parent == self._probe[0]:
+            lost = [request for key in self._probe[1] if (request := self._pending.find(key))]
+            self._pending.settle(lost, problems.OUTCOME_LOST)
+            self._probe = None
+            return
+        # An input request belongs to the request on the shell channel that caused it.
+        key = ("shell" if channel == "stdin" else channel, str(parent))
+        if request := self._pending.find(key):
+            if channel != "stdin":
+                self._pending.pop(key)
+            self._client.send(channel, request.identities, parts)
+        elif self._succeeds:
+            # Jupyter's clients name their sockets after their message sessions. One that has the reply ignores it.
+            self._client.send(channel, [str(asked.get("session")).encode()], parts)
+
+    def _heed_status(self, parts: list[bytes]) -> bool:
+        """Notice that the session has another process: nothing that waits for the one before will be answered by it.
+
+        An earlier session that takes its place gets what has not begun there, as the cells after `%shared attach`.
+
+        Returns whether the client is to get the message. Two are kept from it: that its session is dead for good, since
+        it would give up on its kernel; and that an earlier session is back, since pages call every restart a crash.
+        """
+        # Looked for in the bytes first: this is on every output's way.
+        if b'"status"' not in parts[0]:
+            return True
+        if b"busy" in parts[3] and (request := self._pending.find(("shell", _id_of(parts[1])))):
+            request.has_begun = True
+        if not (b"restarting" in parts[3] or b"dead" in parts[3]):
+            return True
+        content = wire.read_object(parts[3])
+        state = content.get("execution_state")
+        if state not in ("restarting", "dead"):
+            return True
+        is_attached = content.get(ATTACHED) is True
+        # A client that ends the session itself expects no outcome of what runs there.
+        if self._state is not State.ENDED:
+            sent = self._pending.take_back(self._held) if is_attached else self._pending.sent()
+            died = problems.session_died(content.get("message"))
+            self._pending.settle(sent, problems.REPLACED if is_attached else died)
+            if state == "dead":
+                self._on_dead(str(content.get("message")) if content.get(ENDED) is True else None)
+            else:
+                # The gateway connects to the new process's addresses only for a new websocket.
+                self._upstream.drop()
+        return state == "restarting" and not is_attached
 
     # --- the connection -----------------------------------
+
+    async def _rejoin(self) -> None:
+        """Connect to the session again, for as long as it takes."""
+        try:
+            await self._upstream.reconnect()
+        except GatewayRefused as error:
+            if error.status == 404:
+                self._meet_end(str(error) if error.reason == SessionEndedByUser.reason else None)
+            else:
+                self._on_refused(error)
+        else:
+            self._meet_connected()
+
+    def _meet_connected(self) -> None:
+        """Say what was held, and find out what was lost."""
+        if self._state is State.ENDED:
+            self._upstream.drop()
+            return
+        self._state = State.JOINED
+        self._outage.end()
+        self._meet_process(self._upstream.process)
+        self._ask_what_was_lost()
+        self._interrupt_is_held = False
+        for message in self._held.take():
+            if not self._write(message):
+                self._held.put_back(message)
+                break
+
+    def _meet_end(self, farewell: str | None) -> None:
+        """Meet the end of the session while it was out of reach: what was meant for what ran there goes with it."""
+        self._interrupt_is_held = False
+        if self._state is State.ENDED:
+            return
+        problem = problems.GONE if farewell is None else problems.session_died(farewell)
+        self._pending.settle(self._pending.sent(), problem)
+        self._pending.settle(self._held.remove_controls(), problem)
+        self._go_on_without(problem, farewell)
+
+    def _on_lost(self) -> None:
+        """Meet the loss of the connection."""
+        if self._state is State.JOINED:
+            self._state = State.AWAY
+            self._outage.begin(self._upstream.url)
+            self._connecting = self._begin(self._rejoin())
+
+    def _seen_ids(self) -> list[str]:
+        return [_id_of(header) for header in self._seen]
+
+    def _meet_process(self, process: str | None) -> None:
+        """Say again what may not have reached the session, if it is still the same process: it heeds each message once.
+
+        A message that was handed to a gateway may have been lost with it; one that was not is ignored as a duplicate.
+        """
+        before, self._process = self._process, process
+        sent = self._pending.sent()
+        if before is not None and process != before:
+            self._pending.settle(sent, problems.session_died())
+        elif process is not None and process == before:
+            for request in sent:
+                self._write(HeldMessage(request.channel, request.parts, request))
+
+    def _ask_what_was_lost(self) -> None:
+        """Send the session a probe behind all requests from before an outage.
+
+        Its reply comes after theirs, so a request without a reply by then will never get one: the gateway buffers what
+        it cannot send, but a gateway that was restarted has no buffer.
+        """
+        sent = self._pending.sent_in_line()
+        if not sent:
+            return
+        parts = wire.new_message("kernel_info_request", {}, session=self._upstream.name)
+        self._probe = (wire.read_object(parts[0])["msg_id"], sent)
+        self._write(HeldMessage("shell", parts, None))
 
     def _join_next(self, cell: Request) -> None:
         """Ask for another session, for *cell* and what comes behind it."""
@@ -124,7 +386,13 @@ class Relay(Forwarder):
     async def _join(self, request: SessionRequest) -> None:
         """Get the session that is requested, and connect to it."""
         try:
-            await self._upstream.start(request)
+            if await self._upstream.find(request):
+                self._succeeds = True
+                await asyncio.sleep(_RECONNECTING)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_SEEN_PATIENCE):
+                        await self._client_has_said.wait()
+            await self._upstream.open()
         except (ConfigError, GatewayRefused, GatewayUnreachable) as error:
             self._on_refused(error)
         else:
@@ -142,10 +410,10 @@ class Relay(Forwarder):
         self._state, self._problem = State.REFUSED, problem
         for _ in self._held.take():
             pass
-        self._settle(list(self._pending.values()), problem)
+        self._pending.settle(list(self._pending), problem)
 
-    def _on_gone(self, farewell: str | None) -> None:
-        problem = problems.GONE if farewell is None else problems.session_died(farewell)
+    def _go_on_without(self, problem: problems.Problem, farewell: str | None) -> None:
+        """Go on without the session, or with the next one if cells are held: none of them has begun."""
         self._farewell = _LOST if farewell is None else f"While the gateway was out of reach: {farewell}", None
         waiting = next((cell for cell in self._held.cells() if not self._is_unasked(cell)), None)
         if waiting is None:
@@ -156,8 +424,15 @@ class Relay(Forwarder):
             self._join_next(waiting)
 
     def _on_dead(self, farewell: str | None) -> None:
+        """Go on after the gateway has reported that the session is dead for good.
+
+        Parameters
+        ----------
+        farewell
+            Who has ended it, and how to have it back, in a sentence; None: nobody has.
+        """
         if farewell is None:
-            self._loop.call_soon(self.stop, 1)
+            self._loop.call_soon(self.stop, SESSION_DIED)
             return
         # As above. What was sent there is answered already.
         self._state, self._problem = State.REFUSED, problems.session_died(farewell)
@@ -174,11 +449,6 @@ class Relay(Forwarder):
             (text, since), self._farewell = self._farewell, None
             ago = "" if since is None else f"{format_seconds(self._loop.time() - since)} ago: "
             self._responder.say(f"[Shared GPU] {ago}{text}", cell.header)
-
-    def _on_broken(self) -> None:
-        # A relay that is broken ends, so that its client starts another one, which finds the session.
-        with contextlib.suppress(asyncio.InvalidStateError):
-            self.stop(1)
 
     # --- the end -----------------------------------
 
@@ -200,3 +470,21 @@ class Relay(Forwarder):
         self._responder.reply(request, content)
         self._responder.publish("shutdown_reply", content, request.header)
         self.stop(0)
+
+    # --- tasks -----------------------------------
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+        return task
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("unexpected %s", type(error).__name__, exc_info=error)
+            self.stop(1)  # its client starts another one, which finds the session
+
+
+def _id_of(header: bytes) -> str:
+    return str(wire.read_object(header).get("msg_id"))

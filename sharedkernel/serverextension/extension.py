@@ -11,8 +11,6 @@ from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebso
 from traitlets import Bool, Unicode
 
 from sharedkernel.jupyter.names import KERNEL_NAME
-from sharedkernel.serverextension.direct_connection import SETTING, DirectWebsocketConnection
-from sharedkernel.serverextension.direct_kernels import DirectKernels
 from sharedkernel.serverextension.follower import Follower
 from sharedkernel.serverextension.handlers import (
     CellsHandler,
@@ -22,6 +20,7 @@ from sharedkernel.serverextension.handlers import (
     TimelineQueryHandler,
 )
 from sharedkernel.serverextension.local_kernels import LocalKernels
+from sharedkernel.serverextension.page_connection import RECORDER, PageConnection
 from sharedkernel.serverextension.recorder import Recorder
 from sharedkernel.serverextension.upstream import find_upstream
 
@@ -42,8 +41,7 @@ class SharedKernelExtension(ExtensionApp):
 
     direct = Bool(
         True,
-        help="Whether pages are connected to their sessions by this server, and not by the relay that is their kernel: "
-        "a cell is back sooner. Kernels that are no relays are never concerned.",
+        help="Has no effect: pages reach their sessions by the relay.",
     ).tag(config=True)
 
     def initialize_settings(self) -> None:
@@ -53,23 +51,24 @@ class SharedKernelExtension(ExtensionApp):
         self._local_kernels = LocalKernels(server.kernel_manager, server.session_manager)
         self._follower = Follower(self._find_upstream, self._local_kernels)
         self._recorder = Recorder(server.kernel_manager, server.event_logger)
-        self._direct_kernels = DirectKernels(server.kernel_manager, self._recorder, server.event_logger)
-        if self.direct:
-            self._connect_directly(server)
+        if "direct" in self.config.SharedKernelExtension:
+            self.log.warning("SharedKernelExtension.direct has no effect any more; remove it from your configuration.")
+        self._connect_pages(server)
 
-    def _connect_directly(self, server: Any) -> None:
-        """Have pages connect by a class that knows the direct way, unless the site has chosen a class of its own."""
+    def _connect_pages(self, server: Any) -> None:
+        """Have pages connect by a class that knows relays, unless the site has chosen a class of its own."""
         chosen = server.kernel_websocket_connection_class
         if chosen is not ZMQChannelsWebsocketConnection:
             if not GatewayClient.instance().gateway_enabled:
-                self.log.warning("pages go by the relay: this server's connections are of %s.", chosen.__name__)
+                self.log.warning(
+                    "this server's connections are of %s: a page is told that its kernel has died when only the relay "
+                    "has, and shows no widgets after it is loaded again while a cell runs.",
+                    chosen.__name__,
+                )
             return
-        server.kernel_websocket_connection_class = DirectWebsocketConnection
+        server.kernel_websocket_connection_class = PageConnection
         # The server has copied it by now.
-        self.settings |= {
-            "kernel_websocket_connection_class": DirectWebsocketConnection,
-            SETTING: self._direct_kernels,
-        }
+        self.settings |= {"kernel_websocket_connection_class": PageConnection, RECORDER: self._recorder}
 
     def initialize_handlers(self) -> None:
         """Add the routes."""
@@ -87,6 +86,5 @@ class SharedKernelExtension(ExtensionApp):
 
     async def stop_extension(self) -> None:
         """Close the connections to the gateway and the kernels."""
-        self._direct_kernels.close()
         self._recorder.close()
         await self._follower.close()

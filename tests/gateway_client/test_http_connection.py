@@ -14,7 +14,7 @@ from tests.gateway_client.test_websocket import Peer, serving
 _MODEL = b'{"id": "a-kernel"}'
 
 
-async def started(answer: bytes, *, pieces: int) -> str:
+async def started(answer: bytes, *, pieces: int) -> tuple[str, bool]:
     """Return the session that a server's answer names, which comes *pieces* bytes at a time."""
 
     async def serve(peer: Peer) -> None:
@@ -47,7 +47,7 @@ async def started(answer: bytes, *, pieces: int) -> str:
 )
 def test_every_form_of_an_answer_is_read(answer: bytes, pieces: int) -> None:
     """With a length, in chunks, up to the end, behind others, and in any pieces."""
-    assert asyncio.run(started(answer, pieces=pieces)) == "a-kernel"
+    assert asyncio.run(started(answer, pieces=pieces)) == ("a-kernel", False)
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,20 @@ def test_a_relay_that_was_killed_comes_back_to_its_tensors(stack: LocalStack, no
     assert sessions(stack) == before
 
 
+def test_a_cell_that_runs_while_its_relay_is_killed_has_its_outcome(notebook: Notebook, tmp_path: Path) -> None:
+    """The next relay goes by the same name: it gets what is printed, and the reply."""
+    go_on = tmp_path / "go on"
+    cell = notebook.client.execute(f"print('on', flush=True)\n{_UNTIL_THERE.format(path=str(go_on))}\nprint('done')")
+    notebook.wait_for_output(cell, "on")
+    os.kill(notebook.pid, signal.SIGKILL)
+    wait_until(lambda: not notebook.manager.is_alive())
+    go_on.touch()
+    notebook.manager.restart_kernel(now=True)
+    outcome = notebook.wait(cell)
+    assert (outcome.status, outcome.text()) == ("ok", "done\n")
+    assert notebook.run("print('next')").text() == "next\n"
+
+
 def test_an_output_that_is_too_long_for_a_websocket_breaks_none(notebook: Notebook) -> None:
     """The longest that the gateway passes on arrives; a sentence says that a longer one is not shown."""
     notebook.run("x = 1")

@@ -1,9 +1,4 @@
-"""What one client is sent: one write for all messages of a turn of the event loop, and a count of what waits.
-
-A client that only listens to another client's cell gets the outputs a moment later, in fewer writes: the client that
-sent the cell comes first. JupyterLab's pages do without the relay, which listens all the same. On a machine with few
-processors, its copy of each message would delay the page's next one.
-"""
+"""What one client is sent: one write for all messages of a turn of the event loop, and a count of what waits."""
 
 from __future__ import annotations
 
@@ -20,9 +15,6 @@ from sharedkernel.gateway.channels.flow_control import OutputFlow
 from sharedkernel.gateway.channels.user_bytes import TooManyBytes, UserBytes
 
 log = logging.getLogger(__name__)
-
-#: seconds that an output may wait for the next ones on its way to a client that only listens, and bytes in all
-_LISTENER_DELAY, _LISTENER_BYTES = 0.01, 64 * 1024
 
 
 class ClientWriter:
@@ -46,15 +38,12 @@ class ClientWriter:
         self._budget = budget
         self._max_unsent_bytes = max_unsent_bytes
         self._loop = asyncio.get_running_loop()
-        #: pieces of frames that are written at the end of this turn, or when the delay of a listener is over
+        #: pieces of frames that are written at the end of this turn
         self._pieces: list[bytes] = []
-        self._num_waiting_bytes = 0
         self._flush_due: asyncio.Handle | None = None
-        #: whether the delay runs
-        self._is_delayed = False
         self._num_unsent_bytes = 0
 
-    def send(self, pieces: Sequence[bytes], *, is_text: bool = False, may_wait: bool = False) -> None:
+    def send(self, pieces: Sequence[bytes], *, is_text: bool = False) -> None:
         """Send a message at the end of this turn of the event loop.
 
         Parameters
@@ -63,26 +52,12 @@ class ClientWriter:
             What it consists of.
         is_text
             Whether the client expects text; else it is binary.
-        may_wait
-            Whether the client only listens, so that it may be sent a little later, after what was to be sent before it.
         """
         protocol: ClientProtocol | None = self._handler.ws_connection
         if protocol is None:  # the client went away
             return
-        frame = protocol.frame(TEXT if is_text else BINARY, pieces)
-        self._pieces += frame
-        self._num_waiting_bytes += sum(map(len, frame))
-        self._plan_flush(may_wait=may_wait and self._num_waiting_bytes < _LISTENER_BYTES)
-
-    def _plan_flush(self, *, may_wait: bool) -> None:
-        if self._flush_due is not None:
-            if may_wait or not self._is_delayed:
-                return
-            self._flush_due.cancel()
-        self._is_delayed = may_wait
-        if may_wait:
-            self._flush_due = self._loop.call_later(_LISTENER_DELAY, self.flush)
-        else:
+        self._pieces += protocol.frame(TEXT if is_text else BINARY, pieces)
+        if self._flush_due is None:
             self._flush_due = self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
@@ -90,7 +65,7 @@ class ClientWriter:
         if self._flush_due is not None:
             self._flush_due.cancel()
             self._flush_due = None
-        pieces, self._pieces, self._num_waiting_bytes = self._pieces, [], 0
+        pieces, self._pieces = self._pieces, []
         protocol: ClientProtocol | None = self._handler.ws_connection
         if not pieces or protocol is None or protocol.is_closing():
             return

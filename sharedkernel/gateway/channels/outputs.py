@@ -83,8 +83,6 @@ class SessionOutputs:
         self._is_publishing = False
         #: clients that are attached
         self.clients: set[SessionClient] = set()
-        #: the one that has sent what runs last, while it is attached
-        self._requester: SessionClient | None = None
         #: since when none is attached
         self._absent_since = asyncio.get_running_loop().time()
         #: whether the last one hung up by itself: one that was silent for too long has not
@@ -193,18 +191,7 @@ class SessionOutputs:
         self.clients.discard(client)
         self._was_left = has_hung_up and not self.clients
         self._absent_since = asyncio.get_running_loop().time()
-        if self._requester is client:
-            self._requester = None
         self.flow.release(client)
-
-    def requested(self, client: SessionClient, message_type: object) -> None:
-        """Record that *client* has sent a message of this type to the session."""
-        if message_type in ("execute_request", "comm_msg"):
-            self._requester = client
-
-    def only_listens(self, client: SessionClient) -> bool:
-        """Return whether another client has sent what runs last."""
-        return self._requester not in (None, client)
 
     def unheeded_seconds(self) -> float:
         """Return for how long no client has been attached, seconds; 0 while a sentence waits for the next one."""

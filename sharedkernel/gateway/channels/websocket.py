@@ -218,7 +218,7 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
             pass
         elif self._is_plain:
             pieces = wire.to_websocket_pieces(stream.channel, outgoing_msg[outgoing_msg.index(DELIM) + 2 :])
-            self._writer.send(pieces, may_wait=stream.channel == "iopub" and self._outputs.only_listens(self))
+            self._writer.send(pieces)
         else:
             super().handle_outgoing_message(stream, outgoing_msg)  # type: ignore[arg-type]
 
@@ -318,7 +318,6 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
             except TooManyBytes as refusal:
                 self._refuse(channel, header, str(refusal))
                 return
-            self._outputs.requested(self, header.get("msg_type"))
             if is_cell:
                 self.kernel_manager.activity.record_request(header)
         except (ProtocolError, ValueError, KeyError, TypeError, AttributeError) as error:

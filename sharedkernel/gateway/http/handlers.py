@@ -32,6 +32,7 @@ from sharedkernel.gateway.http.websocket_registry import JupyterPingMixin
 from sharedkernel.gateway.kernels.ending import check_not_ended
 from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.manager import SessionKernels, kernel_manager_of
+from sharedkernel.jupyter.names import EXISTING
 from sharedkernel.scheduling.policies.registry import POLICIES
 from sharedkernel.units import parse_duration
 
@@ -59,7 +60,7 @@ class KernelsHandler(ErrorResponseMixin, AuditedHandler, kernels.MainKernelHandl
     @web.authenticated
     @authorized
     async def post(self) -> None:
-        """Start a session, or return the one that this client has already."""
+        """Start a session, or return the one that this client has already, which the answer says then."""
         body = read_body(self, {"name": str, "path": str, "env": dict})
         env = body.get("env", {})
         if not all(map(is_text, (*env, *env.values()))):
@@ -68,7 +69,10 @@ class KernelsHandler(ErrorResponseMixin, AuditedHandler, kernels.MainKernelHandl
         self.acted_on = kernel_id
         self.set_status(HTTPStatus.CREATED)
         self.set_header("Location", url_path_join(self.base_url, "api", "kernels", url_escape(kernel_id)))
-        self.finish(json.dumps(self.kernel_manager.kernel_model(kernel_id), default=json_default))
+        kernel = cast("SessionKernel", self.kernel_manager.get_kernel(kernel_id))
+        model = self.kernel_manager.kernel_model(kernel_id) | ({EXISTING: True} if kernel.is_known else {})
+        kernel.is_known = True
+        self.finish(json.dumps(model, default=json_default))
 
 
 class KernelHandler(ErrorResponseMixin, AuditedHandler, kernels.KernelHandler):

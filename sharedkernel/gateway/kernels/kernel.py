@@ -90,6 +90,8 @@ class SessionKernel(ServerKernelManager):
             messages_per_second=self._owner.output_messages_per_second,
             bytes_per_second=self._owner.output_bytes_per_second,
         )
+        #: whether its client has been told of it
+        self.is_known = True
         self._alive = False
         self._changing = asyncio.Lock()
         #: asks its process for missed messages

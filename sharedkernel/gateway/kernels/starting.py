@@ -244,6 +244,7 @@ class SessionStarter:
                 kernel = self._make_kernel(kernel_id, user=user, device=device, **session)
                 kernel.notice = self._detached.describe(kernel, elsewhere=_said_by_front(NOTE_HEADER))
                 await kernel.start_kernel()
+                kernel.is_known = False
                 self._registry.register(kernel)
         except ExecutorUnavailable:
             self._recovery.abandon(kernel_id, device)

@@ -56,8 +56,7 @@ class _Handler(JupyterPingMixin, WebSocketHandler):
     def on_message(self, message: str | bytes) -> None:
         if isinstance(message, str) and message.startswith("["):
             for each in json.loads(message):
-                text, may_wait = (each, False) if isinstance(each, str) else each
-                self.writer.send([text[:3].encode(), text[3:].encode()], is_text=True, may_wait=may_wait)
+                self.writer.send([each[:3].encode(), each[3:].encode()], is_text=True)
         elif isinstance(message, str):
             self.writer.send([str(len(message)).encode()], is_text=True)
         else:
@@ -113,29 +112,6 @@ def test_many_messages_of_one_turn_arrive_whole_and_in_order(compression: bool) 
             client = await websocket_connect(url, compression_options={} if compression else None)
             sent = ["", "a", "b" * 125, "c" * 126, "d" * 65_535, "e" * 65_536, "f" * 3 * MIB, *map(str, range(500))]
             await client.write_message(json.dumps(sent))
-            assert [await client.read_message() for _ in sent] == sent
-            client.close()
-
-    run(scenario())
-
-
-@given(
-    turns=st.lists(
-        st.lists(st.tuples(st.sampled_from(["", "a", "b" * 200, "c" * 40_000]), st.booleans()), max_size=6),
-        min_size=1,
-        max_size=4,
-    )
-)
-def test_messages_that_may_wait_keep_their_place(turns: list[list[tuple[str, bool]]]) -> None:
-    """Beside those that may not, and beyond the bytes that wait; none waits for a later one."""
-
-    async def scenario() -> None:
-        async with served() as (url, _):
-            client = await websocket_connect(url)
-            for turn in turns:
-                await client.write_message(json.dumps(turn))
-                await asyncio.sleep(0)
-            sent = [text for turn in turns for text, _ in turn]
             assert [await client.read_message() for _ in sent] == sent
             client.close()
 

@@ -1,4 +1,4 @@
-"""Gateways that go away under pages that do without the relay, and pages that have to use it."""
+"""Gateways that go away under pages of a Jupyter server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.relay.support import Line
 from tests.serverextension.conftest import StartServer
 from tests.serverextension.kernel_page import KernelPage
 from tests.serverextension.server import PATIENCE, JupyterServer
-from tests.serverextension.test_direct_session import by_relay, log, start, wait_for_state
+from tests.serverextension.test_pages import log, start, wait_for_state
 
 #: prints, waits for a file, and prints again
 RUNNING = "import os, time; print('up', flush=True)\nwhile not os.path.exists({!r}): time.sleep(0.01)\nprint('done')"
@@ -63,7 +63,6 @@ def test_an_outage_loses_nothing(server: JupyterServer, line: Line, tmp_path: Pa
         assert page.finish(held) == "held\n"
         page.wait_for_text("the gateway is back after")
         assert wait_for_state(server, kernel, "idle")["connections"] == 2
-    assert by_relay(kernel) not in log(server)
 
 
 @pytest.mark.heavy
@@ -87,13 +86,13 @@ def test_an_interrupt_in_an_outage_reaches_its_cell_alone(server: JupyterServer,
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("relayed", [False, True])
+@pytest.mark.parametrize("protocol", [None, WEBSOCKET_PROTOCOL])
 def test_cells_that_waited_run_after_a_session_that_was_ended(
-    stack: LocalStack, server: JupyterServer, line: Line, relayed: bool
+    stack: LocalStack, server: JupyterServer, line: Line, protocol: str | None
 ) -> None:
-    """With the relay and without: they run in the next session, and what ran says who has ended this one."""
+    """Of pages with the old framing, too: they run in the next session, and what ran says who has ended this one."""
     kernel = start(server)
-    with KernelPage(server, kernel, protocol=None if relayed else WEBSOCKET_PROTOCOL) as page:
+    with KernelPage(server, kernel, protocol=protocol) as page:
         cell = page.execute("begun = True; print('up', flush=True)\nimport time; time.sleep(1000)")
         page.wait_for_text("up")
         line.cut()
@@ -124,49 +123,43 @@ def test_a_gateway_that_starts_again_is_met(stack: LocalStack, ada: JupyterServe
         assert page.run("print('next')") == "next\n"
 
 
-def test_an_old_page_goes_by_the_relay(ada: JupyterServer) -> None:
-    """One with the framing of JSON, as the log says."""
-    kernel = start(ada)
-    with KernelPage(ada, kernel, protocol=None) as page:
-        assert page.run("print(1)") == "1\n"
-    assert f"{by_relay(kernel)}: it does not speak" in log(ada)
-
-
-def test_a_page_without_a_session_goes_by_the_relay(stack: LocalStack, ada: JupyterServer) -> None:
+def test_a_page_without_a_session_gets_one_with_its_next_cell(stack: LocalStack, ada: JupyterServer) -> None:
     """The relay answers in the session's place, and asks again when there is a cell."""
     stack.gateway.kill()
     try:
         kernel = start(ada)
         with KernelPage(ada, kernel) as page:
             assert "SharedGPUUnreachable" in page.run("1")
-            assert f"{by_relay(kernel)}: the gateway refuses it a session" in log(ada)
             stack.gateway.start()
             stack.gateway.wait_until_ready()
             assert page.run("print('back')") == "back\n"
-        with KernelPage(ada, kernel) as reloaded:
-            assert reloaded.run("print('direct')") == "direct\n"
-        assert log(ada).count(by_relay(kernel)) == 1
     finally:
-        if stack.gateway.process is None or stack.gateway.process.poll() is not None:
+        if not stack.gateway.running:
             stack.gateway.start()
             stack.gateway.wait_until_ready()
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-    "option",
+    ("option", "said"),
     [
-        "--SharedKernelExtension.direct=False",
-        "--ServerApp.kernel_websocket_connection_class=tests.serverextension.site_connection.SiteConnection",
+        ("--SharedKernelExtension.direct=True", "SharedKernelExtension.direct has no effect any more"),
+        ("--SharedKernelExtension.direct=False", "SharedKernelExtension.direct has no effect any more"),
+        (
+            "--ServerApp.kernel_websocket_connection_class=tests.serverextension.site_connection.SiteConnection",
+            "this server's connections are of SiteConnection",
+        ),
     ],
 )
-def test_a_site_can_choose_the_relay(start_server: StartServer, option: str) -> None:
-    """By an option, or with connections of its own, which are left alone; what the relay carries works as before."""
+def test_what_a_site_has_set_is_kept_or_said_to_have_no_effect(
+    start_server: StartServer, option: str, said: str
+) -> None:
+    """An option of earlier versions, and connections of the site's own; cells run all the same."""
     server = start_server("ada", option)
     kernel = start(server)
     with KernelPage(server, kernel) as page:
         assert page.run("print(1)") == "1\n"
-    assert ("SiteConnection" in log(server)) == ("Site" in option)
+    assert log(server).count(said) == 1
     server.ask("DELETE", f"/api/kernels/{kernel}")
 
 
@@ -175,4 +168,3 @@ def test_other_kernels_are_left_alone(ada: JupyterServer) -> None:
     kernel = str(ada.ask("POST", "/api/kernels", {"name": "python3"}).body["id"])
     with KernelPage(ada, kernel) as page:
         assert page.run("print(1)") == "1\n"
-    assert by_relay(kernel) not in log(ada)
