@@ -62,7 +62,7 @@ async def _measure(conditions: Conditions, stack: LocalStack) -> list[Result]:
             metric="p50_seconds",
             value=percentile(switches, 50),
             unit="seconds",
-            target=Target("<", 0.001),
+            target=Target("<", 0.0012),
             how=f"Median time from a boundary (just before `zero_grad`) of the session that gives the device up to the "
             f"end of the first operation of the session that gets it, over {len(switches)} switches between two "
             f"trainings with iterations of {' and '.join(brief(length) for length in iterations)}; "
