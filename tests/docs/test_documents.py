@@ -32,6 +32,8 @@ from tests.warm_stack import WarmStack
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "ARCHITECTURE.md", ROOT / "SECURITY.md"]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("20*.md"))
+_STATUS = re.compile(r"# .+\n\nStatus: (holds|holds in part; see \[.+\]\(.+\)|superseded by \[.+\]\(.+\))\.\n\n")
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the executor runs on Linux only")
@@ -82,6 +84,14 @@ def test_links_to_files_lead_somewhere(document: Path) -> None:
     """Sphinx checks the links within docs; this test also checks those of the pages beside it."""
     links = re.findall(r"\]\((?!\w+:)([^)#]+)", document.read_text())
     assert [link for link in links if not (document.parent / link).exists() and "reference/" not in link] == []
+
+
+@pytest.mark.parametrize("decision", DECISIONS, ids=lambda path: path.stem)
+def test_a_decision_says_whether_it_holds_and_is_short(decision: Path) -> None:
+    """Who looks for what was tried needs to know that at a glance."""
+    text = decision.read_text()
+    assert _STATUS.match(text)
+    assert len(text.split()) <= 400
 
 
 @pytest.fixture(scope="module")
