@@ -149,7 +149,7 @@ class Machine(RuleBasedStateMachine):
         """Compare the spans of the touched sessions with those that looking at every session finds."""
         scheduler = self.scheduler
         self.tracker.follow(self.now, scheduler, scheduler.touched)
-        everybody = map(SessionId, {**scheduler.sessions, **dict.fromkeys(self.full_tracker.sessions())})
+        everybody = [SessionId(f"s{number}") for number in range(self.num_sessions + 1)]
         self.full_tracker.follow(self.now, scheduler, everybody)
         spans = [without_track(span) for span in (*self.spans, *self.tracker.under_way(self.now + 1))]
         assert Counter(spans) == Counter(
