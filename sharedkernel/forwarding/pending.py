@@ -28,6 +28,8 @@ class PendingRequests:
     def __init__(self, responder: LocalResponder) -> None:
         self._responder = responder
         self._by_key: dict[Key, Request] = {}
+        #: ids of replies, oldest first
+        self._replies: dict[str, None] = {}
 
     def __iter__(self) -> Iterator[Request]:
         return iter(list(self._by_key.values()))
@@ -45,6 +47,14 @@ class PendingRequests:
     def pop(self, key: Key) -> None:
         """Expect no reply to a request any more."""
         del self._by_key[key]
+
+    def is_repeated(self, reply: str) -> bool:
+        """Return whether the *reply* of this id came before: a session repeats what it has kept after each outage."""
+        came_before = reply in self._replies
+        self._replies[reply] = None
+        if len(self._replies) > MAX_PENDING:
+            del self._replies[next(iter(self._replies))]
+        return came_before
 
     def settle(self, requests: Collection[Request], problem: Problem) -> None:
         """Answer *requests* with *problem*, and forget them."""

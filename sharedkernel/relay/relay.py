@@ -56,14 +56,8 @@ _SEEN_KEPT = 16
 _LOST = "The session before is no longer on the gateway, and its variables are gone."
 
 
-class State(StrEnum):
-    """See the table above."""
-
-    JOINING = "joining"
-    JOINED = "joined"
-    AWAY = "away"
-    REFUSED = "refused"
-    ENDED = "ended"
+#: see the table above
+State = StrEnum("State", ["JOINING", "JOINED", "AWAY", "REFUSED", "ENDED"])
 
 
 class Relay:
@@ -214,7 +208,8 @@ class Relay:
         """
         if self._state is State.JOINED:
             return True
-        if self._state is not State.AWAY or not self._pending.has_cell_there() or self._interrupt_is_held:
+        may_run = self._succeeds if self._state is State.JOINING else self._pending.has_cell_there()
+        if self._state not in (State.JOINING, State.AWAY) or not may_run or self._interrupt_is_held:
             return False
         self._interrupt_is_held = True
         return True
@@ -239,16 +234,17 @@ class Relay:
         """Take note of what the client has seen of the session, if *request* says it and it was not known."""
         seen = wire.read_object(request.content).get(SEEN)
         if isinstance(seen, list) and self._state is State.JOINING and not self._seen:
-            self._seen.extend(str(header).encode() for header in seen)
+            headers = [str(header).encode() for header in seen]
+            with contextlib.suppress(ProtocolError):
+                list(map(_id_of, headers))
+                self._seen.extend(headers)
             self._client_has_said.set()
 
     # --- from the gateway -----------------------------------
 
     def _on_gateway_message(self, channel: str, parts: list[bytes]) -> None:
         if channel == "iopub":
-            if (
-                self._upstream.name.encode() not in parts[0]
-            ):  # the gateway's own bear this name, and no session has them
+            if self._upstream.name.encode() not in parts[0]:  # the gateway's own bear it, and no session has them
                 self._seen.append(parts[0])
             if self._heed_status(parts):
                 self._client.publish(parts)
@@ -260,6 +256,8 @@ class Relay:
             self._pending.settle(lost, problems.OUTCOME_LOST)
             self._probe = None
             return
+        if self._succeeds and self._pending.is_repeated(_id_of(parts[0])):
+            return
         # An input request belongs to the request on the shell channel that caused it.
         key = ("shell" if channel == "stdin" else channel, str(parent))
         if request := self._pending.find(key):
@@ -267,7 +265,7 @@ class Relay:
                 self._pending.pop(key)
             self._client.send(channel, request.identities, parts)
         elif self._succeeds:
-            # Jupyter's clients name their sockets after their message sessions. One that has the reply ignores it.
+            # Jupyter's clients name their sockets after their message sessions.
             self._client.send(channel, [str(asked.get("session")).encode()], parts)
 
     def _heed_status(self, parts: list[bytes]) -> bool:
@@ -295,12 +293,21 @@ class Relay:
             sent = self._pending.take_back(self._held) if is_attached else self._pending.sent()
             died = problems.session_died(content.get("message"))
             self._pending.settle(sent, problems.REPLACED if is_attached else died)
+            if is_attached or state == "dead":
+                self._say_restarted()
             if state == "dead":
                 self._on_dead(str(content.get("message")) if content.get(ENDED) is True else None)
             else:
                 # The gateway connects to the new process's addresses only for a new websocket.
                 self._upstream.drop()
         return state == "restarting" and not is_attached
+
+    def _say_restarted(self) -> None:
+        """Say that what runs has no outcome, where another relay has sent it: nothing here can answer it."""
+        if self._succeeds:
+            self._succeeds = False
+            self._responder.publish("status", {"execution_state": "restarting"})
+            self._responder.publish("status", {"execution_state": "idle"})
 
     # --- the connection -----------------------------------
 
@@ -339,6 +346,7 @@ class Relay:
         problem = problems.GONE if farewell is None else problems.session_died(farewell)
         self._pending.settle(self._pending.sent(), problem)
         self._pending.settle(self._held.remove_controls(), problem)
+        self._say_restarted()
         self._go_on_without(problem, farewell)
 
     def _on_lost(self) -> None:
@@ -389,9 +397,10 @@ class Relay:
             if await self._upstream.find(request):
                 self._succeeds = True
                 await asyncio.sleep(_RECONNECTING)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_SEEN_PATIENCE):
-                        await self._client_has_said.wait()
+                if not self._seen:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_SEEN_PATIENCE):
+                            await self._client_has_said.wait()
             await self._upstream.open()
         except (ConfigError, GatewayRefused, GatewayUnreachable) as error:
             self._on_refused(error)

@@ -55,7 +55,11 @@ class PageConnection(ZMQChannelsWebsocketConnection):
             self._finding_out = asyncio.ensure_future(self._find_out())
 
     async def _find_out(self) -> None:
-        if await self._recorder.goes_on(self.kernel_id):
+        try:
+            goes_on = await self._recorder.goes_on(self.kernel_id)
+        except KeyError:  # it was shut down meanwhile
+            return
+        if goes_on:
             self.log.info("the relay of kernel %s was started again; its session goes on", self.kernel_id)
-        else:
+        elif self.websocket_handler.ws_connection is not None:
             super().on_kernel_restarted()  # type: ignore[no-untyped-call]

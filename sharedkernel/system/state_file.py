@@ -38,7 +38,7 @@ class StateFile(Generic[_State]):
         Type of the state. A struct's tag is its version: another one whenever files of the version before cannot be
         read.
     loss
-        A sentence for the log where it cannot be written: what is lost then.
+        A sentence for the log where it cannot be read or written: what is lost then.
     durable
         Whether it has to be on the disk when :meth:`write` returns; that takes milliseconds.
     """
@@ -64,21 +64,34 @@ class StateFile(Generic[_State]):
             return None
         except (OSError, ValueError, RecursionError) as error:
             aside = self._path.with_suffix(".old")
-            log.warning("%s cannot be read (%s); it is set aside as %s, and begun anew.", self._path, error, aside)
+            log.warning(
+                "%s cannot be read (%s); it is set aside as %s, and begun anew. %s",
+                self._path,
+                error,
+                aside,
+                self._loss,
+            )
             with contextlib.suppress(OSError):
                 os.replace(self._path, aside)
             return None
 
+    def _encode(self, state: _State) -> bytes:
+        try:
+            return msgspec.json.encode(state)
+        except ValueError as error:  # a name that is no Unicode, such as half of a surrogate pair
+            log.warning("%s is not written: what it should have is no text (%s).", self._path, error)
+            return self._written
+
     async def keep(self, state: _State) -> None:
         """Have *state* on the disk if it changed; return once it is, or cannot be."""
-        self._wanted = msgspec.json.encode(state)
+        self._wanted = self._encode(state)
         if self._wanted != self._written:
             with contextlib.suppress(RuntimeError):  # "can't start new thread": the next call tries again
                 await asyncio.to_thread(self._write)
 
     def write(self, state: _State) -> None:
         """Write *state* if it changed."""
-        self._wanted = msgspec.json.encode(state)
+        self._wanted = self._encode(state)
         self._write()
 
     def _write(self) -> None:

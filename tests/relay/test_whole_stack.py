@@ -81,6 +81,25 @@ def test_a_cell_that_runs_while_its_relay_is_killed_has_its_outcome(notebook: No
     assert notebook.run("print('next')").text() == "next\n"
 
 
+def test_the_end_of_a_session_is_said_by_the_next_relay_too(
+    stack: LocalStack, notebook: Notebook, tmp_path: Path
+) -> None:
+    """It knows nothing of the cell that another relay has sent, so it says that all that runs has no outcome."""
+    go_on = tmp_path / "go on"
+    code = f"print('on', flush=True)\n{_UNTIL_THERE.format(path=str(go_on))}\nprint('again', flush=True)\nwhile True: 1"
+    cell = notebook.client.execute(code)
+    notebook.wait_for_output(cell, "on")
+    os.kill(notebook.pid, signal.SIGKILL)
+    wait_until(lambda: not notebook.manager.is_alive())
+    notebook.manager.restart_kernel(now=True)
+    go_on.touch()
+    notebook.wait_for_output(cell, "again")
+    _end_all(stack, "ada", by="ada")
+    while notebook.client.get_iopub_msg(timeout=TIMEOUT)["content"].get("execution_state") != "restarting":
+        pass
+    assert notebook.run("print('next')").text() == "next\n"
+
+
 def test_an_output_that_is_too_long_for_a_websocket_breaks_none(notebook: Notebook) -> None:
     """The longest that the gateway passes on arrives; a sentence says that a longer one is not shown."""
     notebook.run("x = 1")

@@ -65,5 +65,5 @@ class WorkloadHistory:
 
     def cell_ended(self, user: str, source: str | None, seconds: float) -> None:
         """Record that a cell of *user* took *seconds* of the device."""
-        if seconds > 0:
+        if 0 < seconds < math.inf:
             self._cells.append(CellTook(user=user, source=source, seconds=seconds))

@@ -9,6 +9,7 @@ same protocol can, and new sessions come from a new warm parent (`warm_parents.p
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import sys
@@ -37,6 +38,8 @@ def process_build_id(pid: int) -> str:
         When it has ended.
     """
     words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    if not words[0]:  # it waits to be reaped
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
     return os.fsdecode(words[-1])
 
 

@@ -79,7 +79,8 @@ class PendingChanges:
     """
 
     def __init__(self, path: Path, requests: HostRequests, tasks: BackgroundTasks) -> None:
-        self._file = StateFile(path, dict[str, list[RuleChange]])
+        loss = "After this gateway's restart, hosts that are away now lack changes of quotas and policy."
+        self._file = StateFile(path, dict[str, list[RuleChange]], loss=loss)
         self._requests = requests
         self._tasks = tasks
         self._changes = self._file.read() or {}

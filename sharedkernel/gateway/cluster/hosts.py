@@ -113,7 +113,8 @@ class ClusterHosts:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = StateFile(path, dict[str, str], durable=False)
+        loss = "After this gateway's restart, hosts are unknown until they register again."
+        self._file = StateFile(path, dict[str, str], loss=loss, durable=False)
         self._began = time.monotonic()
         self._hosts: dict[str, Host] = {}
         self._by_prefix: dict[str, Host] = {}
