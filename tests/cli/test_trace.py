@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict
@@ -210,12 +211,18 @@ def test_offloads_restores_and_hostile_names_are_slices() -> None:
     assert "\\u202e" in track[1][0]["args"]["user"]
 
 
-def timelines(**devices: list[dict[str, Any]]) -> Callable[[str], Any]:
-    """Return what a gateway answers that has these rows on its devices, "only" for the only one, all the time."""
+def timelines(
+    now: Callable[[], float] = lambda: time.time() - 3600.0, **devices: list[dict[str, Any]]
+) -> Callable[[str], Any]:
+    """Return what a gateway answers that has these rows on its devices, "only" for the only one, all the time.
+
+    Its clock is late by an hour.
+    """
 
     def answer(path: str) -> Any:
         asked = {name: float(value) for name, value in re.findall(r"(\w+)=([\d.]+)", path)}
-        found = {"begin": asked["end"] - asked["seconds"], "end": asked["end"], "oldest": 0.0}
+        end = asked.get("end", now())
+        found = {"begin": end - asked["seconds"], "end": end, "oldest": 0.0, "more_rows": 3}
         return {
             "devices": [
                 {**found, "device": None if name == "only" else name.replace("_", ":"), "rows": rows}
@@ -239,6 +246,7 @@ def test_a_live_recording_follows_the_timeline() -> None:
         ("a", "running"), ("a", "queued"), ("b", "waiting"),
     ]  # fmt: skip
     assert [round(share) for _, share in recording.shares["a"]] == [80, 0, 0, 0]
+    assert recording.notes["most_sessions_left_out"] == 3
     tracks = check_structure(trace_document(recording))
     assert set(tracks) == {"ada deep.ipynb", "bob b"}
 

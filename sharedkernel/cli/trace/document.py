@@ -11,7 +11,7 @@ Names come from other people: they arrive as text without control characters, an
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +51,7 @@ class Recording:
     #: for each session: (when, device time it was served since the one before, in percent), oldest first
     shares: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     #: where it comes from and how exact it is, for who reads the file
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
 
 
 def trace_document(*recordings: Recording) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """A recording of what happens now, from the gateway's timeline: for everybody, as far as they may see it.
 
-The timeline merges what is shorter than a tenth of a second, so a slice is what its session mostly did; what is exact
-is for how much of it the session had the device, which becomes a counter. Lanes are told by an executor's record alone.
+The timeline merges what is shorter than a tenth of a second (two, where many sessions take turns), so a slice is what
+its session mostly did; what is exact is for how much of it the session had the device, which becomes a counter. It has
+the busiest sessions of each minute; the recording's notes say how many it left out. Lanes are told by an executor's
+record alone.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from sharedkernel.cli.trace.document import Recording
 from sharedkernel.errors import ProtocolError, SharedKernelError
 from sharedkernel.scheduling.spans import Activity, Span
 from sharedkernel.status.document import DeviceEntry, StatusDocument
-from sharedkernel.status.timeline import MAX_COLUMNS, MAX_SECONDS, MIN_SECONDS, DeviceTimeline
+from sharedkernel.status.timeline import MAX_COLUMNS, MAX_SECONDS, MIN_COLUMNS, MIN_SECONDS, DeviceTimeline
 
 #: seconds that one request asks for, so that a column is as short as what is kept
 _PIECE = 60.0
@@ -59,10 +61,10 @@ def record_live(
     if seconds > MAX_SECONDS:
         raise SharedKernelError(f"a recording from the gateway has at most {MAX_SECONDS / 3600:g} h; name less.")
     fetch_status().only_device(device)
-    begin = time.time()
+    begin = _clock(fetch)
     with contextlib.suppress(KeyboardInterrupt):
         time.sleep(seconds)
-    end = time.time()
+    end = _clock(fetch)
     status = fetch_status()
     hosts = {entry.name: entry.host for entry in status.devices or () if entry.host}
     names = [name for name, found in status.only_device(device).items() if not isinstance(found, DeviceEntry)]
@@ -75,7 +77,7 @@ def record_live(
             spans=[],
             names={},
             shares={},
-            notes={"source": "the timeline of a gateway", "begin_unix_seconds": begin},
+            notes={"source": "the timeline of a gateway", "begin_unix_seconds": begin, "most_sessions_left_out": 0},
         )
         for name in names
     }
@@ -89,6 +91,12 @@ def record_live(
     return sorted(recordings.values(), key=lambda recording: recording.host)
 
 
+def _clock(fetch: Callable[[str], Any]) -> float:
+    """Return the time on the gateway's clock, in seconds since 1970: this machine's may be another."""
+    path = f"/sharedkernel/api/timeline?seconds={MIN_SECONDS}&columns={MIN_COLUMNS}"
+    return max((timeline.end for timeline in _read(fetch(path))), default=0.0)
+
+
 def pieces(begin: float, end: float) -> Iterator[tuple[float, float]]:
     """Yield the parts of a time that are asked for one by one: their ends, and their lengths, in seconds."""
     number = max(1, math.ceil((end - begin) / _PIECE))
@@ -99,7 +107,10 @@ def pieces(begin: float, end: float) -> Iterator[tuple[float, float]]:
 
 def _ask(fetch: Callable[[str], Any], piece: tuple[float, float]) -> list[NamedTimeline]:
     end, length = piece
-    answer = fetch(f"/sharedkernel/api/timeline?seconds={length}&columns={MAX_COLUMNS}&end={end}")
+    return _read(fetch(f"/sharedkernel/api/timeline?seconds={length}&columns={MAX_COLUMNS}&end={end}"))
+
+
+def _read(answer: Any) -> list[NamedTimeline]:
     try:
         return msgspec.convert(answer, _Answer).devices
     except msgspec.ValidationError as error:
@@ -107,6 +118,8 @@ def _ask(fetch: Callable[[str], Any], piece: tuple[float, float]) -> list[NamedT
 
 
 def _add(recording: Recording, timeline: DeviceTimeline) -> None:
+    notes = recording.notes
+    notes["most_sessions_left_out"] = max(notes["most_sessions_left_out"], timeline.more_rows)
     for row in timeline.rows:
         notebook = (row.notebook or "").rpartition("/")[2]
         recording.names[row.session] = f"{row.user} {notebook or row.session[:8]}"
