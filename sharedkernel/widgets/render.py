@@ -5,7 +5,7 @@ JupyterLab draws the panel's own components in its place; everything else, and `
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from sharedkernel.status.document import LaneStatus, SessionStatus, StatusDocument, WatchedStatus
 from sharedkernel.status.text import (
@@ -34,12 +34,7 @@ _MOST_ROWS = 8
 #: seconds of which a share of the device is told, and those in which a session must have run to take turns
 _TURNS_SECONDS, _FRESH_SECONDS = 10.0, 2.5
 _RUNS = ("running",)
-_WAITS = {
-    "queued": "waits for its turn",
-    "waiting": "waits for memory",
-    "awaiting_restore": "waits to be restored",
-}
-_AWAY = {"offloading": "offloading", "offloaded": "offloaded", "restoring": "restoring"}
+_WAITS, _AWAY = ("queued", "waiting", "awaiting_restore"), ("offloading", "offloaded", "restoring")
 
 
 def as_text(parts: Iterable[str], status: WatchedStatus, session_id: str, history: Sequence[int] = ()) -> str:
@@ -115,7 +110,7 @@ def queue_text(status: WatchedStatus, session_id: str) -> str:
 
 
 def lanes_text(status: WatchedStatus, session_id: str) -> str:
-    """Return a line for each session of the last minutes: its part of the device as blocks, and how long it ran.
+    """Return a line for each who ran in the last minutes: their part of the device as blocks, and for how long.
 
     Parameters
     ----------
@@ -127,16 +122,19 @@ def lanes_text(status: WatchedStatus, session_id: str) -> str:
     session, timeline = status.session(session_id), status.timeline
     if session is None:
         return GONE
-    ran = [row for row in timeline.rows if row.seconds(_RUNS)]
+    ran: dict[str, list[TimelineRow]] = {}
+    for row in timeline.rows:
+        if row.seconds(_RUNS):
+            ran.setdefault(_who(row, session), []).append(row)
     if not ran:
         return NOTHING_YET
     lines = [f"The last {format_seconds(timeline.end - timeline.begin)}, oldest first:"]
-    lines += [_minutes(_who(row, session), row, _RUNS, timeline) for row in ran]
+    lines += [_minutes(name, rows, _RUNS, timeline) for name, rows in ran.items()]
     own = [row for row in timeline.rows if row.session == session_id]
     lines += [
-        _minutes(name, row, activities, timeline)
+        _minutes(name, [row], activities, timeline)
         for row in own
-        for name, activities in (("I waited", tuple(_WAITS)), ("offloaded", tuple(_AWAY)))
+        for name, activities in (("I waited", _WAITS), ("offloaded", _AWAY))
         if row.seconds(activities)
     ]
     if timeline.more_rows:
@@ -144,15 +142,16 @@ def lanes_text(status: WatchedStatus, session_id: str) -> str:
     return "\n".join(lines)
 
 
-def _minutes(name: str, row: TimelineRow, activities: Sequence[str], timeline: DeviceTimeline) -> str:
-    parts = row.parts(activities, timeline.end - timeline.begin, _TEXT_MINUTES)
-    return f"{name:>20} |{_as_blocks(parts, 1.0)}| {format_seconds(row.seconds(activities))}"
+def _minutes(name: str, rows: Sequence[TimelineRow], activities: Collection[str], timeline: DeviceTimeline) -> str:
+    parts = (row.parts(activities, timeline.end - timeline.begin, _TEXT_MINUTES) for row in rows)
+    blocks = _as_blocks([sum(part) for part in zip(*parts, strict=True)], 1.0)
+    return f"{name:>20} |{blocks}| {format_seconds(sum(row.seconds(activities) for row in rows))}"
 
 
 def _who(row: TimelineRow, session: SessionStatus) -> str:
     if row.session == session.id:
         return "this notebook"
-    return "your other notebook" if row.user == session.user else safe_text(row.user)
+    return "your other notebooks" if row.user == session.user else safe_text(row.user)
 
 
 def held_bytes(status: StatusDocument, session_id: str) -> int:

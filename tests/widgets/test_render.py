@@ -87,7 +87,7 @@ def test_turns_are_told_as_a_share() -> None:
     ]  # fmt: skip
     a = row("a", "ada", ("running", 2, 10, 0.5))
     b, c = row("b", "bob", ("running", 0, 10, 0.5)), row("c", "ada", ("running", 0, 10, 0.2))
-    expected = "This notebook takes turns with bob, your other notebook: it has the device 50 % of the time."
+    expected = "This notebook takes turns with bob, your other notebooks: it has the device 50 % of the time."
     assert render.queue_text(watched(a, b, c, sessions=sessions), "a") == expected
     for stopped in (row("a", "ada", ("running", 0, 7, 0.4)), row("a", "ada", ("queued", 0, 10, 1))):
         shown = render.queue_text(watched(stopped, b, sessions=sessions), "a")
@@ -98,12 +98,13 @@ def test_turns_are_told_as_a_share() -> None:
 SESSIONS = [session("a", "ada", "running", lane=7), session("b", "ada"), session("c", "grace", "queued", lane=7)]
 
 
-def test_the_last_minutes_are_a_line_for_each_session() -> None:
-    """Who ran how long and when, the own waits below; those that are left out are counted."""
+def test_the_last_minutes_are_a_line_for_each_who_ran() -> None:
+    """How long and when, the own waits below; sessions that are left out are counted."""
     status = watched(
         row("a", "ada", ("running", 5, 10, 0.5), ("queued", 5, 10, 0.4)),
         row("b", "ada", ("running", 0, 2, 1), ("waiting", 2, 10, 1)),
-        row("c", "grace", ("running", 5, 10, 0.5)),
+        row("c", "grace", ("running", 5, 10, 0.25)),
+        row("d", "grace", ("running", 5, 10, 0.25)),
         more=42,
         sessions=SESSIONS,
     )
@@ -111,7 +112,7 @@ def test_the_last_minutes_are_a_line_for_each_session() -> None:
     assert render.lanes_text(status, "a").splitlines() == [
         "The last 10.0 s, oldest first:",
         f"       this notebook |{half}{'▄' * 15}| 2.5 s",
-        f" your other notebook |{'█' * 6}{' ' * 24}| 2.0 s",
+        f"your other notebooks |{'█' * 6}{' ' * 24}| 2.0 s",
         f"               grace |{half}{'▄' * 15}| 2.5 s",
         f"            I waited |{half}{'▃' * 15}| 2.0 s",
         "42 more sessions are not shown.",

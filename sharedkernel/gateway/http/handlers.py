@@ -120,6 +120,8 @@ class KernelChannelsHandler(ErrorResponseMixin, AuditedHandler, JupyterPingMixin
     async def get(self, kernel_id: str) -> None:
         """Accept the websocket; returns when it is closed."""
         manager = kernel_manager_of(self)
+        if manager.registry.find(kernel_id) is None:  # whether it can be brought back, executors know
+            await manager.recovery.gathered()
         check_not_ended(manager.registry, manager.detached, kernel_id, self.current_user.username)
         with self.settings["open_websockets"].place_for(self):
             await super().get(kernel_id)
