@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -57,6 +58,62 @@ MIN_LINES = 30
 TINY_MODULES = frozenset(
     {
         "_version",
+    }
+)
+
+MAX_PARAMETERS = 8
+#: classes whose constructors take more
+WIDE_CONSTRUCTORS = frozenset(
+    {
+        "executor.control.api.ControlApi",
+        "executor.control.router.MessageRouter",
+        "executor.sessions.starting.SessionLauncher",
+        "gateway.kernels.starting.SessionStarter",
+        "local_stack.LocalStack",
+        "scheduling.memory.admission.Admission",
+    }
+)
+
+MAX_METHODS = 12
+#: classes with more public methods, properties apart
+LARGE_CLASSES = frozenset(
+    {
+        "cli.top.screen.TopScreen",
+        "device_memory.arena.Arena",
+        "device_memory.drivers.base.MemoryDriver",
+        "device_memory.drivers.cuda.CudaDriver",
+        "device_memory.lane_memory.LaneMemory",
+        "device_memory.store.LaneStore",
+        "executor.devices.cuda.device.CudaDevice",
+        "executor.dispatch.controller.SessionController",
+        "executor.shelf.store.ShelfStore",
+        "gateway.kernels.kernel.SessionKernel",
+        "gateway.kernels.manager.SessionKernels",
+        "ipc.executor_client.ExecutorClient",
+        "scheduling.memory.admission.Admission",
+        "scheduling.memory.demand.MemoryDemand",
+        "scheduling.memory.lanes.LanePlanner",
+        "scheduling.steps.records.Records",
+        "session.memory.cuda_meter.CudaMeter",
+        "session.memory.host_meter.HostMeter",
+        "session.memory.meters.Meter",
+    }
+)
+
+#: where the handle on a session's process is, its class, and those that it extends
+HANDLE, HANDLE_CLASSES = "executor.processes.process", {"SessionHandle", "PersistedSession"}
+#: the handle's fields that more than one other module writes
+SHARED_FIELDS = frozenset(
+    {
+        "assigned",
+        "data_bytes",
+        "end_asked",
+        "growth",
+        "limits",
+        "memory",
+        "promised_bytes",
+        "sent_allowance",
+        "started",
     }
 )
 
@@ -212,6 +269,59 @@ def test_modules_are_no_slivers() -> None:
         if not path.stem.startswith("__") and len(path.read_text().splitlines()) < MIN_LINES
     }
     check(found, TINY_MODULES, f"modules with fewer than {MIN_LINES} lines")
+
+
+def classes() -> Iterator[tuple[str, ast.ClassDef]]:
+    """Yield all classes, with their names after their modules'."""
+    for name in modules():
+        for node in ast.walk(tree(name)):
+            if isinstance(node, ast.ClassDef):
+                yield f"{name}.{node.name}", node
+
+
+def test_constructors_take_few_parameters() -> None:
+    """A class that needs more collaborators has more than one matter."""
+    found = set()
+    for name, node in classes():
+        for method in node.body:
+            if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+                given = method.args.posonlyargs + method.args.args + method.args.kwonlyargs
+                found |= {name} if len(given) - 1 > MAX_PARAMETERS else set()
+    check(found, WIDE_CONSTRUCTORS, f"constructors with more than {MAX_PARAMETERS} parameters")
+
+
+def test_classes_have_few_public_methods() -> None:
+    """Properties apart."""
+    found = set()
+    for name, node in classes():
+        methods = (each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
+        public = [
+            each
+            for each in methods
+            if not each.name.startswith("_") and not any("property" in ast.unparse(by) for by in each.decorator_list)
+        ]
+        found |= {name} if len(public) > MAX_METHODS else set()
+    check(found, LARGE_CLASSES, f"classes with more than {MAX_METHODS} public methods")
+
+
+def test_a_field_of_the_handle_is_written_by_one_module() -> None:
+    """Besides its own; what is written by several is nobody's."""
+    fields = {
+        field.target.id
+        for name, node in classes()
+        if node.name in HANDLE_CLASSES and name.startswith(HANDLE)
+        for field in node.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+    }
+    writers: dict[str, set[str]] = {field: set() for field in fields}
+    for name in modules():
+        if name.startswith("executor.") and name != HANDLE:
+            for node in ast.walk(tree(name)):
+                is_written = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+                if is_written and node.attr in fields and ast.unparse(node.value) in ("process", "session", "handle"):
+                    writers[node.attr].add(name)
+    found = {field for field, names in writers.items() if len(names) > 1}
+    check(found, SHARED_FIELDS, "fields of the handle that several modules write")
 
 
 def test_public_classes_have_unique_names() -> None:

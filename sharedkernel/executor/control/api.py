@@ -203,9 +203,8 @@ class ControlApi:
         if message.if_lingering and is_given_away:
             raise Refused("another notebook has it already.", reason="exists")
         self._detached.give_back(process)
-        process.kernel, process.notebook, process.client_key = message.kernel, message.notebook, message.client_key
         # Of two sessions of one kernel, which a gateway may leave when it is killed, the one it took last is meant.
-        process.incarnation = self._launcher.next_incarnation()
+        process.give_to(message, self._launcher.next_incarnation())
         self._supervisor.keep(process)
         return process
 

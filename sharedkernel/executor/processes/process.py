@@ -132,6 +132,11 @@ class SessionHandle(PersistedSession, kw_only=True, eq=False):
         """Keep others from taking this spare, before its session is known to all."""
         self.session = ""
 
+    def give_to(self, client: protocol.StartSession | protocol.ReclaimSession, incarnation: int) -> None:
+        """Record whose kernel the session is from now on, and the number of that (see `sessions/starting.py`)."""
+        self.kernel, self.notebook, self.client_key = client.kernel, client.notebook, client.client_key
+        self.incarnation = incarnation
+
     def send(self, *messages: protocol.Message) -> None:
         """Send to the session, if it is connected; one that has not read much of what it was sent is hung up on."""
         if self.transport is None:

@@ -119,9 +119,8 @@ class SessionLauncher:
     def _give(self, process: SessionHandle, message: protocol.StartSession, account: protocol.Account | None) -> None:
         """Record whose *process* is."""
         process.session, process.user = message.session, message.limits.user
-        process.notebook, process.client_key = message.notebook, message.client_key
-        process.cwd, process.env, process.kernel = message.cwd, message.env, message.kernel
-        process.incarnation, process.limits = self.next_incarnation(), message.limits
+        process.cwd, process.env, process.limits = message.cwd, message.env, message.limits
+        process.give_to(message, self.next_incarnation())
         if account is not None and account.uid is not None:
             process.uid = account.uid
             if self._isolation.cgroups is not None:
