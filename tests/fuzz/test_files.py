@@ -113,5 +113,5 @@ def test_a_torn_state_file_is_whole_or_set_aside(state: Entries, data: st.DataOb
             file = StateFile(path, Entries)
             found = file.read()
             assert found == state or content != whole
-            file.close(state)
+            file.write(state)
             assert StateFile(path, Entries).read() == state
