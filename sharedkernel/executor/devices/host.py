@@ -138,8 +138,7 @@ class HostLimits:
 
     def _remove_leftovers(self, present: set[int]) -> None:
         """Remove the shared memory of users who have no process any more: nobody would ever be asked to free it."""
-        self._accounts |= present - {os.getuid()}
-        for uid in host_usage.without_processes(self._accounts - present):
+        for uid in host_usage.without_processes(self._accounts - present - {os.getuid()}):
             self._accounts.discard(uid)
             host_usage.remove_shared_memory(uid)
 
@@ -192,8 +191,7 @@ class HostLimits:
             lanes_shared=False, lanes_shared_reason="on the host device every process has its own heap."
         )
 
-    @staticmethod
-    def _notify(session: SessionHandle, allowance: Allowance) -> None:
+    def _notify(self, session: SessionHandle, allowance: Allowance) -> None:
         if session.transport is None and not session.data_limit:
             return  # just adopted: until it greets, nobody knows what it needs, and its last limit holds
         limit = session.data_bytes + allowance.limit_bytes + SLACK_BYTES
@@ -210,6 +208,7 @@ class HostLimits:
             limit = max(limit, min(session.data_limit, _statm(session.pid, 5) + SLACK_BYTES))
         if not session.is_there():
             return  # its id may be another process's by now
+        self._accounts.add(session.uid)  # here, since it may end before the next look
         session.sent_allowance = allowance
         session.data_limit = limit
         with contextlib.suppress(ProcessLookupError):
