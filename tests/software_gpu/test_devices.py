@@ -165,5 +165,6 @@ async def steps(channels: Any, cell: str, count: int) -> int:
         (*_, message) = await channels.until("stream", parent=cell)
         lines = message["content"]["text"].split("\n")
         count -= len(lines) - 1
-        last = max([last, *(int(line.split()[0]) for line in lines if " " in line)])
+        # what comes first or last may be a part of a line
+        last = max([last, *(int(line.split()[0]) for line in lines if " " in line and line.split()[0].isdigit())])
     return last
