@@ -2,7 +2,7 @@
 
 The twin of `cost.py`: the same sessions and iterations, under simulated time, but each message comes in as bytes and
 passes connection, router, controller, driver, leases, timeline and waits, and what is decided goes out as bytes again.
-The device and the sessions' ends of their connections are fakes; the event log and the journals are files. The status
+The device and the sessions' ends of their connections are fakes; the event log is a file. The status
 document is timed afterwards, by itself.
 """
 

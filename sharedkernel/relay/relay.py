@@ -203,8 +203,8 @@ class Relay:
     def _admit_interrupt(self) -> bool:
         """Return whether an interrupt is passed on to the session.
 
-        While it is out of reach, one is, if a cell runs there: any other, held until later, would meet a cell that is
-        sent after it.
+        While it is out of reach, one is, if a cell runs there, or may, since another relay sent it: any other, held
+        until later, would meet a cell that is sent after it.
         """
         if self._state is State.JOINED:
             return True
@@ -231,7 +231,7 @@ class Relay:
         return True
 
     def _learn_seen(self, request: Request) -> None:
-        """Take note of what the client has seen of the session, if *request* says it and it was not known."""
+        """Remember what the client has seen of the session, if *request* says it and it was not known."""
         seen = wire.read_object(request.content).get(SEEN)
         if isinstance(seen, list) and self._state is State.JOINING and not self._seen:
             headers = [str(header).encode() for header in seen]

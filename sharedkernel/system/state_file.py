@@ -79,8 +79,15 @@ class StateFile(Generic[_State]):
         try:
             return msgspec.json.encode(state)
         except ValueError as error:  # a name that is no Unicode, such as half of a surrogate pair
-            log.warning("%s is not written: what it should have is no text (%s).", self._path, error)
+            self._lose(error)
             return self._written
+
+    def _lose(self, why: object) -> None:
+        if not self._is_lost:
+            log.warning(
+                "%s cannot be written (%s); that is tried again at each change. %s", self._path, why, self._loss
+            )
+        self._is_lost = True
 
     async def keep(self, state: _State) -> None:
         """Have *state* on the disk if it changed; return once it is, or cannot be."""
@@ -95,21 +102,14 @@ class StateFile(Generic[_State]):
         self._write()
 
     def _write(self) -> None:
-        with self._writing:  # a thread may start late: whoever comes, the newest state is written
+        with self._writing:  # a thread may start late: each writes the newest state
             content = self._wanted
             if content == self._written:
                 return
             try:
                 replace_file(self._path, content, durable=self._durable)
             except OSError as error:
-                if not self._is_lost:
-                    log.warning(
-                        "%s cannot be written (%s); that is tried again at each change. %s",
-                        self._path,
-                        error.strerror,
-                        self._loss,
-                    )
-                self._is_lost = True
+                self._lose(error.strerror)
                 return
             self._written = content
             if self._is_lost:

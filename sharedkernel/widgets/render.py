@@ -272,5 +272,5 @@ def _thinned(history: Sequence[int], most: int) -> list[int]:
 
 def _as_blocks(values: Sequence[float], top: float) -> str:
     """Return *values* as a line of block characters, *top* a full one; every value above zero is visible."""
-    places = (0 if value <= 0 else max(1, round(8 * min(value / max(top, value), 1.0))) for value in values)
+    places = (0 if value <= 0 else max(1, round(8 * value / max(top, value))) for value in values)
     return "".join(_BLOCKS[place] for place in places)

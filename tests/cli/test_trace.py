@@ -254,6 +254,15 @@ def test_a_live_recording_follows_the_timeline() -> None:
 def test_a_long_recording_is_asked_for_in_pieces() -> None:
     """A minute each, without a gap: a window has so many columns, whatever its length."""
     assert [*pieces(1000.0, 1150.0)] == [(1050.0, 50.0), (1100.0, 50.0), (1150.0, 50.0)]
+    days = iter([1e9, 1e9 + 200_000.0])  # the machine slept for two days in the middle
+    clock = {"now": next(days)}
+
+    def now() -> float:
+        before, clock["now"] = clock["now"], next(days, clock["now"])
+        return before
+
+    (recording,) = record_live(document, timelines(now, only=[]), 0.05)
+    assert recording.end - recording.begin == 3600.0
     with pytest.raises(SharedKernelError, match="at most 1 h"):
         record_live(document, timelines(only=[]), 3601.0)
 
@@ -309,10 +318,13 @@ def test_the_devices_of_a_host_are_together() -> None:
     def status() -> StatusDocument:
         return on_hosts("h2/cuda:0", "h1/cuda:0", "h2/cuda:1")
 
-    recordings = record_live(status, timelines(), 0.05)
+    answers = timelines(**{"h1/cuda_0": [], "h2/cuda_0": [], "h2/cuda_1": []})
+    recordings = record_live(status, answers, 0.05)
     assert [recording.device for recording in recordings] == ["h1/cuda:0", "h2/cuda:0", "h2/cuda:1"]
     assert [recording.host for recording in recordings] == ["h1", "h2", "h2"]
-    assert {recording.host for recording in record_live(status, timelines(), 0.05, device="h2")} == {"h2"}
+    assert {recording.host for recording in record_live(status, answers, 0.05, device="h2")} == {"h2"}
+    with pytest.raises(SharedKernelError, match="does not answer"):
+        record_live(status, timelines(), 0.05)
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,18 @@ def test_a_disk_without_room_stops_nothing(small_disk: Path, caplog: pytest.LogC
     assert os.listdir(directory) == ["names.json"]
 
 
+def test_what_is_no_text_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A name from elsewhere may be half of a surrogate pair; what was there stays until all of it is text again."""
+    path = tmp_path / "names.json"
+    file = StateFile(path, Names)
+    for names in (["ada"], ["ada", "\ud800"], ["\ud800"]):
+        file.write(Names(names))
+    assert caplog.text.count("cannot be written") == len(caplog.messages) == 1
+    assert kept(path) == ["ada"]
+    file.write(Names(["grace"]))
+    assert kept(path) == ["grace"]
+
+
 def test_nothing_is_lost_while_no_thread_can_be_started(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What could not be written then is written later, and never after something newer."""
     if not can_limit_processes():

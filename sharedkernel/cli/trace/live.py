@@ -1,9 +1,8 @@
 """A recording of what happens now, from the gateway's timeline: for everybody, as far as they may see it.
 
 The timeline merges what is shorter than a tenth of a second (two, where many sessions take turns), so a slice is what
-its session mostly did; what is exact is for how much of it the session had the device, which becomes a counter. It has
-the busiest sessions of each minute; the recording's notes say how many it left out. Lanes are told by an executor's
-record alone.
+its session mostly did. How much of it the session had the device is exact, and becomes a counter. Of each minute there
+are the busiest sessions; the recording's notes say how many are missing. Only an executor's record has lanes.
 """
 
 from __future__ import annotations
@@ -65,9 +64,12 @@ def record_live(
     with contextlib.suppress(KeyboardInterrupt):
         time.sleep(seconds)
     end = _clock(fetch)
+    begin = max(begin, end - MAX_SECONDS)  # this machine may have slept meanwhile, and no more than that is kept
     status = fetch_status()
     hosts = {entry.name: entry.host for entry in status.devices or () if entry.host}
     names = [name for name, found in status.only_device(device).items() if not isinstance(found, DeviceEntry)]
+    if not names:
+        raise _nothing()
     recordings = {
         name: Recording(
             device=name,
@@ -83,18 +85,22 @@ def record_live(
     }
     for piece in pieces(begin, end):
         for timeline in _ask(fetch, piece):
-            name = timeline.device if timeline.device in recordings else names[0] if len(names) == 1 else None
-            if name is not None and timeline.device in (None, name):
+            name = names[0] if timeline.device is None else timeline.device
+            if name in recordings:
                 _add(recordings[name], timeline)
-    if not recordings:
-        raise SharedKernelError("the device's executor does not answer, so there is nothing to record; start it first.")
     return sorted(recordings.values(), key=lambda recording: recording.host)
 
 
 def _clock(fetch: Callable[[str], Any]) -> float:
     """Return the time on the gateway's clock, in seconds since 1970: this machine's may be another."""
     path = f"/sharedkernel/api/timeline?seconds={MIN_SECONDS}&columns={MIN_COLUMNS}"
-    return max((timeline.end for timeline in _read(fetch(path))), default=0.0)
+    if not (timelines := _read(fetch(path))):
+        raise _nothing()
+    return max(timeline.end for timeline in timelines)
+
+
+def _nothing() -> SharedKernelError:
+    return SharedKernelError("the device's executor does not answer, so there is nothing to record; start it first.")
 
 
 def pieces(begin: float, end: float) -> Iterator[tuple[float, float]]:

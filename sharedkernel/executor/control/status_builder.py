@@ -37,7 +37,7 @@ from sharedkernel.status.timeline import TimelineWindow
 
 #: how long the figures in sessions' pages count as new
 _FRESH_SECONDS = 0.05
-#: of what watching sessions are told of the last minutes: the window, and most sessions
+#: the timeline in a watching session's document: its window, and most sessions
 _LAST_MINUTES, _MOST_ROWS = TimelineWindow(seconds=150.0, columns=60), 8
 
 

@@ -153,7 +153,7 @@ class SpanHistory:
         clock
             Seconds since 1970 at *now*.
         most_rows
-            Sessions that are told one by one.
+            Most sessions with a row of their own.
         """
         merged = self._merge(now, window, under_way, clock)
         rows = sorted(merged.rows.items(), key=lambda row: (row[1][-1].user != user, -_busy(row[1])))
