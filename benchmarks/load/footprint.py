@@ -33,7 +33,7 @@ class Sample:
     num_descriptors: int
 
 
-def _memory_bytes(pid: int, kind: str, file: str = "smaps_rollup") -> int:
+def memory_bytes(pid: int, kind: str, file: str = "smaps_rollup") -> int:
     """Return what the system counts of a process's memory under the name *kind*, in bytes."""
     found = re.search(rf"^{kind}:\s+(\d+) kB", Path(f"/proc/{pid}/{file}").read_text(), re.MULTILINE)
     assert found is not None
@@ -42,7 +42,7 @@ def _memory_bytes(pid: int, kind: str, file: str = "smaps_rollup") -> int:
 
 def median_pss_bytes(pids: Iterable[int]) -> float:
     """Return the median of the processes' own memory and their part of what they share, in bytes."""
-    return statistics.median(_memory_bytes(pid, "Pss") for pid in pids)
+    return statistics.median(memory_bytes(pid, "Pss") for pid in pids)
 
 
 def services(stack: LocalStack) -> dict[str, int]:
@@ -82,8 +82,8 @@ class Growth:
                     self.samples[name].append(
                         Sample(
                             at=time.monotonic(),
-                            anonymous_bytes=_memory_bytes(pid, "Anonymous"),
-                            held_bytes=_memory_bytes(pid, "VmData", "status"),
+                            anonymous_bytes=memory_bytes(pid, "Anonymous"),
+                            held_bytes=memory_bytes(pid, "VmData", "status"),
                             num_descriptors=psutil.Process(pid).num_fds(),
                         )
                     )

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.client
+import re
 import urllib.parse
+from urllib.parse import urlsplit
 
 import pytest
 from tornado.httputil import HTTPHeaders, HTTPServerRequest, RequestStartLine
@@ -11,6 +15,9 @@ from tornado.httputil import HTTPHeaders, HTTPServerRequest, RequestStartLine
 from sharedkernel.gateway.http.request_guard import hide_token
 from tests.gateway.client import Client
 from tests.gateway.conftest import Stack, run
+
+#: an unknown method each, as long as a line may be
+_ODD_METHODS = [f"M{number}{'X' * 20_000}" for number in range(40)]
 
 
 def encoded(word: str) -> str:
@@ -143,3 +150,24 @@ def test_slow_and_oversized_requests_are_ended(stack: Stack) -> None:
             assert await first_line(stack.port, *sent) in ("", "HTTP/1.1 400 Bad Request")
 
     run(scenario())
+
+
+def test_unknown_methods_are_refused_and_count_as_one(stack: Stack) -> None:
+    """Each would be a label of the metrics for ever."""
+    log = stack.gateway.log_path
+    before = len(log.read_text())
+    with contextlib.closing(http.client.HTTPConnection(urlsplit(stack.gateway_url).netloc, timeout=60)) as line:
+        for method in _ODD_METHODS:
+            line.putrequest(method, "/api/kernels")
+            line.endheaders()
+            answer = line.getresponse()
+            answer.read()
+            assert answer.status == 405
+            if answer.will_close:
+                line.close()
+        line.request("GET", "/metrics", headers={"Authorization": f"token {stack.token('ada')}"})
+        metrics = line.getresponse().read().decode()
+    methods = set(re.findall(r'method="([^"]*)"', metrics))
+    assert methods <= {"GET", "HEAD", "POST", "DELETE", "PATCH", "PUT", "OPTIONS", "OTHER"}
+    assert len(metrics) < 1 << 20
+    assert "Traceback" not in log.read_text()[before:]
