@@ -162,7 +162,10 @@ def test_a_log_does_not_grow_for_ever(tmp_path: Path) -> None:
 FRONT: dict[str, Any] = {
     "name": "h1", "answering": True, "version": "1.0", "devices": ["h1/host"], "num_sessions": 2, "cordoned": True,
     "drained": False, "in_ray": True, "adopted": False, "message": None,
-    "users": {"ada": {"sessions": 1, "has_left": True}, "bob": {"sessions": 2, "has_left": False}},
+    "users": {
+        "ada": {"sessions": 1, "has_left": True, "lingers": False, "has_shelf": True},
+        "bob": {"sessions": 2, "has_left": True, "lingers": True, "has_shelf": False},
+    },
 }  # fmt: skip
 
 
@@ -182,7 +185,7 @@ def test_what_a_front_and_ray_know_is_merged() -> None:
     assert host_words(first) == ("answers, draining", "not in Ray, adopted")
     assert host_words(second) == (NOTHING, "in Ray")
     assert messages([first, second]) == ["h2: no resource."]
-    assert left_words(first) == ["ada: 1 session and a shelf or a session to have back", "bob: 2 sessions"]
+    assert left_words(first) == ["ada: 1 session and a shelf", "bob: 2 sessions and a session to have back"]
     (alone,) = merge_hosts_known([FRONT | {"answering": False, "drained": True}], ())
     assert host_words(alone) == ("away, drained", "in Ray, started")
 

@@ -248,10 +248,7 @@ class Front:
         # Nothing is awaited between the check and the session's being counted in its host's summary, so parallel
         # requests cannot exceed the limit.
         await self._check_number(user.username)
-        earlier = self.hosts.note_on_earlier(user.username)
         headers = [*headers, (COLOUR_HEADER, self._rules.colours.choose(user.username))]
-        if earlier is not None:
-            headers.append((NOTE_HEADER, earlier))
         refused: set[str] = set()
         answer: HTTPResponse | None = None
         while True:
@@ -264,7 +261,9 @@ class Front:
             counted, heard = host.users[user.username], host.heard
             patience = {} if len(self._placeable(refused)) == 1 else {"connect_seconds": IF_PROMPT}
             with reached(host), self._counting(user.username, host.name):
-                answer = await self.requests.fetch(host, user, "POST", uri, body=body, headers=headers, **patience)
+                note = self.hosts.note_on_others(user.username, host)
+                noted = [*headers, (NOTE_HEADER, note)] if note else headers
+                answer = await self.requests.fetch(host, user, "POST", uri, body=body, headers=noted, **patience)
                 if answer.code not in _ELSEWHERE:
                     # A summary that was on its way when the request came there did not count it.
                     if answer.code == HTTPStatus.CREATED and host.num_sessions(user.username) <= counted.sessions:

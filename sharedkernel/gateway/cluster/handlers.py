@@ -231,7 +231,8 @@ def describe_host(host: Host, *, with_users: bool) -> dict[str, Any]:
     }
     if with_users:
         found["users"] = {
-            name: {"sessions": user.sessions, "has_left": user.has_left} for name, user in host.users.items()
+            name: {kind: getattr(user, kind) for kind in ("sessions", "has_left", "lingers", "has_shelf")}
+            for name, user in host.users.items()
         }
     return found
 
@@ -254,11 +255,12 @@ class HostHandler(FrontHandler):
 
     @web.authenticated
     async def put(self, name: str) -> None:
-        """Cordon a host, or end that, as the body says: ``{"cordoned": true}``; the host itself asks for an admin."""
+        """Cordon a host, or end that, as the body says (`CordonHandler`); the host itself asks for an admin."""
         host = self.front.hosts.find(name)
         answer = await self.front.requests.fetch(host, self.current_user, "PUT", CORDON_PATH, body=self.request.body)
         if answer.code < HTTPStatus.BAD_REQUEST:
-            host.is_cordoned = bool(json.loads(self.request.body)["cordoned"])  # its next summary says the same
+            body = json.loads(self.request.body)  # its next summary says the same
+            host.is_cordoned, host.leaves_shelves = body["cordoned"], body.get("leave_shelves", False)
         self.pass_on(answer)
 
     @web.authenticated

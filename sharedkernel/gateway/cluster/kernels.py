@@ -11,6 +11,7 @@ from sharedkernel._version import __version__
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.auth.tickets import check_host_name, read_key
 from sharedkernel.gateway.cluster.changes import PendingChanges
+from sharedkernel.gateway.cluster.cordon import Cordon
 from sharedkernel.gateway.cluster.front import Front
 from sharedkernel.gateway.cluster.hosts import ClusterHosts
 from sharedkernel.gateway.cluster.requests import HostRequests
@@ -81,7 +82,7 @@ def read_peers(options: PeerOptions) -> ClusterPeers | None:
 
 
 async def summarize(
-    manager: SessionKernels, name: str, address: str, *, is_cordoned: bool, ray: RaySummary | None
+    manager: SessionKernels, name: str, address: str, cordon: Cordon, ray: RaySummary | None
 ) -> HostSummary:
     """Return the summary of this host for the fronts.
 
@@ -91,13 +92,13 @@ async def summarize(
         Has its sessions.
     name, address
         Of the host, and the URL at which fronts reach it.
-    is_cordoned, ray
+    cordon, ray
         Whether it is to get no new sessions, and its place in a Ray cluster.
     """
     documents = await manager.executors.documents()
     users = manager.registry.owners() | manager.starter.users()
     owners = Counter({user: manager.starter.num_of(user) for user in users})
-    left = manager.detached.owners().union(*map(shelf_owners, documents.values()))
+    shelves = set[str]().union(*map(shelf_owners, documents.values()))
     return HostSummary(
         name=check_host_name(name),
         address=address,
@@ -106,9 +107,10 @@ async def summarize(
             summarize_device(device, document, manager.starter.count_in_use(device))
             for device, document in documents.items()
         ],
-        users=summarize_users(owners, left),
+        users=summarize_users(owners, manager.detached.owners(), shelves),
         is_complete=not manager.recovery.missing() and len(documents) == len(list(manager.executors)),
-        is_cordoned=is_cordoned,
+        is_cordoned=cordon.is_set,
+        leaves_shelves=cordon.leaves_shelves,
         ray=ray,
     )
 

@@ -12,7 +12,7 @@ from sharedkernel.gateway.auth.tickets import TicketKey
 from sharedkernel.gateway.cluster.cordon import Cordon
 from sharedkernel.gateway.cluster.kernels import default_address, summarize
 from sharedkernel.gateway.cluster.registration import HostRegistration
-from sharedkernel.gateway.cluster.summary import HostSummary, RaySummary
+from sharedkernel.gateway.cluster.summary import HostSummary, RaySummary, count_remaining
 from sharedkernel.gateway.config.settings import parse_setting
 from sharedkernel.gateway.kernels.manager import Deployment, SessionKernels
 from sharedkernel.ipc.host_files import AGENT_STATE, HOST_STATE, AgentState, HostState, read_state, write_state
@@ -72,7 +72,7 @@ class HostMember:
         options = self._options
         is_encrypted = bool(options.certfile)
         address = options.host_address or default_address(options.ip, options.port, is_encrypted=is_encrypted)
-        return await summarize(self._manager, options.host_name, address, is_cordoned=self.cordon.is_set, ray=ray)
+        return await summarize(self._manager, options.host_name, address, self.cordon, ray)
 
     async def _keep_informed(self) -> NoReturn:
         while True:
@@ -92,7 +92,7 @@ def _state(summary: HostSummary) -> HostState:
         version=__version__,
         devices=[device.name for device in summary.devices],
         num_sessions=sum(user.sessions for user in summary.users.values()),
-        num_users=len(summary.users),
+        num_users=count_remaining(summary.users, leaves_shelves=summary.leaves_shelves),
         is_complete=summary.is_complete,
         is_cordoned=summary.is_cordoned,
     )

@@ -481,7 +481,9 @@ def test_a_cordoned_host_gets_no_sessions_and_loses_none(cluster: Cluster) -> No
                 kernel = await cluster.client("grace", front).start()
                 assert host_of(kernel) == "h1"
         assert await execute(grace, kernels["h2"], "print(1)") == "1"
-        assert (await hosts(0))["h2"]["users"] == {"grace": {"sessions": 1, "has_left": False}}
+        assert (await hosts(0))["h2"]["users"] == {
+            "grace": {"sessions": 1, "has_left": False, "lingers": False, "has_shelf": False}
+        }
         return kernels["h2"]
 
     kernel = asyncio.run(test())
