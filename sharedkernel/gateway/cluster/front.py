@@ -21,9 +21,9 @@ from tornado.httpclient import HTTPResponse
 
 from sharedkernel.errors import QuotaExceeded, Refused
 from sharedkernel.gateway.auth.identity import GatewayUser
-from sharedkernel.gateway.cluster.changes import PendingChanges
 from sharedkernel.gateway.cluster.hosts import ClusterHosts, Host, HostAway, choose_device
 from sharedkernel.gateway.cluster.requests import IF_PROMPT, HostRequests, StartLost, reached
+from sharedkernel.gateway.cluster.rules import HostRules
 from sharedkernel.gateway.cluster.status import merge_hosts
 from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.gateway.kernels.starting import COLOUR_HEADER, NOTE_HEADER
@@ -59,8 +59,8 @@ class Front:
         Has the limits on the number of sessions.
     executors
         Has the rule that chooses the host of a new session.
-    changes
-        Has what hosts that were away must get.
+    host_rules
+        Has the quotas and the policy of the hosts.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class Front:
         requests: HostRequests,
         rules: FleetRules,
         executors: PlacementOwner,
-        changes: PendingChanges,
+        host_rules: HostRules,
     ) -> None:
         self.hosts = hosts
-        self.changes = changes
+        self.host_rules = host_rules
         self.requests = requests
         self._rules = rules
         self._executors = executors
@@ -385,7 +385,7 @@ class Front:
         """Forget a host that is gone for good; see :meth:`ClusterHosts.forget`."""
         self.hosts.forget(name)
         self.requests.forget(name)
-        self.changes.forget(name)
+        self.host_rules.forget(name)
 
 
 def _kernel_of(started: HTTPResponse) -> str:

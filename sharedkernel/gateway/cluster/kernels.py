@@ -10,11 +10,11 @@ from typing import Any, Protocol, cast
 from sharedkernel._version import __version__
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.auth.tickets import check_host_name, read_key
-from sharedkernel.gateway.cluster.changes import PendingChanges
 from sharedkernel.gateway.cluster.cordon import Cordon
 from sharedkernel.gateway.cluster.front import Front
 from sharedkernel.gateway.cluster.hosts import ClusterHosts
 from sharedkernel.gateway.cluster.requests import HostRequests
+from sharedkernel.gateway.cluster.rules import HostRules
 from sharedkernel.gateway.cluster.summary import HostSummary, RaySummary, summarize_device, summarize_users
 from sharedkernel.gateway.fleet.placement import shelf_owners
 from sharedkernel.gateway.kernels.manager import ClusterPeers, DeploymentOwner, SessionKernels
@@ -32,10 +32,10 @@ class FrontKernels(SessionKernels):
         peers = deployment.peers
         assert peers is not None
         directory = deployment.state_directory
-        requests = HostRequests(peers.key, peers.context)
-        changes = PendingChanges(directory / "changes.json", requests, self._tasks)
+        hosts, requests = ClusterHosts(directory / "hosts.json"), HostRequests(peers.key, peers.context)
+        host_rules = HostRules(directory / "rules.json", hosts, requests, self.rules, self._tasks)
         #: routes requests to the hosts
-        self.front = Front(ClusterHosts(directory / "hosts.json"), requests, self.rules, self.executors, changes)
+        self.front = Front(hosts, requests, self.rules, self.executors, host_rules)
 
     def connect(self) -> None:
         """Do nothing: a front has no executors."""

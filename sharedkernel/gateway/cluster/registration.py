@@ -142,6 +142,6 @@ class RegistrationHandler(WebSocketHandler):
             if summary.name != self._name:
                 raise ConfigError(f"{self._name} registered as {summary.name}.")
             self.front.hosts.register(summary)
-            self.front.changes.send_to(self.front.hosts.find(summary.name))
+            self.front.host_rules.update(self.front.hosts.find(summary.name))
         except SharedKernelError as error:
             self.close(_REFUSED, str(error)[:100])
