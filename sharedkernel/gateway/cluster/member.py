@@ -22,9 +22,6 @@ log = logging.getLogger(__name__)
 #: seconds between two states for the agent, and two attempts to tell notebooks of a cordon
 _INTERVAL = 2.0
 
-#: modules with the routes that only a host of a cluster has
-HOST_SERVICES = ("sharedkernel.gateway.cluster.cordon",)
-
 
 class MemberOptions(Protocol):
     """The gateway's options that are about its place in a cluster."""
