@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import UNSET
 from tornado.httpclient import HTTPResponse
@@ -25,6 +25,7 @@ from sharedkernel.gateway.cluster.hosts import ClusterHosts, Host, HostAway, cho
 from sharedkernel.gateway.cluster.requests import IF_PROMPT, HostRequests, StartLost, reached
 from sharedkernel.gateway.cluster.rules import HostRules
 from sharedkernel.gateway.cluster.status import merge_hosts
+from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.gateway.kernels.starting import COLOUR_HEADER, NOTE_HEADER
 from sharedkernel.status.document import StatusDocument, read_status
@@ -38,12 +39,6 @@ _MAX_KERNELS = 10_000
 _LOST_PATIENCE = 60.0
 #: seconds that a new session waits for a device while hosts or their executors are still to come, and between two looks
 _DEVICE_PATIENCE, _LOOK = 5.0, 0.1
-
-
-class PlacementOwner(Protocol):
-    """What has the placement rule, which a new configuration replaces."""
-
-    placement: str
 
 
 class Front:
@@ -68,7 +63,7 @@ class Front:
         hosts: ClusterHosts,
         requests: HostRequests,
         rules: FleetRules,
-        executors: PlacementOwner,
+        executors: Executors,
         host_rules: HostRules,
     ) -> None:
         self.hosts = hosts
@@ -306,7 +301,7 @@ class Front:
         end = time.monotonic() + _DEVICE_PATIENCE
         while not self._placeable(()) and time.monotonic() < end:
             answering = self.hosts.answering()
-            if not self.hosts.is_new and all(host.is_complete or host.is_cordoned for host in answering):
+            if not self.hosts.is_new and all(host.summary.is_complete or host.is_cordoned for host in answering):
                 return
             await asyncio.sleep(_LOOK)
 

@@ -207,8 +207,7 @@ class HostHandler(FrontHandler):
         host = self.front.hosts.find(name)
         answer = await self.front.requests.fetch(host, self.current_user, "PUT", CORDON_PATH, body=self.request.body)
         if answer.code < HTTPStatus.BAD_REQUEST:
-            body = json.loads(self.request.body)  # its next summary says the same
-            host.is_cordoned, host.leaves_shelves = body["cordoned"], body.get("leave_shelves", False)
+            host.is_cordoned = json.loads(self.request.body)["cordoned"]  # its next summary says the same
         self.pass_on(answer)
 
     @web.authenticated

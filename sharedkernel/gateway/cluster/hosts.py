@@ -15,7 +15,7 @@ import msgspec
 
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.tickets import host_prefix
-from sharedkernel.gateway.cluster.summary import HostSummary, RaySummary, UserSummary, count_remaining
+from sharedkernel.gateway.cluster.summary import HostSummary, UserSummary
 from sharedkernel.scheduling.placement import Demand, DeviceState, place_session
 from sharedkernel.system.state_file import StateFile
 from sharedkernel.units import format_seconds
@@ -30,6 +30,8 @@ _PUNCTUAL, _PATIENCE = 3.0, 10.0
 _LIST_PATIENCE = 300.0
 #: the same for a host that has not been heard since this front started: it may have gone for good before that
 _FIRST_PATIENCE = 30.0
+#: of a host that has not been heard since this front started
+_NO_SUMMARY = HostSummary(name="", address="", version="", devices=[])
 
 
 class HostAway(Refused):
@@ -47,17 +49,14 @@ class Host:
 
     name: str
     address: str
-    version: str = ""
     #: its devices, with the sessions that were placed there since its summary
     devices: list[DeviceState] = field(default_factory=list)
     #: its users, with the same sessions
     users: dict[str, UserSummary] = field(default_factory=dict)
-    #: whether its users are all that there are
-    is_complete: bool = False
-    #: whether it is to get no new sessions, whether it is drained although shelves remain, its place in a Ray cluster
+    #: whether it is to get no new sessions
     is_cordoned: bool = False
-    leaves_shelves: bool = False
-    ray: RaySummary | None = None
+    #: its last one
+    summary: HostSummary = _NO_SUMMARY
     #: when its last summary came, on the monotonic clock; None: not since this front started
     heard: float | None = None
 
@@ -79,8 +78,7 @@ class Host:
     @property
     def is_drained(self) -> bool:
         """Whether it gets no new sessions, and nobody has anything there that it waits for."""
-        remaining = count_remaining(self.users, leaves_shelves=self.leaves_shelves)
-        return self.is_cordoned and self.is_complete and not remaining
+        return self.is_cordoned and self.summary.is_drained
 
     def num_sessions(self, user: str) -> int:
         """Return the number of *user*'s sessions that count towards their limit."""
@@ -109,10 +107,10 @@ class Host:
         return f"{self.name} has not answered {since}; its sessions are not lost unless that machine restarted."
 
     def why_not_chosen(self) -> str:
-        """Return why a session was not started on a host that has its user's shelf, as the end of a sentence."""
+        """Return what to say of a host that has the shelf of a user whose session started elsewhere."""
         if not self.is_answering:
             return "does not answer now"
-        return "is to be taken out of service (ask its admin)" if self.is_cordoned else "could not start this session"
+        return "is to be taken out of service (ask its admin)" if self.is_cordoned else "is another machine"
 
 
 class ClusterHosts:
@@ -173,10 +171,8 @@ class ClusterHosts:
                 )
             host.address = summary.address
             self._file.write({host.name: host.address for host in self.all()})
-        host.version, host.users = summary.version, summary.users
+        host.summary, host.users, host.is_cordoned = summary, summary.users.copy(), summary.is_cordoned
         host.devices = [device.state(host.name) for device in summary.devices]
-        host.is_complete, host.ray = summary.is_complete, summary.ray
-        host.is_cordoned, host.leaves_shelves = summary.is_cordoned, summary.leaves_shelves
         host.heard = time.monotonic()
 
     def find(self, name: str) -> Host:

@@ -55,8 +55,12 @@ class FrontKernels(SessionKernels):
 
 
 class PeerOptions(Protocol):
-    """The gateway's options that are about its cluster."""
+    """The gateway's options that are about its place in a cluster."""
 
+    host_name: str
+    host_address: str
+    ip: str
+    port: int
     cluster_key: str
     cluster_ca: str
     certfile: str

@@ -90,17 +90,18 @@ def _of_host(host: str, document: StatusDocument, *, is_alone: bool) -> StatusDo
 
 def host_entry(host: Host) -> HostEntry:
     """Return what people are told of a host."""
+    ray = host.summary.ray
     return HostEntry(
         name=host.name,
         answering=host.is_answering,
         message=None if host.is_answering else host.why_away(),
-        version=host.version or None,
+        version=host.summary.version or None,
         num_devices=len(host.devices),
         num_sessions=host.total_sessions,
         cordoned=host.is_cordoned,
         drained=host.is_drained,
-        in_ray=None if host.ray is None else host.ray.is_in and host.is_answering,
-        adopted=None if host.ray is None else host.ray.has_adopted,
+        in_ray=None if ray is None else ray.is_in and host.is_answering,
+        adopted=None if ray is None else ray.has_adopted,
     )
 
 

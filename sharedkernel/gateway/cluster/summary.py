@@ -92,6 +92,12 @@ class HostSummary(msgspec.Struct, frozen=True, kw_only=True):
     #: None: no agent of a Ray cluster was ever there
     ray: RaySummary | None = None
 
+    @property
+    def is_drained(self) -> bool:
+        """Whether it gets no new sessions, and nobody has anything there that it waits for."""
+        remaining = (user.sessions or user.lingers or not self.leaves_shelves for user in self.users.values())
+        return self.is_cordoned and self.is_complete and not any(remaining)
+
 
 def summarize_device(name: str, document: StatusDocument, in_use: int) -> DeviceSummary:
     """Return the summary of a device.
@@ -122,11 +128,6 @@ def summarize_users(sessions: Mapping[str, int], lingering: set[str], shelves: s
         user: UserSummary(sessions=sessions.get(user, 0), lingers=user in lingering, has_shelf=user in shelves)
         for user in sorted({*sessions, *lingering, *shelves})
     }
-
-
-def count_remaining(users: Mapping[str, UserSummary], *, leaves_shelves: bool) -> int:
-    """Return the number of *users* for whom a host stays in service while it is drained."""
-    return sum(bool(user.sessions or user.lingers or not leaves_shelves) for user in users.values())
 
 
 def read_summary(data: bytes) -> HostSummary:
