@@ -60,8 +60,8 @@ from sharedkernel.status.document import Draining, StatusDocument
 from sharedkernel.system.malloc import keep_trimmed
 
 if TYPE_CHECKING:
-    from sharedkernel.gateway.cluster.kernels import FrontKernels
-    from sharedkernel.gateway.cluster.member import HostMember
+    from sharedkernel.gateway.hosts.kernels import FrontKernels
+    from sharedkernel.gateway.hosts.member import HostMember
 
 #: seconds after which an absent executor is logged; one that started together with the gateway imports torch first
 _EXECUTOR_PATIENCE = 10.0
@@ -190,16 +190,16 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         self._certificate = Certificate(self.certfile, self.keyfile, self.client_ca) if encrypted else None
         peers = None
         if self.cluster_key or self.front or self.fronts:
-            from sharedkernel.gateway.cluster.kernels import read_peers  # a gateway of its own needs nothing of these
+            from sharedkernel.gateway.hosts.kernels import read_peers  # a gateway of its own needs nothing of these
 
             peers = read_peers(self)
         self.ticket_key = None if peers is None or self.front else TicketKey(peers.key)
         self.jpserver_extensions = {}
         routes = ["http.handlers", "page.handlers", "classroom.handlers"]
         if self.front:
-            routes[:1] = ["cluster.handlers", "cluster.page_routes"]
+            routes[:1] = ["hosts.handlers", "hosts.page_routes"]
         elif self.ticket_key is not None:
-            routes.append("cluster.cordon")
+            routes.append("hosts.cordon")
         self.extra_services = [f"sharedkernel.gateway.{module}" for module in routes]
         self._lock = GatewayLock(runtime_directory)
         try:
@@ -243,7 +243,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         settings["classroom"] = self._classroom
         self._classroom.attach(manager, cast("TokenOnlyIdentity", self.identity_provider))
         if self.ticket_key is not None:
-            from sharedkernel.gateway.cluster.member import HostMember
+            from sharedkernel.gateway.hosts.member import HostMember
 
             self._member = HostMember(self, manager, self.ticket_key, self.deployment)
             settings["cordon"] = self._member.cordon

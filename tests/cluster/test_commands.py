@@ -210,4 +210,4 @@ def test_a_gateway_of_its_own_imports_nothing_of_a_cluster(tmp_path: Path) -> No
     )
     modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "sharedkernel.gateway.kernels.manager" in modules
-    assert {name for name in modules if name.partition(".")[0] == "ray" or "cluster" in name} == set()
+    assert {name for name in modules if name.partition(".")[0] == "ray" or ".gateway.hosts" in name} == set()

@@ -15,7 +15,7 @@ import msgspec
 
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.tickets import host_prefix
-from sharedkernel.gateway.cluster.summary import HostSummary, UserSummary
+from sharedkernel.gateway.hosts.summary import HostSummary, UserSummary
 from sharedkernel.scheduling.placement import Demand, DeviceState, place_session
 from sharedkernel.system.state_file import StateFile
 from sharedkernel.units import format_seconds

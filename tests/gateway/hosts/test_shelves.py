@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.gateway.client import Client
-from tests.gateway.cluster.conftest import Cluster
-from tests.gateway.cluster.test_front import execute, host_of, start_on_both
 from tests.gateway.conftest import run, wait_for
 from tests.gateway.devices import until
+from tests.gateway.hosts.conftest import Cluster
+from tests.gateway.hosts.test_front import execute, host_of, start_on_both
 
 pytestmark = pytest.mark.heavy
 

@@ -16,9 +16,9 @@ from tornado.httpclient import HTTPClientError
 
 from sharedkernel.gateway.auth.tickets import host_prefix
 from tests.gateway.client import Answer, Client
-from tests.gateway.cluster.conftest import HOSTS, Cluster
 from tests.gateway.conftest import Stack, run, wait_for
 from tests.gateway.devices import until
+from tests.gateway.hosts.conftest import HOSTS, Cluster
 from tests.gateway.test_stock_clients import stock_server
 
 pytestmark = pytest.mark.heavy

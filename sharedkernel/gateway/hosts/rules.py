@@ -18,9 +18,9 @@ from tornado.httpclient import HTTPResponse
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.auth.identity import GatewayUser
-from sharedkernel.gateway.cluster.hosts import ClusterHosts, Host, HostAway
-from sharedkernel.gateway.cluster.requests import HostRequests
 from sharedkernel.gateway.fleet.rules import FleetRules
+from sharedkernel.gateway.hosts.registry import ClusterHosts, Host, HostAway
+from sharedkernel.gateway.hosts.requests import HostRequests
 from sharedkernel.system.state_file import StateFile
 from sharedkernel.system.tasks import BackgroundTasks
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import sharedkernel.gateway.cluster
+import sharedkernel.gateway.hosts
 from tests.gateway.client import PATIENCE
 
 
@@ -16,7 +16,7 @@ def test_no_gateway_imports_ray(tmp_path: Path) -> None:
     """Though it could: none depends on a cluster that ends, or has to have it installed."""
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "__init__.py").touch()
-    package = sharedkernel.gateway.cluster
+    package = sharedkernel.gateway.hosts
     names = [module.name for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")]
     assert f"{package.__name__}.front" in names
     code = f"import sys, {', '.join(names)}; print([name for name in sys.modules if name.partition('.')[0] == 'ray'])"

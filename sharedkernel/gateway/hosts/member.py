@@ -9,11 +9,11 @@ from typing import NoReturn
 from sharedkernel._version import __version__
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.gateway.auth.tickets import TicketKey
-from sharedkernel.gateway.cluster.cordon import Cordon
-from sharedkernel.gateway.cluster.kernels import PeerOptions, default_address, summarize
-from sharedkernel.gateway.cluster.registration import HostRegistration
-from sharedkernel.gateway.cluster.summary import HostSummary, RaySummary
 from sharedkernel.gateway.config.settings import parse_setting
+from sharedkernel.gateway.hosts.cordon import Cordon
+from sharedkernel.gateway.hosts.kernels import PeerOptions, default_address, summarize
+from sharedkernel.gateway.hosts.registration import HostRegistration
+from sharedkernel.gateway.hosts.summary import HostSummary, RaySummary
 from sharedkernel.gateway.kernels.manager import Deployment, SessionKernels
 from sharedkernel.ipc.host_files import AGENT_STATE, HOST_STATE, AgentState, HostState, read_state, write_state
 

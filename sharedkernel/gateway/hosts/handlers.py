@@ -18,15 +18,15 @@ from tornado.iostream import IOStream
 
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.audit import AuditedHandler
-from sharedkernel.gateway.cluster.cordon import PATH as CORDON_PATH
-from sharedkernel.gateway.cluster.front import Front
-from sharedkernel.gateway.cluster.hosts import Host, HostAway
-from sharedkernel.gateway.cluster.registration import PATH, RegistrationHandler
-from sharedkernel.gateway.cluster.requests import no_trust
-from sharedkernel.gateway.cluster.rules import HostRules
-from sharedkernel.gateway.cluster.splice import Splice, WebsocketRefused, handshake, open_websocket
-from sharedkernel.gateway.cluster.status import host_entry
 from sharedkernel.gateway.errors import ErrorResponseMixin
+from sharedkernel.gateway.hosts.cordon import PATH as CORDON_PATH
+from sharedkernel.gateway.hosts.front import Front
+from sharedkernel.gateway.hosts.registration import PATH, RegistrationHandler
+from sharedkernel.gateway.hosts.registry import Host, HostAway
+from sharedkernel.gateway.hosts.requests import no_trust
+from sharedkernel.gateway.hosts.rules import HostRules
+from sharedkernel.gateway.hosts.splice import Splice, WebsocketRefused, handshake, open_websocket
+from sharedkernel.gateway.hosts.status import host_entry
 from sharedkernel.gateway.http import handlers
 from sharedkernel.gateway.http.health import HealthHandler
 from sharedkernel.gateway.http.status_feed import StatusFeedHandler

@@ -10,13 +10,13 @@ from typing import Any, Protocol, cast
 from sharedkernel._version import __version__
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.auth.tickets import check_host_name, read_key
-from sharedkernel.gateway.cluster.cordon import Cordon
-from sharedkernel.gateway.cluster.front import Front
-from sharedkernel.gateway.cluster.hosts import ClusterHosts
-from sharedkernel.gateway.cluster.requests import HostRequests
-from sharedkernel.gateway.cluster.rules import HostRules
-from sharedkernel.gateway.cluster.summary import HostSummary, RaySummary, summarize_device, summarize_users
 from sharedkernel.gateway.fleet.placement import shelf_owners
+from sharedkernel.gateway.hosts.cordon import Cordon
+from sharedkernel.gateway.hosts.front import Front
+from sharedkernel.gateway.hosts.registry import ClusterHosts
+from sharedkernel.gateway.hosts.requests import HostRequests
+from sharedkernel.gateway.hosts.rules import HostRules
+from sharedkernel.gateway.hosts.summary import HostSummary, RaySummary, summarize_device, summarize_users
 from sharedkernel.gateway.kernels.manager import ClusterPeers, DeploymentOwner, SessionKernels
 from sharedkernel.gateway.tls import peer_context
 from sharedkernel.gateway_client.proxy import is_loopback

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sharedkernel.gateway.cluster.front import Front
+from sharedkernel.gateway.hosts.front import Front
 from sharedkernel.gateway.page.audit_tail import AuditTailHandler
 from sharedkernel.gateway.page.timeline import TimelineHandler
 from sharedkernel.status.timeline import TimelineWindow

@@ -12,8 +12,8 @@ from itertools import count
 import msgspec
 from msgspec import UNSET
 
-from sharedkernel.gateway.cluster.hosts import Host
 from sharedkernel.gateway.fleet.merged_status import combine, merge
+from sharedkernel.gateway.hosts.registry import Host
 from sharedkernel.status.document import DeviceEntry, StatusDocument, UserOnDevice, UserStatus
 from sharedkernel.status.hosts import HostEntry
 

@@ -17,8 +17,8 @@ from tornado.websocket import WebSocketClosedError, WebSocketHandler, websocket_
 
 from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.gateway.auth.tickets import TICKET, Purpose, TicketKey
-from sharedkernel.gateway.cluster.front import Front
-from sharedkernel.gateway.cluster.summary import HostSummary, read_summary
+from sharedkernel.gateway.hosts.front import Front
+from sharedkernel.gateway.hosts.summary import HostSummary, read_summary
 
 log = logging.getLogger(__name__)
 

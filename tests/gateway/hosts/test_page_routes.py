@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from tests.gateway.cluster.conftest import Cluster
-from tests.gateway.cluster.test_front import execute, host_of
+from tests.gateway.hosts.conftest import Cluster
+from tests.gateway.hosts.test_front import execute, host_of
 
 pytestmark = pytest.mark.heavy
 

@@ -19,7 +19,7 @@ from tornado.simple_httpclient import HTTPTimeoutError, SimpleAsyncHTTPClient
 
 from sharedkernel.gateway.auth.identity import GatewayUser
 from sharedkernel.gateway.auth.tickets import Purpose, TicketKey
-from sharedkernel.gateway.cluster.hosts import Host, HostAway
+from sharedkernel.gateway.hosts.registry import Host, HostAway
 
 log = logging.getLogger(__name__)
 

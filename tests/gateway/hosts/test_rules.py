@@ -10,8 +10,8 @@ import pytest
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.config.quotas import Quotas
-from tests.gateway.cluster.conftest import HOSTS, Cluster
 from tests.gateway.conftest import wait_for
+from tests.gateway.hosts.conftest import HOSTS, Cluster
 
 QUOTAS, POLICY = "/sharedkernel/api/quotas", "/sharedkernel/api/policy"
 
