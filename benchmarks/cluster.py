@@ -32,9 +32,9 @@ from benchmarks.stack.results import Conditions, Result, Target, brief, percenti
 from benchmarks.stub_hosts import UUID_REST, EchoHandler, StubStatusHandler, make_status, make_summaries
 from sharedkernel.gateway.auth.tickets import TicketKey, host_prefix
 from sharedkernel.gateway.auth.tokens import TokenFile
-from sharedkernel.gateway.cluster.hosts import ClusterHosts, choose_device
-from sharedkernel.gateway.cluster.registration import HostRegistration
-from sharedkernel.gateway.cluster.summary import HostSummary
+from sharedkernel.gateway.hosts.registration import HostRegistration
+from sharedkernel.gateway.hosts.registry import ClusterHosts, choose_device
+from sharedkernel.gateway.hosts.summary import HostSummary
 from sharedkernel.gateway.tls import peer_context
 from sharedkernel.local_stack import Service, free_port
 from sharedkernel.scheduling.placement import PlacementName

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tornado.web import RequestHandler
 from tornado.websocket import WebSocketHandler
 
-from sharedkernel.gateway.cluster.summary import DeviceSummary, HostSummary, UserSummary
 from sharedkernel.gateway.fleet.merged_status import merge
+from sharedkernel.gateway.hosts.summary import DeviceSummary, HostSummary, UserSummary
 from sharedkernel.scheduling.placement import PlacementName
 from sharedkernel.status.document import DeviceStatus, LaneStatus, SessionStatus, StatusDocument, UserStatus
 

@@ -56,6 +56,12 @@ class GatewayCommandApp(CommandApp):
                 f"{error} Beside `sharedkernel lab` it works in a terminal of that JupyterLab (File, New, Terminal)."
             ) from None
 
+    @staticmethod
+    def show_notes(answer: Mapping[str, Any]) -> None:
+        """Print what the gateway notes about a change that it has made, where something else may have been meant."""
+        for note in answer.get("notes", ()):
+            print(f"sharedkernel: note: {note}", file=sys.stderr)  # noqa: T201
+
 
 class LimitCommandApp(GatewayCommandApp):
     """Base of the commands that set what users may use."""
@@ -89,12 +95,6 @@ class LimitCommandApp(GatewayCommandApp):
             if value:
                 changes[name] = None if value == NO_LIMIT else _number(value)
         return changes
-
-    @staticmethod
-    def show_notes(answer: Mapping[str, Any]) -> None:
-        """Print what the gateway notes about a change that it has made, where something else may have been meant."""
-        for note in answer.get("notes", ()):
-            print(f"sharedkernel: note: {note}", file=sys.stderr)  # noqa: T201
 
 
 def _number(value: str) -> float | int | str:

@@ -53,3 +53,4 @@ class PolicyApp(GatewayCommandApp):
         for device, policy in answer["devices"].items():
             print(f"{safe_text(device) or 'policy'}: {safe_text(policy)}")  # noqa: T201
         print(f"policies: {', '.join(map(safe_text, answer['policies']))}")  # noqa: T201
+        self.show_notes(answer)

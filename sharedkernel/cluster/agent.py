@@ -118,7 +118,7 @@ class HostAgent:
             "is_drained": False,
         }
         if state is not None and is_fresh:
-            said |= msgspec.to_builtins(state) | {"is_drained": state.is_drained}
+            said |= msgspec.to_builtins(state)
         return said
 
     def _find(self) -> RunningProcess | None:

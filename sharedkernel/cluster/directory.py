@@ -20,7 +20,7 @@ from sharedkernel.cluster.agent import HostAgent
 from sharedkernel.cluster.settings import INTERVAL, LABEL, NAMESPACE, PATIENCE, RESOURCE, ClusterSettings
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.auth.tickets import check_host_name, host_key, read_key
-from sharedkernel.gateway.cluster.hosts import MAX_HOSTS
+from sharedkernel.gateway.hosts.registry import MAX_HOSTS
 
 log = logging.getLogger(__name__)
 

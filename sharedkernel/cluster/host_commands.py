@@ -132,16 +132,19 @@ class DrainApp(_HostCommandApp):
         and this waits until no user has a session or a shelf there. For admins.
 
         Then Ray's agent leaves it, so that an autoscaler may have the node. If users still have something there after
-        --timeout, they are listed, the exit code is 1, and the host goes on draining: run it again, or `undrain`.
+        --timeout, they are listed, the exit code is 1, and the host goes on draining: run it again, or `undrain`. A
+        shelf stays on its host, so who has one is listed; with --leave-shelves the host does not wait for them.
     """
     examples = """
         sharedkernel cluster drain h2
         sharedkernel cluster drain h2 --timeout 8h
-        sharedkernel cluster drain h2 --timeout 0     # begin, and do not wait
+        sharedkernel cluster drain h2 --timeout 0s    # begin, and do not wait
+        sharedkernel cluster drain h2 --leave-shelves
     """
     accepts_arguments = True
 
     timeout = Unicode("10m", help="How long to wait until no user has a session or a shelf there.").tag(config=True)
+    leave_shelves = Bool(False, help="Do not wait for users of whom nothing is there but a shelf.").tag(config=True)
     as_json = Bool(False, help="Print the host as JSON in the end.").tag(config=True, option="json")
 
     def start(self) -> None:
@@ -159,7 +162,8 @@ class DrainApp(_HostCommandApp):
             seconds = parse_duration(self.timeout)
         except ConfigError as error:
             fail(f"--timeout: {error}", status=2)
-        self.ask_front(f"/{quote(name, safe='')}", "PUT", json.dumps({"cordoned": True}))
+        order = {"cordoned": True, "leave_shelves": self.leave_shelves}
+        self.ask_front(f"/{quote(name, safe='')}", "PUT", json.dumps(order))
         if not self.as_json:
             print(f"{safe_text(name)} gets no new sessions, and its notebooks are told.", flush=True)  # noqa: T201
         host = self._wait(name, seconds)
@@ -167,7 +171,9 @@ class DrainApp(_HostCommandApp):
             print(json.dumps(host))  # noqa: T201
         if host["drained"]:
             if not self.as_json:
-                print(f"{safe_text(name)} is drained: no user has a session or a shelf there.")  # noqa: T201
+                shelves = ", ".join(map(safe_text, sorted(host["users"])))
+                what = f"a session there; shelves remain of {shelves}" if shelves else "a session or a shelf there"
+                print(f"{safe_text(name)} is drained: no user has {what}.")  # noqa: T201
             return
         for line in left_words(host) if not self.as_json else ():
             print(line)  # noqa: T201

@@ -64,6 +64,6 @@ def left_words(host: dict[str, Any]) -> list[str]:
     for name, user in sorted(host.get("users", {}).items()):
         number_of = user["sessions"]
         parts = [f"{number_of} session{'s' * (number_of != 1)}"] if number_of else []
-        parts += ["a shelf or a session to have back"] if user["has_left"] else []
+        parts += ["a shelf"] * user["has_shelf"] + ["a session to have back"] * user["lingers"]
         lines.append(safe_text(f"{name}: {' and '.join(parts) or 'something'}"))
     return lines

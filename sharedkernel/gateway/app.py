@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import msgspec
 from jupyter_server.serverapp import ServerApp
@@ -23,8 +23,6 @@ from sharedkernel.gateway.auth.tickets import TicketKey, check_host_name, host_k
 from sharedkernel.gateway.channels.user_bytes import UserBudgets
 from sharedkernel.gateway.channels.websocket import SessionWebsocket
 from sharedkernel.gateway.classroom.classroom import Classroom
-from sharedkernel.gateway.cluster.kernels import FrontKernels, read_peers
-from sharedkernel.gateway.cluster.member import HOST_SERVICES, HostMember
 from sharedkernel.gateway.config.groups import Memberships
 from sharedkernel.gateway.config.reload import Changes, ConfigReloader
 from sharedkernel.gateway.config.settings import (
@@ -60,6 +58,10 @@ from sharedkernel.ipc.seqpacket import allow_many_descriptors
 from sharedkernel.paths import gateway_directory, make_private_directory, make_state_directory
 from sharedkernel.status.document import Draining, StatusDocument
 from sharedkernel.system.malloc import keep_trimmed
+
+if TYPE_CHECKING:
+    from sharedkernel.gateway.hosts.kernels import FrontKernels
+    from sharedkernel.gateway.hosts.member import HostMember
 
 #: seconds after which an absent executor is logged; one that started together with the gateway imports torch first
 _EXECUTOR_PATIENCE = 10.0
@@ -186,13 +188,19 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         encrypted = bool(self.certfile)
         check_exposure(self.ip, encrypted=encrypted or bool(self.sock), allowed=self.allow_insecure_remote)
         self._certificate = Certificate(self.certfile, self.keyfile, self.client_ca) if encrypted else None
-        peers = read_peers(self)
+        peers = None
+        if self.cluster_key or self.front or self.fronts:
+            from sharedkernel.gateway.hosts.kernels import read_peers  # a gateway of its own needs nothing of these
+
+            peers = read_peers(self)
         self.ticket_key = None if peers is None or self.front else TicketKey(peers.key)
         self.jpserver_extensions = {}
-        routes = "sharedkernel.gateway.cluster.handlers" if self.front else "sharedkernel.gateway.http.handlers"
-        of_member = HOST_SERVICES if self.ticket_key else ()
-        own = ["sharedkernel.gateway.page.handlers", "sharedkernel.gateway.classroom.handlers"]
-        self.extra_services = [routes, *of_member, *own]
+        routes = ["http.handlers", "page.handlers", "classroom.handlers"]
+        if self.front:
+            routes[:1] = ["hosts.handlers", "hosts.page_routes"]
+        elif self.ticket_key is not None:
+            routes.append("hosts.cordon")
+        self.extra_services = [f"sharedkernel.gateway.{module}" for module in routes]
         self._lock = GatewayLock(runtime_directory)
         try:
             fallback = gateway_directory(runtime_directory)  # which exists once the lock can be taken
@@ -235,10 +243,12 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         settings["classroom"] = self._classroom
         self._classroom.attach(manager, cast("TokenOnlyIdentity", self.identity_provider))
         if self.ticket_key is not None:
+            from sharedkernel.gateway.hosts.member import HostMember
+
             self._member = HostMember(self, manager, self.ticket_key, self.deployment)
             settings["cordon"] = self._member.cordon
-        if isinstance(manager, FrontKernels):
-            settings["front"] = manager.front
+        if self.front:
+            settings["front"] = cast("FrontKernels", manager).front
         settings["request_patience"] = self.request_patience
         settings["timeline_requests"] = TimelineRequests()
         settings["usage_history"] = self._usage_history = UsageHistory(manager.status)

@@ -10,7 +10,6 @@ from sharedkernel.gateway.auth.authorizer import OwnerAuthorizer
 from sharedkernel.gateway.auth.hub import HubUsers
 from sharedkernel.gateway.auth.identity import SingleUser, TokenUsers
 from sharedkernel.gateway.channels.websocket import SessionWebsocket
-from sharedkernel.gateway.cluster.kernels import FrontKernels
 from sharedkernel.gateway.config.options import GatewayOptions
 from sharedkernel.gateway.config.settings import CONFIG_NAME
 from sharedkernel.gateway.kernels.kernelspecs import NoContents, SharedKernelSpecs
@@ -53,8 +52,8 @@ class JupyterDefaults(GatewayOptions):
         return 0  # users have stored this gateway's address
 
     @default("kernel_manager_class")
-    def _default_kernel_manager_class(self) -> type:
-        return FrontKernels if self.front else SessionKernels
+    def _default_kernel_manager_class(self) -> type | str:
+        return "sharedkernel.gateway.hosts.kernels.FrontKernels" if self.front else SessionKernels
 
     @default("session_manager_class")
     def _default_session_manager_class(self) -> type:

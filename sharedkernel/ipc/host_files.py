@@ -31,16 +31,9 @@ class HostState(msgspec.Struct, kw_only=True):
     #: such as ``cuda:1``
     devices: list[str] = []
     num_sessions: int = 0
-    #: users with a session, or with something that waits for them
-    num_users: int = 0
-    #: whether all executors have said who has something there
-    is_complete: bool = False
+    #: whether it gets no new sessions, and nobody has anything there any more that it waits for
     is_cordoned: bool = False
-
-    @property
-    def is_drained(self) -> bool:
-        """Whether it gets no new sessions, and no user has a session or a shelf there."""
-        return self.is_cordoned and self.is_complete and not self.num_users
+    is_drained: bool = False
 
 
 class AgentState(msgspec.Struct, kw_only=True):

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 from sharedkernel._version import __version__
 from tests.browser.gateway_page import apart, gateway_page, sign_in
 from tests.browser.lab import keep_picture
-from tests.gateway.cluster.conftest import HOSTS, Cluster, running_cluster
+from tests.gateway.hosts.conftest import HOSTS, Cluster, running_cluster
 
 
 @pytest.fixture(scope="module")

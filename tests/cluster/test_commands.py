@@ -162,7 +162,10 @@ def test_a_log_does_not_grow_for_ever(tmp_path: Path) -> None:
 FRONT: dict[str, Any] = {
     "name": "h1", "answering": True, "version": "1.0", "devices": ["h1/host"], "num_sessions": 2, "cordoned": True,
     "drained": False, "in_ray": True, "adopted": False, "message": None,
-    "users": {"ada": {"sessions": 1, "has_left": True}, "bob": {"sessions": 2, "has_left": False}},
+    "users": {
+        "ada": {"sessions": 1, "has_left": True, "lingers": False, "has_shelf": True},
+        "bob": {"sessions": 2, "has_left": True, "lingers": True, "has_shelf": False},
+    },
 }  # fmt: skip
 
 
@@ -182,7 +185,7 @@ def test_what_a_front_and_ray_know_is_merged() -> None:
     assert host_words(first) == ("answers, draining", "not in Ray, adopted")
     assert host_words(second) == (NOTHING, "in Ray")
     assert messages([first, second]) == ["h2: no resource."]
-    assert left_words(first) == ["ada: 1 session and a shelf or a session to have back", "bob: 2 sessions"]
+    assert left_words(first) == ["ada: 1 session and a shelf", "bob: 2 sessions and a session to have back"]
     (alone,) = merge_hosts_known([FRONT | {"answering": False, "drained": True}], ())
     assert host_words(alone) == ("away, drained", "in Ray, started")
 
@@ -199,12 +202,12 @@ def test_only_three_modules_import_ray() -> None:
     assert found == {"cluster/agent.py", "cluster/connection.py", "cluster/directory.py"}
 
 
-def test_a_gateway_imports_no_ray(tmp_path: Path) -> None:
-    """As the interpreter itself reports."""
+def test_a_gateway_of_its_own_imports_nothing_of_a_cluster(tmp_path: Path) -> None:
+    """Neither Ray nor fronts, as the interpreter itself reports."""
     command = [sys.executable, "-X", "importtime", "-m", "sharedkernel", "gateway", "--check-config"]
     done = subprocess.run(
         [*command, "--runtime-dir", str(tmp_path / "run")], capture_output=True, text=True, check=False
     )
     modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
-    assert "sharedkernel.gateway.cluster.front" in modules
-    assert {name for name in modules if name.partition(".")[0] == "ray"} == set()
+    assert "sharedkernel.gateway.kernels.manager" in modules
+    assert {name for name in modules if name.partition(".")[0] == "ray" or ".gateway.hosts" in name} == set()

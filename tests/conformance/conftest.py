@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.local_stack import LocalStack
-from tests.gateway.cluster.conftest import Cluster, running_cluster
 from tests.gateway.conftest import wait_for
+from tests.gateway.hosts.conftest import Cluster, running_cluster
 from tests.warm_stack import WarmStack
 
 

@@ -242,8 +242,19 @@ class Quotas:
         self._class = QuotaLevel(origin="class", users={} if class_users is None else class_users)
         self._put = QuotaLevel(origin="put")
 
-    def put(self, quotas: Any) -> QuotaLevel:
+    def overrides(self) -> dict[str, Any]:
+        """Return all that was put, as :meth:`put` takes it."""
+        return {"default": self._put.default, "groups": self._put.groups, "users": self._put.users}
+
+    def put(self, quotas: Any, *, replaces: bool = False) -> QuotaLevel:
         """Override the configuration's quotas, until a reload or restart; return what was put.
+
+        Parameters
+        ----------
+        quotas
+            As in the configuration.
+        replaces
+            Whether nothing stays of what was put before.
 
         Raises
         ------
@@ -251,7 +262,7 @@ class Quotas:
             When they cannot be used; nothing has changed then.
         """
         level = QuotaLevel.parse("put", quotas)
-        self._put = self._put.merged(level)
+        self._put = level if replaces else self._put.merged(level)
         return level
 
     def has_put(self, user: str) -> bool:

@@ -284,24 +284,25 @@ class QuotasHandler(GatewayHandler):
     async def put(self) -> None:
         """Override the configuration's quotas until it is read again; for admins.
 
-        The answer has `notes`, if something about the change may not be as it was meant.
+        What was put before stays, but for the same keys; with ``?replace=true`` nothing of it does. The answer has
+        `notes`, if something about the change may not be as it was meant.
         """
         manager = self._manager_for_admin()
         body = read_body(self, {"default": dict, "groups": dict, "users": dict})
         before = {user: manager.rules.quotas.explain(str(user)) for user in body.get("users", {})}
         try:
-            level = manager.rules.quotas.put(body)
+            level = manager.rules.quotas.put(body, replaces=self.get_query_argument("replace", "") == "true")
         except ConfigError as error:
             raise Refused(f"nothing was changed: {error}", reason="bad_request") from None
         self._changes = {"changes": _describe_changes(level, before)[:_MOST_CHANGES]}
         self.log.info("%s changed quotas: %s", self.current_user.username, self.request.body.decode())
-        await manager.rules.send_all_limits()
-        notes, identity = manager.rules.ineffective(level.by_whom()), self.identity_provider
+        notes, identity = await self.apply_change(), self.identity_provider
+        notes += manager.rules.ineffective(level.by_whom())
         if isinstance(identity, TokenUsers):
             known = identity.owners()
             absent = level.users.keys() - manager.rules.present() - (level.users.keys() if known is None else known)
             notes += [f"no token belongs to {user}; check the name." for user in sorted(absent)]
-        self.finish(json.dumps(self._limits() | ({"notes": notes} if notes else {})))
+        self._answer(notes)
 
     @web.authenticated
     @authorized
@@ -312,8 +313,15 @@ class QuotasHandler(GatewayHandler):
         manager.rules.quotas.withdraw(user=user, group=group)
         self._changes = {"of": user or (f"group {group}" if group else "everybody")}
         self.log.info("%s reset the quotas of %s", self.current_user.username, user or group or "everybody")
-        await manager.rules.send_all_limits()
-        await cast("Awaitable[None]", self.get())
+        self._answer(await self.apply_change())
+
+    async def apply_change(self) -> list[str]:
+        """Have the executors apply the quotas, which have changed; return notes on what may not be as it was meant."""
+        await kernel_manager_of(self).rules.send_all_limits()
+        return []
+
+    def _answer(self, notes: list[str]) -> None:
+        self.finish(json.dumps(self._limits() | ({"notes": notes} if notes else {})))
 
     def _manager_for_admin(self) -> SessionKernels:
         if not self.current_user.admin:

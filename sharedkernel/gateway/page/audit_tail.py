@@ -18,7 +18,6 @@ from tornado import web
 
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.audit import OLD_FILES
-from sharedkernel.gateway.cluster.front import Front
 from sharedkernel.gateway.http.handlers import GatewayHandler
 
 #: bytes that are read from the end of the log at most, and entries that are returned at most
@@ -99,31 +98,36 @@ class AuditTailHandler(GatewayHandler):
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """Return the entries, newest first; a front has those of its hosts, too."""
+        """Return the entries, newest first."""
         if not self.current_user.admin:
             raise Refused("only admins may read the audit log.", reason="not_admin")
         user, most = self.get_query_argument("user", ""), self._num_entries()
-        path: Path | None = self.settings["audit_log"].path
-        entries: list[dict[str, Any]] = []
-        is_cut = False
-        if path is not None:
-            try:
-                entries, is_cut = await asyncio.to_thread(newest_entries, path, user, most=most)
-            except OSError as error:
-                raise Refused(
-                    f"the audit log {path} cannot be read: {error.strerror}.", reason="no_audit_log"
-                ) from None
-        front: Front | None = self.settings.get("front")
-        if front is not None:
-            uri = f"/sharedkernel/api/audit?{self.request.query}"
-            answers = await front.requests.fetch_all(front.hosts.answering(), self.current_user, uri)
-            for host, answer in answers.items():
-                entries += [{**entry, "host": host} for entry in answer["entries"]]
-                is_cut = is_cut or answer["older"]
-            entries.sort(key=lambda entry: str(entry.get("time")), reverse=True)  # all are in UTC
-            entries, is_cut = entries[:most], is_cut or len(entries) > most
+        entries, is_cut = await self.newest(user, most)
         self.set_header("Cache-Control", "no-store")
-        self.finish(json.dumps({"entries": entries, "older": is_cut, "file": None if path is None else str(path)}))
+        file = self._path and str(self._path)
+        self.finish(json.dumps({"entries": entries, "older": is_cut, "file": file}))
+
+    @property
+    def _path(self) -> Path | None:
+        path: Path | None = self.settings["audit_log"].path
+        return path
+
+    async def newest(self, user: str, most: int) -> tuple[list[dict[str, Any]], bool]:
+        """Return the newest entries, newest first, and whether there may be older ones; see :func:`newest_entries`.
+
+        Raises
+        ------
+        Refused
+            When the log cannot be read.
+        """
+        if self._path is None:
+            return [], False
+        try:
+            return await asyncio.to_thread(newest_entries, self._path, user, most=most)
+        except OSError as error:
+            raise Refused(
+                f"the audit log {self._path} cannot be read: {error.strerror}.", reason="no_audit_log"
+            ) from None
 
     def _num_entries(self) -> int:
         text = self.get_query_argument("entries", str(_USUAL_ENTRIES))

@@ -13,7 +13,6 @@ from jupyter_server.auth.decorator import authorized
 from tornado import web
 
 from sharedkernel.errors import Refused, SharedKernelError
-from sharedkernel.gateway.cluster.front import Front
 from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.gateway.http.handlers import GatewayHandler
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
@@ -93,18 +92,11 @@ class TimelineHandler(GatewayHandler):
             columns=int(self._number("columns", 300.0)),
             end=self._number("end", None),
         )
+        self.finish(msgspec.json.encode({"devices": await self.devices(window)}))
+
+    async def devices(self, window: TimelineWindow) -> list[dict[str, Any]]:
+        """Return the timeline of each device, with its name."""
         user = self.current_user
-        front: Front | None = self.settings.get("front")
-        if front is not None:
-            uri = f"/sharedkernel/api/timeline?{self.request.query}"
-            answers = await front.requests.fetch_all(front.hosts.answering(), user, uri)
-            devices = [
-                {**device, "device": "/".join(filter(None, (host, device["device"])))}
-                for host in sorted(answers)
-                for device in _devices(answers[host])
-            ]
-            self.finish(msgspec.json.encode({"devices": devices}))
-            return
         requests: TimelineRequests = self.settings["timeline_requests"]
         found = await requests.ask(
             kernel_manager_of(self).executors,
@@ -112,8 +104,7 @@ class TimelineHandler(GatewayHandler):
             None if user.admin else cast("str", user.username),
             asker=user.username,
         )
-        devices = [{"device": name or None, **msgspec.structs.asdict(timeline)} for name, timeline in found.items()]
-        self.finish(msgspec.json.encode({"devices": devices}))
+        return [{"device": name or None, **msgspec.structs.asdict(timeline)} for name, timeline in found.items()]
 
     def _number(self, name: str, default: Any) -> Any:
         text = self.get_query_argument(name, None)
@@ -124,9 +115,3 @@ class TimelineHandler(GatewayHandler):
             if math.isfinite(value):
                 return value
         raise Refused(f"`{name}` is {text!r}; it should be a number.", reason="bad_request")
-
-
-def _devices(answer: Any) -> list[dict[str, Any]]:
-    """Return what a host answered of its devices."""
-    devices = answer.get("devices") if isinstance(answer, dict) else None
-    return [device for device in devices or [] if isinstance(device, dict) and "device" in device]

@@ -15,7 +15,7 @@ import msgspec
 
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.tickets import host_prefix
-from sharedkernel.gateway.cluster.summary import HostSummary, RaySummary, UserSummary
+from sharedkernel.gateway.hosts.summary import HostSummary, UserSummary
 from sharedkernel.scheduling.placement import Demand, DeviceState, place_session
 from sharedkernel.system.state_file import StateFile
 from sharedkernel.units import format_seconds
@@ -30,6 +30,8 @@ _PUNCTUAL, _PATIENCE = 3.0, 10.0
 _LIST_PATIENCE = 300.0
 #: the same for a host that has not been heard since this front started: it may have gone for good before that
 _FIRST_PATIENCE = 30.0
+#: of a host that has not been heard since this front started
+_NO_SUMMARY = HostSummary(name="", address="", version="", devices=[])
 
 
 class HostAway(Refused):
@@ -47,16 +49,14 @@ class Host:
 
     name: str
     address: str
-    version: str = ""
     #: its devices, with the sessions that were placed there since its summary
     devices: list[DeviceState] = field(default_factory=list)
     #: its users, with the same sessions
     users: dict[str, UserSummary] = field(default_factory=dict)
-    #: whether its users are all that there are
-    is_complete: bool = False
-    #: whether it is to get no new sessions, and its place in a Ray cluster
+    #: whether it is to get no new sessions
     is_cordoned: bool = False
-    ray: RaySummary | None = None
+    #: its last one
+    summary: HostSummary = _NO_SUMMARY
     #: when its last summary came, on the monotonic clock; None: not since this front started
     heard: float | None = None
 
@@ -77,8 +77,8 @@ class Host:
 
     @property
     def is_drained(self) -> bool:
-        """Whether it gets no new sessions, and no user has a session or a shelf there."""
-        return self.is_cordoned and self.is_complete and not self.users
+        """Whether it gets no new sessions, and nobody has anything there that it waits for."""
+        return self.is_cordoned and self.summary.is_drained
 
     def num_sessions(self, user: str) -> int:
         """Return the number of *user*'s sessions that count towards their limit."""
@@ -87,6 +87,10 @@ class Host:
     def has_left(self, user: str) -> bool:
         """Whether something waits for *user* here: tensors on a shelf, or a session that they can have back."""
         return user in self.users and self.users[user].has_left
+
+    def has_shelf(self, user: str) -> bool:
+        """Whether *user* has tensors on a shelf here."""
+        return user in self.users and self.users[user].has_shelf
 
     def count(self, user: str, change: int) -> None:
         """Count sessions of *user* that have started or ended here since the last summary."""
@@ -101,6 +105,12 @@ class Host:
         if self.heard is not None:
             since = f"for {format_seconds(time.monotonic() - self.heard)}"
         return f"{self.name} has not answered {since}; its sessions are not lost unless that machine restarted."
+
+    def why_not_chosen(self) -> str:
+        """Return what to say of a host that has the shelf of a user whose session started elsewhere."""
+        if not self.is_answering:
+            return "does not answer now"
+        return "is to be taken out of service (ask its admin)" if self.is_cordoned else "is another machine"
 
 
 class ClusterHosts:
@@ -161,9 +171,8 @@ class ClusterHosts:
                 )
             host.address = summary.address
             self._file.write({host.name: host.address for host in self.all()})
-        host.version, host.users = summary.version, summary.users
+        host.summary, host.users, host.is_cordoned = summary, summary.users.copy(), summary.is_cordoned
         host.devices = [device.state(host.name) for device in summary.devices]
-        host.is_complete, host.is_cordoned, host.ray = summary.is_complete, summary.is_cordoned, summary.ray
         host.heard = time.monotonic()
 
     def find(self, name: str) -> Host:
@@ -198,10 +207,16 @@ class ClusterHosts:
         """Whether hosts may not have registered yet since this front started."""
         return time.monotonic() < self._began + _PATIENCE
 
-    def note_on_earlier(self, user: str) -> str | None:
-        """Return a sentence for a new session of *user*, who has something on a host that is away, or None."""
-        away = [host for host in self.all() if user in host.users and not host.is_answering]
-        return f"An earlier session of this notebook may be on another machine: {away[0].why_away()}" if away else None
+    def note_on_others(self, user: str, chosen: Host) -> str:
+        """Return what a new session of *user* on the *chosen* host says about what they have on others."""
+        notes = []
+        for host in (host for host in self.all() if host is not chosen and user in host.users):
+            there = host.users[user]
+            if not host.is_answering and (there.sessions or there.lingers):
+                notes.append(f"An earlier session of this notebook may be on another machine: {host.why_away()}")
+            if there.has_shelf and not chosen.has_shelf(user):
+                notes.append(f"Your shelf is on {host.name}, which {host.why_not_chosen()}; it stays there.")
+        return " ".join(notes)
 
     def check_client(self, kernel_id: str) -> None:
         """Check that the kernel of a client, which asks for it by the client's key, is on no host that is away.

@@ -55,8 +55,14 @@ class UserSummary(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     #: sessions that count towards their limit
     sessions: int
-    #: whether something waits for them there: tensors on a shelf, or a session that they can have back
-    has_left: bool = False
+    #: whether a session waits there that they can have back, and whether they have tensors on a shelf there
+    lingers: bool = False
+    has_shelf: bool = False
+
+    @property
+    def has_left(self) -> bool:
+        """Whether something waits for them there."""
+        return self.lingers or self.has_shelf
 
 
 class RaySummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,8 +87,16 @@ class HostSummary(msgspec.Struct, frozen=True, kw_only=True):
     is_complete: bool = False
     #: whether it is to get no new sessions
     is_cordoned: bool = False
+    #: whether it is drained although shelves remain there
+    leaves_shelves: bool = False
     #: None: no agent of a Ray cluster was ever there
     ray: RaySummary | None = None
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether it gets no new sessions, and nobody has anything there that it waits for."""
+        remaining = (user.sessions or user.lingers or not self.leaves_shelves for user in self.users.values())
+        return self.is_cordoned and self.is_complete and not any(remaining)
 
 
 def summarize_device(name: str, document: StatusDocument, in_use: int) -> DeviceSummary:
@@ -108,10 +122,11 @@ def summarize_device(name: str, document: StatusDocument, in_use: int) -> Device
     )
 
 
-def summarize_users(sessions: Mapping[str, int], left: set[str]) -> dict[str, UserSummary]:
-    """Return the summaries of the users with *sessions* (their number), and of those who have *left* something."""
+def summarize_users(sessions: Mapping[str, int], lingering: set[str], shelves: set[str]) -> dict[str, UserSummary]:
+    """Return the summaries of the users with *sessions* (their number), *lingering* ones, or *shelves*."""
     return {
-        user: UserSummary(sessions=sessions.get(user, 0), has_left=user in left) for user in sorted({*sessions, *left})
+        user: UserSummary(sessions=sessions.get(user, 0), lingers=user in lingering, has_shelf=user in shelves)
+        for user in sorted({*sessions, *lingering, *shelves})
     }
 
 

@@ -16,11 +16,11 @@ from tornado.httpserver import HTTPServer
 from tornado.web import Application, RequestHandler
 
 from sharedkernel.gateway.auth.identity import GatewayUser
-from sharedkernel.gateway.cluster.front import Front
-from sharedkernel.gateway.cluster.hosts import ClusterHosts, Host, HostAway
-from sharedkernel.gateway.cluster.requests import HostRequests, HostUnreached
-from sharedkernel.gateway.cluster.summary import HostSummary
 from sharedkernel.gateway.fleet.rules import FleetRules
+from sharedkernel.gateway.hosts.front import Front
+from sharedkernel.gateway.hosts.registry import ClusterHosts, Host, HostAway
+from sharedkernel.gateway.hosts.requests import HostRequests, HostUnreached
+from sharedkernel.gateway.hosts.summary import HostSummary
 from sharedkernel.local_stack import free_port
 from tests.gateway.conftest import run
 from tests.status.documents import document

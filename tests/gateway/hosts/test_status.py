@@ -10,9 +10,9 @@ from rich.console import Console
 
 from sharedkernel.cli.sessions import sessions_by_id
 from sharedkernel.cli.top.rows import lanes_view, session_words, sessions_view
-from sharedkernel.gateway.cluster.hosts import ClusterHosts
-from sharedkernel.gateway.cluster.status import merge_hosts
-from sharedkernel.gateway.cluster.summary import DeviceSummary, HostSummary, RaySummary, UserSummary
+from sharedkernel.gateway.hosts.registry import ClusterHosts
+from sharedkernel.gateway.hosts.status import merge_hosts
+from sharedkernel.gateway.hosts.summary import DeviceSummary, HostSummary, RaySummary, UserSummary
 from sharedkernel.status.document import StatusDocument
 from sharedkernel.status.tables import status_view
 from tests.status.documents import busy_document, document, session

@@ -14,12 +14,12 @@ from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.websocket import websocket_connect
 
 from sharedkernel.gateway.auth.tickets import Purpose, TicketKey, host_prefix
-from sharedkernel.gateway.cluster.registration import HOST_HEADER, PATH, HostRegistration
-from sharedkernel.gateway.cluster.summary import DeviceSummary, HostSummary
+from sharedkernel.gateway.hosts.registration import HOST_HEADER, PATH, HostRegistration
+from sharedkernel.gateway.hosts.summary import DeviceSummary, HostSummary
 from sharedkernel.gateway.tls import peer_context
-from tests.gateway.cluster.conftest import SECRET, Cluster
 from tests.gateway.conftest import run
 from tests.gateway.devices import until
+from tests.gateway.hosts.conftest import SECRET, Cluster
 
 pytestmark = pytest.mark.heavy
 

@@ -16,9 +16,9 @@ from tornado.httpclient import HTTPClientError
 
 from sharedkernel.gateway.auth.tickets import host_prefix
 from tests.gateway.client import Answer, Client
-from tests.gateway.cluster.conftest import HOSTS, Cluster
 from tests.gateway.conftest import Stack, run, wait_for
 from tests.gateway.devices import until
+from tests.gateway.hosts.conftest import HOSTS, Cluster
 from tests.gateway.test_stock_clients import stock_server
 
 pytestmark = pytest.mark.heavy
@@ -481,7 +481,9 @@ def test_a_cordoned_host_gets_no_sessions_and_loses_none(cluster: Cluster) -> No
                 kernel = await cluster.client("grace", front).start()
                 assert host_of(kernel) == "h1"
         assert await execute(grace, kernels["h2"], "print(1)") == "1"
-        assert (await hosts(0))["h2"]["users"] == {"grace": {"sessions": 1, "has_left": False}}
+        assert (await hosts(0))["h2"]["users"] == {
+            "grace": {"sessions": 1, "has_left": False, "lingers": False, "has_shelf": False}
+        }
         return kernels["h2"]
 
     kernel = asyncio.run(test())
@@ -500,7 +502,7 @@ def test_a_cordoned_host_gets_no_sessions_and_loses_none(cluster: Cluster) -> No
         assert (await grace.request("DELETE", f"/api/kernels/{kernel}?linger=0")).status == 204
         await until(lambda: _both(hosts, "drained"))
         assert (await ada.request("PUT", path, {"cordoned": False})).status == 204
-        await start_on_both(grace)
+        assert host_of(await grace.start()) == "h2", "the emptier one"
 
     asyncio.run(end())
 

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from sharedkernel.errors import ConfigError, ProtocolError, Refused
-from sharedkernel.gateway.cluster.front import Front
-from sharedkernel.gateway.cluster.hosts import ClusterHosts, Host, HostAway
-from sharedkernel.gateway.cluster.splice import handshake
-from sharedkernel.gateway.cluster.summary import DeviceSummary, HostSummary, UserSummary, read_summary
 from sharedkernel.gateway.config.settings import parse_fronts
+from sharedkernel.gateway.hosts.front import Front
+from sharedkernel.gateway.hosts.registry import ClusterHosts, Host, HostAway
+from sharedkernel.gateway.hosts.splice import handshake
+from sharedkernel.gateway.hosts.summary import DeviceSummary, HostSummary, UserSummary, read_summary
 
 DEVICE = DeviceSummary(
     name="cuda:15", model="N" * 48, capacity_bytes=1 << 38, free_bytes=(1 << 38) - 1, active=999, utilisation=999.99
@@ -32,7 +32,7 @@ def test_a_device_takes_at_most_200_bytes() -> None:
 
 def test_a_summary_comes_as_it_was_sent() -> None:
     """With its users."""
-    sent = summary(users={"ada": UserSummary(sessions=2, has_left=True)})
+    sent = summary(users={"ada": UserSummary(sessions=2, has_shelf=True)})
     assert read_summary(msgspec.msgpack.encode(sent)) == sent
 
 
@@ -93,10 +93,10 @@ def test_only_sessions_make_a_host_awaited() -> None:
     assert host.num_sessions("ada") == 1
     host.count("ada", -1)
     assert "ada" not in host.users
-    host.users["ada"] = UserSummary(sessions=0, has_left=True)
+    host.users["ada"] = UserSummary(sessions=0, has_shelf=True)
     host.count("ada", 1)
     host.count("ada", -1)
-    assert host.users["ada"] == UserSummary(sessions=0, has_left=True)
+    assert host.users["ada"] == UserSummary(sessions=0, has_shelf=True)
 
 
 def test_a_file_of_hosts_that_cannot_be_read_is_empty(tmp_path: Path) -> None:

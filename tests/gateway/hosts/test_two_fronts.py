@@ -20,14 +20,14 @@ from tornado.web import Application
 from tornado.websocket import WebSocketHandler
 
 from sharedkernel.gateway.auth.tickets import TicketKey, host_prefix
-from sharedkernel.gateway.cluster.registration import HostRegistration
-from sharedkernel.gateway.cluster.summary import HostSummary
+from sharedkernel.gateway.hosts.registration import HostRegistration
+from sharedkernel.gateway.hosts.summary import HostSummary
 from sharedkernel.gateway.tls import peer_context
 from sharedkernel.local_stack import free_port
 from tests.gateway.client import PATIENCE
-from tests.gateway.cluster.conftest import SECRET, Cluster, running_cluster
 from tests.gateway.conftest import wait_for
 from tests.gateway.devices import until
+from tests.gateway.hosts.conftest import SECRET, Cluster, running_cluster
 from tests.relay.support import Line, Notebook
 
 pytestmark = pytest.mark.heavy

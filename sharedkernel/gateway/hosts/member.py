@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn
 
 from sharedkernel._version import __version__
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.gateway.auth.tickets import TicketKey
-from sharedkernel.gateway.cluster.cordon import Cordon
-from sharedkernel.gateway.cluster.kernels import default_address, summarize
-from sharedkernel.gateway.cluster.registration import HostRegistration
-from sharedkernel.gateway.cluster.summary import HostSummary, RaySummary
 from sharedkernel.gateway.config.settings import parse_setting
+from sharedkernel.gateway.hosts.cordon import Cordon
+from sharedkernel.gateway.hosts.kernels import PeerOptions, default_address, summarize
+from sharedkernel.gateway.hosts.registration import HostRegistration
+from sharedkernel.gateway.hosts.summary import HostSummary, RaySummary
 from sharedkernel.gateway.kernels.manager import Deployment, SessionKernels
 from sharedkernel.ipc.host_files import AGENT_STATE, HOST_STATE, AgentState, HostState, read_state, write_state
 
@@ -21,20 +21,6 @@ log = logging.getLogger(__name__)
 
 #: seconds between two states for the agent, and two attempts to tell notebooks of a cordon
 _INTERVAL = 2.0
-
-#: modules with the routes that only a host of a cluster has
-HOST_SERVICES = ("sharedkernel.gateway.cluster.cordon", "sharedkernel.gateway.cluster.shelf_parts")
-
-
-class MemberOptions(Protocol):
-    """The gateway's options that are about its place in a cluster."""
-
-    host_name: str
-    host_address: str
-    fronts: Any
-    ip: str
-    port: int
-    certfile: str
 
 
 class HostMember:
@@ -52,7 +38,7 @@ class HostMember:
         Has the runtime directory, where the agent meets the gateway, and how the cluster's gateways know each other.
     """
 
-    def __init__(self, options: MemberOptions, manager: SessionKernels, key: TicketKey, deployment: Deployment) -> None:
+    def __init__(self, options: PeerOptions, manager: SessionKernels, key: TicketKey, deployment: Deployment) -> None:
         self._options = options
         self._manager = manager
         self._directory = deployment.runtime_directory
@@ -72,7 +58,7 @@ class HostMember:
         options = self._options
         is_encrypted = bool(options.certfile)
         address = options.host_address or default_address(options.ip, options.port, is_encrypted=is_encrypted)
-        return await summarize(self._manager, options.host_name, address, is_cordoned=self.cordon.is_set, ray=ray)
+        return await summarize(self._manager, options.host_name, address, self.cordon, ray)
 
     async def _keep_informed(self) -> NoReturn:
         while True:
@@ -92,7 +78,6 @@ def _state(summary: HostSummary) -> HostState:
         version=__version__,
         devices=[device.name for device in summary.devices],
         num_sessions=sum(user.sessions for user in summary.users.values()),
-        num_users=len(summary.users),
-        is_complete=summary.is_complete,
         is_cordoned=summary.is_cordoned,
+        is_drained=summary.is_drained,
     )

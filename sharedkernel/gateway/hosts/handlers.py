@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Iterable, Sequence
 from http import HTTPStatus
 from typing import Any, ClassVar, cast
 
@@ -19,15 +18,15 @@ from tornado.iostream import IOStream
 
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.audit import AuditedHandler
-from sharedkernel.gateway.cluster.changes import RuleChange
-from sharedkernel.gateway.cluster.cordon import PATH as CORDON_PATH
-from sharedkernel.gateway.cluster.front import Front
-from sharedkernel.gateway.cluster.hosts import Host, HostAway
-from sharedkernel.gateway.cluster.registration import PATH, RegistrationHandler
-from sharedkernel.gateway.cluster.requests import no_trust
-from sharedkernel.gateway.cluster.splice import Splice, WebsocketRefused, handshake, open_websocket
-from sharedkernel.gateway.cluster.status import host_entry
 from sharedkernel.gateway.errors import ErrorResponseMixin
+from sharedkernel.gateway.hosts.cordon import PATH as CORDON_PATH
+from sharedkernel.gateway.hosts.front import Front
+from sharedkernel.gateway.hosts.registration import PATH, RegistrationHandler
+from sharedkernel.gateway.hosts.registry import Host, HostAway
+from sharedkernel.gateway.hosts.requests import no_trust
+from sharedkernel.gateway.hosts.rules import HostRules
+from sharedkernel.gateway.hosts.splice import Splice, WebsocketRefused, handshake, open_websocket
+from sharedkernel.gateway.hosts.status import host_entry
 from sharedkernel.gateway.http import handlers
 from sharedkernel.gateway.http.health import HealthHandler
 from sharedkernel.gateway.http.status_feed import StatusFeedHandler
@@ -59,9 +58,9 @@ class FrontHandler(ErrorResponseMixin, AuditedHandler, APIHandler):
         """Headers for a host."""
         return [(name, self.request.headers[name]) for name in _ASKED if name in self.request.headers]
 
-    async def forward(self, kernel_id: str | None = None) -> None:
+    async def forward(self, kernel_id: str = "") -> None:
         """Answer with what the host of a kernel answers, or any host."""
-        host = self.front.any_host() if kernel_id is None else self.front.host_of(kernel_id)
+        host = self.front.host_of(kernel_id) if kernel_id else self.front.any_host()
         user, request = self.current_user, self.request
         self.pass_on(
             await self.front.requests.fetch(
@@ -88,7 +87,7 @@ def copy_headers(headers: HTTPHeaders, handler: web.RequestHandler) -> None:
 
 
 class ForwardedHandler(FrontHandler):
-    """What is about one kernel or notebook session, and goes to its host."""
+    """What is about one kernel or notebook session, and goes to its host; what is about none goes to any."""
 
     @web.authenticated
     async def get(self, kernel_id: str = "", session_id: str = "", **_: str) -> None:
@@ -122,8 +121,8 @@ class ListedHandler(FrontHandler):
         )
 
 
-class EverywhereHandler(FrontHandler):
-    """``/sharedkernel/api/policy``: read from one host, changed on all; those that are away get it later."""
+class FrontPolicyHandler(FrontHandler):
+    """``/sharedkernel/api/policy``: read from one host, changed on all."""
 
     actions: ClassVar[dict[str, str]] = {"PUT": "change policy"}
 
@@ -134,79 +133,28 @@ class EverywhereHandler(FrontHandler):
 
     @web.authenticated
     async def put(self) -> None:
-        """Forward the request to all hosts, and answer with the first refusal, or an answer."""
+        """Change the policy of all hosts; the answer is that of one which accepts it, if any does, and has `notes`."""
         self.front.any_host()
-        self.front.changes.check(self.front.hosts.all(), self.request.body)
-        answers, unreached = await change_everywhere(self, self.front, self.headers)
-        passed = max(answers.values(), key=lambda answer: answer.code, default=None)
+        rules, user, body = self.front.host_rules, self.current_user, self.request.body
+        answers = await rules.send(user, "PUT", self.uri, body)
+        passed = min(answers.values(), key=lambda answer: answer.code, default=None)
         if passed is None:
             raise HostAway("no host has answered; nothing was changed, try again.")
-        if passed.code < HTTPStatus.BAD_REQUEST:
-            let_wait(self, self.front, unreached)
-        self.pass_on(passed)
+        if passed.code >= HTTPStatus.BAD_REQUEST:
+            self.pass_on(passed)
+            return
+        notes = rules.hold(user, answers, policy=json.loads(body)["policy"])
+        self.finish(json.dumps(json.loads(passed.body) | ({"notes": notes} if notes else {})))
 
 
 class FrontQuotasHandler(handlers.QuotasHandler):
-    """``/sharedkernel/api/quotas``: the front's own, changed on all hosts; those that are away get it later."""
+    """``/sharedkernel/api/quotas``: the front's own, changed on all hosts."""
 
-    @web.authenticated
-    async def put(self) -> None:
-        """Override the configuration's quotas here and on all hosts; for admins."""
-        self._check()
-        await cast("Awaitable[None]", super().put())
-        await self._forward()
-
-    @web.authenticated
-    async def delete(self) -> None:
-        """Undo such overrides here and on all hosts; for admins."""
-        self._check()
-        await cast("Awaitable[None]", super().delete())
-        await self._forward()
-
-    def _check(self) -> None:
-        self._manager_for_admin()
-        front: Front = self.settings["front"]
-        front.changes.check(front.hosts.all(), self.request.body)
-
-    async def _forward(self) -> None:
-        front: Front = self.settings["front"]
-        answers, unreached = await change_everywhere(self, front)
-        for name, answer in answers.items():
-            if answer.code >= HTTPStatus.BAD_REQUEST:
-                self.log.warning(
-                    "the quotas of %s are as they were: it answers %s %s", name, answer.code, answer.reason
-                )
-        let_wait(self, front, unreached)
-
-
-async def change_everywhere(
-    handler: APIHandler, front: Front, headers: Iterable[tuple[str, str]] = ()
-) -> tuple[dict[str, HTTPResponse], list[str]]:
-    """Forward a request to all hosts, and return the answers by host, and the hosts that have not got it.
-
-    Those get it later, and so do those for which others wait already: changes keep their order.
-    """
-    now = [host for host in front.hosts.answering() if host.name not in front.changes]
-    method, uri, body = handler.request.method or "PUT", _uri(handler), handler.request.body
-    found = await front.requests.fetch_from_each(
-        now, handler.current_user, method, uri, body=body or None, headers=headers
-    )
-    answers = {name: answer for name, answer in found.items() if not isinstance(answer, HostAway)}
-    # Not sure whether one has got it that has not answered: twice does no harm.
-    return answers, [host.name for host in front.hosts.all() if host.name not in answers]
-
-
-def let_wait(handler: APIHandler, front: Front, hosts: Sequence[str]) -> None:
-    """Let the change that a request asks for wait for *hosts*."""
-    change = RuleChange(
-        method=handler.request.method or "PUT",
-        uri=_uri(handler),
-        body=handler.request.body.decode(),
-        user=handler.current_user.username,
-    )
-    for name in hosts:
-        handler.log.info("a change waits for %s: %s %s", name, change.method, change.uri)
-        front.changes.add(name, change)
+    async def apply_change(self) -> list[str]:
+        """Send the change to all hosts, and return a note for each that has not got it."""
+        rules: HostRules = self.settings["front"].host_rules
+        answers = await rules.send(self.current_user, self.request.method or "PUT", _uri(self), self.request.body)
+        return rules.hold(self.current_user, answers)
 
 
 def _uri(handler: APIHandler) -> str:
@@ -231,7 +179,8 @@ def describe_host(host: Host, *, with_users: bool) -> dict[str, Any]:
     }
     if with_users:
         found["users"] = {
-            name: {"sessions": user.sessions, "has_left": user.has_left} for name, user in host.users.items()
+            name: {kind: getattr(user, kind) for kind in ("sessions", "has_left", "lingers", "has_shelf")}
+            for name, user in host.users.items()
         }
     return found
 
@@ -254,11 +203,11 @@ class HostHandler(FrontHandler):
 
     @web.authenticated
     async def put(self, name: str) -> None:
-        """Cordon a host, or end that, as the body says: ``{"cordoned": true}``; the host itself asks for an admin."""
+        """Cordon a host, or end that, as the body says (`CordonHandler`); the host itself asks for an admin."""
         host = self.front.hosts.find(name)
         answer = await self.front.requests.fetch(host, self.current_user, "PUT", CORDON_PATH, body=self.request.body)
         if answer.code < HTTPStatus.BAD_REQUEST:
-            host.is_cordoned = bool(json.loads(self.request.body)["cordoned"])  # its next summary says the same
+            host.is_cordoned = json.loads(self.request.body)["cordoned"]  # its next summary says the same
         self.pass_on(answer)
 
     @web.authenticated
@@ -342,11 +291,11 @@ default_handlers: list[Any] = [
     (rf"/api/kernels/{_KERNEL}/channels", SpliceHandler),
     (r"/api/sessions", ListedHandler),
     (rf"/api/sessions/{sessions._session_id_regex}", ForwardedHandler),
-    (r"/api/kernelspecs(?:/[^/]+)?", EverywhereHandler),
+    (r"/api/kernelspecs(?:/[^/]+)?", ForwardedHandler),
     (r"/sharedkernel/api/status", FrontStatusHandler),
     (rf"/sharedkernel/api/sessions/{_KERNEL}/(?:offload|attach|ask-for-room)", ForwardedHandler),
     (r"/sharedkernel/api/quotas", FrontQuotasHandler),
-    (r"/sharedkernel/api/policy", EverywhereHandler),
+    (r"/sharedkernel/api/policy", FrontPolicyHandler),
     (r"/sharedkernel/api/events", StatusFeedHandler),
     (r"/sharedkernel/api/hosts", HostsHandler),
     (r"/sharedkernel/api/hosts/([A-Za-z0-9.-]+)", HostHandler),

@@ -10,12 +10,13 @@ from typing import Any, Protocol, cast
 from sharedkernel._version import __version__
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.auth.tickets import check_host_name, read_key
-from sharedkernel.gateway.cluster.changes import PendingChanges
-from sharedkernel.gateway.cluster.front import Front
-from sharedkernel.gateway.cluster.hosts import ClusterHosts
-from sharedkernel.gateway.cluster.requests import HostRequests
-from sharedkernel.gateway.cluster.summary import HostSummary, RaySummary, summarize_device, summarize_users
 from sharedkernel.gateway.fleet.placement import shelf_owners
+from sharedkernel.gateway.hosts.cordon import Cordon
+from sharedkernel.gateway.hosts.front import Front
+from sharedkernel.gateway.hosts.registry import ClusterHosts
+from sharedkernel.gateway.hosts.requests import HostRequests
+from sharedkernel.gateway.hosts.rules import HostRules
+from sharedkernel.gateway.hosts.summary import HostSummary, RaySummary, summarize_device, summarize_users
 from sharedkernel.gateway.kernels.manager import ClusterPeers, DeploymentOwner, SessionKernels
 from sharedkernel.gateway.tls import peer_context
 from sharedkernel.gateway_client.proxy import is_loopback
@@ -31,10 +32,10 @@ class FrontKernels(SessionKernels):
         peers = deployment.peers
         assert peers is not None
         directory = deployment.state_directory
-        requests = HostRequests(peers.key, peers.context)
-        changes = PendingChanges(directory / "changes.json", requests, self._tasks)
+        hosts, requests = ClusterHosts(directory / "hosts.json"), HostRequests(peers.key, peers.context)
+        host_rules = HostRules(directory / "rules.json", hosts, requests, self.rules, self._tasks)
         #: routes requests to the hosts
-        self.front = Front(ClusterHosts(directory / "hosts.json"), requests, self.rules, self.executors, changes)
+        self.front = Front(hosts, requests, self.rules, self.executors, host_rules)
 
     def connect(self) -> None:
         """Do nothing: a front has no executors."""
@@ -54,8 +55,12 @@ class FrontKernels(SessionKernels):
 
 
 class PeerOptions(Protocol):
-    """The gateway's options that are about its cluster."""
+    """The gateway's options that are about its place in a cluster."""
 
+    host_name: str
+    host_address: str
+    ip: str
+    port: int
     cluster_key: str
     cluster_ca: str
     certfile: str
@@ -81,7 +86,7 @@ def read_peers(options: PeerOptions) -> ClusterPeers | None:
 
 
 async def summarize(
-    manager: SessionKernels, name: str, address: str, *, is_cordoned: bool, ray: RaySummary | None
+    manager: SessionKernels, name: str, address: str, cordon: Cordon, ray: RaySummary | None
 ) -> HostSummary:
     """Return the summary of this host for the fronts.
 
@@ -91,13 +96,13 @@ async def summarize(
         Has its sessions.
     name, address
         Of the host, and the URL at which fronts reach it.
-    is_cordoned, ray
+    cordon, ray
         Whether it is to get no new sessions, and its place in a Ray cluster.
     """
     documents = await manager.executors.documents()
     users = manager.registry.owners() | manager.starter.users()
     owners = Counter({user: manager.starter.num_of(user) for user in users})
-    left = manager.detached.owners().union(*map(shelf_owners, documents.values()))
+    shelves = set[str]().union(*map(shelf_owners, documents.values()))
     return HostSummary(
         name=check_host_name(name),
         address=address,
@@ -106,9 +111,10 @@ async def summarize(
             summarize_device(device, document, manager.starter.count_in_use(device))
             for device, document in documents.items()
         ],
-        users=summarize_users(owners, left),
+        users=summarize_users(owners, manager.detached.owners(), shelves),
         is_complete=not manager.recovery.missing() and len(documents) == len(list(manager.executors)),
-        is_cordoned=is_cordoned,
+        is_cordoned=cordon.is_set,
+        leaves_shelves=cordon.leaves_shelves,
         ray=ray,
     )
 

@@ -12,8 +12,8 @@ from itertools import count
 import msgspec
 from msgspec import UNSET
 
-from sharedkernel.gateway.cluster.hosts import Host
 from sharedkernel.gateway.fleet.merged_status import combine, merge
+from sharedkernel.gateway.hosts.registry import Host
 from sharedkernel.status.document import DeviceEntry, StatusDocument, UserOnDevice, UserStatus
 from sharedkernel.status.hosts import HostEntry
 
@@ -90,17 +90,18 @@ def _of_host(host: str, document: StatusDocument, *, is_alone: bool) -> StatusDo
 
 def host_entry(host: Host) -> HostEntry:
     """Return what people are told of a host."""
+    ray = host.summary.ray
     return HostEntry(
         name=host.name,
         answering=host.is_answering,
         message=None if host.is_answering else host.why_away(),
-        version=host.version or None,
+        version=host.summary.version or None,
         num_devices=len(host.devices),
         num_sessions=host.total_sessions,
         cordoned=host.is_cordoned,
         drained=host.is_drained,
-        in_ray=None if host.ray is None else host.ray.is_in and host.is_answering,
-        adopted=None if host.ray is None else host.ray.has_adopted,
+        in_ray=None if ray is None else ray.is_in and host.is_answering,
+        adopted=None if ray is None else ray.has_adopted,
     )
 
 

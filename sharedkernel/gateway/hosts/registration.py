@@ -17,8 +17,8 @@ from tornado.websocket import WebSocketClosedError, WebSocketHandler, websocket_
 
 from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.gateway.auth.tickets import TICKET, Purpose, TicketKey
-from sharedkernel.gateway.cluster.front import Front
-from sharedkernel.gateway.cluster.summary import HostSummary, read_summary
+from sharedkernel.gateway.hosts.front import Front
+from sharedkernel.gateway.hosts.summary import HostSummary, read_summary
 
 log = logging.getLogger(__name__)
 
@@ -142,6 +142,6 @@ class RegistrationHandler(WebSocketHandler):
             if summary.name != self._name:
                 raise ConfigError(f"{self._name} registered as {summary.name}.")
             self.front.hosts.register(summary)
-            self.front.changes.send_to(self.front.hosts.find(summary.name))
+            self.front.host_rules.update(self.front.hosts.find(summary.name))
         except SharedKernelError as error:
             self.close(_REFUSED, str(error)[:100])

@@ -10,7 +10,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 from typing import Any
 
@@ -19,7 +19,7 @@ from tornado.simple_httpclient import HTTPTimeoutError, SimpleAsyncHTTPClient
 
 from sharedkernel.gateway.auth.identity import GatewayUser
 from sharedkernel.gateway.auth.tickets import Purpose, TicketKey
-from sharedkernel.gateway.cluster.hosts import Host, HostAway
+from sharedkernel.gateway.hosts.registry import Host, HostAway
 
 log = logging.getLogger(__name__)
 
@@ -137,20 +137,16 @@ class HostRequests:
 
     async def fetch_all(self, hosts: Iterable[Host], user: GatewayUser, uri: str) -> dict[str, Any]:
         """Return the JSON that each of *hosts* answers to a GET of *uri*, by name; of those that do in time."""
-
-        async def ask(host: Host) -> tuple[str, Any]:
-            with contextlib.suppress(HostAway, ValueError):
-                answer = await self.fetch(host, user, "GET", uri, seconds=_QUICK)
-                if answer.code == 200:
-                    return host.name, json.loads(answer.body)
-            return host.name, None
-
-        answers = await asyncio.gather(*map(ask, hosts))
-        return {name: answer for name, answer in answers if answer is not None}
+        found: dict[str, Any] = {}
+        for name, answer in (await self.fetch_from_each(hosts, user, "GET", uri)).items():
+            if isinstance(answer, HTTPResponse) and answer.code == HTTPStatus.OK:
+                with contextlib.suppress(ValueError):
+                    found[name] = json.loads(answer.body)
+        return found
 
     async def fetch_from_each(
         self,
-        hosts: Sequence[Host],
+        hosts: Iterable[Host],
         user: GatewayUser,
         method: str,
         uri: str,
@@ -160,13 +156,13 @@ class HostRequests:
     ) -> dict[str, HTTPResponse | HostAway]:
         """Return what each of *hosts* answers to a request, by name."""
 
-        async def ask(host: Host) -> HTTPResponse | HostAway:
+        async def ask(host: Host) -> tuple[str, HTTPResponse | HostAway]:
             try:
-                return await self.fetch(host, user, method, uri, body=body, headers=headers, seconds=_QUICK)
+                return host.name, await self.fetch(host, user, method, uri, body=body, headers=headers, seconds=_QUICK)
             except HostAway as error:
-                return error
+                return host.name, error
 
-        return dict(zip((host.name for host in hosts), await asyncio.gather(*map(ask, hosts)), strict=True))
+        return dict(await asyncio.gather(*map(ask, hosts)))
 
     def forget(self, name: str) -> None:
         """Forget a host."""

@@ -14,19 +14,19 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import UNSET
 from tornado.httpclient import HTTPResponse
 
 from sharedkernel.errors import QuotaExceeded, Refused
 from sharedkernel.gateway.auth.identity import GatewayUser
-from sharedkernel.gateway.cluster.changes import PendingChanges
-from sharedkernel.gateway.cluster.hosts import ClusterHosts, Host, HostAway, choose_device
-from sharedkernel.gateway.cluster.requests import IF_PROMPT, HostRequests, StartLost, reached
-from sharedkernel.gateway.cluster.shelf_carrier import ShelfCarrier
-from sharedkernel.gateway.cluster.status import merge_hosts
+from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.gateway.fleet.rules import FleetRules
+from sharedkernel.gateway.hosts.registry import ClusterHosts, Host, HostAway, choose_device
+from sharedkernel.gateway.hosts.requests import IF_PROMPT, HostRequests, StartLost, reached
+from sharedkernel.gateway.hosts.rules import HostRules
+from sharedkernel.gateway.hosts.status import merge_hosts
 from sharedkernel.gateway.kernels.starting import COLOUR_HEADER, NOTE_HEADER
 from sharedkernel.status.document import StatusDocument, read_status
 from sharedkernel.status.refusal_text import explain_session_limit
@@ -39,12 +39,6 @@ _MAX_KERNELS = 10_000
 _LOST_PATIENCE = 60.0
 #: seconds that a new session waits for a device while hosts or their executors are still to come, and between two looks
 _DEVICE_PATIENCE, _LOOK = 5.0, 0.1
-
-
-class PlacementOwner(Protocol):
-    """What has the placement rule, which a new configuration replaces."""
-
-    placement: str
 
 
 class Front:
@@ -60,8 +54,8 @@ class Front:
         Has the limits on the number of sessions.
     executors
         Has the rule that chooses the host of a new session.
-    changes
-        Has what hosts that were away must get.
+    host_rules
+        Has the quotas and the policy of the hosts.
     """
 
     def __init__(
@@ -69,15 +63,14 @@ class Front:
         hosts: ClusterHosts,
         requests: HostRequests,
         rules: FleetRules,
-        executors: PlacementOwner,
-        changes: PendingChanges,
+        executors: Executors,
+        host_rules: HostRules,
     ) -> None:
         self.hosts = hosts
-        self.changes = changes
+        self.host_rules = host_rules
         self.requests = requests
         self._rules = rules
         self._executors = executors
-        self._shelves = ShelfCarrier(requests)
         #: starts in progress, by user, client key and notebook: one that is asked for again is not made twice
         self._starting: dict[tuple[str, str | None, str | None], asyncio.Future[HTTPResponse]] = {}
         #: kernels by user and client key: a status document may not show yet what has just started
@@ -250,7 +243,6 @@ class Front:
         # Nothing is awaited between the check and the session's being counted in its host's summary, so parallel
         # requests cannot exceed the limit.
         await self._check_number(user.username)
-        earlier = self.hosts.note_on_earlier(user.username)
         headers = [*headers, (COLOUR_HEADER, self._rules.colours.choose(user.username))]
         refused: set[str] = set()
         answer: HTTPResponse | None = None
@@ -264,16 +256,13 @@ class Front:
             counted, heard = host.users[user.username], host.heard
             patience = {} if len(self._placeable(refused)) == 1 else {"connect_seconds": IF_PROMPT}
             with reached(host), self._counting(user.username, host.name):
-                left = await self._shelves.find(user, [each for each in self.hosts.answering() if each is not host])
-                note = " ".join(filter(None, [earlier, *(each.note() for each in left)]))
+                note = self.hosts.note_on_others(user.username, host)
                 noted = [*headers, (NOTE_HEADER, note)] if note else headers
                 answer = await self.requests.fetch(host, user, "POST", uri, body=body, headers=noted, **patience)
                 if answer.code not in _ELSEWHERE:
                     # A summary that was on its way when the request came there did not count it.
                     if answer.code == HTTPStatus.CREATED and host.num_sessions(user.username) <= counted.sessions:
                         host.users[user.username] = counted
-                    if answer.code == HTTPStatus.CREATED and left:
-                        await self._shelves.carry(user, left, host, _kernel_of(answer))
                     return answer
             if host.heard == heard:  # no summary has come since it was counted there
                 host.count(user.username, -1)
@@ -312,7 +301,7 @@ class Front:
         end = time.monotonic() + _DEVICE_PATIENCE
         while not self._placeable(()) and time.monotonic() < end:
             answering = self.hosts.answering()
-            if not self.hosts.is_new and all(host.is_complete or host.is_cordoned for host in answering):
+            if not self.hosts.is_new and all(host.summary.is_complete or host.is_cordoned for host in answering):
                 return
             await asyncio.sleep(_LOOK)
 
@@ -391,7 +380,7 @@ class Front:
         """Forget a host that is gone for good; see :meth:`ClusterHosts.forget`."""
         self.hosts.forget(name)
         self.requests.forget(name)
-        self.changes.forget(name)
+        self.host_rules.forget(name)
 
 
 def _kernel_of(started: HTTPResponse) -> str:

@@ -1,6 +1,0 @@
-"""Several hosts behind one address: a front gateway forwards its users' requests to the hosts that registered there.
-
-On a host, `registration.py` sends the summary of `summary.py` to each front. On a front, `hosts.py` has the hosts,
-`front.py` decides which one gets a request, `handlers.py` and `requests.py` forward it, `splice.py` joins websockets,
-and `status.py` merges the hosts' status documents.
-"""
