@@ -19,7 +19,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.system import lifetime
@@ -317,7 +317,7 @@ async def keep_running(executors: Sequence[LastingService], gateway: LastingServ
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, told.set)
     loop.add_signal_handler(signal.SIGHUP, gateway.send_signal, signal.SIGHUP)
-    tasks = [asyncio.create_task(service.keep_running()) for service in (*executors, gateway)]
+    tasks: list[asyncio.Task[Any]] = [asyncio.create_task(each.keep_running()) for each in (*executors, gateway)]
     tasks.append(asyncio.create_task(told.wait()))
     done, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in others:

@@ -28,8 +28,8 @@ from traitlets.config.loader import (
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.config.quotas import QuotaError, QuotaLevel, Quotas, find_group_faults
 from sharedkernel.paths import parse_devices
-from sharedkernel.scheduling.model.config import PolicyName
 from sharedkernel.scheduling.placement import PLACEMENTS
+from sharedkernel.scheduling.policies.registry import POLICIES
 
 CONFIG_NAME = "jupyter_sharedkernel_config"
 
@@ -232,8 +232,8 @@ def parse_policy(name: Any) -> str:
     """
     if name in ("", None):
         return ""
-    if name not in list(PolicyName):
-        raise ConfigError(f"policy is {name!r}; write one of {', '.join(map(repr, map(str, PolicyName)))}.")
+    if name not in list(POLICIES):
+        raise ConfigError(f"policy is {name!r}; write one of {', '.join(map(repr, POLICIES))}.")
     return str(name)
 
 
