@@ -36,8 +36,9 @@ from sharedkernel.gateway.hosts.registration import HostRegistration
 from sharedkernel.gateway.hosts.registry import ClusterHosts, choose_device
 from sharedkernel.gateway.hosts.summary import HostSummary
 from sharedkernel.gateway.tls import peer_context
-from sharedkernel.local_stack import Service, free_port
+from sharedkernel.local_stack import free_port
 from sharedkernel.scheduling.placement import PlacementName
+from sharedkernel.services import Service
 
 _MESSAGE = bytes(1024)
 #: messages of one websocket in a block, websockets at a time, and placements by each rule

@@ -17,7 +17,8 @@ import psutil
 from benchmarks.stack.client import Notebook, open_notebook
 from benchmarks.stack.results import Conditions, Result, Target, median_ratio
 from benchmarks.stack.servers import StockServer, gateway_route
-from sharedkernel.local_stack import LocalStack, Service
+from sharedkernel.local_stack import LocalStack
+from sharedkernel.services import Service
 
 #: messages of one flood
 _MESSAGES = 10_000

@@ -24,7 +24,8 @@ from benchmarks.stack.client import Notebook, open_notebook
 from benchmarks.stack.results import BenchmarkFailed, Conditions, Result, Target, brief, percentile
 from benchmarks.stack.servers import gateway_route
 from benchmarks.stack.trainings import prepare, until_under_way
-from sharedkernel.local_stack import LocalStack, Service, free_port
+from sharedkernel.local_stack import LocalStack, free_port
+from sharedkernel.services import Service
 
 #: a browser in a container, without a screen and without asking the outside world for anything
 CHROMIUM_ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]

@@ -8,16 +8,12 @@ users' tokens, the kernelspec. Linux only; not for serving others: that is what 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import secrets
 import shutil
-import signal
 import socket
-import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -28,122 +24,14 @@ from sharedkernel.gateway_client.credentials import Credentials
 from sharedkernel.gateway_client.refusals import GatewayUnreachable
 from sharedkernel.gateway_client.status import fetch_status
 from sharedkernel.paths import EXECUTOR_SOCKET, LONGEST_RUNTIME_DIRECTORY, device_directory
+from sharedkernel.services import Service
 from sharedkernel.status.document import StatusDocument
-from sharedkernel.system import lifetime
 from sharedkernel.system.signals import uninterrupted
 
-log = logging.getLogger(__name__)
-
-#: seconds that a service may take until it answers; the executor imports torch, on a busy machine, and tries a GPU for
-#: up to a minute
-START_TIMEOUT = 120.0
-#: seconds that a service may take to end by itself after SIGTERM; an executor waits for what still imports torch
-STOP_TIMEOUT = 60.0
-_LOG_TAIL_LINES = 15
 #: says which ports the system gives to those who name none
 _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 #: below it are the ports that people write down for their services
 _LOWEST_PORT = 20_000
-
-
-class Service:
-    """One command running as a process of its own; it ends when its starter does.
-
-    Parameters
-    ----------
-    arguments
-        The command line after the program's name.
-    log_path
-        Where its output goes; appended to when it is started again.
-    is_ready
-        Whether it answers by now.
-    scratch
-        Where it and what it starts keep temporary files.
-    program
-        The module that ``python -m`` runs.
-    name
-        Of the service, in sentences; by default its first argument.
-    environment
-        Variables beside those of this process.
-    """
-
-    def __init__(
-        self,
-        arguments: Sequence[str],
-        *,
-        log_path: Path,
-        is_ready: Callable[[], bool],
-        scratch: Path,
-        program: str = "sharedkernel",
-        name: str | None = None,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
-        self.program = program
-        self.name = name or arguments[0]
-        self.environment = dict(environment or {})
-        self.arguments = list(arguments)
-        self.log_path = log_path
-        self.is_ready = is_ready
-        self.scratch = scratch
-        #: the last process started, running or not
-        self.process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def running(self) -> bool:
-        """Whether its process lives."""
-        return self.process is not None and self.process.poll() is None
-
-    def start(self) -> None:
-        """Start the process; :meth:`wait_until_ready` says when it answers."""
-        with self.log_path.open("ab") as output:
-            # A session of its own: a terminal's Ctrl-C is for the starter, who then ends its services in order.
-            self.process = subprocess.Popen(
-                lifetime.command(self.program, self.arguments),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=os.environ | self.environment | {"TMPDIR": str(self.scratch)},
-                start_new_session=True,
-            )
-
-    def wait_until_ready(self, timeout: float = START_TIMEOUT) -> None:
-        """Return once it answers.
-
-        Raises
-        ------
-        SharedKernelError
-            When it ended or did not answer within *timeout* seconds, with the last lines of its log.
-        """
-        deadline = time.monotonic() + timeout
-        while not self.is_ready():
-            if not self.running:
-                raise SharedKernelError(f"the {self.name} ended at its start:\n{self.log_tail()}")
-            if time.monotonic() > deadline:
-                raise SharedKernelError(f"the {self.name} did not answer within {timeout:.0f} s:\n{self.log_tail()}")
-            time.sleep(0.02)
-
-    def stop(self, timeout: float = STOP_TIMEOUT) -> None:
-        """End the process, kindly first; returns once it is reaped."""
-        if self.process is None:
-            return
-        for signum in (signal.SIGTERM, signal.SIGKILL):
-            if self.running:
-                self.process.send_signal(signum)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self.process.wait(timeout)
-                    return
-                log.warning("the %s did not end within %g s of %s", self.name, timeout, signum.name)
-
-    def kill(self) -> None:
-        """End the process at once (SIGKILL), as a crash would; returns once it is reaped."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-
-    def log_tail(self) -> str:
-        """Return the last lines of its log."""
-        lines = self.log_path.read_text(errors="replace").splitlines()
-        return "\n".join(f"  {line}" for line in lines[-_LOG_TAIL_LINES:]) or "  (its log is empty)"
 
 
 class LocalStack:
@@ -159,10 +47,10 @@ class LocalStack:
     ----------
     users
         Who may come; the first one is an admin.
-    device, capacity
-        As ``sharedkernel executor`` takes them; no capacity: what the executor takes by itself.
-    executors
-        The devices, where there are several, such as ``["host", "host:1"]``; each has an executor of *capacity*.
+    devices
+        Each has an executor of its own.
+    capacity
+        Of each device, as ``sharedkernel executor`` takes it; None: what the executor takes by itself.
     quotas, groups
         As in ``jupyter_sharedkernel_config.py``.
     config
@@ -177,8 +65,7 @@ class LocalStack:
         self,
         *,
         users: Sequence[str] = ("user",),
-        device: str = "host",
-        executors: Sequence[str] = (),
+        devices: Sequence[str] = ("host",),
         capacity: str | None = "4GiB",
         quotas: Mapping[str, Any] | None = None,
         groups: Mapping[str, Sequence[str]] | None = None,
@@ -190,11 +77,12 @@ class LocalStack:
         # Nobody comes back to a stack's sessions, unless it is said how long they should wait.
         quotas = {**(quotas or {}), "default": {"linger": 0, **(quotas or {}).get("default", {})}}
         self._settings = {
-            "quotas": quotas, "groups": groups, "admins": set(self.users[:1]), "executors": list(executors),
+            "quotas": quotas, "groups": groups, "admins": set(self.users[:1]),
+            "executors": list(devices) if len(devices) > 1 else None,
         }  # fmt: skip
         self._extra_config = config
         #: holds everything
-        self.directory = _make_directory(executors or (device,))
+        self.directory = _make_directory(devices)
         self.port = port if port is not None else free_port()
         self.gateway_url = f"http://127.0.0.1:{self.port}"
         self._tokens: dict[str, str] = {}
@@ -206,11 +94,11 @@ class LocalStack:
                     "executor", "--device", name, *capacity_arguments, "--end-sessions-on-exit",
                     *self._places, *executor_arguments,
                 ],
-                log_path=self.directory / ("executor.log" if name == device else f"executor-{name}.log"),
+                log_path=self.directory / ("executor.log" if name == devices[0] else f"executor-{name}.log"),
                 is_ready=partial(self._executor_answers, name),
                 scratch=self._scratch,
             )
-            for name in executors or (device,)
+            for name in devices
         }  # fmt: skip
         self.gateway = Service(
             [

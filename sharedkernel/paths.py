@@ -16,8 +16,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import stat
 from pathlib import Path
+from typing import Any
 
 from sharedkernel.errors import ConfigError
 
@@ -44,6 +46,7 @@ LOGS_DIRECTORY = "logs"
 OFFLOAD_VARIABLE = "SHAREDKERNEL_OFFLOAD_DIR"
 #: names of a host's first device: its executor uses the runtime directory itself
 FIRST_DEVICES = ("host", "cuda", "cuda:0")
+_DEVICE = re.compile(r"(host|cuda)(:(0|[1-9][0-9]*))?")
 #: most bytes of a runtime directory's path: a session's sockets add 21, and a unix socket's path holds 107
 LONGEST_RUNTIME_DIRECTORY = 86
 
@@ -59,6 +62,37 @@ def default_runtime_directory() -> Path:
 def device_directory(runtime_directory: Path, device: str) -> Path:
     """Return where the executor of *device*, such as ``host:1``, meets the gateway of *runtime_directory*."""
     return runtime_directory if device in FIRST_DEVICES else runtime_directory / device.replace(":", "-")
+
+
+def parse_devices(value: Any) -> tuple[str, ...]:
+    """Return the devices of the setting `executors`, or of `--devices`, if they can be used together.
+
+    Parameters
+    ----------
+    value
+        A list of names, or one text with commas between them, as a command line has it.
+
+    Raises
+    ------
+    ConfigError
+        When they cannot.
+    """
+    if isinstance(value, str):
+        value = [name.strip() for name in value.split(",")]
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"executors is {value!r}; write a list of devices, such as ['cuda:0', 'cuda:1'].")
+    for device in value:
+        if not (isinstance(device, str) and _DEVICE.fullmatch(device)):
+            raise ConfigError(f"executors names {device!r}; write 'cuda:N' or 'host:N', as in --device.")
+        if value.count(device) > 1:
+            raise ConfigError(f"executors names {device!r} twice; a device has one executor.")
+    first = [device for device in value if device in FIRST_DEVICES]
+    if len(first) > 1:
+        raise ConfigError(
+            f"executors names {' and '.join(map(repr, first))}, whose executors would have the same runtime directory; "
+            "give the host a number, as in 'host:1', and name a GPU once."
+        )
+    return tuple(value)
 
 
 def gateway_directory(runtime_directory: Path) -> Path:

@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[1] / PACKAGE
 #: rooms (folders and modules of the package), the highest first; a room may import its own layer and those below
 LAYERS: tuple[frozenset[str], ...] = (
     # what people and other programs start
-    frozenset({"__init__", "__main__", "cli", "local_stack", "gateway", "executor", "relay"})
-    | {"serverextension", "demo", "selftest", "host", "cluster"},
+    frozenset({"__init__", "__main__", "cli", "local_stack", "services", "gateway", "executor", "relay"})
+    | {"serverextension", "demo", "selftest", "cluster"},
     # what runs in a notebook, and the simulator
     frozenset({"session", "widgets", "shelf", "simulator"}),
     # the core
@@ -69,7 +69,6 @@ WIDE_CONSTRUCTORS = frozenset(
         "executor.control.router.MessageRouter",
         "executor.sessions.starting.SessionLauncher",
         "gateway.kernels.starting.SessionStarter",
-        "local_stack.LocalStack",
         "scheduling.memory.admission.Admission",
     }
 )

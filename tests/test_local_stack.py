@@ -66,7 +66,7 @@ def test_temporary_files_may_be_far_down(tmp_path: Path) -> None:
     deep.mkdir(parents=True)
     script = (
         "from sharedkernel.local_stack import LocalStack\n"
-        "with LocalStack(users=['ada'], executors=['host', 'host:1'], capacity='1GiB') as stack:\n"
+        "with LocalStack(users=['ada'], devices=['host', 'host:1'], capacity='1GiB') as stack:\n"
         "    print(stack.directory, len(stack.status('ada').devices))\n"
     )
     environment = os.environ | {"TMPDIR": str(deep)}

@@ -14,7 +14,7 @@ class WarmStack(LocalStack):
 
     def __init__(self, **options: Any) -> None:
         self._place: WarmPlace | None = None
-        if not options.keys() & {"device", "executors"}:
+        if "devices" not in options:
             self._place = take_place()
         super().__init__(**options)
         if self._place is not None:

@@ -178,7 +178,7 @@ class Bench:
         trust = () if self._trust is None else ("--trust", str(self._trust))
         with LocalStack(
             users=users or ("ada",),
-            device=self.device,
+            devices=[self.device],
             capacity=None,
             executor_arguments=[*trust, *arguments],
             **options,

@@ -24,7 +24,8 @@ from ipykernel.kernelspec import write_kernel_spec
 
 from benchmarks.stack.client import Route
 from sharedkernel.jupyter.names import KERNEL_NAME
-from sharedkernel.local_stack import LocalStack, Service, free_port
+from sharedkernel.local_stack import LocalStack, free_port
+from sharedkernel.services import Service
 from sharedkernel.system.signals import uninterrupted
 
 log = logging.getLogger(__name__)

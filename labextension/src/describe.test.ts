@@ -12,7 +12,6 @@ import {
   tone
 } from './describe';
 import { formatBytes, percent } from './format';
-import { explain } from './policy';
 import { english, session, status, view } from './testdocuments';
 import { ISession, parseView } from './view';
 
@@ -78,13 +77,6 @@ describe('lingeringWords', () => {
     ]
   ])('tell how to have it back: %j', (fields, words) => {
     expect(lingeringWords(read(fields), english)).toBe(words);
-  });
-});
-
-describe('explain', () => {
-  it('says what a policy does, and nothing of one that is unknown', () => {
-    expect(explain('fifo', english)).toContain('the oldest first');
-    expect(explain('fair, fifo', english)).toBeNull();
   });
 });
 

@@ -92,7 +92,7 @@ export function DeviceSection(props: IProps): React.ReactElement {
           </span>
         ))}
       </p>
-      <PolicyLine policy={status.device.policy} api={api} trans={trans} />
+      <PolicyLine policy={status.device.policy} summary={status.device.policySummary} api={api} trans={trans} />
       {api !== null && status.placement !== null && <PlacementLine rule={status.placement} trans={trans} />}
     </section>
   );

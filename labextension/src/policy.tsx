@@ -9,14 +9,15 @@ import type { IAdminApi } from './limits';
 interface IProps {
   /** As the status document has it; several devices may have several. */
   policy: string;
+  /** What it does, in one sentence; null where devices have several, or an older executor does not say. */
+  summary: string | null;
   /** Null for who may not change it. */
   api: IAdminApi | null;
   trans: TranslationBundle;
 }
 
 export function PolicyLine(props: IProps): React.ReactElement {
-  const { policy, api, trans } = props;
-  const meaning = explain(policy, trans);
+  const { policy, summary, api, trans } = props;
   return (
     <div className="sk-Policy">
       {api === null ? (
@@ -24,7 +25,7 @@ export function PolicyLine(props: IProps): React.ReactElement {
       ) : (
         <PolicyChoice policy={policy} api={api} trans={trans} />
       )}
-      {meaning !== null && <p className="sk-Hint">{meaning}</p>}
+      {summary !== null && <p className="sk-Hint">{safeText(summary)}</p>}
       {api !== null && (
         <p className="sk-Hint">
           {trans.__('A choice here holds until the executor ends; the gateway’s setting “policy” outlives it.')}
@@ -90,28 +91,6 @@ function PolicyChoice(props: { policy: string; api: IAdminApi; trans: Translatio
       <div role="alert">{problem !== null && <p className="sk-Notice sk-mod-problem">{safeText(problem)}</p>}</div>
     </>
   );
-}
-
-/** Return what a policy does, in a few words; null for one that this page does not know. */
-export function explain(policy: string, trans: TranslationBundle): string | null {
-  switch (policy) {
-    case 'fair':
-      return trans.__('Users take turns, by their shares.');
-    case 'fifo':
-      return trans.__('Cells run to their end, the oldest first.');
-    case 'srtf':
-      return trans.__('Cells that need the least until their end go first.');
-    case 'pack':
-      return trans.__('Cells run in their order, side by side where there is room.');
-    case 'priority':
-      return trans.__('Users of a higher priority go first; those of the same take turns.');
-    case 'las':
-      return trans.__('Sessions that were served the least go first.');
-    case 'gittins':
-      return trans.__('Sessions that will likely end soon go first.');
-    default:
-      return null;
-  }
 }
 
 /** Return what a placement rule does, in a few words; null for one that this page does not know. */

@@ -9,6 +9,8 @@ export interface IDeviceEntry {
   description?: string | null;
   lanes_shared?: boolean;
   lanes_shared_reason?: string;
+  policy_summary?: string;
+  waits_foreseen_by?: string | null;
   isolation?: string;
   isolation_note?: string;
   uuid?: string;
@@ -44,6 +46,8 @@ export interface IDeviceStatus {
   description?: string | null;
   lanes_shared?: boolean;
   lanes_shared_reason?: string;
+  policy_summary?: string;
+  waits_foreseen_by?: string | null;
   isolation?: string;
   isolation_note?: string;
   uuid?: string;

@@ -34,6 +34,8 @@ export interface IDevice {
   reserveBytes: number;
   usedBytes: number;
   policy: string;
+  /** What the policy does, in one sentence. */
+  policySummary: string | null;
   /** Why its executor does not answer; null while it does. */
   trouble: string | null;
   /** In percent; null where it is not known, as all below. */
@@ -270,6 +272,7 @@ function parseDevice(fields: Fields<IDeviceStatus & Partial<IDeviceEntry>>): IDe
     reserveBytes: amount(fields.reserve_bytes),
     usedBytes: amount(fields.used_bytes),
     policy: textOrNull(fields.policy) ?? '',
+    policySummary: textOrNull(fields.policy_summary),
     trouble: fields.available === false ? (textOrNull(fields.message) ?? '') : null,
     utilisation: numberOrNull(fields.utilisation),
     temperatureCelsius: numberOrNull(fields.temperature_celsius),

@@ -15,6 +15,7 @@ from traitlets import Unicode
 from sharedkernel.cli.options import StackCommandApp
 from sharedkernel.jupyter.names import KERNEL_NAME
 from sharedkernel.local_stack import LocalStack
+from sharedkernel.services import stop_process
 from sharedkernel.system import lifetime
 from sharedkernel.system.nvml import visible_gpus
 from sharedkernel.system.signals import ended_by_signals, left_to_child
@@ -86,7 +87,7 @@ class LabApp(StackCommandApp):
                 try:
                     status = lab.wait()
                 finally:
-                    _end(lab)
+                    stop_process(lab, "JupyterLab", _STOP_TIMEOUT)
         if status > 0 and os.geteuid() == 0 and not any(word.startswith("--allow-root") for word in self.extra_args):
             # Some configuration may allow it, so it is not refused beforehand.
             print(  # noqa: T201
@@ -101,14 +102,3 @@ def _path_with_commands() -> str:
     place = str(Path(sys.executable).parent)
     places = os.environ.get("PATH", os.defpath).split(os.pathsep)
     return os.pathsep.join(places if place in places else [place, *places])
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End *process*, kindly first; returns once it is reaped."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(_STOP_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()

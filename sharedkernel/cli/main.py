@@ -51,7 +51,7 @@ COMMANDS = {
         extra="lab",
     ),
     "host": Command(
-        application="sharedkernel.host.app.HostApp",
+        application="sharedkernel.cli.host.HostApp",
         help="Serve all GPUs of this machine: keep an executor for each and a gateway running.",
         extra="host",
     ),

@@ -127,4 +127,4 @@ class StackCommandApp(CommandApp):
 
     def stack_options(self) -> dict[str, Any]:
         """Return the options as :class:`~sharedkernel.local_stack.LocalStack` takes them."""
-        return {"device": self.device, "capacity": self.capacity or None}
+        return {"devices": [self.device], "capacity": self.capacity or None}

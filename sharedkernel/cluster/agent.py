@@ -25,9 +25,9 @@ from sharedkernel._version import __version__
 from sharedkernel.cluster.launch import ends_with_ray, host_environment, start_detached
 from sharedkernel.cluster.settings import DIRECTORY, INTERVAL, NAMESPACE, RESOURCE, ClusterSettings
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.host.running import RunningProcess
 from sharedkernel.ipc.host_files import AGENT_STATE, HOST_STATE, AgentState, HostState, read_state, write_state
 from sharedkernel.paths import make_private_directory
+from sharedkernel.services import RunningProcess
 from sharedkernel.system.atomic_file import replace_file
 from sharedkernel.system.lock_file import HOST_LOCK
 
@@ -67,17 +67,12 @@ class HostAgent:
         process = self._find() if self._settings is not None else None
         if process is None:
             return True
+        process.send_signal(signal.SIGTERM)
         try:
-            process.send_signal(signal.SIGTERM)
-            deadline = time.monotonic() + _STOP_TIMEOUT
-            while time.monotonic() < deadline:
-                time.sleep(0.2)
-                if (still := self._find()) is None:
-                    return True
-                still.close()
+            process.wait(_STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
             return False
-        finally:
-            process.close()
+        return True
 
     # --- in the background --------------------------------------------------------------------------------------------
 
@@ -127,10 +122,7 @@ class HostAgent:
 
     def _ensure(self, settings: ClusterSettings) -> str | None:
         """See to it that the host's services run; return a sentence if they do not, and cannot be started."""
-        process = self._find()
-        runs = process is not None
-        if process is not None:
-            process.close()
+        runs = self._find() is not None
         if settings.is_supervised and not runs:  # its lock may be another container's, which cannot be seen here
             runs = read_state(settings.directory(self._host), HOST_STATE, HostState)[1]
         if runs:

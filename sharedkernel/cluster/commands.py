@@ -20,7 +20,8 @@ from sharedkernel.cluster.trust import open_to_strangers, readable_token, shared
 from sharedkernel.distribution import install_hint
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.gateway.auth.tickets import read_key
-from sharedkernel.gateway.config.settings import parse_devices, parse_fronts
+from sharedkernel.gateway.config.settings import parse_fronts
+from sharedkernel.paths import parse_devices
 from sharedkernel.status.tables import hosts_table
 from sharedkernel.units import parse_duration
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway.config.settings import parse_devices
-from sharedkernel.paths import default_runtime_directory
+from sharedkernel.paths import default_runtime_directory, parse_devices
 
 #: the label of a Ray node that is one of the hosts; its value is the host's name
 LABEL = "sharedkernel.io/host"

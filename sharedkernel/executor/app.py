@@ -25,7 +25,8 @@ from sharedkernel.executor.sessions.pool import IN_DEMAND
 from sharedkernel.executor.supervision.environments import Environment, open_environments
 from sharedkernel.paths import default_runtime_directory, device_directory, make_private_directory, make_state_directory
 from sharedkernel.protocol import Device
-from sharedkernel.scheduling.model.config import PolicyName, SchedulerConfig
+from sharedkernel.scheduling.model.config import DEFAULT_POLICY, SchedulerConfig
+from sharedkernel.scheduling.policies.registry import POLICY_HELP
 from sharedkernel.selftest.steps import table
 from sharedkernel.system.log_filter import RepetitionFilter
 from sharedkernel.system.malloc import keep_trimmed
@@ -69,9 +70,7 @@ class ExecutorApp(CommandApp):
         help="Private directory for what outlives a reboot: users' totals, and how long cells took. Default: "
         "$XDG_STATE_HOME/sharedkernel, or ~/.local/state/sharedkernel; in it, one for each runtime_dir that is named."
     ).tag(config=True)
-    policy = Unicode(
-        PolicyName.FAIR, help=f"Who is served first: one of {', '.join(f'`{name}`' for name in PolicyName)}."
-    ).tag(config=True)
+    policy = Unicode(DEFAULT_POLICY, help=f"Who is served first. {POLICY_HELP}").tag(config=True)
     quantum = Union(
         [Float(), Unicode()], default_value="50ms", help="How far a holder may get ahead before others are served."
     ).tag(config=True)

@@ -1,6 +1,6 @@
 """The scheduling core: pure decisions about one device. Events in, actions out; see `scheduler.py`."""
 
-from sharedkernel.scheduling.model.config import PolicyName, SchedulerConfig
+from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.types import LaneId, MemoryProfile, SessionId, SessionState, UserId
 from sharedkernel.scheduling.scheduler import Scheduler
 from sharedkernel.scheduling.snapshot import LaneView, SessionView, Snapshot, UserView
@@ -9,7 +9,6 @@ __all__ = [
     "LaneId",
     "LaneView",
     "MemoryProfile",
-    "PolicyName",
     "Scheduler",
     "SchedulerConfig",
     "SessionId",

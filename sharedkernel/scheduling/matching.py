@@ -23,7 +23,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy
-from scipy.optimize import linear_sum_assignment
 
 from sharedkernel.errors import ConfigError
 
@@ -77,7 +76,13 @@ def match(jobs: Sequence[MatchedJob], devices: Sequence[MatchedDevice]) -> dict[
     ------
     ValueError
         When a job can run on none of the devices.
+    ConfigError
+        When scipy is missing.
     """
+    try:
+        from scipy.optimize import linear_sum_assignment
+    except ImportError:
+        raise ConfigError("the policy allox needs scipy; install it with `pip install scipy`.") from None
     plan: dict[str, list[MatchedJob]] = {device.id: [] for device in devices}
     if not jobs:
         return plan

@@ -27,7 +27,8 @@ from dataclasses import dataclass, field, replace
 import numpy
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.scheduling import PolicyName, SchedulerConfig
+from sharedkernel.scheduling import SchedulerConfig
+from sharedkernel.scheduling.model.config import DEFAULT_POLICY
 from sharedkernel.scheduling.placement import PLACEMENTS, Demand, DeviceId, DeviceState, PlacementName
 from sharedkernel.simulator.device import SimulatedDevice
 from sharedkernel.simulator.device_runs import outcome_of
@@ -67,7 +68,7 @@ class SharedOptions:
     devices: int
     #: memory of each, bytes
     capacity: int
-    policy: str = PolicyName.FAIR
+    policy: str = DEFAULT_POLICY
     #: how notebooks are spread over devices: a :class:`.PlacementName`
     placement: str = PlacementName.LEAST_LOADED
     #: longest turn of those that share a lane, seconds

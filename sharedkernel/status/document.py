@@ -29,6 +29,9 @@ class DeviceDetails(msgspec.Struct, frozen=True, kw_only=True):
     #: whether sessions share the bytes of a lane, and why (not)
     lanes_shared: bool | UnsetType = UNSET
     lanes_shared_reason: str | UnsetType = UNSET
+    #: what the policy does, in one sentence, and how waits can be foreseen: by "turns" or by the "ends" of cells
+    policy_summary: str | UnsetType = UNSET
+    waits_foreseen_by: str | UnsetType | None = UNSET
     #: how users are kept apart, and a sentence about it
     isolation: str | UnsetType = UNSET
     isolation_note: str | UnsetType = UNSET

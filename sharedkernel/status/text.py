@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable
 from typing import Protocol
 
+from msgspec import UnsetType
+
 from sharedkernel.status.document import DeviceStatus, LaneStatus, SessionStatus, StatusDocument, UserStatus
 from sharedkernel.units import format_bytes, format_seconds
 
@@ -27,8 +29,6 @@ _REASONS = {
 _KINDS = ("persistent", "ephemeral", "framework")
 #: states in which no code of a session runs
 _AT_REST = ("idle", "offloaded")
-#: policies under which everybody gets a turn of about a quantum, and those under which cells run to their end
-_TURNS, _TO_THE_END = ("fair",), ("fifo", "pack", "srtf")
 #: where the need of a cell may be known from, by the document's ``remaining_from``, for people to rely on it
 _KNOWN_FROM = ("declared", "earlier")
 
@@ -185,7 +185,9 @@ class Waiter(Protocol):
         """Where that is known from."""
 
 
-def expected_waits(sessions: Iterable[Waiter], *, policy: str, quantum: float) -> dict[str, float | None]:
+def expected_waits(
+    sessions: Iterable[Waiter], *, foreseen_by: str | UnsetType | None, quantum: float
+) -> dict[str, float | None]:
     """Return how long the waits of sessions will likely last.
 
     Where everybody gets turns, those before a session get one each, of a quantum or an iteration, whichever is longer.
@@ -197,7 +199,9 @@ def expected_waits(sessions: Iterable[Waiter], *, policy: str, quantum: float) -
     ----------
     sessions
         All of a device that wait or run.
-    policy, quantum
+    foreseen_by
+        The device's `waits_foreseen_by`.
+    quantum
         The device's; seconds.
 
     Returns
@@ -217,14 +221,14 @@ def expected_waits(sessions: Iterable[Waiter], *, policy: str, quantum: float) -
             waits[session.id] = None
             if session.queue_position is not None:
                 queued.append((session.queue_position, session))
-    if policy not in _TURNS + _TO_THE_END:
+    if not foreseen_by:
         return waits
     queued.sort(key=lambda entry: entry[0])
     work: float | None = 0.0
     for number, session in enumerate((*running, *(session for _, session in queued))):
         if number >= len(running):
             waits[session.id] = None if work is None else work / max(1, len(running))
-        if policy in _TURNS:
+        if foreseen_by == "turns":
             needs: float | None = max(quantum, session.iteration_seconds or 0.0)
         else:
             needs = time_left(session)
@@ -248,7 +252,7 @@ def expected_wait(session: SessionStatus, status: StatusDocument) -> float | Non
         Seconds; None when it does not wait, or nobody can tell.
     """
     device = status.device
-    waits = expected_waits(status.sessions, policy=device.policy, quantum=device.quantum_seconds)
+    waits = expected_waits(status.sessions, foreseen_by=device.waits_foreseen_by, quantum=device.quantum_seconds)
     return waits.get(session.id)
 
 

@@ -1,6 +1,6 @@
 """``python -m sharedkernel.system.lifetime PID MODULE ARGUMENT…``: ``python -m MODULE ARGUMENT…`` until PID ends.
 
-Used for what one command starts for itself (:mod:`sharedkernel.local_stack`): however the starter ends, even by
+Used for what one command starts for itself (:mod:`sharedkernel.services`): however the starter ends, even by
 SIGKILL, the operating system sends SIGTERM here. Linux only. The signal is tied to the *thread* that started this
 process, so the starter must do that from a thread that lives as long as it wants this process.
 """

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from sharedkernel.cli.simulate.app import SimulateApp
+from sharedkernel.errors import ConfigError
 from tests.cli.test_main import sharedkernel
 
 TRACE = """job_id,num_gpu,submit_time,iterations,model_name,duration,interval
@@ -112,6 +114,16 @@ def test_the_other_scenarios_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"devices_mean", "devices_p95", "reserved_devices_mean", "notebooks_per_device"} <= added.keys()
     out, _ = simulate(capsys, "cluster", "--devices", "fast=2,slow=2", "--jobs", 60, "--policy", "allox", "--json")
     assert json.loads(out)["users"] > 1
+
+
+def test_only_matching_needs_scipy(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it all else runs, and one sentence says what is missing."""
+    for name in ("scipy", "scipy.optimize"):
+        monkeypatch.setitem(sys.modules, name, None)
+    cluster = ("cluster", "--devices", "fast=2,slow=2", "--jobs", 60, "--json")
+    simulate(capsys, *cluster, "--policy", "srtf")
+    with pytest.raises(ConfigError, match=r"the policy allox needs scipy; install it with `pip install scipy`\."):
+        simulate(capsys, *cluster, "--policy", "allox")
 
 
 def test_a_picture_is_written(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,8 @@ import pytest
 
 from sharedkernel.gateway.auth.tickets import host_prefix
 from sharedkernel.gateway.auth.tokens import TokenFile
-from sharedkernel.local_stack import Service, free_port
+from sharedkernel.local_stack import free_port
+from sharedkernel.services import Service
 from tests.cli.support import COMMAND, PATIENCE
 from tests.cluster.machines import Machine
 from tests.gateway.client import Client
@@ -200,7 +201,7 @@ class RayCluster:
         Looked up there: this machine may be another process namespace.
         """
         code = (
-            "import sys; from pathlib import Path; from sharedkernel.host.running import RunningProcess; "
+            "import sys; from pathlib import Path; from sharedkernel.services import RunningProcess; "
             f"p = RunningProcess.holding(Path({str(self.directory / machine.name / lock)!r})); print(p.pid if p else 0)"
         )
         return int(machine.run(sys.executable, "-c", code).stdout)

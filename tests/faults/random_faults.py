@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 import psutil
 
-from sharedkernel.local_stack import Service
+from sharedkernel.services import Service
 from tests.faults.holds import Hold, can_limit_processes, full_disk, stopped, without_descriptors, without_processes
 from tests.faults.judge import Fault, growth, holdings
 from tests.faults.notebooks import STEPS_PER_CELL, Worker, undisturbed

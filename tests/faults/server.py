@@ -20,7 +20,7 @@ import psutil
 import websocket
 
 from sharedkernel.jupyter.wire import new_message
-from sharedkernel.local_stack import Service
+from sharedkernel.services import Service
 from tests.serverextension.server import TOKEN, JupyterServer
 
 #: seconds that anything may take while processes are killed and started again beside it on a busy machine, or stopped:

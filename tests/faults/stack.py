@@ -37,7 +37,7 @@ class FaultStack(LocalStack):
 
     def __init__(self, *, device: str = "host", small_disk: bool = False, **options: Any) -> None:
         on_host = device == "host"
-        super().__init__(device=device, capacity="2GiB" if on_host else "1GiB", **options)
+        super().__init__(devices=[device], capacity="2GiB" if on_host else "1GiB", **options)
         #: what torch calls the device in a session
         self.torch_device = "cpu" if on_host else "cuda"
         if not on_host:  # the software GPU has no more than that

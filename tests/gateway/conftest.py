@@ -126,7 +126,7 @@ def two() -> Iterator[Stack]:
     """Run two executors of a GiB each, which may be killed."""
     with Stack(
         users=["ada", "grace", "linus"],
-        executors=["host", "host:1"],
+        devices=["host", "host:1"],
         capacity="1GiB",
         quotas={"users": {"linus": {"sessions": 2, "memory": "50%"}}},
         executor_arguments=["--ExecutorApp.spares_in_demand=1"],  # the one that is taken next is known

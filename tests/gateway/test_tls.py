@@ -23,7 +23,8 @@ from sharedkernel.gateway_client.credentials import Credentials
 from sharedkernel.gateway_client.refusals import GatewayRefused, GatewayUnreachable
 from sharedkernel.gateway_client.status import fetch_status
 from sharedkernel.gateway_client.trust import check_fingerprint
-from sharedkernel.local_stack import Service, free_port
+from sharedkernel.local_stack import free_port
+from sharedkernel.services import Service
 from tests.gateway.conftest import run
 from tests.gateway.test_command import in_process
 

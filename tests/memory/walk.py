@@ -113,7 +113,7 @@ class Walk:
         self.capacity, self.quota, self._torch_device = capacity, quota, "cpu" if device == "host" else "cuda"
         self.stack = LocalStack(
             users=USERS,
-            device=device,
+            devices=[device],
             capacity=str(capacity),
             quotas={"default": {"memory": quota, "offload_after": 1, "linger": 600}},
         )

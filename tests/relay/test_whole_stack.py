@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from sharedkernel.gateway.kernels.detached import _CELL_INTERVAL
-from sharedkernel.local_stack import LocalStack, Service
+from sharedkernel.local_stack import LocalStack
+from sharedkernel.services import Service
 from tests.processes import belongs_to
 from tests.relay.support import TIMEOUT, Line, Notebook, Outcome, wait_until
 from tests.status.documents import to_json

@@ -106,7 +106,7 @@ def test_every_event_comes_back_from_its_dict() -> None:
         ({"event": "UserConfigured", "user": "a", "share": 0}, "share of user a is 0"),
         (
             {"event": "PolicyConfigured", "policy": "fare"},
-            "unknown policy 'fare'; choose one of fair, fifo, srtf, pack",
+            "unknown policy 'fare'; choose one of fair, fifo, gittins",
         ),
         ({"event": "PolicyConfigured", "policy": "las", "backfill": True}, "backfill belongs to the policy fifo"),
         ({"event": "DeviceWanted", "session": "a", "remaining_iterations": -1}, "session a has -1 iterations left"),

@@ -14,7 +14,8 @@ from typing import Any
 
 import websocket
 
-from sharedkernel.local_stack import Service, free_port
+from sharedkernel.local_stack import free_port
+from sharedkernel.services import Service
 
 #: seconds that anything may take, on a busy machine
 PATIENCE = 60.0

@@ -67,7 +67,7 @@ def stack() -> Iterator[Stack]:
     with settings(DEVICES=2, CAPACITY=CAPACITY, CONTEXT=CONTEXT):
         options = ["--reserve", str(RESERVE), "--spares", "0"]
         with Stack(
-            users=["ada", "grace"], executors=DEVICES, capacity=str(CAPACITY), executor_arguments=options
+            users=["ada", "grace"], devices=DEVICES, capacity=str(CAPACITY), executor_arguments=options
         ) as stack:
             yield stack
         until(lambda: not any(device["used"] for device in look()), "all memory of both devices is free")

@@ -62,6 +62,7 @@ def document(**fields: Any) -> StatusDocument:
         "reserve_bytes": 256 * MIB,
         "used_bytes": GIB,
         "policy": "fair",
+        "waits_foreseen_by": "turns",
         "quantum_seconds": 0.05,
     }
     return read_status(to_json({"device": device, **fields}), "a test")

@@ -208,7 +208,7 @@ def test_an_outlook_on_the_wait() -> None:
         ]
     )
     assert wait_outlook(queued, status) == "Expected wait: about 250 ms."
-    status = changed(status, device={**to_json(status.device), "policy": "fifo"})
+    status = changed(status, device={**to_json(status.device), "waits_foreseen_by": "ends"})
     assert wait_outlook(queued, status) is None
     known = to_json(status.sessions)
     for seconds, other in zip((20.0, 40.0), known, strict=False):

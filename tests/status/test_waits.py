@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sharedkernel.status.document import SessionStatus
 from sharedkernel.status.text import expected_waits
 
-POLICIES = ("fair", "fifo", "priority")
+FORESEEN_BY = ("turns", "ends", None)
 seconds = st.none() | st.floats(0.0, 100.0)
 sessions = st.lists(
     st.builds(
@@ -39,33 +39,35 @@ def number(drawn: list[SessionStatus], waits_for: list[str]) -> list[SessionStat
     return numbered
 
 
-def expected(session: SessionStatus, everybody: list[SessionStatus], policy: str) -> float | None:
+def expected(session: SessionStatus, everybody: list[SessionStatus], foreseen_by: str | None) -> float | None:
     """Return what is expected of one session, by looking at all others."""
     if session.waiting_for != "lane":
         return session.memory_wait_seconds
     running = [other for other in everybody if other.state in ("running", "preempting")]
     position = session.queue_position or 0
     before = [o for o in everybody if o.waiting_for == "lane" and (o.queue_position or 0) < position]
-    if policy == "fair":
+    if foreseen_by == "turns":
         needs: list[float | None] = [max(0.05, other.iteration_seconds or 0.0) for other in (*running, *before)]
     else:
         needs = [None if o.remaining_from == "residual" else o.remaining_seconds for o in (*running, *before)]
-    if policy == "priority" or None in needs:
+    if foreseen_by is None or None in needs:
         return None
     return sum(need or 0.0 for need in needs) / max(1, len(running))
 
 
 @given(
-    sessions, st.lists(st.sampled_from(["lane", "lane", "memory"]), min_size=3, max_size=3), st.sampled_from(POLICIES)
+    sessions,
+    st.lists(st.sampled_from(["lane", "lane", "memory"]), min_size=3, max_size=3),
+    st.sampled_from(FORESEEN_BY),
 )
 def test_going_along_the_queue_once_gives_each_its_wait(
-    drawn: list[SessionStatus], waits_for: list[str], policy: str
+    drawn: list[SessionStatus], waits_for: list[str], foreseen_by: str | None
 ) -> None:
     """As if for each session all others were looked at, in whatever order they come."""
     everybody = number(drawn, waits_for)
-    waits = expected_waits(reversed(everybody), policy=policy, quantum=0.05)
+    waits = expected_waits(reversed(everybody), foreseen_by=foreseen_by, quantum=0.05)
     assert waits == {
-        session.id: None if (wait := expected(session, everybody, policy)) is None else pytest.approx(wait)
+        session.id: None if (wait := expected(session, everybody, foreseen_by)) is None else pytest.approx(wait)
         for session in everybody
         if session.waiting_for is not None
     }

@@ -8,7 +8,7 @@ import time
 import pynvml
 import pytest
 
-from sharedkernel.system.nvml import Gpu, GpuLost, NvmlUnavailable, count_gpus
+from sharedkernel.system.nvml import Gpu, GpuLost, NvmlUnavailable, count_gpus, visible_gpus
 from tests.fake_nvml import GIB, FakeGpu, FakeNvml
 
 
@@ -156,3 +156,18 @@ def test_use_is_untold_where_processes_are(host_pids: bool, use: list[tuple[int,
     gpu = Gpu("cuda:0", library=FakeNvml(FakeGpu(use=use)), host_pids=host_pids)
     assert gpu.sample().busy is None
     assert gpu.sample().busy is None
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        ("", []),
+        ("-1", []),
+        ("3", ["cuda:0"]),
+        ("GPU-5ad1f0c2, 1", ["cuda:0", "cuda:1"]),
+        ("0,-1,1", ["cuda:0"]),
+    ],
+)
+def test_gpus_are_those_that_cuda_shows(visible: str, names: list[str]) -> None:
+    """Their numbers are those within `CUDA_VISIBLE_DEVICES`."""
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": visible}) == names

@@ -12,7 +12,7 @@ from sharedkernel.cli.base import CommandApp, fail
 from sharedkernel.cli.simulate.classroom import ClassScenarioApp
 from sharedkernel.cli.simulate.scenario import OnProgress, ScenarioApp, TraceScenarioApp
 from sharedkernel.errors import ConfigError
-from sharedkernel.scheduling import PolicyName, SchedulerConfig
+from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.scheduling.matching import AlloX
 from sharedkernel.scheduling.placement import PLACEMENTS, PlacementName
 from sharedkernel.scheduling.policies.registry import POLICIES
@@ -244,7 +244,7 @@ class DeviceApp(ScenarioApp):
             quantum=self.quantum,
             preempt_patience=PATIENCE,
             parallel_lanes=self.parallel_lanes,
-            backfill=self.backfill and policy == PolicyName.FIFO,
+            backfill=self.backfill and policy == "fifo",
         )
 
     def simulate(self, policy: str, on_progress: OnProgress) -> SimulationResult:

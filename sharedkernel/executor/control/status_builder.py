@@ -24,6 +24,7 @@ from sharedkernel.executor.processes.user_quota import quota_of, used_by
 from sharedkernel.protocol import Device
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.types import MemoryProfile
+from sharedkernel.scheduling.policies.registry import POLICIES
 from sharedkernel.scheduling.snapshot import LaneView, SessionView, Snapshot, UserView
 from sharedkernel.status.document import (
     DeviceStatus,
@@ -138,6 +139,8 @@ def _device(served: ServedDevice, isolation: Isolation, config: SchedulerConfig)
             **msgspec.structs.asdict(served.details()),
             "isolation": isolation.kind,
             "isolation_note": isolation.sentence,
+            "policy_summary": POLICIES[config.policy].summary,
+            "waits_foreseen_by": POLICIES[config.policy].foreseen_by,
         },
     )
 

@@ -10,6 +10,7 @@ from sharedkernel import protocol
 from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.scheduling.model.types import SessionState
+from sharedkernel.scheduling.policies.registry import POLICIES
 from sharedkernel.scheduling.snapshot import SessionView
 from sharedkernel.shortage import LEAST_ROOM
 from sharedkernel.status.text import expected_waits, notebook_in_words
@@ -53,7 +54,7 @@ class WaitNotifier:
         self._due = None
         now, config, queue = asyncio.get_running_loop().time(), self._controller.config, self._controller.queue()
         running = sorted({view.user for view in queue if view.state is SessionState.RUNNING})
-        expected = expected_waits(queue, policy=config.policy, quantum=config.quantum)
+        expected = expected_waits(queue, foreseen_by=POLICIES[config.policy].foreseen_by, quantum=config.quantum)
         self._num_waiting = 0
         idle: list[SessionView] | None = None
         for view in queue:

@@ -10,6 +10,7 @@ from traitlets import Bool, Enum, Float, HasTraits, Integer, Set, Unicode, defau
 
 from sharedkernel.gateway.auth.tokens import default_tokens_file
 from sharedkernel.paths import default_runtime_directory
+from sharedkernel.scheduling.policies.registry import POLICY_HELP
 
 
 class GatewayOptions(HasTraits):
@@ -86,8 +87,8 @@ class GatewayOptions(HasTraits):
     host_key = Unicode(help="Print the key of the host of this name, and start nothing.").tag(config=True)
     policy = AnyTrait(
         "",
-        help="The policy that ranks sessions on every device: `fair`, `fifo`, `srtf`, `pack`, `priority`, `las` or "
-        "`gittins`. Default: the one that each executor was started with.",
+        help=f"The policy that ranks sessions on every device. {POLICY_HELP} Default: the one that each executor was "
+        "started with.",
     ).tag(config=True)
     placement = AnyTrait(
         "least-loaded",

@@ -27,12 +27,11 @@ from traitlets.config.loader import (
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.config.quotas import QuotaError, QuotaLevel, Quotas, find_group_faults
-from sharedkernel.paths import FIRST_DEVICES
-from sharedkernel.scheduling.model.config import PolicyName
+from sharedkernel.paths import parse_devices
 from sharedkernel.scheduling.placement import PLACEMENTS
+from sharedkernel.scheduling.policies.registry import POLICIES
 
 CONFIG_NAME = "jupyter_sharedkernel_config"
-_DEVICE = re.compile(r"(host|cuda)(:(0|[1-9][0-9]*))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,37 +209,6 @@ def check_group_names(quotas: Any, groups: Any, files: Sequence[Path]) -> Iterat
             )
 
 
-def parse_devices(value: Any) -> tuple[str, ...]:
-    """Return the devices of the setting `executors`, if they can be used together.
-
-    Parameters
-    ----------
-    value
-        A list of names, or one text with commas between them, as a command line has it.
-
-    Raises
-    ------
-    ConfigError
-        When they cannot.
-    """
-    if isinstance(value, str):
-        value = [name.strip() for name in value.split(",")]
-    if not isinstance(value, list | tuple):
-        raise ConfigError(f"executors is {value!r}; write a list of devices, such as ['cuda:0', 'cuda:1'].")
-    for device in value:
-        if not (isinstance(device, str) and _DEVICE.fullmatch(device)):
-            raise ConfigError(f"executors names {device!r}; write 'cuda:N' or 'host:N', as in --device.")
-        if value.count(device) > 1:
-            raise ConfigError(f"executors names {device!r} twice; a device has one executor.")
-    first = [device for device in value if device in FIRST_DEVICES]
-    if len(first) > 1:
-        raise ConfigError(
-            f"executors names {' and '.join(map(repr, first))}, whose executors would have the same runtime directory; "
-            "give the host a number, as in 'host:1', and name a GPU once."
-        )
-    return tuple(value)
-
-
 def parse_placement(name: Any) -> str:
     """Return *name* if it is a placement rule.
 
@@ -264,8 +232,8 @@ def parse_policy(name: Any) -> str:
     """
     if name in ("", None):
         return ""
-    if name not in list(PolicyName):
-        raise ConfigError(f"policy is {name!r}; write one of {', '.join(map(repr, map(str, PolicyName)))}.")
+    if name not in list(POLICIES):
+        raise ConfigError(f"policy is {name!r}; write one of {', '.join(map(repr, POLICIES))}.")
     return str(name)
 
 

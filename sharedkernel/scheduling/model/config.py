@@ -1,4 +1,4 @@
-"""The configuration of one device's scheduler, and the names of its policies.
+"""The configuration of one device's scheduler.
 
 Bytes are integers, times are seconds.
 """
@@ -7,21 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import StrEnum
 
 from sharedkernel.errors import ConfigError
 
-
-class PolicyName(StrEnum):
-    """Policies by the name they have in the configuration."""
-
-    FAIR = "fair"
-    FIFO = "fifo"
-    SRTF = "srtf"
-    PACK = "pack"
-    PRIORITY = "priority"
-    LAS = "las"
-    GITTINS = "gittins"
+#: the policy that serves unless another is named
+DEFAULT_POLICY = "fair"
+#: names of all policies, which `policies/registry.py` fills in when the core is imported
+POLICY_NAMES: list[str] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +30,8 @@ class SchedulerConfig:
     capacity: int
     #: held back from sessions, bytes
     reserve: int = 0
-    #: order of service: a :class:`PolicyName`
-    policy: str = PolicyName.FAIR
+    #: order of service: the name of a policy
+    policy: str = DEFAULT_POLICY
     #: seconds of service by which a holder may outrun the first in the run queue before its grant is revoked
     quantum: float = 0.05
     #: seconds from revoking a grant to demanding it by a signal
@@ -70,8 +62,8 @@ class SchedulerConfig:
                 f"reserve is {self.reserve} bytes; it must be at least 0 and less than the capacity "
                 f"({self.capacity} bytes)."
             )
-        if self.policy not in list(PolicyName):
-            raise ConfigError(f"unknown policy {self.policy!r}; choose one of {', '.join(PolicyName)}.")
+        if self.policy not in POLICY_NAMES:
+            raise ConfigError(f"unknown policy {self.policy!r}; choose one of {', '.join(POLICY_NAMES)}.")
         for name in ("quantum", "preempt_patience", "overtake_patience", "growth_patience", "utilisation_limit"):
             value = getattr(self, name)
             if not (value > 0 and math.isfinite(value)):
@@ -82,5 +74,5 @@ class SchedulerConfig:
             raise ConfigError(f"preempt_iterations is {self.preempt_iterations}; it must be 0 or more.")
         if self.parallel_lanes < 1:
             raise ConfigError(f"parallel_lanes is {self.parallel_lanes}; at least one lane must be able to run.")
-        if self.backfill and self.policy != PolicyName.FIFO:
+        if self.backfill and self.policy != "fifo":
             raise ConfigError(f"backfill belongs to the policy fifo, not to {self.policy}; leave it out.")

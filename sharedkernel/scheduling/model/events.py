@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
-from sharedkernel.scheduling.model.config import PolicyName
+from sharedkernel.scheduling.model.config import POLICY_NAMES
 from sharedkernel.scheduling.model.types import MemoryProfile, SessionId, UserId
 
 #: where a grant was given back: at an iteration boundary, at the end of the cell, or in the middle of an iteration
@@ -54,15 +54,15 @@ class UserConfigured(Event):
 class PolicyConfigured(Event):
     """Another policy ranks from now on. Grants that are held stay held until it revokes them."""
 
-    #: a :class:`.PolicyName`
+    #: its name
     policy: str
     #: for ``fifo``, see :attr:`.SchedulerConfig.backfill`
     backfill: bool = False
 
     def __post_init__(self) -> None:
-        if self.policy not in list(PolicyName):
-            raise ValueError(f"unknown policy {self.policy!r}; choose one of {', '.join(PolicyName)}.")
-        if self.backfill and self.policy != PolicyName.FIFO:
+        if self.policy not in POLICY_NAMES:
+            raise ValueError(f"unknown policy {self.policy!r}; choose one of {', '.join(POLICY_NAMES)}.")
+        if self.backfill and self.policy != "fifo":
             raise ValueError(f"backfill belongs to the policy fifo, not to {self.policy}; leave it out.")
 
 

@@ -1,1 +1,1 @@
-"""Who is served first: the policies, what they rank by, and how to add one (`registry.py`)."""
+"""Who is served first: the policies, what they rank by, and how all are found (`registry.py`)."""

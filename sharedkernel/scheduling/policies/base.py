@@ -2,14 +2,17 @@
 
 A policy only ranks; the scheduler enforces, and may serve another session while the first one's memory or lane is not
 free. Ties end in the number of the cell, or of its arrival in the memory queue, so that the same events always lead to
-the same order. `registry.py` names all policies and says how to add one.
+the same order.
+
+To add a policy, write a module here with a subclass of :class:`Policy`; `registry.py` finds it. What people read about
+a policy, in options, configurations, the status document and JupyterLab's panel, comes from its class.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.session import Session, User
@@ -17,6 +20,9 @@ from sharedkernel.scheduling.policies.predictions import Predictions
 
 #: what sessions are sorted by, smaller first
 Rank = tuple[float, ...]
+#: how waits can be foreseen: those before a session get a turn of about a quantum each, or run until their cells end;
+#: None: not at all, and people are shown no time
+Foresight = Literal["turns", "ends"] | None
 
 
 class Policy(ABC):
@@ -30,6 +36,12 @@ class Policy(ABC):
         What cells may still need.
     """
 
+    #: in configurations and on command lines
+    name: ClassVar[str]
+    #: who is served first, in one sentence for people
+    summary: ClassVar[str]
+    #: how waits can be foreseen
+    foreseen_by: ClassVar[Foresight] = None
     #: whether grants and lanes are ever taken back; decides which other methods are called
     is_preemptive: ClassVar[bool]
     #: whether :meth:`keeps_place` is ever true

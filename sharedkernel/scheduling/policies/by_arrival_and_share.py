@@ -18,10 +18,11 @@ srtf, las, gittins
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 from sharedkernel.scheduling.model.session import Session, User
 from sharedkernel.scheduling.model.types import SessionState
-from sharedkernel.scheduling.policies.base import Policy, Rank
+from sharedkernel.scheduling.policies.base import Foresight, Policy, Rank
 
 #: tolerance for rounding errors in sums of service, seconds
 _ROUNDING = 1e-9
@@ -35,6 +36,9 @@ class Fair(Policy):
     against others who are fresh: short cells that come together are served one after the other.
     """
 
+    name = "fair"
+    summary = "Users take turns, by their shares."
+    foreseen_by: ClassVar[Foresight] = "turns"
     is_preemptive = True
 
     def user_rank(self, user: User) -> Rank:
@@ -74,6 +78,9 @@ class Fifo(Policy):
     waits may be waiting for that.
     """
 
+    name = "fifo"
+    summary = "Cells run to their end, the oldest first."
+    foreseen_by = "ends"
     is_preemptive = False
     reserves = True
 
@@ -106,6 +113,9 @@ class Pack(Policy):
     `overtake_patience` at most; then none starts before it. A cell in which plain Python runs keeps no place.
     """
 
+    name = "pack"
+    summary = "Cells run in their order, side by side where there is room."
+    foreseen_by = "ends"
     is_preemptive = False
 
     def session_rank(self, session: Session) -> Rank:
@@ -127,6 +137,10 @@ class Priority(Fair):
     A holder is preempted for a higher class at its next boundary, and for a lower one never (Salus has such a number
     for each session; here it is the user's, set by an admin).
     """
+
+    name = "priority"
+    summary = "Users of a higher priority go first; those of the same take turns."
+    foreseen_by = None
 
     def user_rank(self, user: User) -> Rank:
         """See :meth:`Policy.user_rank`."""

@@ -39,6 +39,9 @@ class Srtf(Policy):
     that exceeds it is expected to need what others of its age needed. A holder keeps the lane for a quantum.
     """
 
+    name = "srtf"
+    summary = "Cells that need the least until their end go first."
+    foreseen_by = "ends"
     is_preemptive = True
 
     def session_rank(self, session: Session) -> Rank:
@@ -73,6 +76,8 @@ class Las(Policy):
     that are over; until there are enough of them they double from one second on.
     """
 
+    name = "las"
+    summary = "Sessions that were served the least go first."
     is_preemptive = True
     learns = True
 
@@ -107,6 +112,9 @@ class Gittins(Las):
     The index falls from stage to stage, so the stages are queues; see `gittins_index.py` for how it differs from what
     Tiresias published.
     """
+
+    name = "gittins"
+    summary = "Sessions that will likely end soon go first."
 
     def __init__(self, config: SchedulerConfig, predictions: Predictions) -> None:
         super().__init__(config, predictions)

@@ -1,31 +1,33 @@
-"""Every policy by its name.
-
-To add a policy:
-
-1. Subclass :class:`.Policy`, in `by_arrival_and_share.py`, or in `by_service.py` if it ranks by the service that cells
-   had or may still need.
-2. Name it in `PolicyName` (`scheduling/model/config.py`), by which configurations are checked, and add it here.
-3. "Add a policy" in CONTRIBUTING.md has the texts for users, and the tests.
-"""
+"""Every policy by its name: the concrete subclasses of :class:`.Policy` in the modules beside this one."""
 
 from __future__ import annotations
 
-from sharedkernel.scheduling.model.config import PolicyName, SchedulerConfig
+import importlib
+import pkgutil
+from collections.abc import Iterable, Iterator
+
+from sharedkernel.scheduling import policies
+from sharedkernel.scheduling.model.config import DEFAULT_POLICY, POLICY_NAMES, SchedulerConfig
 from sharedkernel.scheduling.policies.base import Policy
-from sharedkernel.scheduling.policies.by_arrival_and_share import Fair, Fifo, Pack, Priority
-from sharedkernel.scheduling.policies.by_service import Gittins, Las, Srtf
 from sharedkernel.scheduling.policies.predictions import Predictions
 
-#: in the order in which people choose
-POLICIES: dict[str, type[Policy]] = {
-    PolicyName.FAIR: Fair,
-    PolicyName.FIFO: Fifo,
-    PolicyName.SRTF: Srtf,
-    PolicyName.PACK: Pack,
-    PolicyName.PRIORITY: Priority,
-    PolicyName.LAS: Las,
-    PolicyName.GITTINS: Gittins,
-}
+
+def _with_subclasses(classes: Iterable[type[Policy]]) -> Iterator[type[Policy]]:
+    for policy in classes:
+        yield policy
+        yield from _with_subclasses(policy.__subclasses__())
+
+
+for _module in pkgutil.iter_modules(policies.__path__, f"{policies.__name__}."):
+    importlib.import_module(_module.name)
+_FOUND = sorted(
+    _with_subclasses(Policy.__subclasses__()), key=lambda policy: (policy.name != DEFAULT_POLICY, policy.name)
+)
+#: the default one first, the others by their names
+POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _FOUND}
+POLICY_NAMES.extend(POLICIES)
+#: what each does, for the help of options
+POLICY_HELP = " ".join(f"`{name}`: {policy.summary}" for name, policy in POLICIES.items())
 
 
 def make_policy(config: SchedulerConfig, predictions: Predictions) -> Policy:

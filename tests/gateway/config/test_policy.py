@@ -11,6 +11,7 @@ import pytest
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.config.settings import parse_setting, read_settings
+from sharedkernel.scheduling.policies.registry import POLICIES
 from tests.gateway.client import Client
 from tests.gateway.conftest import Stack, run
 
@@ -93,7 +94,7 @@ def test_only_admins_set_the_policy_and_only_to_one_that_there_is(stack: Stack) 
         for body, part in (
             (
                 {"policy": "fare"},
-                "unknown policy 'fare'; choose one of fair, fifo, srtf, pack, priority, las, gittins.",
+                f"unknown policy 'fare'; choose one of {', '.join(POLICIES)}.",
             ),
             ({"policy": 3}, "`policy` is 3; it should be text."),
             ({}, 'no `policy` is named; send one such as {"policy": "fair"}.'),
@@ -135,6 +136,5 @@ def test_a_policy_that_there_is_not_is_refused_with_its_line(tmp_path: Path) -> 
     with pytest.raises(ConfigError) as refused:
         parse_setting("policy", settings.config.SharedKernelGateway.policy, settings.files)
     assert str(refused.value) == (
-        f"{path}, line 2: policy is 'fairest'; write one of 'fair', 'fifo', 'srtf', 'pack', 'priority', 'las', "
-        "'gittins'."
+        f"{path}, line 2: policy is 'fairest'; write one of {', '.join(map(repr, POLICIES))}."
     )

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway.config.settings import parse_devices
 from sharedkernel.ipc.executor_client import ExecutorClient
-from sharedkernel.paths import device_directory, only_executor_directory
+from sharedkernel.paths import device_directory, only_executor_directory, parse_devices
 from tests.gateway.test_command import in_process
 
 

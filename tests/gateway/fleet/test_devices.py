@@ -208,7 +208,7 @@ def test_the_rule_may_be_changed_while_the_gateway_serves_and_the_devices_may_no
 @pytest.mark.heavy
 def test_the_only_executor_is_found_whichever_device_it_serves() -> None:
     """No gateway needs to be told of a single device, and status is as it always was."""
-    with Stack(users=["ada"], device="host:1", capacity="1GiB", executor_arguments=["--spares", "0"]) as stack:
+    with Stack(users=["ada"], devices=["host:1"], capacity="1GiB", executor_arguments=["--spares", "0"]) as stack:
 
         async def scenario() -> None:
             ada = stack.client("ada")

@@ -15,7 +15,8 @@ import pytest
 
 from sharedkernel.gateway.auth.tickets import host_key
 from sharedkernel.gateway.auth.tokens import TokenFile
-from sharedkernel.local_stack import Service, free_port
+from sharedkernel.local_stack import free_port
+from sharedkernel.services import Service
 from tests.gateway.client import PATIENCE, Client
 from tests.gateway.conftest import Stack, end_all, run, wait_for
 

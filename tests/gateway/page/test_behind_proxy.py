@@ -21,7 +21,8 @@ from urllib.parse import urlencode
 import pytest
 import trustme
 
-from sharedkernel.local_stack import Service, free_port
+from sharedkernel.local_stack import free_port
+from sharedkernel.services import Service
 from tests.gateway.client import Client
 from tests.gateway.conftest import Stack, run
 from tests.gateway.page.browser import FORM, Browser

@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sharedkernel.host.running import RunningProcess
 from sharedkernel.local_stack import free_port
+from sharedkernel.services import RunningProcess
 from sharedkernel.system.lock_file import EXECUTOR_LOCK, GATEWAY_LOCK
 from tests.cli.support import COMMAND, PATIENCE, processes_of, wait_until
 from tests.gateway.client import Client
@@ -73,8 +73,6 @@ class Host:
         for lock in (EXECUTOR_LOCK, f"host-1/{EXECUTOR_LOCK}", GATEWAY_LOCK):
             process = RunningProcess.holding(self.runtime / lock)
             found.append(process.pid if process else 0)
-            if process:
-                process.close()
         return found
 
     def run(self, kernel: str, code: str) -> str:

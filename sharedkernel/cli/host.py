@@ -1,4 +1,4 @@
-"""The command ``sharedkernel host``."""
+"""``sharedkernel host``: keep the services of this machine running, an executor for each device and a gateway."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from traitlets import Unicode
 
 from sharedkernel.cli.base import CommandApp, fail
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.gateway.config.settings import parse_devices
-from sharedkernel.host.supervisor import HostSupervisor, ServiceFailed, SupervisedService
-from sharedkernel.paths import default_runtime_directory, device_directory, make_private_directory
+from sharedkernel.paths import default_runtime_directory, device_directory, make_private_directory, parse_devices
+from sharedkernel.services import LastingService, keep_running
 from sharedkernel.system.lock_file import EXECUTOR_LOCK, GATEWAY_LOCK, HOST_LOCK, lock_directory
 from sharedkernel.system.nvml import visible_gpus
 
@@ -68,38 +67,29 @@ class HostApp(CommandApp):
         except SharedKernelError as error:
             fail(str(error), status=2)
         directory = Path(self.runtime_dir).absolute() if self.runtime_dir else default_runtime_directory()
-        try:
-            # Of two supervisors each would start again what the other one ends.
-            lock_directory(make_private_directory(directory), HOST_LOCK)
-        except SharedKernelError as error:
-            fail(str(error))
-        try:
-            asyncio.run(self._supervise(devices, options, directory))
-        except ServiceFailed as error:
-            fail(str(error))
+        # Of two supervisors each would start again what the other one ends.
+        lock_directory(make_private_directory(directory), HOST_LOCK)
+        asyncio.run(keep_running(*self._services(devices, options, directory)))
 
-    async def _supervise(self, devices: list[str], options: list[str], directory: Path) -> None:
-        """Keep an executor for each of *devices* running, with *options*, and the gateway of *directory*."""
+    def _services(
+        self, devices: list[str], options: list[str], directory: Path
+    ) -> tuple[list[LastingService], LastingService]:
+        """Return the executors of *devices*, with *options*, and the gateway of *directory*."""
         program = [sys.executable, "-m", "sharedkernel"]
         runtime = ["--runtime-dir", str(directory)]
         executors = [
-            SupervisedService(
+            LastingService(
                 f"executor {device}",
                 [*program, "executor", "--device", device, *runtime, *options],
                 device_directory(directory, device) / EXECUTOR_LOCK,
             )
             for device in devices
         ]
-        # A gateway of one device finds it by itself, and then shows no column of devices.
-        named = (
-            []
-            if device_directory(directory, devices[0]) == directory and len(devices) == 1
-            else [f"--SharedKernelGateway.executors={','.join(devices)}"]
-        )
-        gateway = SupervisedService(
-            "gateway", [*program, "gateway", *runtime, *named, *self.extra_args], directory / GATEWAY_LOCK
-        )
-        await HostSupervisor(executors, gateway).run()
+        if len(devices) > 1 or device_directory(directory, devices[0]) != directory:
+            # A gateway of one device finds it by itself, and then shows no column of devices.
+            runtime.append(f"--SharedKernelGateway.executors={','.join(devices)}")
+        command = [*program, "gateway", *runtime, *self.extra_args]
+        return executors, LastingService("gateway", command, directory / GATEWAY_LOCK)
 
     def _find_devices(self) -> list[str]:
         """Return the devices that were named, or all GPUs, or the processor.
@@ -110,7 +100,7 @@ class HostApp(CommandApp):
             When they cannot be used together, or the driver does not let its GPUs be counted.
         """
         if self.devices:
-            return list(parse_devices([name.strip() for name in self.devices.split(",")]))
+            return list(parse_devices(self.devices))
         found = visible_gpus(os.environ)
         if not found:
             self.log.warning("no GPU was found: serving the processor")

@@ -1,4 +1,4 @@
-"""Which process holds a lock, and when it has ended."""
+"""Which process holds a lock, when it has ended, and how it is ended."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sharedkernel.host.running import RunningProcess
+from sharedkernel.services import RunningProcess, stop_process
 from sharedkernel.system.lock_file import EXECUTOR_LOCK
-from sharedkernel.system.nvml import visible_gpus
 
 #: seconds that anything here may take, on a busy machine
 PATIENCE = 60.0
@@ -39,14 +38,29 @@ def test_who_holds_a_lock_is_found_and_waited_for(tmp_path: Path) -> None:
 
         async def end() -> None:
             found.send_signal(signal.SIGTERM)
-            await asyncio.wait_for(found.wait(), PATIENCE)
+            await asyncio.wait_for(found.ended(), PATIENCE)
 
+        with pytest.raises(subprocess.TimeoutExpired):
+            found.wait(0)
         asyncio.run(end())
+        found.wait(0)
         process.wait(PATIENCE)
     found.send_signal(signal.SIGTERM)  # to nobody
-    found.close()
     assert lock.read_text() == f"{process.pid}\n"
     assert RunningProcess.holding(lock) is None
+
+
+def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """After its time, and the log says so."""
+    program = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{_HOLDER}"
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "locked\n"
+        found = RunningProcess.holding(tmp_path / EXECUTOR_LOCK)
+        assert found is not None
+        stop_process(found, "holder", timeout=0.1)
+        assert process.wait(PATIENCE) == -signal.SIGKILL
+    assert "the holder did not end within 0.1 s of SIGTERM" in caplog.text
 
 
 @pytest.mark.parametrize("content", ["", "1\n", "an executor\n"])
@@ -55,18 +69,3 @@ def test_a_file_that_nobody_locks_names_nobody(tmp_path: Path, content: str) -> 
     lock = tmp_path / EXECUTOR_LOCK
     lock.write_text(content)
     assert RunningProcess.holding(lock) is None
-
-
-@pytest.mark.parametrize(
-    ("visible", "names"),
-    [
-        ("", []),
-        ("-1", []),
-        ("3", ["cuda:0"]),
-        ("GPU-5ad1f0c2, 1", ["cuda:0", "cuda:1"]),
-        ("0,-1,1", ["cuda:0"]),
-    ],
-)
-def test_gpus_are_those_that_cuda_shows(visible: str, names: list[str]) -> None:
-    """Their numbers are those within `CUDA_VISIBLE_DEVICES`."""
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": visible}) == names
