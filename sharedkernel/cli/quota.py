@@ -105,7 +105,7 @@ def quotas_table(users: Mapping[str, Any]) -> RenderableType:
     headings = {"memory": 8, "share": 5, "sessions": 8, "priority": 8, "offload": 8, "cull": 8, "linger": 8}
     table = new_table(text("user"), *(number(name, width) for name, width in headings.items()))
     for name, limits in users.items():
-        table.add_row(cell(name, "bold"), *(cell(_words(key, limits[key]["value"])) for key in limits))
+        table.add_row(cell(name, "bold"), *(cell(limit_words(key, limits[key]["value"])) for key in limits))
     return table
 
 
@@ -114,12 +114,12 @@ def user_quota_table(limits: Mapping[str, Any]) -> RenderableType:
     table = new_table(text("limit"), number("value", 8), text("from", 2))
     for key, limit in limits.items():
         source = limit["source"].replace("put:", "set by hand:", 1)
-        table.add_row(cell(key), cell(_words(key, limit["value"])), cell(f"  {source}"))
+        table.add_row(cell(key), cell(limit_words(key, limit["value"])), cell(f"  {source}"))
     return table
 
 
-def _words(key: str, value: Any) -> str:
-    """Return a limit for people."""
+def limit_words(key: str, value: Any) -> str:
+    """Return the value of a limit for people."""
     if value is None:
         return "never" if key in _DURATIONS else NO_LIMIT
     if isinstance(value, str):

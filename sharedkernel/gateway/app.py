@@ -20,9 +20,11 @@ from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.auth.hub import HubUsers
 from sharedkernel.gateway.auth.identity import SingleUser, TokenOnlyIdentity, TokenUsers
 from sharedkernel.gateway.auth.tickets import TicketKey, check_host_name, host_key, read_key
+from sharedkernel.gateway.auth.tokens import TokenFile
 from sharedkernel.gateway.channels.user_bytes import UserBudgets
 from sharedkernel.gateway.channels.websocket import SessionWebsocket
-from sharedkernel.gateway.classroom.classroom import Classroom
+from sharedkernel.gateway.classroom.classes import Classes
+from sharedkernel.gateway.config.classes import ClassFile
 from sharedkernel.gateway.config.groups import Memberships
 from sharedkernel.gateway.config.reload import Changes, ConfigReloader
 from sharedkernel.gateway.config.settings import (
@@ -208,8 +210,10 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             is_hub = issubclass(self.identity_provider_class, HubUsers)
             self._memberships = Memberships(directory / "groups.json") if is_hub else None
             audit_log = AuditLog.named(self.audit_file, directory)
-            self._classroom = Classroom(Path(self.class_file).expanduser(), audit_log, has_peers=bool(self.cluster_key))
-            self._build_quotas = partial(build_quotas, memberships=self._memberships, class_users=self._classroom.users)
+            self._class_file = ClassFile(Path(self.class_file).expanduser(), TokenFile(Path(self.tokens_file)))
+            self._build_quotas = partial(
+                build_quotas, memberships=self._memberships, class_groups=lambda: self._class_file.classes
+            )
             self.deployment = Deployment(
                 runtime_directory=runtime_directory,
                 state_directory=directory,
@@ -240,8 +244,9 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         settings["open_websockets"] = WebsocketRegistry(self.max_websockets)
         settings["user_budgets"] = self._user_budgets = UserBudgets(self.max_user_bytes)
         settings["audit_log"], settings["certificate"] = self.deployment.audit_log, self._certificate
-        settings["classroom"] = self._classroom
-        self._classroom.attach(manager, cast("TokenOnlyIdentity", self.identity_provider))
+        identity = cast("TokenOnlyIdentity", self.identity_provider)
+        self._classes = Classes(self._class_file, manager, identity, self.deployment.audit_log)
+        settings["classes"] = self._classes
         if self.ticket_key is not None:
             from sharedkernel.gateway.hosts.member import HostMember
 
@@ -373,7 +378,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         ]
         kept = [] if self._member is None else [self._member.keep()]
         if not self.front:  # which would ask all hosts for their whole status every few seconds
-            kept = [*kept, self._usage_history.keep(), self._classroom.keep()]
+            kept = [*kept, self._usage_history.keep(), self._classes.keep()]
         self._background = [*self._background, *map(asyncio.create_task, kept)]
         self._announce()
 

@@ -46,8 +46,8 @@ class PageServer:
         self.me: dict[str, Any] | None = None
         self.quotas: dict[str, Any] = {"users": {}}
         self.history: dict[str, Any] | None = None
-        #: the class that is here, as the gateway describes it
-        self.classroom: dict[str, Any] | None = None
+        #: the classes that are here, as the gateway describes them
+        self.classes: dict[str, Any] = {}
         self.timeline: dict[str, Any] = {"devices": []}
         self.audit: dict[str, Any] = {"entries": [], "older": False, "file": None}
         #: the people that the page searched for in the audit log
@@ -149,7 +149,7 @@ class PageServer:
 
         class Class(Handler):
             def get(self) -> None:
-                self.finish({"class": server.classroom})
+                self.finish({"classes": server.classes})
 
         class History(Handler):
             def get(self) -> None:

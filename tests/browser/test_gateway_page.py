@@ -335,15 +335,18 @@ def test_an_admin_sees_the_class(open_page: OpenPage, server: PageServer) -> Non
     joined = "2026-01-01T10:00:00+00:00"
     until = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)).isoformat()
     users: dict[str, Any] = {"grace": {"joined": joined}, "linus": {"joined": None}}
-    server.classroom = {"until": until, "ending": False, "users": users}
+    server.classes = {"class": {"until": until, "ending": False, "users": users}}
     page = open_page()
     notice = page.get_by_text(re.compile(r"A class of 2 ends .*; 1 joined\."))
     expect(notice).to_be_visible()
-    server.classroom["users"] = {**users, "linus": {"joined": joined}}
+    server.classes["class"]["users"] = {**users, "linus": {"joined": joined}}
     server.say(of_users(4))
     expect(page.get_by_text(re.compile(r"A class of 2 ends .*; 2 joined\."))).to_be_visible()
     assert Axe().run(page).violations_count == 0
-    server.classroom = None
+    server.classes["evening"] = {"until": until, "ending": False, "users": {"mary": {"joined": None}}}
+    server.say(of_users(5))
+    expect(page.get_by_text(re.compile(r"evening: A class of 1 ends .*; 0 joined\."))).to_be_visible()
+    server.classes = {}
     server.say(of_users(3))
     expect(notice).to_have_count(0)
     expect(page.get_by_text("A class of")).to_have_count(0)

@@ -20,8 +20,9 @@ export interface IMe {
   checksFingerprint: boolean;
 }
 
-/** The class that is here. */
+/** A class that is here. */
 export interface IClass {
+  name: string;
   until: Date;
   isEnding: boolean;
   /** How many people it has, and how many of them have used their invitation. */
@@ -122,9 +123,9 @@ export class PageApi implements IAdminApi, ITimelineApi {
     await request('DELETE', `api/kernels/${path}`);
   }
 
-  /** Return the class that is here; null: there is none. */
-  async currentClass(): Promise<IClass | null> {
-    return readClass(await request('GET', 'sharedkernel/api/class'));
+  /** Return the classes that are here. */
+  async classes(): Promise<IClass[]> {
+    return readClasses(await request('GET', 'sharedkernel/api/class'));
   }
 
   async limits(): Promise<Map<string, ILimits>> {
@@ -148,16 +149,17 @@ function kernelOf(session: ISession): string {
   return encodeURIComponent(session.kernelId ?? session.id);
 }
 
-/** Return the class that an answer describes; null: none. */
-export function readClass(answer: unknown): IClass | null {
-  const found = (answer as { class?: Record<string, unknown> | null } | null)?.class;
-  const until = new Date(String(found?.until));
-  if (!found || isNaN(until.getTime())) {
-    return null;
-  }
-  const users = Object.values((found.users ?? {}) as Record<string, { joined?: unknown } | null>);
-  const joined = users.filter(user => typeof user?.joined === 'string').length;
-  return { until, isEnding: found.ending === true, members: users.length, joined };
+/** Return the classes that an answer describes. */
+export function readClasses(answer: unknown): IClass[] {
+  const found = (answer as { classes?: Record<string, Record<string, unknown> | null> } | null)?.classes ?? {};
+  return Object.entries(found).flatMap(([name, entry]) => {
+    const until = new Date(String(entry?.until));
+    const users = Object.values((entry?.users ?? {}) as Record<string, { joined?: unknown } | null>);
+    const joined = users.filter(user => typeof user?.joined === 'string').length;
+    return isNaN(until.getTime())
+      ? []
+      : [{ name, until, isEnding: entry?.ending === true, members: users.length, joined }];
+  });
 }
 
 /** Ask the gateway, and return its answer. */

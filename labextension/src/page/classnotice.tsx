@@ -1,31 +1,41 @@
-/** For admins: the class that is here, until when, and how many have joined. */
+/** For admins: the classes that are here, until when, and how many have joined. */
 
 import * as React from 'react';
 
+import { safeText } from '../describe';
 import type { IStatus } from '../view';
 import type { IClass, PageApi } from './api';
 import { english as trans } from './english';
 import { momentWords } from './moment';
 
-export function ClassNotice(props: { api: PageApi; status: IStatus }): React.ReactElement | null {
+export function ClassNotice(props: { api: PageApi; status: IStatus }): React.ReactElement {
   const { api, status } = props;
-  const [found, setFound] = React.useState<IClass | null>(null);
+  const [found, setFound] = React.useState<IClass[]>([]);
   // People of a class come with its begin and go with its end, and who joins starts a session soon.
   const people = `${status.users.length} ${status.sessions.length}`;
   React.useEffect(() => {
     let isCurrent = true;
-    const show = (answer: IClass | null) => {
+    const show = (answer: IClass[]) => {
       if (isCurrent) {
         setFound(answer);
       }
     };
     // A gateway of another kind has no classes; what else is wrong, the figures show.
-    api.currentClass().then(show, () => show(null));
+    api.classes().then(show, () => show([]));
     return () => {
       isCurrent = false;
     };
   }, [api, people]);
-  return found === null ? null : <p className="sk-Notice sk-mod-demand">{classWords(found)}</p>;
+  return (
+    <>
+      {found.map(entry => (
+        <p key={entry.name} className="sk-Notice sk-mod-demand">
+          {found.length > 1 && `${safeText(entry.name)}: `}
+          {classWords(entry)}
+        </p>
+      ))}
+    </>
+  );
 }
 
 /** Return what there is to say of a class. */

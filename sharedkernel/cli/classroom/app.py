@@ -1,4 +1,7 @@
-"""``sharedkernel class``: begins a class, invites its users, shows it, moves its end and ends it."""
+"""``sharedkernel class``: begins a class, invites its users, shows it, moves its end and ends it.
+
+The gateway decides; here are the roster, the links, and words.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,19 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from rich.console import Console
 from traitlets import Bool, Unicode
 
 from sharedkernel.cli.base import fail
 from sharedkernel.cli.classroom.roster import Person, read_roster
-from sharedkernel.cli.options import NO_LIMIT, LimitCommandApp
+from sharedkernel.cli.options import LimitCommandApp
+from sharedkernel.cli.quota import limit_words
 from sharedkernel.gateway_client.connection import CLASS_PATH, fetch
-from sharedkernel.jupyter.names import is_user_name
 from sharedkernel.status.tables import cell, new_table, number, text
 from sharedkernel.status.text import safe_text
-from sharedkernel.units import format_bytes, format_seconds, parse_expiry
+from sharedkernel.units import parse_expiry
 
 #: seconds that an answer may take: a class's sessions end before it
 _PATIENCE = 180.0
@@ -29,6 +32,9 @@ _PATIENCE = 180.0
 _LIMITS = {"cull_after": "1h", "sessions": 5}
 #: what is no roster
 _WORDS = ("status", "list", "invite", "until", "end")
+_USE = "use `class ROSTER --until TIME`, `class status`, `class invite NAME...`, `class until TIME` or `class end`."
+#: the name of a class that is given none
+_ONLY = "class"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -52,6 +58,7 @@ class ClassApp(LimitCommandApp):
     """
     accepts_arguments = True
 
+    group = Unicode(help="Name of the class, where there are several at a time.").tag(config=True)
     until = Unicode(
         help="When it ends: a time such as 18:00, a date such as 2026-12-31, both, or a duration such as 90m or 12h."
     ).tag(config=True)
@@ -85,51 +92,36 @@ class ClassApp(LimitCommandApp):
             fail("limits and --until go with a roster; see `sharedkernel class --help`.", status=2)
         match words:
             case ["status" | "list"]:
-                self._show(self._ask("GET"))
+                answer = self._ask("GET")
+                found = answer["classes"]
+                self._show(answer, {name: found[name] for name in found if self.group in ("", name)})
             case ["invite", _, *_]:
-                self._invite([_person(word) for word in words[1:]])
+                self._invite([Person(word) for word in words[1:]])
             case ["until", moment]:
-                self._show(self._ask("PATCH", {"until": _iso(_moment(moment))}))
+                answer = self._ask("PATCH", {"until": _moment(moment)})
+                self._show(answer, {self.group or _ONLY: answer["class"]})
             case ["end"]:
                 self._end()
             case [roster] if roster not in ("invite", "until"):
-                self._refuse_misspelt(roster)
+                if not Path(roster).exists() and (meant := get_close_matches(roster, _WORDS, n=1)):
+                    fail(f"there is no file {roster}; did you mean `sharedkernel class {meant[0]}`?", status=2)
                 self._begin(read_roster(roster), changes)
             case _:
-                fail(
-                    "use `class ROSTER --until TIME`, `class status`, `class invite NAME...`, `class until TIME` or "
-                    "`class end`.",
-                    status=2,
-                )
-
-    def _refuse_misspelt(self, roster: str) -> None:
-        """Exit if there is no such file, and the word looks like another one that this command knows."""
-        if not Path(roster).exists() and (meant := get_close_matches(roster, _WORDS, n=1)):
-            fail(f"there is no file {roster}; did you mean `sharedkernel class {meant[0]}`?", status=2)
+                fail(_USE, status=2)
 
     def _begin(self, people: Sequence[Person], limits: dict[str, Any]) -> None:
         if not self.until:
             fail("until when? Add --until with a time such as 18:00, or a duration such as 90m.", status=2)
-        body = {
-            "users": [person.user for person in people],
-            "limits": _LIMITS | limits,
-            "until": _iso(_moment(self.until)),
-            "allow_known": self.known,
-        }
-        self._warn_of_loopback()
-        self._show_links(self._ask("PUT", body), people)
+        answer = self._ask_for_links("PUT", people, limits=_LIMITS | limits, until=_moment(self.until))
+        self._show_links(answer, people)
 
     def _invite(self, people: Sequence[Person]) -> None:
-        body: dict[str, Any] = {"users": [person.user for person in people], "allow_known": self.known}
         if self.replace and self.keep:
             fail("--replace ends tokens that --keep leaves good; choose one.", status=2)
-        if self.replace or self.keep:
-            body["replaces"] = self.replace
-        self._warn_of_loopback()
-        members = (self._ask("GET")["class"] or {"users": {}})["users"]
-        answer = self._ask("POST", body)
+        before = self._ask("GET")["class"]
+        answer = self._ask_for_links("POST", people, replaces=self.replace if self.replace or self.keep else None)
         self._show_links(answer, people)
-        fresh = [person.user for person in people if person.user not in members]
+        fresh = [person.user for person in people if person.user not in before["users"]]
         if fresh:
             _say(f"New in the class: {', '.join(fresh)}.")
         if answer["codes"] and len(fresh) < len(people):
@@ -149,9 +141,18 @@ class ClassApp(LimitCommandApp):
                 "`sharedkernel class status`."
             )
 
+    def _ask_for_links(self, method: str, people: Sequence[Person], **body: Any) -> dict[str, Any]:
+        if not self.hub_url and urlsplit(self._class_address).hostname in _LOOPBACK:
+            _say(
+                f"You reach the gateway at {self._class_address}, which only this machine does, and so do links to it; "
+                "name the address that your class uses with --address."
+            )
+        return self._ask(method, {"users": [person.user for person in people], "allow_known": self.known} | body)
+
     def _ask(self, method: str, body: Any = None) -> dict[str, Any]:
+        path = f"{CLASS_PATH}?{urlencode({'group': self.group})}" if self.group else CLASS_PATH
         text = None if body is None else json.dumps(body)
-        return fetch(self.credentials(), CLASS_PATH, method=method, body=text, timeout=_PATIENCE)
+        return fetch(self.credentials(), path, method=method, body=text, timeout=_PATIENCE)
 
     # --- what is printed ----------------------------------------------------------------------------------------------
 
@@ -160,10 +161,8 @@ class ClassApp(LimitCommandApp):
         self.show_notes(answer)
         links = self._links(answer, people)
         if self.as_json:
-            documents = [
-                {"user": person.user, "email": person.email or None, "link": links[person.user]} for person in people
-            ]
-            print(json.dumps({"class": answer["class"], "invitations": documents}))  # noqa: T201
+            made = [{"user": each.user, "email": each.email or None, "link": links[each.user]} for each in people]
+            print(json.dumps({"class": answer["class"], "invitations": made}))  # noqa: T201
             return
         for person in people:
             print(" ".join(filter(None, (person.user, safe_text(person.email), links[person.user]))))  # noqa: T201
@@ -171,74 +170,46 @@ class ClassApp(LimitCommandApp):
         _say(f"{what}; the class ends at {_local(answer['class']['until'])}. `sharedkernel class status` shows it.")
 
     def _links(self, answer: Mapping[str, Any], people: Sequence[Person]) -> dict[str, str]:
-        codes: dict[str, str] = answer["codes"]
-        if not codes:
-            hub = (self.hub_url or answer["hub_url"] or "").rstrip("/")
-            if not hub:
-                _say("The hub's address is not known here; name it with --hub-url for links that start JupyterLab.")
-                return dict.fromkeys((person.user for person in people), "")
-            return dict.fromkeys((person.user for person in people), f"{hub}/user-redirect/lab")
-        return {user: f"{self._class_address}/{answer['invitation_path']}#{code}" for user, code in codes.items()}
+        if answer["codes"]:
+            page = f"{self._class_address}/{answer['invitation_path']}"
+            return {user: f"{page}#{code}" for user, code in answer["codes"].items()}
+        hub = (self.hub_url or answer["hub_url"] or "").rstrip("/")
+        if not hub:
+            _say("The hub's address is not known here; name it with --hub-url for links that start JupyterLab.")
+        return dict.fromkeys((person.user for person in people), hub and f"{hub}/user-redirect/lab")
 
     @property
     def _class_address(self) -> str:
         """The gateway's address in links."""
         return (self.address or self.credentials().url).rstrip("/")
 
-    def _warn_of_loopback(self) -> None:
-        """Say, before links are made, that they would lead where their readers are not."""
-        if not self.hub_url and urlsplit(self._class_address).hostname in _LOOPBACK:
-            _say(
-                f"You reach the gateway at {self._class_address}, which only this machine does, and so do links to it; "
-                "name the address that your class uses with --address."
-            )
-
-    def _show(self, answer: Mapping[str, Any]) -> None:
-        found = answer["class"]
+    def _show(self, answer: Mapping[str, Any], classes: Mapping[str, Any]) -> None:
         if self.as_json:
             print(json.dumps(answer))  # noqa: T201
             return
-        if found is None:
+        if not classes:
             print("There is no class; begin one with `sharedkernel class ROSTER --until TIME`.")  # noqa: T201
-            return
-        print(_headline(found))  # noqa: T201
-        table = new_table(text("user"), text("invitation", 2), text("joined", 2), number("sessions", 8))
-        for name, member in found["users"].items():
-            state = "open" if member["invited"] else "used" if member["joined"] else "-"
-            joined = "-" if member["joined"] is None else _local(member["joined"])
-            table.add_row(cell(name, "bold"), cell(state), cell(joined), str(member["sessions"]))
-        Console(highlight=False).print(table)
+        for name, found in classes.items():
+            print(_headline(name, found))  # noqa: T201
+            table = new_table(text("user"), text("invitation", 2), text("joined", 2), number("sessions", 8))
+            for user, member in found["users"].items():
+                state = "open" if member["invited"] else "used" if member["joined"] else "-"
+                joined = "-" if member["joined"] is None else _local(member["joined"])
+                table.add_row(cell(user, "bold"), cell(state), cell(joined), str(member["sessions"]))
+            Console(highlight=False).print(table)
 
 
-def _headline(found: Mapping[str, Any]) -> str:
-    users, limits = found["users"], found["limits"]
+def _headline(name: str, found: Mapping[str, Any]) -> str:
+    users, what = found["users"], "A class" if name == _ONLY else f"The class {name}"
     joined = sum(member["joined"] is not None for member in users.values())
-    words = ", ".join(f"{key.replace('_', ' ')} {_words(key, value)}" for key, value in limits.items())
+    words = ", ".join(f"{key.replace('_', ' ')} {limit_words(key, value)}" for key, value in found["limits"].items())
     state = "is being ended" if found["ending"] else f"ends at {_local(found['until'])}"
-    return safe_text(f"A class of {len(users)}, {joined} of them joined; it {state}. Each may use: {words}.")
+    return safe_text(f"{what} of {len(users)}, {joined} of them joined; it {state}. Each may use: {words}.")
 
 
-def _words(key: str, value: Any) -> str:
-    if value is None:
-        return NO_LIMIT
-    if isinstance(value, str):
-        return value
-    if key == "memory":
-        return format_bytes(value)
-    return format_seconds(value) if key in ("offload_after", "cull_after", "linger") else f"{value:g}"
-
-
-def _person(word: str) -> Person:
-    if not is_user_name(word):
-        fail(f"{word!r} cannot be a user's name; use up to 64 letters, digits and . _ @ + - (not as the first).")
-    return Person(word)
-
-
-def _moment(text: str) -> datetime.datetime:
-    return parse_expiry(text, datetime.datetime.now().astimezone())
-
-
-def _iso(moment: datetime.datetime) -> str:
+def _moment(text: str) -> str:
+    """Return the moment that *text* names as the gateway takes it."""
+    moment = parse_expiry(text, datetime.datetime.now().astimezone())
     return moment.astimezone(datetime.UTC).isoformat(timespec="seconds")
 
 

@@ -50,13 +50,10 @@ def read_roster(name: str) -> list[Person]:
         When it cannot be read, or one of its lines cannot be used; with the number of each such line.
     """
     try:
-        if name == "-":
-            content = sys.stdin.buffer.read(_MOST_BYTES + 1)
-        else:
-            if Path(name).is_fifo():
-                raise ConfigError(f"the roster {name} is a pipe; write - to read from standard input.")
-            with Path(name).open("rb") as file:
-                content = file.read(_MOST_BYTES + 1)
+        if Path(name).is_fifo():
+            raise ConfigError(f"the roster {name} is a pipe; write - to read from standard input.")
+        with sys.stdin.buffer if name == "-" else Path(name).open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"the roster {name} cannot be read: {error.strerror}.") from None
     if len(content) > _MOST_BYTES:

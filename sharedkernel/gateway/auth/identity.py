@@ -264,15 +264,21 @@ class TokenOnlyIdentity(IdentityProvider):
         """Whether user *name* is an admin."""
         return name in self._gateway.admins
 
-    def make_token(self, user: str, *, expires: datetime.datetime | None = None) -> str:
+    def make_token(
+        self, user: str, *, made_with: str = "", expires: datetime.datetime | None = None, group: str | None = None
+    ) -> str:
         """Return another token of *user*, for identities whose tokens are made here.
 
         Parameters
         ----------
         user
             Whose it is.
+        made_with
+            The token that its user signed in with; where that ends with a class, the new one does, too.
         expires
             When it ends; None: when the last of the user's tokens does.
+        group
+            The class with which it ends.
 
         Raises
         ------
@@ -365,15 +371,21 @@ class TokenUsers(TokenOnlyIdentity):
         """Keep when tokens were last used."""
         self._use.store()
 
-    def make_token(self, user: str, *, expires: datetime.datetime | None = None) -> str:
+    def make_token(
+        self, user: str, *, made_with: str = "", expires: datetime.datetime | None = None, group: str | None = None
+    ) -> str:
         """Return another token of *user*, unless they have many.
 
         Parameters
         ----------
         user
             Whose it is.
+        made_with
+            The token that its user signed in with; where that ends with a class, the new one does, too.
         expires
             When it ends; None: when the last of the user's tokens does.
+        group
+            The class with which it ends.
 
         Raises
         ------
@@ -381,7 +393,11 @@ class TokenUsers(TokenOnlyIdentity):
             When they have, or the file of tokens cannot be written.
         """
         try:
-            tokens = [token for token in self._file.tokens().values() if token.user == user and not token.has_expired]
+            known = self._file.tokens()
+            origin = known.get(made_with.partition("-")[2].partition("-")[0])
+            if origin is not None and origin.group is not None:
+                expires, group = origin.expires_at, origin.group
+            tokens = [token for token in known.values() if token.user == user and not token.has_expired]
             num_tokens = len(tokens)
             if num_tokens >= _MOST_TOKENS:
                 raise Refused(
@@ -392,7 +408,7 @@ class TokenUsers(TokenOnlyIdentity):
             ends = [token.expires_at for token in tokens]
             # whose tokens all expire cannot make one that does not
             until = None if None in ends else max((end for end in ends if end is not None), default=None)
-            return self._file.add(user, expires=expires or until)
+            return self._file.add(user, expires=expires or until, group=group)
         except ConfigError as error:
             self.log.error("no token can be made: %s", error)
             raise IdentityUnavailable(

@@ -66,10 +66,6 @@ class PageSessions:
         """Whether an earlier gateway has made *key*."""
         return not key.startswith(self._prefix)
 
-    def user_of(self, key: str) -> str | None:
-        """Return whose session has *key*; None for one that has ended."""
-        return None if self.token_of(key) is None else self._sessions[key].user
-
     def end(self, key: str) -> None:
         """End a session, if there is one with *key*."""
         self._sessions.pop(key, None)

@@ -46,6 +46,8 @@ class StoredToken:
     created: str
     #: date and time from which it lets nobody in any more; None: it does until it is removed
     expires: str | None = None
+    #: the class with which it ends, if it came with one
+    group: str | None = None
 
     @property
     def expires_at(self) -> datetime.datetime | None:
@@ -59,7 +61,7 @@ class StoredToken:
 
     def matches(self, secret: str) -> bool:
         """Whether *secret* is the one that was hashed; takes the same time either way."""
-        return hmac.compare_digest(_hash(self.salt, secret), self.hash)
+        return hmac.compare_digest(salted_hash(self.salt, secret), self.hash)
 
 
 class TokenExpired(Refused):
@@ -136,11 +138,13 @@ class TokenFile:
         if stat.S_IMODE(found.st_mode) & 0o077:
             raise ConfigError(f"{self.path} is open to other users; run `chmod 600 {self.path}`.")
 
-    def add(self, user: str, *, expires: datetime.datetime | None = None) -> str:
+    def add(self, user: str, *, expires: datetime.datetime | None = None, group: str | None = None) -> str:
         """Make a token for one user; see :meth:`add_all`."""
-        return self.add_all([user], expires=expires)[0]
+        return self.add_all([user], expires=expires, group=group)[0]
 
-    def add_all(self, users: Sequence[str], *, expires: datetime.datetime | None = None) -> list[str]:
+    def add_all(
+        self, users: Sequence[str], *, expires: datetime.datetime | None = None, group: str | None = None
+    ) -> list[str]:
         """Make a token for each of *users* and return them; they cannot be read later.
 
         Parameters
@@ -149,6 +153,8 @@ class TokenFile:
             Names.
         expires
             When they end; None: never.
+        group
+            The class with which they end.
 
         Raises
         ------
@@ -166,8 +172,10 @@ class TokenFile:
         with self._changing() as tokens:
             for user in users:
                 name, salt, secret = secrets.token_hex(4), secrets.token_hex(16), secrets.token_hex(32)
-                hashed = _hash(salt, secret)
-                tokens[name] = StoredToken(user=user, salt=salt, hash=hashed, created=created, expires=until)
+                hashed = salted_hash(salt, secret)
+                tokens[name] = StoredToken(
+                    user=user, salt=salt, hash=hashed, created=created, expires=until, group=group
+                )
                 made.append(f"{token_id(name)}-{secret}")
         return made
 
@@ -204,6 +212,17 @@ class TokenFile:
         with self._changing() as tokens:
             for name in _named(tokens, whats):
                 tokens[name] = replace(tokens[name], expires=until)
+
+    def put_into_group(self, whats: Collection[str], group: str) -> None:
+        """Have the tokens that *whats* names, as for :meth:`expire`, end with the class *group*."""
+        with self._changing() as tokens:
+            for name in _named(tokens, whats):
+                tokens[name] = replace(tokens[name], group=group)
+
+    def in_group(self, group: str, users: Collection[str] | None = None) -> dict[str, str]:
+        """Return the ids of the tokens that end with the class *group*, with whose they are; of *users* or of all."""
+        found = {token_id(name): token for name, token in self.tokens().items() if token.group == group}
+        return {name: token.user for name, token in found.items() if users is None or token.user in users}
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[dict[str, StoredToken]]:
@@ -282,5 +301,6 @@ def token_id(name: str) -> str:
     return f"{_PREFIX}-{name}"
 
 
-def _hash(salt: str, secret: str) -> str:
+def salted_hash(salt: str, secret: str) -> str:
+    """Return the hexadecimal SHA-256 of both."""
     return hashlib.sha256(f"{salt}{secret}".encode()).hexdigest()

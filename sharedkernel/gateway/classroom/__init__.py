@@ -1,5 +1,5 @@
-"""A class: users for some hours, with quotas, invitations and tokens that end together.
+"""Classes: groups of users for some hours, with limits, invitations and tokens that end together.
 
-`record.py` is what is kept of it in a file, `classroom.py` begins and ends it, `handlers.py` has an admin's requests,
-`invitations.py` the page that an invitation opens.
+`classes.py` begins and ends them, `sessions.py` finds and ends what is theirs, `handlers.py` has an admin's requests
+and the page that an invitation opens. Not here: the file of classes (`config/classes.py`) and their limits.
 """

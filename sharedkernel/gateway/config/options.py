@@ -36,7 +36,7 @@ class GatewayOptions(HasTraits):
         "configuration directory."
     ).tag(config=True)
     class_file = Unicode(
-        help="The file that keeps a class (see `sharedkernel class`): its users, what they may use, until when. "
+        help="The file that keeps classes (see `sharedkernel class`): their users, what these may use, until when. "
         "Default: `sharedkernel_class.json` beside the file of tokens."
     ).tag(config=True)
     hub_cache_seconds = Integer(

@@ -1,9 +1,8 @@
-"""Quotas: what each user may use, from the configuration, a class and an admin's PUT requests. Pure.
+"""Quotas: what each user may use, from the configuration, classes and an admin's PUT requests. Pure.
 
-The most specific value wins, key by key: the user's own entry, then their groups' (in the order in which the
-configuration lists them, then those that the identity reports, in the order of their quotas), then `default`, then the
-built-in value. At each level a PUT value wins over the configuration file's. A class has entries of users alone, which
-win over the configuration's.
+The most specific value wins, key by key: the user's own entry, then their groups' (their class, those of the
+configuration in its order, then those that the identity reports, in the order of their quotas), then `default`, then
+the built-in value. At each level a PUT value wins over the configuration file's or the class's.
 
 `settings.py` reads the files, and `fleet/rules.py` sends the limits to the executors.
 """
@@ -220,8 +219,8 @@ class Quotas:
         Values of the settings of these names.
     memberships
         Groups by user as the identity reports them, if it does; may change.
-    class_users
-        Checked entries of a class's users; may change.
+    class_groups
+        Returns the classes by name; each has checked `limits` by key, and `members` by name.
 
     Raises
     ------
@@ -234,12 +233,12 @@ class Quotas:
         quotas: Any = None,
         groups: Any = None,
         memberships: Mapping[str, Sequence[str]] | None = None,
-        class_users: dict[str, dict[str, Any]] | None = None,
+        class_groups: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self.groups = parse_groups(groups or {})
         self._memberships: Mapping[str, Sequence[str]] = {} if memberships is None else memberships
         self._config = QuotaLevel.parse("config", quotas or {})
-        self._class = QuotaLevel(origin="class", users={} if class_users is None else class_users)
+        self._class_groups = class_groups
         self._put = QuotaLevel(origin="put")
 
     def overrides(self) -> dict[str, Any]:
@@ -324,13 +323,13 @@ class Quotas:
         return value
 
     def class_users(self) -> set[str]:
-        """Return the names of a class's users, also of those who have not joined yet."""
-        return set(self._class.users)
+        """Return the names of all classes' users, also of those who have not joined yet."""
+        return {user for group in self._class_groups().values() for user in group.members}
 
     def known_users(self) -> set[str]:
         """Return the names of all users in the configuration, in a class and in PUT requests."""
         members = {member for group in self.groups.values() for member in group}
-        return members.union(self._config.users, self._class.users, self._put.users)
+        return members.union(self._config.users, self.class_users(), self._put.users)
 
     def _groups_of(self, user: str) -> Iterator[str]:
         """Yield *user*'s groups: the configuration's in its order, then the identity's, those with quotas first."""
@@ -343,8 +342,12 @@ class Quotas:
     def _entries(self, user: str) -> Iterator[tuple[dict[str, Any], str]]:
         """Yield the entries that apply to *user*, most specific first, with their source."""
         levels = (self._put, self._config)
-        for level in (self._put, self._class, self._config):
+        for level in levels:
             yield level.users.get(user, {}), f"{level.origin}: user {user}"
+        for name, group in self._class_groups().items():
+            if user in group.members:
+                yield self._put.groups.get(name, {}), f"put: group {name}"
+                yield group.limits, f"class: group {name}"
         for group in self._groups_of(user):
             for level in levels:
                 yield level.groups.get(group, {}), f"{level.origin}: group {group}"

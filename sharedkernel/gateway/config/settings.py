@@ -131,7 +131,7 @@ def build_quotas(
     groups: Any,
     files: Sequence[Path],
     memberships: Mapping[str, Sequence[str]] | None = None,
-    class_users: dict[str, dict[str, Any]] | None = None,
+    class_groups: Callable[[], Mapping[str, Any]] = dict,
 ) -> Quotas:
     """Return the quotas that the settings describe.
 
@@ -143,8 +143,8 @@ def build_quotas(
         The configuration files, for the line of a fault.
     memberships
         Groups by user as the identity reports them, if it does.
-    class_users
-        Entries of a class's users.
+    class_groups
+        Returns the classes by name.
 
     Raises
     ------
@@ -152,7 +152,7 @@ def build_quotas(
         When they cannot be used.
     """
     try:
-        return Quotas(quotas, groups, memberships, class_users)
+        return Quotas(quotas, groups, memberships, class_groups)
     except QuotaError as error:
         raise ConfigError(f"{_place(files, 'quotas', error.path)}{error}") from None
     except ConfigError as error:

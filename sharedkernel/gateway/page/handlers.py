@@ -100,11 +100,10 @@ class SignInHandler(SignInFormHandler):
         sessions = self.identity.page_sessions
         if sessions.is_earlier(key):
             return "The gateway was restarted after you signed in. Sign in again; sessions go on."
-        user, token = sessions.user_of(key), sessions.token_of(key)
-        if user is None or token is None:
+        token = sessions.token_of(key)
+        if token is None:
             return f"Your sign-in has ended, as it does {LIFETIME}. Sign in again; sessions go on."
-        classroom = self.settings.get("classroom")
-        if classroom is not None and classroom.has_ended_for(user, token):
+        if self.settings["classes"].has_ended(token):
             return "The class has ended, and your sign-in with it."
         try:
             found = await self.identity.check_token(token, self.request.remote_ip or "")
@@ -262,10 +261,7 @@ class TokenHandler(GatewayHandler):
     async def post(self) -> None:
         """Return a new token; those that the user has stay good."""
         identity = cast("TokenOnlyIdentity", self.identity_provider)
-        user = self.current_user.username
-        token = identity.make_token(user)
-        if (classroom := self.settings.get("classroom")) is not None:
-            classroom.made_token(user, identity.get_token(self), token)
+        token = identity.make_token(self.current_user.username, made_with=identity.get_token(self) or "")
         self.set_header("Cache-Control", "no-store")
         self.finish(json.dumps({"token": token}))
 

@@ -91,7 +91,26 @@ def test_a_class_from_its_roster_to_its_end(stack: LocalStack, tmp_path: Path) -
     assert run(stack, "ada", "end", status=0).stdout == "The class is over; 1 session ended.\n"
     assert asyncio.run(maria.request("GET", f"/api/kernels/{kernel}")).status == 403
     assert "There is no class" in run(stack, "ada", "status", status=0).stdout
-    assert json.loads(run(stack, "ada", "list", "--json", status=0).stdout) == {"class": None}
+    assert json.loads(run(stack, "ada", "list", "--json", status=0).stdout)["class"] is None
+
+
+def test_two_classes_at_a_time_have_names(stack: LocalStack, tmp_path: Path) -> None:
+    """Each command says which one it means; one that does not is told the names."""
+    for user, group in (("maria", "morning"), ("niels", "evening")):
+        roster = tmp_path / f"{group}.txt"
+        roster.write_text(f"{user}\n")
+        run(stack, "ada", str(roster), "--group", group, "--until", "1h", status=0)
+    both = run(stack, "ada", "status", status=0).stdout
+    assert "The class morning of 1, 0 of them joined" in both
+    assert "The class evening of 1, 0 of them joined" in both
+    assert "evening" not in run(stack, "ada", "status", "--group", "morning", status=0).stdout
+    unclear = run(stack, "ada", "until", "2h", status=1)
+    assert "the classes morning, evening are here; say which, with --group." in unclear.stderr
+    later = run(stack, "ada", "until", "2h", "--group", "evening", status=0)
+    assert "The class evening of 1" in later.stdout
+    assert "New in the class: otto." in run(stack, "ada", "invite", "otto", "--group", "evening", status=0).stderr
+    run(stack, "ada", "end", "--group", "morning", status=0)
+    assert "The class evening of 2" in run(stack, "ada", "status", status=0).stdout
 
 
 def test_a_limit_that_no_device_can_exceed_is_noted(stack: LocalStack, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def whole_class_stack() -> Iterator[Stack]:
     with Stack(
         users=["ada", "grace", "linus"],
         capacity="2GiB",
-        quotas={"default": {"memory": "50%"}, "users": {"maria": {"memory": "1GiB", "share": 3}}},
+        quotas={"default": {"memory": "50%"}, "users": {"maria": {"share": 3}}},
         config="c.SharedKernelGateway.max_failed_logins = 8\nc.ServerApp.trust_xheaders = True",
     ) as stack:
         yield stack
@@ -33,7 +33,9 @@ def stack(whole_class_stack: Stack) -> Iterator[Stack]:
     yield from clean_gateway(whole_class_stack)
 
     async def end() -> None:
-        assert (await whole_class_stack.client("ada").request("DELETE", CLASS)).status in (200, 404)
+        ada = whole_class_stack.client("ada")
+        for name in (await ada.request("GET", CLASS)).body["classes"]:
+            assert (await ada.request("DELETE", f"{CLASS}?group={name}")).status in (200, 404)
 
     run(end())
 
@@ -42,10 +44,10 @@ def after(**duration: float) -> str:
     return (datetime.datetime.now(datetime.UTC) + datetime.timedelta(**duration)).isoformat()
 
 
-async def begin(stack: Stack, *users: str, hours: float = 1, **limits: Any) -> dict[str, str]:
+async def begin(stack: Stack, *users: str, hours: float = 1, group: str = "class", **limits: Any) -> dict[str, str]:
     """Begin a class; return the codes."""
     body = {"users": users, "limits": limits, "until": after(hours=hours)}
-    answer = await stack.client("ada").request("PUT", CLASS, body)
+    answer = await stack.client("ada").request("PUT", f"{CLASS}?group={group}", body)
     assert answer.status == 200, answer
     return dict(answer.body["codes"])
 

@@ -1,0 +1,347 @@
+"""Classes begin, invite their users, announce their end, and end.
+
+An admin or the clock ends a class: its tokens are removed, so that nobody starts another session, then its sessions end
+and new users' shelves are cleared, and once nothing is left its limits go. All of this is repeated every few seconds,
+by the next gateway too, until the class is gone; what is on an executor that is away is awaited for a while. What its
+users had before stays.
+
+Not here: limits (`config/quotas.py`), and tokens, which expire by themselves when the class's time is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from sharedkernel.errors import Refused, SharedKernelError
+from sharedkernel.gateway.auth.audit import AuditLog
+from sharedkernel.gateway.auth.identity import TokenOnlyIdentity
+from sharedkernel.gateway.classroom.sessions import ClassSessions
+from sharedkernel.gateway.config.classes import ClassFile, ClassMember, ClassRecord, Invitation, utc_now
+from sharedkernel.gateway.config.quotas import QuotaLevel
+from sharedkernel.gateway.kernels.manager import SessionKernels
+from sharedkernel.jupyter.names import is_user_name
+from sharedkernel.units import format_seconds
+
+log = logging.getLogger(__name__)
+
+#: most users of a class, and the most days until its end
+MOST_MEMBERS, MOST_DAYS = 500, 366
+#: how long before the end sessions are notified, and how long those that cannot be ended are awaited
+_NOTICE = _PATIENCE = datetime.timedelta(minutes=10)
+#: seconds between two looks at the clock
+_PAUSE = 5.0
+
+
+class ClassChange(msgspec.Struct, kw_only=True):
+    """What an admin wants of a class."""
+
+    #: who is invited; the earlier invitations of users of the class are void
+    users: list[str] = []
+    #: when it ends; its users are notified again
+    until: Annotated[datetime.datetime, msgspec.Meta(tz=True)] | None = None
+    #: what each may use, as in an entry of the quotas; of a class that begins
+    limits: dict[str, Any] = {}
+    #: whether users may be among them who have tokens, sessions or something on a shelf here
+    allow_known: bool = False
+    #: whether tokens end that used invitations of them have given, as where somebody else was quicker; None: refused if
+    #: there are such tokens
+    replaces: bool | None = None
+
+
+class Classes:
+    """The classes of a gateway. A user is in one at a time.
+
+    Parameters
+    ----------
+    file
+        Keeps them.
+    manager
+        Has the sessions.
+    identity
+        Knows the users, and makes their tokens.
+    audit_log
+        Records what happens without a request.
+    """
+
+    def __init__(
+        self, file: ClassFile, manager: SessionKernels, identity: TokenOnlyIdentity, audit_log: AuditLog
+    ) -> None:
+        self._file = file
+        self._manager = manager
+        self._identity = identity
+        self._audit_log = audit_log
+        self._sessions = ClassSessions(manager, audit_log)
+        self._ending = asyncio.Lock()
+        #: when this gateway first tried to end a class, by its name
+        self._tried: dict[str, datetime.datetime] = {}
+        #: sessions that were notified of the end, by their class
+        self._notified: defaultdict[str, set[str]] = defaultdict(set)
+        #: ids of tokens that have ended with a class
+        self._ended_tokens: set[str] = set()
+
+    def describe(self) -> dict[str, dict[str, Any]]:
+        """Return what an admin sees of all classes, by name."""
+        classes = self._file.classes.items()
+        return {name: found.describe(Counter(self._sessions.of_class(found).values())) for name, found in classes}
+
+    def name_of(self, name: str | None) -> str:
+        """Return *name* if there is such a class; None: the name of the only one.
+
+        Raises
+        ------
+        Refused
+            When there is none, or there are several.
+        """
+        classes = self._file.classes
+        if name is None and len(classes) > 1:
+            raise Refused(f"the classes {', '.join(classes)} are here; say which, with --group.", reason="bad_request")
+        found = next((each for each in classes if name in (None, each)), None)
+        if found is None:
+            what = "class" if name is None else f"class {name}"
+            how = "begin one with `sharedkernel class ROSTER --until TIME`."
+            raise Refused(f"there is no {what}; {how}", reason="no_class")
+        return found
+
+    # --- what an admin does -------------------------------------------------------------------------------------------
+
+    async def begin(self, name: str, wanted: ClassChange) -> dict[str, str]:
+        """Begin a class.
+
+        Returns
+        -------
+        codes
+            Of its invitations, by user; none where the hub signs users in.
+
+        Raises
+        ------
+        SharedKernelError
+            When it cannot begin; nothing has changed then.
+        """
+        known = await self._sessions.known_users()
+        if (found := self._file.classes.get(name)) is not None:
+            raise Refused(
+                f"a class of {len(found.members)} is here until {_clock(found.until)}; end it with `sharedkernel class "
+                "end`, invite more people with `sharedkernel class invite NAME`, or name another one with --group.",
+                reason="class_exists",
+            )
+        if wanted.until is None or not is_user_name(name):
+            raise Refused("a class has a name, as users have, and an end, `until`.", reason="bad_request")
+        limits = QuotaLevel.parse("class", {"default": wanted.limits}).default
+        with self._file.changing() as classes:
+            classes[name] = ClassRecord(began=utc_now(), until=wanted.until, limits=limits, members={})
+            codes = self._invite(classes, name, wanted, known)
+            self._move_end(name, classes[name], wanted.until)
+        return codes
+
+    async def change(self, name: str, wanted: ClassChange) -> dict[str, str]:
+        """Invite users, or move the end; return the codes of the new invitations, by user.
+
+        Raises
+        ------
+        SharedKernelError
+            When that cannot be done; nothing has changed then.
+        """
+        known = await self._sessions.known_users()
+        with self._file.changing() as classes:
+            found = _check_open(classes.get(name))
+            codes = self._invite(classes, name, wanted, known) if wanted.users or wanted.until is None else {}
+            if wanted.until is not None:
+                self._move_end(name, found, wanted.until)
+        return codes
+
+    def _invite(
+        self, classes: dict[str, ClassRecord], name: str, wanted: ClassChange, known: tuple[set[str], bool]
+    ) -> dict[str, str]:
+        record, tokens, (owners, are_all) = classes[name], self._identity.token_file, known
+        fresh = [user for user in wanted.users if user not in record.members]
+        self._check_names(wanted.users, len(record.members) + len(fresh))
+        busy = {user for other in classes.values() for user in other.members}
+        if twice := [user for user in fresh if user in busy]:
+            _refuse(f"nobody is in two classes at a time, as {_some(twice)} would be.")
+        if tokens is not None:
+            owners |= {token.user for token in tokens.tokens().values()}
+            if not wanted.allow_known and (found := [user for user in fresh if user in owners]):
+                _refuse(
+                    f"{_some(found)} {'are users' if len(found) > 1 else 'is a user'} here already, and an invitation "
+                    "opens what they have. Give newcomers other names, or, if these are the same people, run it again "
+                    "with --known.",
+                    reason="known_users",
+                )
+        given = self._tokens_of(name, wanted.users)
+        if given and wanted.replaces is None:
+            _refuse(
+                f"{_some(sorted(set(given.values())))} used a link already, and the token that it gave stays good. Run "
+                "it again with --replace, to end such tokens in case it was not them (sessions go on), or with --keep, "
+                "for another machine of theirs.",
+                reason="link_used",
+            )
+        record.spared += self._sessions.of_users(set(fresh))
+        # A cluster's front and a hub know users whom this gateway does not know.
+        knows_all = tokens is not None and are_all and not self._manager.id_prefix
+        has_put = self._manager.rules.quotas.has_put
+        record.members |= {
+            user: ClassMember(is_new=knows_all and user not in owners, had_limits=has_put(user)) for user in fresh
+        }
+        codes = {}
+        for user in wanted.users if tokens is not None else ():
+            record.members[user].invitation, codes[user] = Invitation.make()
+        if wanted.replaces:
+            self._remove_tokens(given)
+        return codes
+
+    def _check_names(self, users: Sequence[str], size: int) -> None:
+        if not users or size > MOST_MEMBERS:
+            _refuse(f"a class has 1 to {MOST_MEMBERS} users, not {size}.")
+        if len(set(users)) < len(users):
+            _refuse("a user is named twice.")
+        for user in users:
+            if not is_user_name(user):
+                _refuse(f"{user!r} cannot be a user's name.")
+            if self._identity.is_admin(user):
+                _refuse(f"{user} is an admin here; whoever has an invitation of theirs would be one, too.")
+
+    def _move_end(self, name: str, record: ClassRecord, until: datetime.datetime) -> None:
+        if until <= utc_now():
+            raise Refused(f"{until.isoformat(timespec='minutes')} has passed already.", reason="bad_request")
+        if until > utc_now() + datetime.timedelta(days=MOST_DAYS):
+            raise Refused(f"a class ends within {MOST_DAYS} days.", reason="bad_request")
+        record.until = until
+        if self._identity.token_file is not None and (tokens := self._tokens_of(name)):
+            self._identity.token_file.expire(tokens, until)
+        self._notified.pop(name, None)
+
+    async def end(self, name: str | None) -> tuple[int, int | None]:
+        """End a class, the only one if *name* is None, and its sessions now.
+
+        Returns
+        -------
+        ended, left
+            How many sessions were ended, and how many could not be ended yet; None: perhaps some, or something on a
+            shelf, on an executor that is away.
+
+        Raises
+        ------
+        SharedKernelError
+            When there is no such class, or its tokens cannot be removed.
+        """
+        async with self._ending:
+            name, now = self.name_of(name), utc_now()
+            if not self._file.classes[name].is_over:
+                with self._file.changing() as classes:
+                    classes[name].until = now
+            found = self._file.classes[name]
+            self._remove_tokens(tokens := self._tokens_of(name))
+            self._ended_tokens.update(tokens)
+            ended = await self._sessions.end(found)
+            left = self._sessions.num_left(found)
+            if left == 0 and not await self._sessions.clear_shelves(found):
+                left = None
+            if left == 0 or now - self._tried.setdefault(name, now) > _PATIENCE:
+                await self._forget(name, ended)
+            return ended, left
+
+    async def _forget(self, name: str, ended: int) -> None:
+        with self._file.changing() as classes:
+            found = classes.pop(name)
+        self._tried.pop(name, None)
+        self._notified.pop(name, None)
+        rules = self._manager.rules
+        rules.quotas.withdraw(group=name)
+        for user, member in found.members.items():
+            if not member.had_limits:  # the next class may have others of these names
+                rules.quotas.withdraw(user=user)
+        self._audit_log.record("class ended", users=len(found.members), sessions=ended)
+        log.info("the class of %d is over; %d sessions were ended", len(found.members), ended)
+        await rules.send_all_limits()
+
+    def _tokens_of(self, name: str, users: Collection[str] | None = None) -> dict[str, str]:
+        """Return the ids of a class's tokens, with whose they are."""
+        return {} if self._identity.token_file is None else self._identity.token_file.in_group(name, users)
+
+    def _remove_tokens(self, tokens: Collection[str]) -> None:
+        if tokens and self._identity.token_file is not None:
+            self._identity.token_file.remove(*tokens)
+
+    # --- what users do ------------------------------------------------------------------------------------------------
+
+    def admit(self, code: str) -> tuple[str, str, datetime.datetime] | None:
+        """Use up the code of an invitation; None for an unknown one.
+
+        Returns
+        -------
+        user, token, until
+            Whom it lets in, with what, and until when.
+
+        Raises
+        ------
+        SharedKernelError
+            When it was used, the class is over, or no token can be made.
+        """
+        if (meant := self._file.find(code)) is None:
+            return None
+        with self._file.changing() as classes:
+            name, user = meant
+            found = _check_open(classes[name])
+            member, invitation = found.members[user], found.members[user].invitation
+            if invitation is None or invitation.used is not None:
+                sentence = f"This invitation of {user} was used already; ask for another one, if that was not you."
+                raise Refused(sentence, reason="invitation_used")
+            token = self._identity.make_token(user, expires=found.until, group=name)
+            invitation.used = utc_now()
+            member.joined = member.joined or invitation.used
+        return user, token, found.until
+
+    def has_ended(self, token: str) -> bool:
+        """Whether *token* has ended with a class, as far as this gateway remembers."""
+        return token.rpartition("-")[0] in self._ended_tokens
+
+    # --- what time does -----------------------------------------------------------------------------------------------
+
+    async def keep(self) -> None:
+        """Notify classes of their end, and end them when their time is over; runs for good."""
+        await self._manager.recovery.gathered()  # else sessions of an earlier gateway would be missed
+        while True:
+            for name, found in [*self._file.classes.items()]:
+                try:
+                    if found.is_over and not self._ending.locked():
+                        await self.end(name)
+                    elif not found.is_over:
+                        await self._notify(name, found)
+                except SharedKernelError as error:
+                    log.error("the class cannot be ended: %s", error)
+            await asyncio.sleep(_PAUSE)
+
+    async def _notify(self, name: str, found: ClassRecord) -> None:
+        left = found.until - utc_now()
+        if left <= _NOTICE:
+            sessions = self._sessions.of_class(found).keys() - self._notified[name]
+            self._notified[name] |= sessions
+            when = f"This class ends at {_clock(found.until)}, in {format_seconds(left.total_seconds())}"
+            what = "save your notebook, its session and all variables end then."
+            await self._sessions.notify(sessions, f"{when}: {what}", found)
+
+
+def _refuse(sentence: str, reason: str = "bad_request") -> None:
+    raise Refused(f"nothing was changed: {sentence}", reason=reason)
+
+
+def _check_open(found: ClassRecord | None) -> ClassRecord:
+    if found is None or found.is_over:
+        raise Refused("this class is over.", reason="class_over")
+    return found
+
+
+def _some(users: Sequence[str]) -> str:
+    return f"{', '.join(users[:5])}{' …' if len(users) > 5 else ''}"
+
+
+def _clock(moment: datetime.datetime) -> str:
+    local, today = moment.astimezone(), datetime.datetime.now().astimezone().date()
+    return f"{local:%H:%M}" if local.date() == today else f"{local:%Y-%m-%d %H:%M}"

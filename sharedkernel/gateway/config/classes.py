@@ -1,0 +1,173 @@
+"""Classes: groups of users with an end, in a private file, so that a restart changes nothing.
+
+`quotas.py` reads their limits, and `classroom/` begins and ends them. Tokens name their group themselves. The codes of
+invitations are kept as salted hashes; a code is random (128 bits), so one round is enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import datetime
+import hmac
+import logging
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sharedkernel.errors import ConfigError
+from sharedkernel.gateway.auth.tokens import TokenFile, salted_hash
+from sharedkernel.gateway.config.quotas import QuotaLevel
+from sharedkernel.system.atomic_file import replace_file
+
+log = logging.getLogger(__name__)
+
+#: name of a class that is given none
+ONLY_CLASS = "class"
+
+
+class Invitation(msgspec.Struct, kw_only=True):
+    """A code that lets one user in, once."""
+
+    #: public beginning of the code
+    id: str
+    salt: str
+    hash: str
+    #: when it was used, UTC; None: it can be used
+    used: datetime.datetime | None = None
+
+    @classmethod
+    def make(cls) -> tuple[Invitation, str]:
+        """Return a new one, and its code, which cannot be read later."""
+        name, salt, secret = secrets.token_hex(4), secrets.token_hex(16), secrets.token_hex(16)
+        return cls(id=name, salt=salt, hash=salted_hash(salt, secret)), f"{name}-{secret}"
+
+    def matches(self, code: str) -> bool:
+        """Whether *code* is the one that was hashed; takes the same time for every wrong secret."""
+        name, _, secret = code.partition("-")
+        return name == self.id and hmac.compare_digest(salted_hash(self.salt, secret), self.hash)
+
+
+class ClassMember(msgspec.Struct, kw_only=True):
+    """A user of a class."""
+
+    #: their newest invitation; None where the hub signs users in
+    invitation: Invitation | None = None
+    #: whether nothing of them was here before: no token, no session, no shelf
+    is_new: bool = False
+    #: whether an admin had changed their limits by hand before
+    had_limits: bool = True
+    #: when they used an invitation first, UTC
+    joined: datetime.datetime | None = None
+
+
+class ClassRecord(msgspec.Struct, kw_only=True):
+    """A class."""
+
+    #: UTC
+    began: datetime.datetime
+    #: when it ends or was ended; what is left of it is on its way out
+    until: datetime.datetime
+    #: checked values by key, as in an entry of the quotas
+    limits: dict[str, Any]
+    #: by name
+    members: dict[str, ClassMember]
+    #: sessions of its users that ran before, by kernel id; the class's end leaves them alone
+    spared: list[str] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its time is over."""
+        return self.until <= utc_now()
+
+    def describe(self, sessions: Mapping[str, int]) -> dict[str, Any]:
+        """Return what an admin sees of it, for JSON; *sessions* says how many each user has."""
+        return {
+            "began": self.began,
+            "until": self.until,
+            "ending": self.is_over,
+            "limits": self.limits,
+            "users": {
+                user: {
+                    "joined": member.joined,
+                    "invited": member.invitation is not None and member.invitation.used is None,
+                    "sessions": sessions.get(user, 0),
+                }
+                for user, member in sorted(self.members.items())
+            },
+        }
+
+
+class ClassFile:
+    """The classes of a gateway, each by its name.
+
+    Parameters
+    ----------
+    path
+        Their file. One that cannot be used is logged, and left until the next class begins.
+    tokens
+        Users' tokens: those of a class that an earlier version began do not name it yet.
+    """
+
+    def __init__(self, path: Path, tokens: TokenFile) -> None:
+        self._path = path
+        #: not to be changed but in :meth:`changing`
+        self.classes: dict[str, ClassRecord] = {}
+        try:
+            content = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+            if is_old := "classes" not in content:
+                content = {"classes": {ONLY_CLASS: _converted(content, tokens)}}
+            classes = msgspec.convert(content["classes"], dict[str, ClassRecord])
+            QuotaLevel.parse("class", {"groups": {name: found.limits for name, found in classes.items()}})
+        except FileNotFoundError:
+            return
+        except (OSError, msgspec.MsgspecError, ConfigError, LookupError, TypeError, AttributeError) as error:
+            log.error("the classes in %s cannot be read (%s); their users' tokens are left alone.", path, error)
+            return
+        self.classes = classes
+        if is_old:
+            with self.changing():
+                pass
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[dict[str, ClassRecord]]:
+        """Yield all classes to change, which are kept if nothing is raised.
+
+        Raises
+        ------
+        ConfigError
+            When the file cannot be written; nothing has changed then.
+        """
+        classes = copy.deepcopy(self.classes)
+        yield classes
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_file(self._path, msgspec.json.encode({"classes": classes}) + b"\n")
+        except OSError as error:
+            raise ConfigError(f"the class cannot be kept in {self._path}: {error.strerror}.") from None
+        self.classes = classes
+
+    def find(self, code: str) -> tuple[str, str] | None:
+        """Return the class and the user whose invitation has *code*; None for an unknown code."""
+        members = ((name, *member) for name, found in self.classes.items() for member in found.members.items())
+        invited = ((name, user, member.invitation) for name, user, member in members if member.invitation is not None)
+        return next(((name, user) for name, user, invitation in invited if invitation.matches(code)), None)
+
+
+def utc_now() -> datetime.datetime:
+    """Return the time, with its zone."""
+    return datetime.datetime.now(datetime.UTC)
+
+
+def _converted(old: dict[str, Any], tokens: TokenFile) -> dict[str, Any]:
+    """Return the only class of an earlier version's file, and have its tokens name it."""
+    whats: list[str] = []
+    for user, member in old["members"].items():
+        whats += member["tokens"] if member["was_user"] else [user]
+        member["is_new"] = member["new_since"] is not None
+    if tokens.tokens():
+        tokens.put_into_group(whats, ONLY_CLASS)
+    return old | ({"until": old["ending"]} if old["ending"] else {})
