@@ -32,10 +32,8 @@ WARM_PARENT_SOCKET = "warm.sock"
 WARM_PARENT_SOCKETS, RETIRED_SOCKETS = "warm*.sock", "old-*.sock"
 #: connection files and ipc sockets of the sessions
 SESSIONS_DIRECTORY = "s"
-#: the sessions' records, should the keeper be lost
+#: the sessions' records
 RECORDS_DIRECTORY = "records"
-#: room for them where the disk is full
-RESERVE_DIRECTORY = "reserve"
 #: files of a gateway whose account is not the executor's
 GATEWAY_DIRECTORY = "gateway"
 #: logs of the executor's processes and sessions

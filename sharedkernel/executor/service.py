@@ -3,8 +3,8 @@
 Messages go through `control/router.py`: those of gateways and commands to `control/api.py`, which answers each; those
 of sessions, which report what their gates do, to `dispatch/controller.py`. Gateways are also told of sessions that end.
 
-A new executor on the same runtime directory adopts the sessions of the last one: their records come from the keeper,
-and where each session stands it says itself in its greeting. Holders are taken over before anybody else is granted
+A new executor on the same runtime directory adopts the sessions of the last one: their records are files, and where
+each session stands it says itself in its greeting. Holders are taken over before anybody else is granted
 anything.
 """
 
@@ -18,7 +18,6 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from sharedkernel import protocol
 from sharedkernel.errors import Refused
 from sharedkernel.executor.control.api import ControlApi
 from sharedkernel.executor.control.router import MessageRouter
@@ -43,7 +42,7 @@ from sharedkernel.executor.sessions.pool import IN_DEMAND, SessionPool
 from sharedkernel.executor.sessions.starting import SessionLauncher
 from sharedkernel.executor.shelf.room import Room, room_for
 from sharedkernel.executor.shelf.session_requests import ShelfRequests
-from sharedkernel.executor.shelf.store import KEY_PREFIX, ShelfStore
+from sharedkernel.executor.shelf.store import ShelfStore
 from sharedkernel.executor.supervision.environments import OWN, Environment, own_environment
 from sharedkernel.executor.supervision.keeper_client import KeeperClient
 from sharedkernel.executor.supervision.supervisor import ForkTraits, Supervisor
@@ -55,7 +54,7 @@ from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
 
-#: seconds between what the keeper is told about attained service, and states on disk
+#: seconds between records of attained service, and states on disk
 _KEEP_INTERVAL = 2.0
 
 
@@ -149,7 +148,7 @@ class ExecutorService:
             lambda process, reason, message: self._interventions.end(process, reason, message),
         )
         self._keeper = KeeperClient(path, environments[OWN].build_id)
-        self._supervisor = Supervisor(path, self._keeper, environments, self._fork_traits, self._on_end)
+        self._supervisor = Supervisor(path, environments, self._fork_traits, self._on_end)
         self._pool = SessionPool(self._supervisor, spares[0], in_demand=spares[1])
         self._interventions = Interventions(self._controller, self._supervisor, self._tasks)
         self._detached = DetachTimers(
@@ -228,7 +227,8 @@ class ExecutorService:
         path = self._directory.path
         await self._served.start(path, self._interventions)
         (path / EXECUTOR_SOCKET).unlink(missing_ok=True)
-        adopted = await self._supervisor.start(await self._adopt_shelves())
+        await self._adopt_shelves()
+        adopted = await self._supervisor.start()
         attained: defaultdict[str, float] = defaultdict(float)
         for process in adopted:
             attained[process.user or ""] += process.attained
@@ -263,6 +263,7 @@ class ExecutorService:
         (self._directory.path / EXECUTOR_SOCKET).unlink(missing_ok=True)
         await self._listen()
         self._supervisor.keep_anew()
+        self._keeper.start_anew()
         self._end_spares()
 
     def _end_spares(self) -> None:
@@ -363,15 +364,11 @@ class ExecutorService:
 
     # --- shelves ------------------------------------------------------------------------------------------------------
 
-    async def _adopt_shelves(self) -> list[tuple[protocol.Kept, list[int]]]:
-        """Take over what the keeper has for shelves; return the rest, which is about sessions."""
-        rest = []
+    async def _adopt_shelves(self) -> None:
+        """Take over what the keeper has for shelves."""
         for message, descriptors in await self._keeper.open():
-            if not message.key.startswith(KEY_PREFIX):
-                rest.append((message, descriptors))
-            elif self._shelves.adopt(message.data, descriptors):
+            if self._shelves.adopt(message.data, descriptors):
                 self._keeper.hold(message, descriptors)
-        return rest
 
     def _session_of(self, pid: int) -> SessionHandle | None:
         """Return the session whose process has this id; what it starts itself has others."""

@@ -21,7 +21,7 @@ from sharedkernel.protocol.sessions import *  # noqa: F403 (all of it)
 from sharedkernel.protocol.sessions import FromSession
 from sharedkernel.protocol.small_processes import *  # noqa: F403 (all of it)
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 #: what an executor accepts on its control socket
 ToExecutor = FromGateway | FromSession

@@ -21,6 +21,7 @@ import msgspec
 from sharedkernel._version import __version__
 from sharedkernel.errors import ConfigError
 from sharedkernel.executor.processes.process import start_time
+from sharedkernel.executor.processes.records import newest_data
 from sharedkernel.ipc.seqpacket import connect
 from sharedkernel.paths import KEEPER_SOCKET, RECORDS_DIRECTORY, RETIRED_SOCKETS, WARM_PARENT_SOCKETS
 from sharedkernel.protocol import PROTOCOL_VERSION, UNREADABLE, FromKeeper
@@ -130,6 +131,6 @@ def _sessions_builds(directory: Path) -> Iterator[str]:
         return
     for name in names:
         with contextlib.suppress(*_GONE, KeyError, TypeError, *UNREADABLE):
-            record = msgspec.msgpack.decode((directory / name).read_bytes())
+            record = msgspec.msgpack.decode(newest_data(directory / name))
             if start_time(record["pid"]) == record["started"]:
                 yield str(record.get("stamp"))

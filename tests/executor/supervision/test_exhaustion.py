@@ -137,10 +137,8 @@ def test_a_session_without_a_warm_parent_is_refused_and_forgotten(scratch: Path)
     """It would count as a spare session for ever, so that none would be made ready again."""
 
     async def main() -> None:
-        keeper = KeeperClient(scratch, "")
         supervisor = Supervisor(
             scratch,
-            keeper,
             {OWN: own_environment()},
             lambda: ForkTraits(device_kind="host", memory_mode=DeviceMemoryMode.PLAIN, isolation="none"),
             on_end=lambda *_: None,
