@@ -150,40 +150,6 @@ class TakeOffShelf(ControlRequest, frozen=True, kw_only=True):
     user: str
     #: None: everything
     name: str | None = None
-    #: only what has this number, and only if no session uses it; None: whatever it is
-    number: int | None = None
-
-
-class ReadShelf(ControlRequest, frozen=True, kw_only=True):
-    """Ask for a part of what is on the shelf of `user` under `name`; answered by :class:`ShelfPart`.
-
-    Refused while a session uses it, which may be writing.
-    """
-
-    user: str
-    name: str
-    #: where the part begins, and how long it is at most, bytes
-    offset: int
-    length: int
-    #: only if it has this number; None: whatever it is
-    number: int | None = None
-
-
-class WriteShelf(ControlRequest, frozen=True, kw_only=True):
-    """Write a part of a new entry `name` on the shelf of `user`; answered by :class:`Done`.
-
-    The first part reserves room, the last one puts the entry on the shelf; parts come in order. A user has one
-    unfinished entry at a time: it is dropped when another one begins, or after half a minute without a part.
-    """
-
-    user: str
-    name: str
-    #: seconds since 1970
-    shelved_at: float
-    total_bytes: int
-    #: where the part begins; 0 begins anew
-    offset: int
-    data: bytes
 
 
 class GetTimeline(ControlRequest, frozen=True, kw_only=True):
@@ -307,18 +273,6 @@ class Shelves(Message, frozen=True, kw_only=True):
     shelves: list[UserShelf]
 
 
-class ShelfPart(Message, frozen=True, kw_only=True):
-    """Answer to :class:`ReadShelf`."""
-
-    request: int
-    #: of what is under that name; another one that takes its place has another number
-    number: int
-    total_bytes: int
-    #: seconds since 1970
-    shelved_at: float
-    data: bytes
-
-
 class TakenOffShelf(Message, frozen=True, kw_only=True):
     """Answer to :class:`TakeOffShelf`."""
 
@@ -364,9 +318,9 @@ class EarlierWanted(Message, frozen=True, kw_only=True):
 FromGateway = (
     Hello | StartSession | EndSession | LingerSession | ReclaimSession | NotifySession | OffloadSession | SignalSession
     | ListSessions | ConfigureUsers | SetPolicy | GetStatus | AwaitChange | GetCounts | StopExecutor | ListShelves
-    | TakeOffShelf | GetTimeline | ReadShelf | WriteShelf
+    | TakeOffShelf | GetTimeline
 )  # fmt: skip
 ToGateway = (
     Welcome | SessionReady | Sessions | Status | CountsAnswer | Shelves | TakenOffShelf | Done | Failed | SessionDied
-    | EarlierWanted | TimelineAnswer | ShelfPart
+    | EarlierWanted | TimelineAnswer
 )  # fmt: skip

@@ -22,7 +22,6 @@ from sharedkernel.executor.sessions.detached import DetachTimers
 from sharedkernel.executor.sessions.requests import check_reclaim
 from sharedkernel.executor.sessions.starting import SessionLauncher
 from sharedkernel.executor.shelf.store import ShelfStore
-from sharedkernel.executor.shelf.transfers import ShelfTransfers
 from sharedkernel.executor.supervision.supervisor import Supervisor
 from sharedkernel.ipc.shared_page import Word
 from sharedkernel.status.document import pack_status
@@ -67,7 +66,6 @@ class ControlApi:
         self._detached = detached
         self._isolation = isolation
         self._shelves = shelves
-        self._transfers = ShelfTransfers(shelves)
         self._status = status
         self._device = device
         self._stop = stop
@@ -158,13 +156,9 @@ class ControlApi:
                 return protocol.TimelineAnswer(request=message.request, timeline=pack_timeline(timeline))
             case protocol.ListShelves(user=user):
                 return protocol.Shelves(request=message.request, shelves=self._shelves.listings(user))
-            case protocol.TakeOffShelf(user=user, name=name, number=number):
-                entries, used = self._shelves.take_off(user, name, number)
+            case protocol.TakeOffShelf(user=user, name=name):
+                entries, used = self._shelves.take_off(user, name)
                 return protocol.TakenOffShelf(request=message.request, entries=entries, used_bytes=used)
-            case protocol.ReadShelf():
-                return self._transfers.read(message)
-            case protocol.WriteShelf():
-                self._transfers.write(message)
         self._status.forget()
         return protocol.Done(request=message.request)
 

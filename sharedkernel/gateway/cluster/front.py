@@ -24,7 +24,6 @@ from sharedkernel.gateway.auth.identity import GatewayUser
 from sharedkernel.gateway.cluster.changes import PendingChanges
 from sharedkernel.gateway.cluster.hosts import ClusterHosts, Host, HostAway, choose_device
 from sharedkernel.gateway.cluster.requests import IF_PROMPT, HostRequests, StartLost, reached
-from sharedkernel.gateway.cluster.shelf_carrier import ShelfCarrier
 from sharedkernel.gateway.cluster.status import merge_hosts
 from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.gateway.kernels.starting import COLOUR_HEADER, NOTE_HEADER
@@ -77,7 +76,6 @@ class Front:
         self.requests = requests
         self._rules = rules
         self._executors = executors
-        self._shelves = ShelfCarrier(requests)
         #: starts in progress, by user, client key and notebook: one that is asked for again is not made twice
         self._starting: dict[tuple[str, str | None, str | None], asyncio.Future[HTTPResponse]] = {}
         #: kernels by user and client key: a status document may not show yet what has just started
@@ -252,6 +250,8 @@ class Front:
         await self._check_number(user.username)
         earlier = self.hosts.note_on_earlier(user.username)
         headers = [*headers, (COLOUR_HEADER, self._rules.colours.choose(user.username))]
+        if earlier is not None:
+            headers.append((NOTE_HEADER, earlier))
         refused: set[str] = set()
         answer: HTTPResponse | None = None
         while True:
@@ -264,16 +264,11 @@ class Front:
             counted, heard = host.users[user.username], host.heard
             patience = {} if len(self._placeable(refused)) == 1 else {"connect_seconds": IF_PROMPT}
             with reached(host), self._counting(user.username, host.name):
-                left = await self._shelves.find(user, [each for each in self.hosts.answering() if each is not host])
-                note = " ".join(filter(None, [earlier, *(each.note() for each in left)]))
-                noted = [*headers, (NOTE_HEADER, note)] if note else headers
-                answer = await self.requests.fetch(host, user, "POST", uri, body=body, headers=noted, **patience)
+                answer = await self.requests.fetch(host, user, "POST", uri, body=body, headers=headers, **patience)
                 if answer.code not in _ELSEWHERE:
                     # A summary that was on its way when the request came there did not count it.
                     if answer.code == HTTPStatus.CREATED and host.num_sessions(user.username) <= counted.sessions:
                         host.users[user.username] = counted
-                    if answer.code == HTTPStatus.CREATED and left:
-                        await self._shelves.carry(user, left, host, _kernel_of(answer))
                     return answer
             if host.heard == heard:  # no summary has come since it was counted there
                 host.count(user.username, -1)

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 _INTERVAL = 2.0
 
 #: modules with the routes that only a host of a cluster has
-HOST_SERVICES = ("sharedkernel.gateway.cluster.cordon", "sharedkernel.gateway.cluster.shelf_parts")
+HOST_SERVICES = ("sharedkernel.gateway.cluster.cordon",)
 
 
 class MemberOptions(Protocol):

@@ -500,7 +500,7 @@ def test_a_cordoned_host_gets_no_sessions_and_loses_none(cluster: Cluster) -> No
         assert (await grace.request("DELETE", f"/api/kernels/{kernel}?linger=0")).status == 204
         await until(lambda: _both(hosts, "drained"))
         assert (await ada.request("PUT", path, {"cordoned": False})).status == 204
-        await start_on_both(grace)
+        assert host_of(await grace.start()) == "h2", "the emptier one"
 
     asyncio.run(end())
 
