@@ -1,4 +1,4 @@
-"""The control protocol: typed messages between gateway, executor, warm parent, keeper and sessions.
+"""The control protocol: typed messages between gateway, executor, warm parent and sessions.
 
 Each message is one msgpack map, tagged with its kind and preceded by its length (4 bytes, big-endian), on a
 unix stream socket. The first message on a connection is :class:`Hello`, answered by :class:`Welcome`; a peer of

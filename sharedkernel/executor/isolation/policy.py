@@ -133,6 +133,11 @@ class Isolation:
             self._without = f"this machine's control groups have no controller for {', '.join(self.cgroups.missing)}"
 
     @property
+    def homes(self) -> Path | None:
+        """Directory of users' homes; None: they have none of their own."""
+        return self._homes
+
+    @property
     def uses_accounts(self) -> bool:
         """Whether sessions run under other accounts than the executor's."""
         return self._accounts is not None

@@ -16,6 +16,7 @@ import pytest
 
 from sharedkernel.errors import Refused
 from sharedkernel.executor.isolation.accounts import NUMBERS_FILE
+from sharedkernel.paths import SHELF_DIRECTORY
 from sharedkernel.protocol import Limits
 from tests.executor.harness import ExecutorProcess, until
 from tests.executor.isolation import ADA, FIRST_UID, GRACE, HEDY, ApartExecutor, Executor, needs_root
@@ -108,7 +109,7 @@ def test_users_reach_nothing_of_each_other(apart: ApartExecutor) -> None:
                 f"import os; os.listdir({run + '/s'!r})",
                 f"open({sockets.removesuffix('-ipc') + '.json'!r})",
                 f"import socket; socket.socket(socket.AF_UNIX).connect({sockets + '-1'!r})",
-                f"import socket as s; s.socket(s.AF_UNIX, s.SOCK_SEQPACKET).connect({run + '/keeper.sock'!r})",
+                f"import os; os.listdir({str(apart.homes / SHELF_DIRECTORY)!r})",
                 f"import socket as s; s.socket(s.AF_UNIX, s.SOCK_SEQPACKET).connect({run + '/warm.sock'!r})",
                 f"import os; os.kill({ada.record.pid}, 9)",
                 f"open('/proc/{ada.record.pid}/environ')",
