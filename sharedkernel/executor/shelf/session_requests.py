@@ -50,7 +50,7 @@ class ShelfRequests:
 
     def _list(self, process: SessionHandle, message: protocol.ListShelf, _: list[int]) -> FdReply:
         user = _user(process)
-        self._store.look()
+        self._store.look(user)
         shelf = self._store.listing(user)
         listing = protocol.ShelfListing(
             request=message.request,

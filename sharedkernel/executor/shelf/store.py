@@ -82,9 +82,8 @@ class ShelfStore:
             make_private_directory(path, named_by="--shelf-dir")
         self._files = {file.number: file for file in find_files(self._directory)}
         self._number = max(self._files, default=0)
-        for file in sorted(self._files.values(), key=lambda file: file.number):
-            if file.state is FileState.SHELVED:
-                self._replace(file)  # that executor ended after it had shelved the one and before it took the other off
+        for file in list(self._files.values()):
+            self._keep_latest(file.user, file.name)  # that executor may have ended before it took the other off
         self.look()
 
     # --- figures ------------------------------------------------------------------------------------------------------
@@ -110,9 +109,13 @@ class ShelfStore:
             if self._charged[user] != before[user]:
                 self._on_change(user, self._charged[user])
 
-    def look(self) -> None:
-        """Charge what files take by now, and free those that are not on a shelf and that nobody uses (any more)."""
-        for file in [file for number, file in self._files.items() if number not in self._making]:
+    def look(self, user: str | None = None) -> None:
+        """Charge what files take by now, and free those that are not on a shelf and that nobody uses (any more).
+
+        *user* is whose; None: everybody's.
+        """
+        files = [*self._files.values()] if user is None else self._files_of(user)
+        for file in [file for file in files if file.number not in self._making]:
             try:
                 file.measure()
                 if file.state is not FileState.SHELVED and not file.is_in_use():
@@ -150,7 +153,7 @@ class ShelfStore:
         SharedKernelError
             When the name cannot be had, or there is no room.
         """
-        self.look()
+        self.look(user)
         self._check_name(user, name)
         older = self._named(user, name)
         charged = in_pages(size)
@@ -187,14 +190,14 @@ class ShelfStore:
             raise NotShelved("what was written for the shelf is gone; shelve it again.")
         if file.state is FileState.RESERVED:
             file.become(FileState.SHELVED)  # before the older one goes: there is never neither
-            self._replace(file)
-            self.look()
+            self._keep_latest(user, file.name)
+            self.look(user)
 
-    def _replace(self, file: ShelfFile) -> None:
-        """Take what else has the name of *file* off the shelf."""
-        for other in self._files_of(file.user, FileState.SHELVED):
-            if other.name == file.name and other.number < file.number:
-                other.become(FileState.OFF)
+    def _keep_latest(self, user: str, name: str) -> None:
+        """Take off all files of a name but the one that was begun last."""
+        named = [file for file in self._files_of(user, FileState.SHELVED) if file.name == name]
+        for file in sorted(named, key=lambda file: file.number)[:-1]:
+            file.become(FileState.OFF)
 
     def _check_name(self, user: str, name: str) -> None:
         if not 0 < len(name.encode()) <= LONGEST_NAME or len(escaped(name)) > LONGEST_ESCAPED:
@@ -241,7 +244,7 @@ class ShelfStore:
             raise NotShelved(f"there is {'nothing' if name is None else f'no {name!r}'} on the shelf of {user!r}.")
         for file in files:
             file.become(FileState.OFF)
-        self.look()
+        self.look(user)
         return _entries(files), _sum(file for file in files if file.number in self._files)
 
     def _free(self, file: ShelfFile) -> None:

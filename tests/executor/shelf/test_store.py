@@ -361,6 +361,24 @@ def test_of_two_under_one_name_the_next_executor_takes_the_later() -> None:
     at_a_desk(main)
 
 
+def test_of_two_that_are_written_at_once_the_later_stays() -> None:
+    """Whichever is written first; the other is freed once its session lets go of it."""
+
+    async def main(desk: Desk) -> None:
+        for ends_first in (0, 1):
+            both = [await desk.reserve("a", PAGE) for _ in range(2)]
+            for each in (both[ends_first], both[1 - ends_first]):
+                await desk.ask(protocol.Shelve, number=each[0])
+            for _, descriptor in both:
+                descriptor.close()
+            await desk.charged(PAGE, "one is left")
+            desk.stop()
+            desk.start()
+            assert desk.shelves.find("ada", "a").number == both[1][0]
+
+    at_a_desk(main)
+
+
 def test_a_restart_while_a_session_writes_costs_it_nothing() -> None:
     """The next executor knows the file; to be asked twice changes nothing."""
 
