@@ -63,7 +63,10 @@ class ShelfFile:
     @property
     def path(self) -> Path:
         """Where it is."""
-        return self.directory / f"{escaped(self.name)}.{self.number}.{self.state}"
+        return self._path_in(self.state)
+
+    def _path_in(self, state: FileState) -> Path:
+        return self.directory / f"{escaped(self.name)}.{self.number}.{state}"
 
     def become(self, state: FileState) -> None:
         """Change the state.
@@ -73,8 +76,8 @@ class ShelfFile:
         OSError
             When the file is gone.
         """
-        before, self.state = self.path, state
-        os.rename(before, self.path)
+        os.rename(self.path, self._path_in(state))
+        self.state = state
 
     def create(self, size: int) -> int:
         """Make the file with room for *size* bytes, and return a descriptor to lend; may take seconds.
