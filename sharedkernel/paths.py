@@ -28,16 +28,15 @@ log = logging.getLogger(__name__)
 EXECUTOR_SOCKET = "executor.sock"
 #: where sessions and their executor exchange descriptors of memory
 DESCRIPTOR_SOCKET = "memory.sock"
-KEEPER_SOCKET = "keeper.sock"
 WARM_PARENT_SOCKET = "warm.sock"
 #: patterns of the sockets of all warm parents, and of those that fork no more since they are of other code
 WARM_PARENT_SOCKETS, RETIRED_SOCKETS = "warm*.sock", "old-*.sock"
 #: connection files and ipc sockets of the sessions
 SESSIONS_DIRECTORY = "s"
-#: the sessions' records, should the keeper be lost
+#: the sessions' records
 RECORDS_DIRECTORY = "records"
-#: room for them where the disk is full
-RESERVE_DIRECTORY = "reserve"
+#: users' shelves, among their homes or in the state directory; names their files in `/proc/PID/maps`
+SHELF_DIRECTORY = ".sharedkernel-shelf"
 #: files of a gateway whose account is not the executor's
 GATEWAY_DIRECTORY = "gateway"
 #: logs of the executor's processes and sessions
@@ -148,6 +147,30 @@ def _default_state_directories(runtime_directory: Path) -> list[Path]:
     if runtime_directory == default_runtime_directory():
         return [base]
     return [base, base / "-".join(runtime_directory.absolute().parts[1:])]  # each has one of its own
+
+
+def shelf_directory(named: str, homes: Path | None, state: Path | None, runtime_directory: Path) -> Path:
+    """Return where the shelves of one executor are: on no file system that is memory, so that they outlive a reboot.
+
+    Parameters
+    ----------
+    named
+        By the option ``--shelf-dir``; "": among the homes, or in the state directory.
+    homes
+        Of users, if they have homes of their own.
+    state
+        The executor's; None: it has none that outlives a reboot.
+    runtime_directory
+        The executor's.
+    """
+    own = "-".join(runtime_directory.absolute().parts[1:])  # each has shelves of its own
+    if named:
+        return Path(named).expanduser() / SHELF_DIRECTORY / own
+    if homes is not None:
+        return homes / SHELF_DIRECTORY / own
+    if state is None:
+        return Path(f"/var/tmp/sharedkernel-{os.getuid()}") / SHELF_DIRECTORY / own
+    return state / SHELF_DIRECTORY
 
 
 def subdirectories_served(runtime_directory: Path) -> list[Path]:

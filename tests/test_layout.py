@@ -85,7 +85,6 @@ LARGE_CLASSES = frozenset(
         "device_memory.store.LaneStore",
         "executor.devices.cuda.device.CudaDevice",
         "executor.dispatch.controller.SessionController",
-        "executor.shelf.store.ShelfStore",
         "gateway.kernels.kernel.SessionKernel",
         "gateway.kernels.manager.SessionKernels",
         "ipc.executor_client.ExecutorClient",

@@ -17,7 +17,7 @@ import pytest
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.local_stack import free_port
-from sharedkernel.paths import make_state_directory
+from sharedkernel.paths import SHELF_DIRECTORY, make_state_directory, shelf_directory
 from tests.cli.support import COMMAND, PATIENCE, processes_of, wait_until
 
 TOKEN = "a-token-that-nobody-can-guess"
@@ -67,7 +67,7 @@ def test_owners_and_audit_log_outlive_the_runtime_directory(scratch: Path) -> No
         with service(scratch, *gateway):
             wait_until(lambda: ask(port, "GET", "/readyz")[0] == 200, "both serve")
             assert ask(port, "POST", "/api/kernels")[0] == 201
-            names = {"audit.jsonl", "colours.json", "owners.json", "users.json", "history.json"}
+            names = {"audit.jsonl", "colours.json", "owners.json", "users.json", "history.json", SHELF_DIRECTORY}
             wait_until(lambda: {path.name for path in state.iterdir()} == names, "all are kept")
             assert state.stat().st_mode & 0o777 == 0o700
             assert not {path.name for path in runtime.iterdir()} & names
@@ -103,3 +103,13 @@ def test_each_runtime_directory_and_device_has_one_of_its_own(
     assert f"run `chmod 700 {base}` or name another directory with --state-dir. Until then, " in caplog.text
     with pytest.raises(ConfigError, match="--state-dir"):
         make_state_directory(str(base), Path("/run/gpu"), fallback)
+
+
+def test_shelves_are_where_a_reboot_leaves_them(tmp_path: Path) -> None:
+    """Among the homes or with the state; each executor has its own, and none is in memory by default."""
+    homes, state, run = Path("/srv/homes"), Path("/var/lib/state"), Path("/run/gpu/cuda-1")
+    own = Path(SHELF_DIRECTORY, "run-gpu-cuda-1")
+    assert shelf_directory("", homes, state, run) == homes / own
+    assert shelf_directory("", None, state, run) == state / SHELF_DIRECTORY
+    assert shelf_directory(str(tmp_path), homes, state, run) == tmp_path / own
+    assert shelf_directory("", None, None, run).is_relative_to("/var/tmp")

@@ -22,7 +22,6 @@ from sharedkernel import protocol
 from sharedkernel.ipc.helper_process import scrubbed_environment, wait_for_end
 from sharedkernel.ipc.seqpacket import PacketSocket, connect
 from sharedkernel.paths import (
-    KEEPER_SOCKET,
     LOGS_DIRECTORY,
     RETIRED_SOCKETS,
     WARM_PARENT_SOCKET,
@@ -52,10 +51,6 @@ class WarmPlace:
 
     def clear(self) -> None:
         """Remove all that an executor has left but the warm parent; the executor itself has ended."""
-        with self._reached(KEEPER_SOCKET, protocol.FromKeeper) as keeper:
-            if keeper is not None:
-                keeper.send(protocol.Quit())
-                wait_for_end(keeper)
         with self._reached(WARM_PARENT_SOCKET, protocol.FromWarmParent) as warm_parent:
             if warm_parent is not None:
                 _end_children(warm_parent)

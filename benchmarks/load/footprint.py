@@ -52,9 +52,8 @@ def services(stack: LocalStack) -> dict[str, int]:
     assert executor is not None
     found = {"gateway": gateway.pid, "executor": executor.pid}
     for child in psutil.Process(executor.pid).children():
-        for name in ("keeper", "warm_parent"):
-            if f"sharedkernel.executor.{name}" in child.cmdline():
-                found[name] = child.pid
+        if "sharedkernel.executor.supervision.warm_parent" in child.cmdline():
+            found["warm_parent"] = child.pid
     return found
 
 

@@ -20,10 +20,16 @@ from sharedkernel.executor.devices.cuda import discovery
 from sharedkernel.executor.devices.cuda.device import CudaDevice, CudaOptions, LaneSharing
 from sharedkernel.executor.devices.cuda.mps import MpsMode
 from sharedkernel.executor.isolation.policy import DEFAULT_HOMES, Isolation, IsolationOptions
-from sharedkernel.executor.service import start_executor
+from sharedkernel.executor.service import LastingDirectories, start_executor
 from sharedkernel.executor.sessions.pool import IN_DEMAND
 from sharedkernel.executor.supervision.environments import Environment, open_environments
-from sharedkernel.paths import default_runtime_directory, device_directory, make_private_directory, make_state_directory
+from sharedkernel.paths import (
+    default_runtime_directory,
+    device_directory,
+    make_private_directory,
+    make_state_directory,
+    shelf_directory,
+)
 from sharedkernel.protocol import Device
 from sharedkernel.scheduling.model.config import DEFAULT_POLICY, SchedulerConfig
 from sharedkernel.scheduling.policies.registry import POLICY_HELP
@@ -69,6 +75,11 @@ class ExecutorApp(CommandApp):
     state_dir = Unicode(
         help="Private directory for what outlives a reboot: users' totals, and how long cells took. Default: "
         "$XDG_STATE_HOME/sharedkernel, or ~/.local/state/sharedkernel; in it, one for each runtime_dir that is named."
+    ).tag(config=True)
+    shelf_dir = Unicode(
+        "",
+        help="Directory on a disk for users' shelves, which outlive a reboot. Default: one among the homes, or in "
+        "state_dir.",
     ).tag(config=True)
     policy = Unicode(DEFAULT_POLICY, help=f"Who is served first. {POLICY_HELP}").tag(config=True)
     quantum = Union(
@@ -226,7 +237,10 @@ class ExecutorApp(CommandApp):
             if directory != parent:  # made on the way to the subdirectory, it would be open to others
                 make_private_directory(parent)
             state = make_state_directory(self.state_dir, parent, directory, self.device)
-            asyncio.run(self._serve(directory, state, served, config, isolation, environments, start_timeout))
+            lasts = self.state_dir or state != directory
+            shelves = shelf_directory(self.shelf_dir, isolation.homes, state if lasts else None, directory)
+            lasting = LastingDirectories(state, shelves)
+            asyncio.run(self._serve(directory, lasting, served, config, isolation, environments, start_timeout))
         except SharedKernelError as error:
             fail(str(error))
         except OSError as error:
@@ -292,7 +306,7 @@ class ExecutorApp(CommandApp):
     async def _serve(
         self,
         directory: Path,
-        state: Path,
+        lasting: LastingDirectories,
         served: ServedDevice,
         config: SchedulerConfig,
         isolation: Isolation,
@@ -313,7 +327,7 @@ class ExecutorApp(CommandApp):
             directory,
             served,
             config,
-            state_directory=state,
+            lasting=lasting,
             isolation=isolation,
             environments=environments,
             spares=self.spares,

@@ -3,8 +3,8 @@
 Messages go through `control/router.py`: those of gateways and commands to `control/api.py`, which answers each; those
 of sessions, which report what their gates do, to `dispatch/controller.py`. Gateways are also told of sessions that end.
 
-A new executor on the same runtime directory adopts the sessions of the last one: their records come from the keeper,
-and where each session stands it says itself in its greeting. Holders are taken over before anybody else is granted
+A new executor on the same runtime directory adopts the sessions of the last one: their records are files, and where
+each session stands it says itself in its greeting. Holders are taken over before anybody else is granted
 anything.
 """
 
@@ -16,9 +16,9 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from sharedkernel import protocol
 from sharedkernel.errors import Refused
 from sharedkernel.executor.control.api import ControlApi
 from sharedkernel.executor.control.router import MessageRouter
@@ -43,20 +43,29 @@ from sharedkernel.executor.sessions.pool import IN_DEMAND, SessionPool
 from sharedkernel.executor.sessions.starting import SessionLauncher
 from sharedkernel.executor.shelf.room import Room, room_for
 from sharedkernel.executor.shelf.session_requests import ShelfRequests
-from sharedkernel.executor.shelf.store import KEY_PREFIX, ShelfStore
+from sharedkernel.executor.shelf.store import ShelfStore
 from sharedkernel.executor.supervision.environments import OWN, Environment, own_environment
-from sharedkernel.executor.supervision.keeper_client import KeeperClient
 from sharedkernel.executor.supervision.supervisor import ForkTraits, Supervisor
 from sharedkernel.ipc.fd_server import FdServer
 from sharedkernel.ipc.seqpacket import allow_many_descriptors
-from sharedkernel.paths import DESCRIPTOR_SOCKET, EXECUTOR_SOCKET, LOGS_DIRECTORY, log_name
+from sharedkernel.paths import DESCRIPTOR_SOCKET, EXECUTOR_SOCKET, LOGS_DIRECTORY, SHELF_DIRECTORY, log_name
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
 
-#: seconds between what the keeper is told about attained service, and states on disk
+#: seconds between records of attained service, and states on disk
 _KEEP_INTERVAL = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class LastingDirectories:
+    """Directories of an executor that outlive a reboot."""
+
+    #: users' totals, and how long cells took
+    state: Path
+    #: files of users' shelves
+    shelves: Path
 
 
 async def start_executor(
@@ -64,7 +73,7 @@ async def start_executor(
     served: ServedDevice,
     config: SchedulerConfig,
     *,
-    state_directory: Path | None = None,
+    lasting: LastingDirectories | None = None,
     isolation: Isolation | None = None,
     environments: Mapping[str, Environment] | None = None,
     spares: int = 1,
@@ -81,7 +90,7 @@ async def start_executor(
         The device.
     config
         Of the scheduler.
-    state_directory
+    lasting
         What outlives a reboot is kept here; None: in the runtime directory.
     isolation
         How users are kept apart; None: not at all.
@@ -103,7 +112,7 @@ async def start_executor(
     directory = RuntimeDirectory(runtime_directory, isolation)
     service = ExecutorService(
         directory,
-        state_directory or runtime_directory,
+        lasting or LastingDirectories(runtime_directory, runtime_directory / SHELF_DIRECTORY),
         served,
         config,
         isolation,
@@ -121,7 +130,7 @@ class ExecutorService:
     def __init__(
         self,
         directory: RuntimeDirectory,
-        state: Path,
+        lasting: LastingDirectories,
         served: ServedDevice,
         config: SchedulerConfig,
         isolation: Isolation,
@@ -138,8 +147,8 @@ class ExecutorService:
         self._isolation = isolation
         self._tasks = BackgroundTasks()
         path = directory.path
-        self._totals = UsageFile(state)
-        self._workload = WorkloadHistory(state)
+        self._totals = UsageFile(lasting.state)
+        self._workload = WorkloadHistory(lasting.state)
         events = EventLog(path / LOGS_DIRECTORY / "events.jsonl")
         self._controller = SessionController(
             served,
@@ -148,8 +157,7 @@ class ExecutorService:
             self._workload,
             lambda process, reason, message: self._interventions.end(process, reason, message),
         )
-        self._keeper = KeeperClient(path, environments[OWN].build_id)
-        self._supervisor = Supervisor(path, self._keeper, environments, self._fork_traits, self._on_end)
+        self._supervisor = Supervisor(path, environments, self._fork_traits, self._on_end)
         self._pool = SessionPool(self._supervisor, spares[0], in_demand=spares[1])
         self._interventions = Interventions(self._controller, self._supervisor, self._tasks)
         self._detached = DetachTimers(
@@ -158,7 +166,7 @@ class ExecutorService:
             lambda process: self._tasks.spawn(self._supervisor.end(process)),
         )
         self._idle_monitor = IdleMonitor(self._controller.sessions)
-        self._shelves = ShelfStore(self._keeper.send, self._shelf_room, self._controller.shelf_changed)
+        self._shelves = ShelfStore(lasting.shelves, self._shelf_room, self._controller.shelf_changed)
         lanes = served.lane_server
         self._channel = FdServer(
             path / DESCRIPTOR_SOCKET,
@@ -167,7 +175,6 @@ class ExecutorService:
                 **ShelfRequests(self._shelves).handlers(),
                 **(lanes.handlers() if lanes is not None else {}),
             },
-            self._shelves.forget_reservations,
         )
         self._launcher = SessionLauncher(
             self._controller,
@@ -228,7 +235,7 @@ class ExecutorService:
         path = self._directory.path
         await self._served.start(path, self._interventions)
         (path / EXECUTOR_SOCKET).unlink(missing_ok=True)
-        adopted = await self._supervisor.start(await self._adopt_shelves())
+        adopted = await self._supervisor.start()
         attained: defaultdict[str, float] = defaultdict(float)
         for process in adopted:
             attained[process.user or ""] += process.attained
@@ -292,8 +299,6 @@ class ExecutorService:
                 len(self._controller.sessions),
             )
         await self._supervisor.stop(end_sessions=end_sessions)
-        self._keeper.close(quit_too=end_sessions)
-        self._shelves.close()
         if self._isolation.cgroups is not None:
             self._isolation.cgroups.close()
         await self._served.stop(end_sessions=end_sessions)
@@ -363,16 +368,6 @@ class ExecutorService:
 
     # --- shelves ------------------------------------------------------------------------------------------------------
 
-    async def _adopt_shelves(self) -> list[tuple[protocol.Kept, list[int]]]:
-        """Take over what the keeper has for shelves; return the rest, which is about sessions."""
-        rest = []
-        for message, descriptors in await self._keeper.open():
-            if not message.key.startswith(KEY_PREFIX):
-                rest.append((message, descriptors))
-            elif self._shelves.adopt(message.data, descriptors):
-                self._keeper.hold(message, descriptors)
-        return rest
-
     def _session_of(self, pid: int) -> SessionHandle | None:
         """Return the session whose process has this id; what it starts itself has others."""
         found = (process for process in self._controller.sessions.values() if process.pid == pid)
@@ -390,6 +385,7 @@ class ExecutorService:
             with contextlib.suppress(Refused):  # the log has it
                 await self._guard.check()
             self._keep_all()
+            self._shelves.look()
             with contextlib.suppress(OSError):  # no descriptor is free: the next look tries again
                 bound_logs(self._directory.path / LOGS_DIRECTORY, self._supervisor.processes)
             if self._isolation.cgroups is not None:

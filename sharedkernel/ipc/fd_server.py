@@ -78,8 +78,6 @@ class FdServer(Generic[C]):
         Returns the session whose process has this id, None if there is none; raises OSError when it cannot look.
     handlers
         What answers each type of message.
-    on_disconnect
-        Called with a session whose connection ended: what it began over it and did not finish is void.
     """
 
     def __init__(
@@ -87,12 +85,10 @@ class FdServer(Generic[C]):
         path: Path,
         identify: Callable[[int], C | None],
         handlers: Mapping[type[protocol.Message], FdHandler[C]],
-        on_disconnect: Callable[[C], None],
     ) -> None:
         self._path = path
         self._identify = identify
         self._handlers = handlers
-        self._on_disconnect = on_disconnect
         self._connections: dict[C, PacketSocket] = {}
         #: of each connected session, the last refusal that was logged, and when
         self._logged: dict[C, tuple[tuple[type, str], float]] = {}
@@ -134,7 +130,6 @@ class FdServer(Generic[C]):
         if connection is not None:
             self._loop.remove_reader(connection)
             connection.close()
-            self._on_disconnect(process)
 
     def _accept(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The control protocol: typed messages between gateway, executor, warm parent, keeper and sessions.
+"""The control protocol: typed messages between gateway, executor, warm parent and sessions.
 
 Each message is one msgpack map, tagged with its kind and preceded by its length (4 bytes, big-endian), on a
 unix stream socket. The first message on a connection is :class:`Hello`, answered by :class:`Welcome`; a peer of
@@ -21,7 +21,7 @@ from sharedkernel.protocol.sessions import *  # noqa: F403 (all of it)
 from sharedkernel.protocol.sessions import FromSession
 from sharedkernel.protocol.small_processes import *  # noqa: F403 (all of it)
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 #: what an executor accepts on its control socket
 ToExecutor = FromGateway | FromSession

@@ -10,14 +10,10 @@ from sharedkernel.protocol.common import Done, Failed, Message, ShelfEntry
 # --- session -> executor on the descriptor socket (packets); each carries `request`, repeated in its answer -----------
 
 
-#: names the memory of shelves in `/proc/PID/maps`
-SHELF_MEMORY = "sharedkernel-shelf"
-
-
 class ReserveShelf(Message, frozen=True, kw_only=True):
-    """Set `bytes` of the user's quota aside for something that is about to be shelved; answered by :class:`Done`.
+    """Ask for a file of `bytes`, to write what is about to be shelved as `name`; answered by :class:`ShelfReserved`.
 
-    The reservation is named by `request` and given back when the connection ends.
+    It is charged to the user for as long as a process has it open.
     """
 
     request: int
@@ -25,27 +21,18 @@ class ReserveShelf(Message, frozen=True, kw_only=True):
     bytes: int
 
 
-class WithdrawReservation(Message, frozen=True, kw_only=True):
-    """Give a reservation back, named by the request that made it; answered by :class:`Done`."""
-
-    request: int
-    reservation: int
-
-
 class Shelve(Message, frozen=True, kw_only=True):
-    """Put the memory whose descriptor travels along on the user's shelf, instead of what had that name.
+    """Put what was reserved as `number`, and is written, on the user's shelf, instead of what had its name.
 
-    Answered by :class:`Done`. The size is the memory's own, whatever was reserved; its size must be sealed.
+    Answered by :class:`Done`, also if it is there already.
     """
 
     request: int
-    name: str
-    #: the request of the :class:`ReserveShelf` that made room; one that is not known any more is none
-    reservation: int
+    number: int
 
 
 class FetchShelved(Message, frozen=True, kw_only=True):
-    """Ask for what is on the shelf under `name`; answered by :class:`Shelved`."""
+    """Ask for the file that is on the shelf under `name`; answered by :class:`Shelved`."""
 
     request: int
     name: str
@@ -152,8 +139,15 @@ class DescriptorWelcome(Message, frozen=True, kw_only=True):
     version: int
 
 
+class ShelfReserved(Message, frozen=True, kw_only=True):
+    """Answer to :class:`ReserveShelf`; the file's descriptor travels along."""
+
+    request: int
+    number: int
+
+
 class Shelved(Message, frozen=True, kw_only=True):
-    """Answer to :class:`FetchShelved`; the memory's descriptor travels along."""
+    """Answer to :class:`FetchShelved`; the file's descriptor travels along."""
 
     request: int
     bytes: int
@@ -171,7 +165,7 @@ class ShelfListing(Message, frozen=True, kw_only=True):
 
 
 ToDescriptorSocket = (
-    ReserveShelf | WithdrawReservation | Shelve | FetchShelved | Unshelve | ListShelf | TakeLane | FetchUnits
+    ReserveShelf | Shelve | FetchShelved | Unshelve | ListShelf | TakeLane | FetchUnits
     | LaneHandedOver | LaneUnused | WantPrivateUnits | UnitsImported | UnitsLetGo | KeepUnits
 )  # fmt: skip
-FromDescriptorSocket = DescriptorWelcome | Done | Failed | Shelved | ShelfListing | LaneTaken | Units
+FromDescriptorSocket = DescriptorWelcome | Done | Failed | ShelfReserved | Shelved | ShelfListing | LaneTaken | Units

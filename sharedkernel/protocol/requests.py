@@ -168,7 +168,7 @@ class GetTimeline(ControlRequest, frozen=True, kw_only=True):
 
 
 class StopExecutor(ControlRequest, frozen=True, kw_only=True):
-    """Stop the executor; with `end_sessions` its sessions, warm parent and keeper too. Answered by :class:`Done`."""
+    """Stop the executor; with `end_sessions` its sessions and warm parent too. Answered by :class:`Done`."""
 
     end_sessions: bool = False
 

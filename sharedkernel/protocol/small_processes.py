@@ -1,10 +1,8 @@
-"""What an executor says to its warm parent and its keeper, and what these say to it (packets)."""
+"""Messages between an executor and its warm parent (packets)."""
 
 from __future__ import annotations
 
 from sharedkernel.protocol.common import Message
-
-# --- executor <-> warm parent -----------------------------------
 
 
 class Fork(Message, frozen=True, kw_only=True):
@@ -53,45 +51,12 @@ class ExitedSeen(Message, frozen=True, kw_only=True):
 
 
 class Retire(Message, frozen=True, kw_only=True):
-    """Fork no more, and end with the last session, once its ending is taken note of (warm parent)."""
+    """Fork no more, and end with the last session, once its ending is taken note of."""
 
 
 class Quit(Message, frozen=True, kw_only=True):
-    """End (warm parent, keeper)."""
-
-
-# --- executor <-> keeper -----------------------------------
-
-
-class Put(Message, frozen=True, kw_only=True):
-    """Keep `data` and the descriptors that travel with it under `key`, instead of what was there."""
-
-    key: str
-    data: bytes
-
-
-class Delete(Message, frozen=True, kw_only=True):
-    """Forget `key`."""
-
-    key: str
-
-
-class GetAll(Message, frozen=True, kw_only=True):
-    """Ask for everything; answered by one :class:`Kept` each (with descriptors) and :class:`KeptAll`."""
-
-
-class Kept(Message, frozen=True, kw_only=True):
-    """One thing kept; its descriptors travel with it."""
-
-    key: str
-    data: bytes
-
-
-class KeptAll(Message, frozen=True, kw_only=True):
-    """There is no more."""
+    """End."""
 
 
 ToWarmParent = Fork | ExitedSeen | Retire | Quit
 FromWarmParent = Forked | NotForked | Exited
-ToKeeper = Put | Delete | GetAll | Quit
-FromKeeper = Kept | KeptAll

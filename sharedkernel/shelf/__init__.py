@@ -7,14 +7,13 @@
     shelf["model"] = model.state_dict()
     model.load_state_dict(shelf["model"])
 
-What is on a shelf stays there when the kernel is restarted, crashes or is shut down, and when the services around it
-are restarted. It goes when it is deleted (``del shelf["model"]``), when the admin stops the services together
-with all sessions, or when the machine is switched off: a shelf is memory, no file.
+What is on a shelf stays there when the kernel is restarted, crashes or is shut down, when the services around it are
+restarted, and when the machine is. It goes when it is deleted (``del shelf["model"]``).
 
 - A user has one shelf, and all of that user's kernels see the same one. Nobody else sees it.
 - A value is a tensor, or dicts, lists and tuples of tensors and plain things (numbers, text, bytes, None). Tensors that
   share memory within one value share it again; parameters come back as plain tensors, detached.
-- ``shelf[name]`` copies nothing. The tensors *are* the memory on the shelf: what is written into them is on the shelf,
+- ``shelf[name]`` copies nothing. The tensors *are* what is on the shelf: what is written into them is on the shelf,
   seen by every kernel that reads the name, and still there after a crash. They lie on the CPU, wherever they came from;
   ``load_state_dict`` copies them to where the model is. For tensors of their own, on the device where they were, there
   is ``shelf.copy(name)``.

@@ -1,20 +1,16 @@
-"""How a value lies in the shelf's memory: a header, the layout in msgpack, and the bytes of its tensors.
+"""How a value lies in a shelf's file: a safetensors file, with a table of what its tensors were part of.
 
 A value is a tensor, or dicts, lists and tuples of tensors and of plain things (numbers, text, bytes, None). Nothing
 else is taken and nothing is ever unpickled, so to read a layout runs nobody's code.
 
 Tensors are cut into *pieces*: stretches of memory that overlap in no byte. Tensors that share bytes lie in one piece
 and share them again when they are read; a small view of a large tensor takes only what lies between its first and its
-last element. A piece keeps its address modulo 64, so that what was aligned stays aligned.
+last element. Each piece is a tensor of the file, named by the place of the first of its tensors. Where that is all of
+the piece, as in most state dicts, any program that reads safetensors finds it as it was; else a piece is bytes.
 
-=========  ============================================================
-bytes      what
-=========  ============================================================
-0 to 8     :data:`MAGIC`
-8 to 16    length of the layout, little-endian
-from 16    the layout
-then       the pieces, from the next multiple of 64 on
-=========  ============================================================
+The format (https://huggingface.co/docs/safetensors): the length of the header in eight bytes, little-endian; the header
+in JSON, with spaces to a multiple of 64; and the tensors without gaps, larger numbers first, so that all are aligned.
+The header's ``__metadata__`` has a :class:`Layout` under :data:`TABLE`, as msgpack in base64: JSON has no NaN.
 
 This module reads; :mod:`sharedkernel.shelf.planning` plans, and :mod:`sharedkernel.shelf.memory` moves the bytes.
 """
@@ -22,7 +18,7 @@ This module reads; :mod:`sharedkernel.shelf.planning` plans, and :mod:`sharedker
 from __future__ import annotations
 
 import mmap
-import struct
+from base64 import b64decode, b64encode
 from collections import OrderedDict
 from typing import Any, TypeAlias
 
@@ -31,12 +27,12 @@ import torch
 
 from sharedkernel.errors import SharedKernelError
 
-#: changes with the layout
-MAGIC = b"SKSHELF1"
-#: pieces begin at the same place within a stretch of this many bytes as where they came from
-ALIGNMENT = 64
+#: the table's key in `__metadata__`; changes with the layout
+TABLE = "sharedkernel-1"
+#: the tensors of a file begin at a multiple of this many bytes
+HEADER_ALIGNMENT = 64
 
-_HEADER = struct.Struct("<8sQ")
+_LENGTH_BYTES = 8
 
 
 class LargeInteger(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -72,7 +68,7 @@ class TensorLayout(msgspec.Struct, array_like=True, tag=3):
     #: torch's lazy conjugation and negation
     is_conjugated: bool = False
     is_negated: bool = False
-    #: which piece, and where in it (bytes); None without elements
+    #: which piece, and where in it it begins (bytes); None without elements
     piece: int | None = None
     start: int = 0
 
@@ -104,9 +100,8 @@ Node: TypeAlias = Plain | TensorLayout | DictLayout | ListLayout | TupleLayout
 class PieceLayout(msgspec.Struct, frozen=True, array_like=True):
     """One piece, as the storage of its tensors."""
 
-    #: first byte, counted from where the pieces begin; a multiple of 64
-    start: int
-    size: int
+    #: of the file's tensor
+    name: str
     #: where it was
     device: str
 
@@ -127,10 +122,20 @@ def round_up(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def pack(layout: Layout) -> bytes:
-    """Return what lies before the pieces: the header and the layout."""
-    body = _encoder.encode(layout)
-    return _HEADER.pack(MAGIC, len(body)) + body
+def pack(layout: Layout, tensors: dict[str, Any]) -> bytes:
+    """Return what lies before the tensors: the header and its length.
+
+    Parameters
+    ----------
+    layout
+        The table.
+    tensors
+        Of each of the file's tensors its type, shape and place, as the header has them.
+    """
+    table = b64encode(_encoder.encode(layout)).decode()
+    header = msgspec.json.encode({"__metadata__": {"format": "pt", TABLE: table}, **tensors})
+    length = round_up(_LENGTH_BYTES + len(header), HEADER_ALIGNMENT) - _LENGTH_BYTES
+    return length.to_bytes(_LENGTH_BYTES, "little") + header.ljust(length)
 
 
 def read(memory: mmap.mmap, *, private: bool = False) -> Any:
@@ -139,7 +144,7 @@ def read(memory: mmap.mmap, *, private: bool = False) -> Any:
     Parameters
     ----------
     memory
-        All of it, mapped; lives until the last tensor is gone.
+        All of the file, mapped; lives until the last tensor is gone.
     private
         The tensors get memory of their own, on the device where they were if it is here, instead of lying in *memory*.
 
@@ -149,29 +154,30 @@ def read(memory: mmap.mmap, *, private: bool = False) -> Any:
         When what lies there cannot be read.
     """
     try:
-        magic, length = _HEADER.unpack_from(memory)
-        if magic != MAGIC:
+        first = _LENGTH_BYTES + int.from_bytes(memory[:_LENGTH_BYTES], "little")
+        header = msgspec.json.decode(memory[_LENGTH_BYTES:first])
+        if TABLE not in header["__metadata__"]:
             raise SharedKernelError("it was written by another version of sharedkernel")
-        layout = _decoder.decode(memory[_HEADER.size : _HEADER.size + length])
-        return _Reader(memory, round_up(_HEADER.size + length, ALIGNMENT), layout.pieces, private).visit(layout.root)
-    except (SharedKernelError, msgspec.MsgspecError, struct.error, IndexError, ValueError, RuntimeError) as error:
+        layout = _decoder.decode(b64decode(header["__metadata__"][TABLE]))
+        places = [(*header[piece.name]["data_offsets"], piece.device) for piece in layout.pieces]
+        return _Reader(memory, first, places, private).visit(layout.root)
+    except (SharedKernelError, LookupError, TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise SharedKernelError(f"what lies there cannot be read: {error}; delete it and shelve it anew.") from error
 
 
 class _Reader:
     """Makes a value of what lies in memory."""
 
-    def __init__(self, memory: mmap.mmap, first: int, pieces: list[PieceLayout], private: bool) -> None:
+    def __init__(self, memory: mmap.mmap, first: int, places: list[tuple[int, int, str]], private: bool) -> None:
         self._memory = memory
-        self._first = first
-        self._storages = [self._storage(piece, private) for piece in pieces]
+        self._storages = [self._storage(first + begin, end - begin, device, private) for begin, end, device in places]
 
-    def _storage(self, piece: PieceLayout, private: bool) -> torch.UntypedStorage:
-        shared = torch.frombuffer(self._memory, dtype=torch.uint8, count=piece.size, offset=self._first + piece.start)
+    def _storage(self, begin: int, size: int, device: str, private: bool) -> torch.UntypedStorage:
+        shared = torch.frombuffer(self._memory, dtype=torch.uint8, count=size, offset=begin)
         if not private:
             return shared.untyped_storage()
-        is_here = piece.device != "cpu" and torch.cuda.is_available()
-        return (shared.to(piece.device) if is_here else shared.clone()).untyped_storage()
+        is_here = device != "cpu" and torch.cuda.is_available()
+        return (shared.to(device) if is_here else shared.clone()).untyped_storage()
 
     def visit(self, node: Node) -> Any:
         match node:

@@ -75,22 +75,20 @@ class Shelf(MutableMapping[str, Any]):
         _check_name(name)
         client = self._connected()
         from sharedkernel import protocol
-        from sharedkernel.ipc.fd_client import Descriptor
         from sharedkernel.shelf import memory, planning
 
         plan = planning.plan(value)
-        reservation = client.number()
+        reserve = protocol.ReserveShelf(request=client.number(), name=name, bytes=plan.size)
+        reserved, (descriptor,) = client.request(reserve)
         try:
-            client.request(protocol.ReserveShelf(request=reservation, name=name, bytes=plan.size))
-            descriptor = Descriptor(memory.write(plan))
-            client.request(protocol.Shelve(request=client.number(), name=name, reservation=reservation), [descriptor])
-        except BaseException as error:
-            client.tell(protocol.WithdrawReservation(request=client.number(), reservation=reservation))
-            if isinstance(error, OSError):
-                raise SharedKernelError(
-                    f"{name!r} could not be shelved: {error.strerror}; nothing was changed: free some memory and retry."
-                ) from error
-            raise
+            memory.write(plan, descriptor.fileno())
+            client.request(protocol.Shelve(request=client.number(), number=reserved.number))
+        except OSError as error:
+            raise SharedKernelError(
+                f"{name!r} could not be shelved: {error.strerror}; nothing was changed: free some memory and retry."
+            ) from error
+        finally:
+            descriptor.close()  # until it is shelved, the file lasts no longer
 
     def __delitem__(self, name: str) -> None:
         """Take *name* off the shelf; who read it before keeps its memory.

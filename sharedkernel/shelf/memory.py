@@ -1,24 +1,22 @@
-"""Memory files for the shelf: written once, sealed in size, mapped by their readers.
+"""A session's side of a shelf's files: written through a descriptor of the executor's, mapped by their readers.
 
-Bytes are written with `pwrite`: 3.6 GB/s against 2.2 GB/s through a mapping, whose every page would have to be faulted
-in first. They are mapped shared, so that all sessions of a user that read a name have the same bytes, and a mapping
-counts neither to the private memory of the process nor against a limit on it.
+Bytes are written with `pwrite`: through a mapping every page would have to be faulted in first. They are mapped shared,
+so that all sessions of a user that read a name have the same bytes, and a mapping counts neither to the private memory
+of the process nor against a limit on it.
 
-Tensors on a GPU go through host memory, a block at a time: what is on the shelf is host memory on every device.
-Exportable device memory would be written and mapped here, and its descriptor shelved like any other.
+Tensors on a GPU go through host memory, a block at a time: what is on the shelf is a file on every device.
 """
 
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import mmap
 import os
 from pathlib import Path
 
 import torch
 
-from sharedkernel.protocol.descriptors import SHELF_MEMORY
+from sharedkernel.paths import SHELF_DIRECTORY
 from sharedkernel.shelf.planning import Piece, Plan
 
 #: bytes between two looks at whether the user interrupted
@@ -28,25 +26,17 @@ _BLOCK = 64 << 20
 _has_mapped = False
 
 
-def write(plan: Plan) -> int:
-    """Return the descriptor of new memory with what *plan* says in it; its size cannot be changed any more.
+def write(plan: Plan, descriptor: int) -> None:
+    """Write what *plan* says into a new file that has its size.
 
     Raises
     ------
     OSError
-        When there is no memory or no descriptor left; nothing stays behind.
+        When it cannot be written.
     """
-    descriptor = os.memfd_create(SHELF_MEMORY, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(descriptor, plan.size)
-        _write_all(descriptor, memoryview(plan.header), 0)
-        for piece in plan.pieces:
-            _write_piece(descriptor, piece)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+    _write_all(descriptor, memoryview(plan.header), 0)
+    for piece in plan.pieces:
+        _write_piece(descriptor, piece)
 
 
 def _write_piece(descriptor: int, piece: Piece) -> None:
@@ -83,13 +73,13 @@ def bytes_mapped_alone() -> int:
 
     The system counts them among its private memory. They are none of it: they stay when the process goes.
     """
-    if not _has_mapped or SHELF_MEMORY not in Path("/proc/self/maps").read_text(errors="replace"):
+    if not _has_mapped or f"/{SHELF_DIRECTORY}/" not in Path("/proc/self/maps").read_text(errors="replace"):
         return 0
     total, is_shelf = 0, False
     for line in Path("/proc/self/smaps").read_text(errors="replace").splitlines():
         label, _, rest = line.partition(":")
         if " " in label:  # the first line of a mapping: addresses, permissions, …
-            is_shelf = f"/memfd:{SHELF_MEMORY}" in line
+            is_shelf = f"/{SHELF_DIRECTORY}/" in line
         elif is_shelf and label in ("Private_Clean", "Private_Dirty"):
             total += int(rest.split()[0]) * 1024
     return total

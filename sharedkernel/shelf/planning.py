@@ -1,4 +1,4 @@
-"""Plans where the tensors of a value go in the shelf's memory: the pieces, and the layout before them.
+"""Plans where the tensors of a value go in a shelf's file: the pieces, and the header before them.
 
 What a shelf does not hold is refused here, with a sentence that says where it is and what to do. `layout.py` describes
 the layout.
@@ -6,16 +6,15 @@ the layout.
 
 from __future__ import annotations
 
-import mmap
-from bisect import bisect_right
+import itertools
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Container
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from sharedkernel.shelf.layout import (
-    ALIGNMENT,
     ByteString,
     ComplexNumber,
     DictLayout,
@@ -33,6 +32,15 @@ from sharedkernel.shelf.layout import (
 
 #: dicts, lists and tuples within each other, at most
 DEEPEST = 100
+#: a piece that is bytes begins at the same place within so many bytes as where it came from, and takes a multiple of it
+_ALIGNMENT = 16
+#: names of types in a safetensors file; a tensor of any other type is bytes there
+_DTYPES = {
+    torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.uint16: "U16", torch.int16: "I16",
+    torch.float16: "F16", torch.bfloat16: "BF16", torch.uint32: "U32", torch.int32: "I32", torch.float32: "F32",
+    torch.uint64: "U64", torch.int64: "I64", torch.float64: "F64", torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}  # fmt: skip
 
 _PLAIN = "tensors, numbers, text, bytes and None in dicts, lists and tuples"
 
@@ -45,8 +53,22 @@ class Piece:
     #: address of the first byte, and the one behind the last
     begin: int
     end: int
+    #: the tensors that lie in it, with their places in the value
+    tensors: list[tuple[torch.Tensor, TensorLayout, str]] = field(default_factory=list)
     #: where the first byte goes
     offset: int = 0
+
+    @property
+    def whole(self) -> torch.Tensor | None:
+        """The tensor that is all of it, of a type that a safetensors file has; None: it is bytes there."""
+        for tensor, layout, _ in self.tensors:
+            if tensor.nbytes == self.end - self.begin and tensor.is_contiguous() and not layout.is_negated:
+                steps = [other.element_size() for other, _, _ in self.tensors]
+                starts = [other.data_ptr() - self.begin for other, _, _ in self.tensors]
+                are_aligned = not any(start % step for start, step in zip(starts, steps, strict=True))
+                if tensor.dtype in _DTYPES and tensor.element_size() == max(steps) and are_aligned:
+                    return tensor
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +77,7 @@ class Plan:
 
     header: bytes
     pieces: list[Piece]
-    #: bytes in all, a multiple of the page's
+    #: bytes in all
     size: int
     #: keeps what the pieces are about from being freed meanwhile
     tensors: list[torch.Tensor]
@@ -73,28 +95,43 @@ def plan(value: Any) -> Plan:
     """
     survey = _Survey()
     root = survey.visit(value, ())
-    pieces = _merge(survey.tensors)
-    _place(survey, pieces)
+    pieces = _merge(survey)
     end, layouts = 0, []
-    for piece in pieces:
-        padding = piece.begin % ALIGNMENT
-        layouts.append(PieceLayout(end, padding + piece.end - piece.begin, str(piece.device)))
+    entries: dict[str, dict[str, Any]] = {}
+    for number, piece in enumerate(pieces):
+        whole = piece.whole
+        padding = piece.begin % _ALIGNMENT if whole is None else 0
+        size = piece.end - piece.begin if whole is not None else round_up(padding + piece.end - piece.begin, _ALIGNMENT)
+        name = _name(piece, entries)
+        entries[name] = {
+            "dtype": "U8" if whole is None else _DTYPES[whole.dtype],
+            "shape": [size] if whole is None else list(whole.shape),
+            "data_offsets": [end, end + size],
+        }
+        layouts.append(PieceLayout(name, str(piece.device)))
+        for tensor, layout, _ in piece.tensors:
+            layout.piece, layout.start = number, padding + tensor.data_ptr() - piece.begin
         piece.offset = end + padding
-        end = round_up(piece.offset + piece.end - piece.begin, ALIGNMENT)
-    header = pack(Layout(layouts, root))
-    first = round_up(len(header), ALIGNMENT)
+        end += size
+    header = pack(Layout(layouts, root), entries)
     for piece in pieces:
-        piece.offset += first
-    return Plan(header, pieces, round_up(first + end, mmap.PAGESIZE), survey.tensors)
+        piece.offset += len(header)
+    return Plan(header, pieces, len(header) + end, [tensor for tensor, _, _ in survey.tensors])
+
+
+def _name(piece: Piece, taken: Container[str]) -> str:
+    """Return a name for a piece, by the first tensor in it."""
+    place = piece.tensors[0][2] or "tensor"
+    names = (f"{place}#{number}" if number else place for number in itertools.count())
+    return next(name for name in names if name not in taken and name != "__metadata__")
 
 
 class _Survey:
     """Walks through a value and collects its tensors."""
 
     def __init__(self) -> None:
-        self.tensors: list[torch.Tensor] = []
-        #: of each tensor, in the same order
-        self.layouts: list[TensorLayout] = []
+        #: with their places, such as `layer.weight`
+        self.tensors: list[tuple[torch.Tensor, TensorLayout, str]] = []
         self._inside: list[int] = []
 
     def visit(self, value: Any, path: tuple[str, ...]) -> Node:
@@ -137,8 +174,7 @@ class _Survey:
             is_conjugated=tensor.is_conj(),
             is_negated=tensor.is_neg(),
         )
-        self.tensors.append(tensor)
-        self.layouts.append(layout)
+        self.tensors.append((tensor, layout, ".".join(step.strip("[]'\"") for step in path)))
         return layout
 
 
@@ -197,23 +233,14 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int] | None:
     return begin, begin + (last + 1) * tensor.element_size()
 
 
-def _merge(tensors: list[torch.Tensor]) -> list[Piece]:
-    """Return the pieces that the tensors lie in, by device and address."""
-    stretches = sorted({(str(tensor.device), *extent) for tensor in tensors if (extent := _extent(tensor))})
+def _merge(survey: _Survey) -> list[Piece]:
+    """Return the pieces that the tensors lie in, in the order of their places in a file."""
+    found = [(str(each[0].device), *extent, each) for each in survey.tensors if (extent := _extent(each[0]))]
     pieces: list[Piece] = []
-    for device, begin, end in stretches:
-        if pieces and str(pieces[-1].device) == device and begin < pieces[-1].end:
-            pieces[-1].end = max(pieces[-1].end, end)
-        else:
+    for device, begin, end, each in sorted(found, key=lambda entry: entry[:3]):
+        if not pieces or str(pieces[-1].device) != device or begin >= pieces[-1].end:
             pieces.append(Piece(torch.device(device), begin, end))
-    return pieces
-
-
-def _place(survey: _Survey, pieces: list[Piece]) -> None:
-    """Write down of each tensor its piece, and where in the piece's storage it begins."""
-    keys = [(str(piece.device), piece.begin) for piece in pieces]
-    for tensor, layout in zip(survey.tensors, survey.layouts, strict=True):
-        if (extent := _extent(tensor)) is not None:
-            layout.piece = bisect_right(keys, (str(tensor.device), extent[0])) - 1
-            begin = pieces[layout.piece].begin
-            layout.start = begin % ALIGNMENT + extent[0] - begin
+        pieces[-1].end = max(pieces[-1].end, end)
+        pieces[-1].tensors.append(each)
+    # As the format has it, without gaps: what is larger begins where it is aligned, and so does what comes after it.
+    return sorted(pieces, key=lambda piece: -(_ALIGNMENT if piece.whole is None else piece.whole.element_size()))

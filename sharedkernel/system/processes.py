@@ -22,7 +22,7 @@ import setproctitle
 
 #: what is added to a session's score by which the system chooses whom to end when memory runs out (out of 1000)
 _OOM_SCORE = 300
-_CAP_SYS_RESOURCE = 24
+_CAP_SYS_PTRACE, _CAP_SYS_RESOURCE = 19, 24
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
@@ -118,8 +118,17 @@ def show_title(title: str, name: str) -> None:
 @functools.cache
 def may_raise_limits() -> bool:
     """Return whether this process may raise hard limits again, its own and others' (`CAP_SYS_RESOURCE`)."""
+    return _has_capability(_CAP_SYS_RESOURCE)
+
+
+def may_look_into_others() -> bool:
+    """Return whether this process may look into processes of other accounts (`CAP_SYS_PTRACE`)."""
+    return _has_capability(_CAP_SYS_PTRACE)
+
+
+def _has_capability(number: int) -> bool:
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    return bool(int(status.partition("CapEff:")[2].split()[0], 16) >> _CAP_SYS_RESOURCE & 1)
+    return bool(int(status.partition("CapEff:")[2].split()[0], 16) >> number & 1)
 
 
 def be_ended_first() -> None:

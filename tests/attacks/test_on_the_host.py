@@ -22,7 +22,6 @@ from sharedkernel.errors import ConfigError
 from sharedkernel.paths import (
     DESCRIPTOR_SOCKET,
     EXECUTOR_SOCKET,
-    KEEPER_SOCKET,
     WARM_PARENT_SOCKET,
     make_private_directory,
 )
@@ -86,7 +85,7 @@ def test_another_user_of_the_host_reaches_no_socket_and_no_key(scene: Scene) -> 
     """Neither the sockets nor the files of the runtime directory open for any other user id."""
     connection = asyncio.run(scene.record()).connection
     run = scene.stack.runtime_directory
-    paths = [run / name for name in (EXECUTOR_SOCKET, DESCRIPTOR_SOCKET, KEEPER_SOCKET, WARM_PARENT_SOCKET)]
+    paths = [run / name for name in (EXECUTOR_SOCKET, DESCRIPTOR_SOCKET, WARM_PARENT_SOCKET)]
     attempts = [*map(str, paths), f"{connection['ip']}-1", connection["ip"].removesuffix("-ipc") + ".json"]
     subprocess.run([sys.executable, "-c", _TRY_ALL, str(_NOBODY), *attempts], check=True)
 
@@ -157,7 +156,7 @@ class Opens:
         return (open, (str(self.path), "w"))
 
 
-@pytest.mark.parametrize("name", [EXECUTOR_SOCKET, DESCRIPTOR_SOCKET, KEEPER_SOCKET, WARM_PARENT_SOCKET])
+@pytest.mark.parametrize("name", [EXECUTOR_SOCKET, DESCRIPTOR_SOCKET, WARM_PARENT_SOCKET])
 def test_nothing_that_is_sent_is_unpickled(scene: Scene, tmp_path: Path, name: str) -> None:
     """Neither as a message nor in one."""
     target = tmp_path / "ran"
@@ -198,7 +197,7 @@ def test_peers_that_say_nothing_keep_nobody_waiting(scene: Scene) -> None:
                 peer = peers.enter_context(socket.socket(socket.AF_UNIX))
                 peer.connect(str(scene.stack.runtime_directory / EXECUTOR_SOCKET))
                 peer.sendall(b"\x00\x0f\xff\xff" + bytes(number))
-            for name in (DESCRIPTOR_SOCKET, KEEPER_SOCKET, WARM_PARENT_SOCKET):
+            for name in (DESCRIPTOR_SOCKET, WARM_PARENT_SOCKET):
                 peer = peers.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
                 peer.connect(str(scene.stack.runtime_directory / name))
             await scene.grace_still_works()

@@ -31,9 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from sharedkernel.executor.processes.process import PersistedSession
+from sharedkernel.executor.processes.records import read_record
 from sharedkernel.gateway.auth.tickets import host_key, read_key
 from sharedkernel.paths import RECORDS_DIRECTORY
 from sharedkernel.relay.install import write_kernelspec
@@ -326,9 +324,9 @@ class HostsCampaign:
         """Return the sessions of a host by client key, as their records say, with their numbers there."""
         found = {}
         for path in (self.cluster.directory / machine.name / RECORDS_DIRECTORY).glob("*"):
-            with contextlib.suppress(OSError, msgspec.DecodeError):  # it ended just now, or is just being written
-                record = msgspec.msgpack.decode(path.read_bytes(), type=PersistedSession)
-                if record.client_key is not None:
+            with contextlib.suppress(OSError):  # it ended just now
+                record = read_record(path)
+                if record is not None and record.client_key is not None:
                     found[record.client_key] = record.pid
         return found
 

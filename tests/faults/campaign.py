@@ -1,6 +1,6 @@
 """The fault campaign: notebooks train while processes around them are killed, stopped and starved at random.
 
-Faults are of three kinds, and happen to gateway, executor, warm parent, keeper, sessions, relays and users' Jupyter
+Faults are of three kinds, and happen to gateway, executor, warm parent, sessions, relays and users' Jupyter
 servers (whose kernels then belong to nobody):
 
 - kills, with SIGKILL or by a clean stop; services are started again as an init system would;

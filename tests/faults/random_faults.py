@@ -25,7 +25,7 @@ from tests.processes import stacks_of
 from tests.relay.support import Notebook
 
 #: what faults happen to, and how often compared with the others
-TARGETS = {"gateway": 2, "executor": 2, "warm parent": 1, "keeper": 1, "session": 2, "relay": 2, "server": 1}
+TARGETS = {"gateway": 2, "executor": 2, "warm parent": 1, "session": 2, "relay": 2, "server": 1}
 #: kinds of faults, and how often they happen compared with the others
 FAULTS = {"kills": 2, "stops": 1, "exhaustion": 1}
 #: what is started again here
@@ -44,7 +44,7 @@ _RESTART_INTERVAL = 0.5
 #: whose disk is full
 _DISK = "runtime directory"
 #: what everybody needs
-_SHARED = (*_SERVICES, "warm parent", "keeper", _DISK)
+_SHARED = (*_SERVICES, "warm parent", _DISK)
 #: faults that may last at the same time
 _MOST_HOLDS = 5
 #: seconds that a process is stopped for: least, most, and what it is sometimes, with the probability of that
@@ -264,7 +264,7 @@ class Campaign:
             return self._record(_kill_of(target, how, self._everybody), lambda: self._replace(target, how))
         if target in ("session", "relay", "server"):
             return self._kill_one_s(worker, target)
-        process = self.stack.small_process(target)
+        process = self.stack.warm_parent()
         if process is None:
             return None
         return self._record(_kill_of(target, how, self._everybody), lambda: _signal(process.pid, how))
@@ -378,7 +378,7 @@ class Campaign:
             case "relay" | "server":
                 pid = notebook.pid
             case _:
-                return self.stack.small_process(target)
+                return self.stack.warm_parent()
         try:
             return psutil.Process(pid) if pid else None
         except psutil.NoSuchProcess:

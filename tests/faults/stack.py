@@ -8,18 +8,17 @@ import shutil
 import subprocess
 from typing import Any
 
-import msgspec
 import psutil
 
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.executor.processes.process import PersistedSession, start_time
+from sharedkernel.executor.processes.process import start_time
+from sharedkernel.executor.processes.records import read_record
 from sharedkernel.local_stack import LocalStack
-from sharedkernel.paths import KEEPER_SOCKET, RECORDS_DIRECTORY, WARM_PARENT_SOCKET
+from sharedkernel.paths import RECORDS_DIRECTORY, WARM_PARENT_SOCKET
 from tests.processes import belongs_to
 
 #: of the file system for the services' files
 _DISK_SIZE = "64m"
-_SOCKETS = {"warm parent": WARM_PARENT_SOCKET, "keeper": KEEPER_SOCKET}
 
 
 class FaultStack(LocalStack):
@@ -76,9 +75,9 @@ class FaultStack(LocalStack):
                     found.append(process)
         return found
 
-    def small_process(self, kind: str) -> psutil.Process | None:
-        """Return the warm parent or the keeper; None while there is none."""
-        path = str(self.runtime_directory / _SOCKETS[kind])
+    def warm_parent(self) -> psutil.Process | None:
+        """Return the warm parent; None while there is none."""
+        path = str(self.runtime_directory / WARM_PARENT_SOCKET)
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 if any(connection.laddr == path for connection in process.net_connections("unix")):
@@ -93,8 +92,8 @@ class FaultStack(LocalStack):
         """Return the process ids of all sessions, by client key, as their records say: with or without an executor."""
         found = {}
         for path in (self.runtime_directory / RECORDS_DIRECTORY).iterdir():
-            with contextlib.suppress(OSError, msgspec.DecodeError):  # it ended just now, or is just being written
-                record = msgspec.msgpack.decode(path.read_bytes(), type=PersistedSession)
-                if record.client_key is not None and start_time(record.pid) == record.started:
+            with contextlib.suppress(OSError):  # it ended just now
+                record = read_record(path)
+                if record is not None and record.client_key is not None and start_time(record.pid) == record.started:
                     found[record.client_key] = record.pid
         return found

@@ -38,7 +38,6 @@ _NO_FILES = ",open,socket,accept,pipe,memfd,"
 _TARGETS = {
     "executor": "executor",
     "gateway": "gateway",
-    "keeper": "sharedkernel.executor.supervision.keeper",
     "warm parent": "sharedkernel.executor.supervision.warm_parent",
 }
 #: has each target load the library; tests write beside it which calls are to fail
@@ -173,7 +172,7 @@ def _restart(stack: FaultStack) -> None:
 
 def _maps(stack: FaultStack, target: str) -> str:
     """Return what a process has mapped."""
-    process = getattr(stack, target).process if target in ("executor", "gateway") else stack.small_process(target)
+    process = getattr(stack, target).process if target in ("executor", "gateway") else stack.warm_parent()
     assert process is not None
     return Path(f"/proc/{process.pid}/maps").read_text()
 
@@ -188,7 +187,6 @@ def _maps(stack: FaultStack, target: str) -> str:
         ("gateway", _NO_FILES, 300),
         pytest.param("gateway", ",fork,thread,write,fsync,", 500, marks=pytest.mark.slow),
         pytest.param("gateway", ",mmap,", 20, marks=pytest.mark.slow),
-        ("keeper", f"{_NO_FILES}fork,send,mmap,", 200),
         ("warm parent", f"{_NO_FILES}fork,send,mmap,", 200),
     ],
 )
@@ -198,9 +196,8 @@ def test_sessions_outlive_calls_that_fail(stack: FaultStack, library: Path, targ
     client = Client(stack.gateway_url, stack.token("ada"))
     for service in (stack.executor, stack.gateway):
         service.kill()
-    for kind in ("warm parent", "keeper"):
-        if (process := stack.small_process(kind)) is not None:
-            process.kill()
+    if (process := stack.warm_parent()) is not None:
+        process.kill()
     for service in (stack.executor, stack.gateway):
         service.start()
         service.wait_until_ready()

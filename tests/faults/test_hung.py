@@ -126,15 +126,14 @@ def _service(crowd: Crowd, name: str) -> psutil.Process:
     return psutil.Process(process.pid)
 
 
-def test_nobody_waits_for_the_small_processes(crowd: Crowd) -> None:
-    """Warm parent and keeper hang for a minute: all cells run, and sessions start as soon as one is replaced."""
+def test_nobody_waits_for_the_warm_parent(crowd: Crowd) -> None:
+    """It hangs for a minute: all cells run, and sessions start as soon as it is replaced."""
 
     async def main() -> None:
-        parent, keeper = crowd.stack.small_process("warm parent"), crowd.stack.small_process("keeper")
+        parent = crowd.stack.warm_parent()
         assert parent is not None
-        assert keeper is not None
         async with crowd.attached() as channels:
-            with stopped(parent), stopped(keeper):
+            with stopped(parent):
                 await crowd.start_and_end_one()
                 await crowd.work_for(LONG_HANG, channels)
                 await crowd.start_and_end_one()

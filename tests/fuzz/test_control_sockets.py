@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sharedkernel import protocol
 from sharedkernel.local_stack import LocalStack
-from sharedkernel.paths import DESCRIPTOR_SOCKET, EXECUTOR_SOCKET, KEEPER_SOCKET, WARM_PARENT_SOCKET
+from sharedkernel.paths import DESCRIPTOR_SOCKET, EXECUTOR_SOCKET, WARM_PARENT_SOCKET
 from tests.fuzz.conftest import Neighbour
 from tests.fuzz.fuzzing import fuzz, messages, streams
 from tests.status.documents import to_json
@@ -84,12 +84,8 @@ def test_a_session_starts_or_is_refused_whatever_is_asked_for(stack: LocalStack,
 
 @fuzz(
     examples=25,
-    name=st.sampled_from([DESCRIPTOR_SOCKET, KEEPER_SOCKET, WARM_PARENT_SOCKET]),
-    packets=streams(
-        messages(
-            protocol.ToDescriptorSocket | protocol.ToKeeper | protocol.ToWarmParent, but=(protocol.Quit, protocol.Fork)
-        )
-    ),
+    name=st.sampled_from([DESCRIPTOR_SOCKET, WARM_PARENT_SOCKET]),
+    packets=streams(messages(protocol.ToDescriptorSocket | protocol.ToWarmParent, but=(protocol.Quit, protocol.Fork))),
 )
 def check_packets(stack: LocalStack, name: str, packets: list[bytes]) -> None:
     say(stack, name, [packet for packet in packets if packet], socket.SOCK_SEQPACKET)
@@ -102,10 +98,10 @@ def test_the_small_processes_live_on_whatever_is_sent_to_them(stack: LocalStack,
     check_start(stack)
 
 
-@pytest.mark.parametrize("name", [EXECUTOR_SOCKET, KEEPER_SOCKET, WARM_PARENT_SOCKET])
+@pytest.mark.parametrize("name", [EXECUTOR_SOCKET, WARM_PARENT_SOCKET])
 @pytest.mark.parametrize(
     "body",
-    [b"\x82\xa4type\xa3Put\xa3key\xa2\xf3\xad", b"\x81\xa4type" + b"\x91" * 100_000],
+    [b"\x82\xa4type\xa4Fork\xa7process\xa2\xf3\xad", b"\x81\xa4type" + b"\x91" * 100_000],
     ids=["text that is none", "nesting without end"],
 )
 def test_what_the_decoder_trips_over_ends_a_connection_only(

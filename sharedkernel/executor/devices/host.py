@@ -133,8 +133,7 @@ class HostLimits:
                 continue
             took = loop.time() - began
             present = [process for process in sessions if not process.ended.is_set()]
-            used = {pid: memory.total for pid, memory in found.items()}
-            overuse.look(present, used, shared={pid: memory.shared for pid, memory in found.items()})
+            overuse.look(present, found)
 
     def _remove_leftovers(self, present: set[int]) -> None:
         """Remove the shared memory of users who have no process any more: nobody would ever be asked to free it."""

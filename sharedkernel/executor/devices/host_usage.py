@@ -37,32 +37,18 @@ class UserProcesses:
     enough: int
 
 
-@dataclass(frozen=True, slots=True)
-class HostMemory:
-    """What one session has of the machine's memory, in bytes."""
-
-    private: int
-    #: mapped memory that is a file or may be shared
-    shared: int
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return self.private + self.shared
-
-
-def look(users: Iterable[UserProcesses]) -> dict[int, HostMemory]:
-    """Return what each session of *users* has, by the process id of its leader (up to milliseconds for each process).
+def look(users: Iterable[UserProcesses]) -> dict[int, int]:
+    """Return the bytes that each session of *users* has, by its leader's process id (up to milliseconds a process).
 
     Sessions of users who have little for certain are left out.
     """
     children = _children()
-    found: dict[int, HostMemory] = {}
+    found: dict[int, int] = {}
     for user in users:
         trees = {leader: _tree(leader, children) for leader in user.leaders}
-        most = sum(_most(pid).total for tree in trees.values() for pid in tree)
+        most = sum(_most(pid) for tree in trees.values() for pid in tree)
         if most > user.enough:
-            found |= {leader: _sum(map(_closely, tree)) for leader, tree in trees.items()}
+            found |= {leader: sum(map(_closely, tree)) for leader, tree in trees.items()}
     return found
 
 
@@ -86,21 +72,14 @@ def _tree(leader: int, children: Mapping[int, Sequence[int]]) -> set[int]:
     return found
 
 
-def _sum(memory: Iterable[HostMemory]) -> HostMemory:
-    each = list(memory)
-    return HostMemory(sum(one.private for one in each), sum(one.shared for one in each))
-
-
-def _most(pid: int) -> HostMemory:
+def _most(pid: int) -> int:
     """Return what a process has at most: with all that it shares with its parent and with others."""
-    anonymous, swapped, shared = _figures(pid, "status", ("RssAnon", "VmSwap", "RssShmem"))
-    return HostMemory(anonymous + swapped, shared)
+    return sum(_figures(pid, "status", ("RssAnon", "VmSwap", "RssShmem")))
 
 
-def _closely(pid: int) -> HostMemory:
+def _closely(pid: int) -> int:
     """Return what a process has; one that is not to be looked into has the most that it can have."""
-    anonymous, swapped, shared = _figures(pid, "smaps_rollup", ("Pss_Anon", "SwapPss", "Pss_Shmem"))
-    return HostMemory(anonymous + swapped, shared) if anonymous else _most(pid)
+    return sum(_figures(pid, "smaps_rollup", ("Pss_Anon", "SwapPss", "Pss_Shmem"))) or _most(pid)
 
 
 def _figures(pid: int, name: str, labels: Sequence[str]) -> list[int]:

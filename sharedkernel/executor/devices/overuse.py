@@ -5,10 +5,10 @@ ask the driver themselves. NVML says what each process holds; what is neither to
 user's quota, too. Where NVML cannot tell processes apart nobody is accused. On the host device it is all memory of a
 session's processes beyond what it reports, and beyond what interpreter and libraries take (`host_usage.py`).
 
-A user's shelf counts as well, and what sessions have of it counts once. Beyond the quota the session that holds most is
-warned in its notebook, then offloaded if it is idle, then ended, with `patience` seconds between these steps; who gets
-back below is forgiven. A session's report is believed only up to the most that its user can have: a report that is too
-high counts as use, and one that is too low leaves more to count here.
+A user's shelf counts as well; what sessions have mapped of it is a file, and no memory of theirs. Beyond the quota the
+session that holds most is warned in its notebook, then offloaded if it is idle, then ended, with `patience` seconds
+between these steps; who gets back below is forgiven. A session's report is believed only up to the most that its user
+can have: a report that is too high counts as use, and one that is too low leaves more to count here.
 """
 
 from __future__ import annotations
@@ -62,13 +62,7 @@ class Overuse:
         self._shelf_of = shelf_of
         self._outside = _outside_heap if device.kind == "host" else _outside_torch
 
-    def look(
-        self,
-        sessions: Iterable[SessionHandle],
-        used: Mapping[int, int],
-        *,
-        shared: Mapping[int, int] | None = None,
-    ) -> None:
+    def look(self, sessions: Iterable[SessionHandle], used: Mapping[int, int]) -> None:
         """Take the steps that are due.
 
         Parameters
@@ -77,25 +71,21 @@ class Overuse:
             All of the device.
         used
             Bytes that each process (by its id) holds on the device.
-        shared
-            Of these, what may be memory of the shelf.
         """
         by_user: dict[str, list[SessionHandle]] = {}
         for process in sessions:
             by_user.setdefault(process.user or "", []).append(process)
-        found = [excess for own in by_user.values() if (excess := self._excess(own, used, shared or {})) is not None]
+        found = [excess for own in by_user.values() if (excess := self._excess(own, used)) is not None]
         by_name = {excess.process.process: excess for excess in found}
         for name, step in self._escalation.look(asyncio.get_running_loop().time(), by_name):
             self._take(step, by_name[name])
 
-    def _excess(self, own: list[SessionHandle], used: Mapping[int, int], shared: Mapping[int, int]) -> _Excess | None:
+    def _excess(self, own: list[SessionHandle], used: Mapping[int, int]) -> _Excess | None:
         """Return the one session by which a user exceeds their quota outside torch, if they do."""
         outside = {process.process: self._outside(process, used.get(process.pid, 0)) for process in own}
         worst = max(own, key=lambda process: outside[process.process])
-        shelf = self._shelf_of(own[0].user or "")
-        seen_of_shelf = min(shelf, sum(shared.get(process.pid, 0) for process in own))
-        use = quota_use(own, self._device, shelf=shelf)
-        beyond = min(outside[worst.process], use.exceeded_by(sum(outside.values()) - seen_of_shelf))
+        use = quota_use(own, self._device, shelf=self._shelf_of(own[0].user or ""))
+        beyond = min(outside[worst.process], use.exceeded_by(sum(outside.values())))
         return _Excess(worst, outside[worst.process], beyond) if beyond > 0 else None
 
     def _take(self, step: EscalationStep, excess: _Excess) -> None:

@@ -27,6 +27,7 @@ from sharedkernel.executor.isolation.accounts import Accounts, Login, Numbers, p
 from sharedkernel.executor.isolation.cgroups import Cgroups, find_base
 from sharedkernel.paths import GATEWAY_DIRECTORY, OFFLOAD_VARIABLE, make_private_directory
 from sharedkernel.system.lock_file import lend_gateway_lock
+from sharedkernel.system.processes import may_look_into_others
 from sharedkernel.system.secure_directories import (
     closed_ancestor,
     directory_name,
@@ -130,6 +131,11 @@ class Isolation:
             return
         if self.cgroups.missing:
             self._without = f"this machine's control groups have no controller for {', '.join(self.cgroups.missing)}"
+
+    @property
+    def homes(self) -> Path | None:
+        """Directory of users' homes; None: they have none of their own."""
+        return self._homes
 
     @property
     def uses_accounts(self) -> bool:
@@ -240,6 +246,12 @@ def _decide(options: IsolationOptions) -> str:
     if options.uid_range and not is_root:
         raise ConfigError("only root can give out user ids; start the executor as root, or leave --uid-range away.")
     if options.isolate == "users" or (options.isolate == "auto" and options.uid_range):
+        if not may_look_into_others():
+            raise ConfigError(
+                "to run sessions under users' own accounts takes the capability CAP_SYS_PTRACE: without it the next "
+                "executor could not adopt them. Give it to the executor (`--cap-add SYS_PTRACE` for a container), or "
+                "use --isolate off."
+            )
         return "users"
     return "homes" if options.homes else "none"
 

@@ -1,4 +1,4 @@
-"""What the executor knows of each session process, and what of it the keeper keeps."""
+"""What the executor knows of each session process, and what of it is on disk for the next one."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ class SessionHandle(PersistedSession, kw_only=True, eq=False):
         return msgspec.convert(self, SessionRecord, from_attributes=True)
 
     def kept(self) -> PersistedSession:
-        """Return what the keeper should keep."""
+        """Return what the next executor needs to know."""
         return msgspec.convert(self, PersistedSession, from_attributes=True)
 
 

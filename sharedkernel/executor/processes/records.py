@@ -1,33 +1,36 @@
-"""The sessions' records on disk: with them a new executor finds its sessions even where the keeper was killed as well.
+"""The sessions' records on disk, and their shared pages: from these the next executor adopts them.
 
-The keeper has all that a new executor needs, and gives it at once. Should it be gone as well, each session's record is
-in a small file, and its shared page is where it always was: open in the session's own process. What is on shelves is
-lost then, but for what sessions have mapped.
+A record is a file of two slots that have their room from the start. Each change overwrites the older slot in place, so
+a full disk keeps no record from being changed, and an executor that is killed in the middle leaves the other slot. A
+start whose record cannot be written is refused (`sessions/starting.py`).
+
+A session's shared page is where it always was: open in the session's own process, whether that runs, hangs or is
+stopped. A page is looked for only when its session is adopted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
-from collections.abc import Container, Iterator
+import struct
+from collections.abc import Iterator
 from pathlib import Path
+from zlib import crc32
 
 import msgspec
 
+from sharedkernel.errors import ConfigError
 from sharedkernel.executor.processes.process import PersistedSession, start_time
-from sharedkernel.executor.processes.reserved_files import ReservedFiles, overwrite
 from sharedkernel.ipc.shared_page import is_page
 from sharedkernel.paths import make_private_directory
 from sharedkernel.protocol import UNREADABLE
-from sharedkernel.system.atomic_file import replace_file
 
-log = logging.getLogger(__name__)
-
-#: what the system answers where there is no room for another file
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-#: the same where this process, or the machine, can open no more files
+#: before the data of a slot: its number, higher than the older slot's, the length of the data, and a sum of all three
+_SLOT = struct.Struct("<QII")
+#: least bytes of a slot: any record fits that has no unusually large environment
+_SLOT_BYTES = 4096
+#: what the system answers where this process, or the machine, can open no more files
 _STARVED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -38,48 +41,30 @@ class SessionRecords:
     ----------
     directory
         Private; made by :meth:`open`.
-    reserve
-        The same, of room for records on a full disk.
     """
 
-    def __init__(self, directory: Path, reserve: Path) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._reserve = ReservedFiles(reserve)
         #: what is in the files, by process
         self._written: dict[str, bytes] = {}
 
     def open(self) -> None:
-        """Make the directories; whatever was written is written again."""
+        """Make the directory; whatever was written is written again."""
         make_private_directory(self._directory)
-        self._reserve.open()
         self._written.clear()
 
     def write(self, kept: PersistedSession) -> None:
-        """Write *kept*, unless no more than its service has changed; on a full disk into room that was kept.
+        """Write *kept*, if it has changed.
 
-        A record that does not say whose client a session is now would give that client another session.
+        Raises
+        ------
+        OSError
+            When there is no room for it; the record is as it was.
         """
-        data = msgspec.msgpack.encode(msgspec.structs.replace(kept, attained=0.0))
-        if self._written.get(kept.process) == data:
-            return
-        try:
-            try:
-                replace_file(self._directory / kept.process, data, durable=False)
-                self._reserve.fill_up()
-            except OSError as error:
-                if error.errno not in _NO_ROOM:
-                    raise
-                self._write_without_room(self._directory / kept.process, data)
-        except OSError as error:
-            log.warning("the record of session %s was not written (%s)", kept.session, error.strerror)
-            return
-        self._written[kept.process] = data
-
-    def _write_without_room(self, path: Path, data: bytes) -> None:
-        try:
-            overwrite(path, data)
-        except OSError:  # it is a new one, or longer
-            self._reserve.replace(path, data)
+        data = msgspec.msgpack.encode(kept)
+        if self._written.get(kept.process) != data:
+            _overwrite(self._directory / kept.process, data)
+            self._written[kept.process] = data
 
     def remove(self, process: str) -> None:
         """Remove the record of a process that ended."""
@@ -87,8 +72,8 @@ class SessionRecords:
         with contextlib.suppress(OSError):
             (self._directory / process).unlink(missing_ok=True)
 
-    def others(self, known: Container[str]) -> Iterator[tuple[PersistedSession, int]]:
-        """Yield the records of processes that live and are not *known*, each with a descriptor of its shared page.
+    def living(self) -> Iterator[PersistedSession]:
+        """Yield the records of processes that live.
 
         The other records are removed: all of them after a restart of the machine.
 
@@ -98,23 +83,35 @@ class SessionRecords:
             When this process can open no more files: that it cannot look does not mean that nobody is there.
         """
         for path in list(self._directory.iterdir()):
-            if path.name in known:
-                continue
-            if "." in path.name:  # the executor ended while it wrote this
-                path.unlink(missing_ok=True)
-                continue
-            try:
-                kept = msgspec.msgpack.decode(path.read_bytes(), type=PersistedSession)
-            except OSError as error:
-                _raise_if_starved(error)
-                kept = None
-            except UNREADABLE:  # torn, or of another version
-                kept = None
-            page = None if kept is None or start_time(kept.pid) != kept.started else _open_page(kept)
-            if kept is None or page is None:
+            kept = None if path.name.startswith(".") else read_record(path)  # that was just being written
+            if kept is None or start_time(kept.pid) != kept.started:
                 path.unlink(missing_ok=True)
             else:
-                yield kept, page
+                yield kept
+
+
+def read_record(path: Path) -> PersistedSession | None:
+    """Return what the file *path* says; None if nothing of this version.
+
+    Raises
+    ------
+    OSError
+        When it cannot be read.
+    """
+    with contextlib.suppress(*UNREADABLE):
+        return msgspec.msgpack.decode(newest_data(path), type=PersistedSession)
+    return None
+
+
+def newest_data(path: Path) -> bytes:
+    """Return the data of the newer slot of *path*, b"" if none was written whole.
+
+    Raises
+    ------
+    OSError
+        When it cannot be read.
+    """
+    return max(_slots(path.read_bytes()))[1]
 
 
 def are_there_sessions(directory: Path) -> bool:
@@ -127,30 +124,24 @@ def are_there_sessions(directory: Path) -> bool:
     """
     with contextlib.suppress(FileNotFoundError):
         for name in os.listdir(directory):
-            with contextlib.suppress(FileNotFoundError, *UNREADABLE):  # it has just ended; torn
-                kept = msgspec.msgpack.decode((directory / name).read_bytes(), type=PersistedSession)
-                if start_time(kept.pid) == kept.started:
+            with contextlib.suppress(FileNotFoundError):  # it has just ended
+                kept = read_record(directory / name)
+                if kept is not None and start_time(kept.pid) == kept.started:
                     return True
     return False
 
 
-@contextlib.contextmanager
-def _unless_starved() -> Iterator[None]:
-    """Suppress errors of the system, unless this process can open no more files."""
+def find_page(kept: PersistedSession) -> int | None:
+    """Open the shared page of a process where the process has it open; None where it has none.
+
+    Raises
+    ------
+    ConfigError
+        When this process may not look there.
+    OSError
+        When it can open no more files.
+    """
     try:
-        yield
-    except OSError as error:
-        _raise_if_starved(error)
-
-
-def _raise_if_starved(error: OSError) -> None:
-    if error.errno in _STARVED:
-        raise error
-
-
-def _open_page(kept: PersistedSession) -> int | None:
-    """Open the shared page of a process where the process has it open; None where it has none."""
-    with _unless_starved():
         for link in Path(f"/proc/{kept.pid}/fd").iterdir():
             with _unless_starved():
                 if os.readlink(link).startswith(f"/memfd:sharedkernel-{kept.process}"):
@@ -159,4 +150,74 @@ def _open_page(kept: PersistedSession) -> int | None:
                     if is_page(found):
                         return found
                     os.close(found)
+    except PermissionError:  # for its own account's processes: it is just ending
+        if kept.uid != os.getuid():
+            raise ConfigError(
+                f"cannot look at process {kept.pid} of session {kept.session}, so no session is taken over; they are "
+                "unharmed. Start the executor with the capability CAP_SYS_PTRACE."
+            ) from None
+    except OSError as error:
+        if error.errno in _STARVED:
+            raise
     return None
+
+
+@contextlib.contextmanager
+def _unless_starved() -> Iterator[None]:
+    """Suppress errors of the system, unless this process can open no more files."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _STARVED:
+            raise
+
+
+def _slots(content: bytes) -> list[tuple[int, bytes]]:
+    """Return number and data of both slots, (0, b"") for one that was not written whole."""
+    size = len(content) // 2
+    found = []
+    for begin in (0, size):
+        number, length, checksum = _SLOT.unpack_from(content, begin) if size >= _SLOT.size else (0, 0, 0)
+        data = content[begin + _SLOT.size : begin + _SLOT.size + length]
+        is_whole = number > 0 and len(data) == length and _checksum(number, data) == checksum
+        found.append((number, data) if is_whole else (0, b""))
+    return found
+
+
+def _checksum(number: int, data: bytes) -> int:
+    return crc32(b"%d %d " % (number, len(data)) + data)
+
+
+def _overwrite(path: Path, data: bytes) -> None:
+    """Write *data* into the older slot of *path*; into a new file where there is none, or its slots are too short."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        content = b""
+    slots, size = _slots(content), len(content) // 2
+    number = max(slots)[0] + 1
+    slot = _SLOT.pack(number, len(data), _checksum(number, data)) + data
+    if len(slot) <= size:
+        _write(path, slot, size if slots[0] > slots[1] else 0)
+        return
+    fresh = path.with_name(f".{path.name}")
+    size = -(-len(slot) // _SLOT_BYTES) * _SLOT_BYTES
+    try:
+        _write(fresh, slot, 0, room=2 * size)
+        os.replace(fresh, path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+def _write(path: Path, slot: bytes, offset: int, *, room: int = 0) -> None:
+    """Write *slot* into the file *path*; with *room* into a new one that has so many bytes."""
+    new = os.O_CREAT | os.O_TRUNC if room else 0
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | new, 0o600)
+    try:
+        if room:
+            os.posix_fallocate(descriptor, 0, room)
+        if os.pwrite(descriptor, slot, offset) < len(slot):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    finally:
+        os.close(descriptor)

@@ -117,7 +117,13 @@ class SessionLauncher:
             )
 
     def _give(self, process: SessionHandle, message: protocol.StartSession, account: protocol.Account | None) -> None:
-        """Record whose *process* is."""
+        """Record whose *process* is.
+
+        Raises
+        ------
+        Refused
+            When that cannot be written: another executor would not know it.
+        """
         process.session, process.user = message.session, message.limits.user
         process.cwd, process.env, process.limits = message.cwd, message.env, message.limits
         process.give_to(message, self.next_incarnation())
@@ -128,9 +134,14 @@ class SessionLauncher:
                 self._isolation.cgroups.enter(
                     account.uid, process.process, process.pid, message.limits.share, memory_bytes=most
                 )
-        process.assignment, process.assigned = asyncio.get_running_loop().create_future(), False
+        process.assigned = False
+        try:
+            self._supervisor.keep(process, required=True)
+        except Refused:
+            self._tasks.spawn(self._supervisor.end(process))
+            raise
+        process.assignment = asyncio.get_running_loop().create_future()
         self._controller.add(process)
-        self._supervisor.keep(process)
 
     def _assign(self, process: SessionHandle, message: protocol.StartSession, account: protocol.Account | None) -> None:
         """Notify *process* whose it is."""

@@ -1,1 +1,1 @@
-"""The shelf's memory: stored by name, charged to users, and kept when kernels end."""
+"""Users' shelves: files stored by name, charged to users, and kept when kernels end."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 from sharedkernel import protocol
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.shelf.memory_files import lend
 from sharedkernel.executor.shelf.store import ShelfStore
 from sharedkernel.ipc.fd_server import FdHandler, FdReply
 
@@ -27,29 +24,23 @@ class ShelfRequests:
         """Return what answers each of them."""
         return {
             protocol.ReserveShelf: self._reserve,
-            protocol.WithdrawReservation: self._withdraw,
             protocol.Shelve: self._shelve,
             protocol.FetchShelved: self._fetch,
             protocol.Unshelve: self._unshelve,
             protocol.ListShelf: self._list,
         }
 
-    def _reserve(self, process: SessionHandle, message: protocol.ReserveShelf, _: list[int]) -> FdReply:
-        self._store.reserve(_user(process), message.name, max(0, message.bytes), (process, message.request))
-        return FdReply(protocol.Done(request=message.request))
+    async def _reserve(self, process: SessionHandle, message: protocol.ReserveShelf, _: list[int]) -> FdReply:
+        number, descriptor = await self._store.reserve(_user(process), message.name, max(0, message.bytes))
+        return FdReply(protocol.ShelfReserved(request=message.request, number=number), [descriptor])
 
-    def _withdraw(self, process: SessionHandle, message: protocol.WithdrawReservation, _: list[int]) -> FdReply:
-        self._store.withdraw((process, message.reservation))
-        return FdReply(protocol.Done(request=message.request))
-
-    def _shelve(self, process: SessionHandle, message: protocol.Shelve, descriptors: list[int]) -> FdReply:
-        key = (process, message.reservation)
-        self._store.put(_user(process), message.name, descriptors, key, shelved_at=time.time())
+    def _shelve(self, process: SessionHandle, message: protocol.Shelve, _: list[int]) -> FdReply:
+        self._store.put(_user(process), message.number)
         return FdReply(protocol.Done(request=message.request))
 
     def _fetch(self, process: SessionHandle, message: protocol.FetchShelved, _: list[int]) -> FdReply:
-        memory = self._store.find(_user(process), message.name)
-        return FdReply(protocol.Shelved(request=message.request, bytes=memory.size), [lend(memory.descriptor)])
+        file = self._store.find(_user(process), message.name)
+        return FdReply(protocol.Shelved(request=message.request, bytes=file.size), [file.lend()])
 
     def _unshelve(self, process: SessionHandle, message: protocol.Unshelve, _: list[int]) -> FdReply:
         user = _user(process)
@@ -59,6 +50,7 @@ class ShelfRequests:
 
     def _list(self, process: SessionHandle, message: protocol.ListShelf, _: list[int]) -> FdReply:
         user = _user(process)
+        self._store.look(user)
         shelf = self._store.listing(user)
         listing = protocol.ShelfListing(
             request=message.request,

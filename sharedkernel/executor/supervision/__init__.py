@@ -1,1 +1,1 @@
-"""The processes beside an executor: sessions, their warm parents, and the keeper."""
+"""The processes beside an executor: sessions and their warm parents."""

@@ -1,7 +1,7 @@
 """Which code a process runs: what an executor has to know of the processes that it finds, before it goes on with them.
 
-Sessions, warm parents and keepers outlive executors, and so an upgrade. Who starts a keeper or a warm parent says of
-which code it is on its command line, where every later executor can read it; what sessions were forked from is in their
+Sessions and warm parents outlive executors, and so an upgrade. Who starts a warm parent says of which code it is on its
+command line, where every later executor can read it; what sessions were forked from is in their
 records. Another version of the control protocol cannot be taken over at all (:func:`check_left`); other code of the
 same protocol can, and new sessions come from a new warm parent (`warm_parents.py`).
 """
@@ -21,16 +21,17 @@ import msgspec
 from sharedkernel._version import __version__
 from sharedkernel.errors import ConfigError
 from sharedkernel.executor.processes.process import start_time
+from sharedkernel.executor.processes.records import newest_data
 from sharedkernel.ipc.seqpacket import connect
-from sharedkernel.paths import KEEPER_SOCKET, RECORDS_DIRECTORY, RETIRED_SOCKETS, WARM_PARENT_SOCKETS
-from sharedkernel.protocol import PROTOCOL_VERSION, UNREADABLE, FromKeeper
+from sharedkernel.paths import RECORDS_DIRECTORY, RETIRED_SOCKETS, WARM_PARENT_SOCKETS
+from sharedkernel.protocol import PROTOCOL_VERSION, UNREADABLE, FromWarmParent
 
 #: that says of a helper or session that it is not there; any other OSError only that nobody can look
 _GONE = (FileNotFoundError, ProcessLookupError, ConnectionRefusedError)
 
 
 def process_build_id(pid: int) -> str:
-    """Return the build id of a keeper or warm parent: the last word of its command line.
+    """Return the build id of a warm parent: the last word of its command line.
 
     Raises
     ------
@@ -44,14 +45,14 @@ def process_build_id(pid: int) -> str:
 
 
 def listener_of(path: Path) -> int:
-    """Return the id of the keeper or warm parent that listens at *path*; nothing is said to it.
+    """Return the id of the warm parent that listens at *path*; nothing is said to it.
 
     Raises
     ------
     OSError
         When there is none.
     """
-    connection = connect(str(path), FromKeeper)
+    connection = connect(str(path), FromWarmParent)
     try:
         return connection.peer().pid
     finally:
@@ -116,9 +117,9 @@ def check_left(directory: Path) -> None:
 
 
 def _helpers_builds(directory: Path) -> Iterator[str]:
-    for pattern in (KEEPER_SOCKET, WARM_PARENT_SOCKETS, RETIRED_SOCKETS):
+    for pattern in (WARM_PARENT_SOCKETS, RETIRED_SOCKETS):
         for path in directory.glob(pattern):
-            with contextlib.suppress(*_GONE, BlockingIOError):  # of one that hangs, see `keeper_client.py`
+            with contextlib.suppress(*_GONE, BlockingIOError):  # of one that hangs, see `warm_parents.py`
                 yield process_build_id(listener_of(path))
 
 
@@ -130,6 +131,6 @@ def _sessions_builds(directory: Path) -> Iterator[str]:
         return
     for name in names:
         with contextlib.suppress(*_GONE, KeyError, TypeError, *UNREADABLE):
-            record = msgspec.msgpack.decode((directory / name).read_bytes())
+            record = msgspec.msgpack.decode(newest_data(directory / name))
             if start_time(record["pid"]) == record["started"]:
                 yield str(record.get("stamp"))

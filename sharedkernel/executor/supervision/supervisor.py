@@ -1,7 +1,7 @@
 """Forks sessions, adopts those of an earlier executor, and learns how they end.
 
-Sessions outlive the executor, as do the warm parents that fork them and the keeper, which holds what the next executor
-needs to adopt them. Sessions are never restarted here; the gateway does that.
+Sessions outlive the executor, as do the warm parents that fork them. Their records and pages are what the next executor
+needs to adopt them (`processes/records.py`). Sessions are never restarted here; the gateway does that.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,12 +23,11 @@ from sharedkernel import protocol
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.executor.processes.process import PersistedSession, SessionHandle, start_time
-from sharedkernel.executor.processes.records import SessionRecords
+from sharedkernel.executor.processes.records import SessionRecords, find_page
 from sharedkernel.executor.supervision.environments import OWN, Environment
-from sharedkernel.executor.supervision.keeper_client import KeeperClient
 from sharedkernel.executor.supervision.warm_parents import WarmParents
 from sharedkernel.ipc.shared_page import Page
-from sharedkernel.paths import LOGS_DIRECTORY, RECORDS_DIRECTORY, RESERVE_DIRECTORY, SESSIONS_DIRECTORY, log_name
+from sharedkernel.paths import LOGS_DIRECTORY, RECORDS_DIRECTORY, SESSIONS_DIRECTORY, log_name
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +59,6 @@ class Supervisor:
     ----------
     runtime_directory
         Private to us.
-    keeper
-        Holds what the next executor needs of each process.
     environments
         All that sessions can have, by name.
     traits
@@ -73,18 +70,16 @@ class Supervisor:
     def __init__(
         self,
         runtime_directory: Path,
-        keeper: KeeperClient,
         environments: Mapping[str, Environment],
         traits: Callable[[], ForkTraits],
         on_end: Callable[[SessionHandle, int | None], None],
     ) -> None:
         self.directory = runtime_directory
         self.processes: dict[str, SessionHandle] = {}
-        self._keeper = keeper
         self._environments = environments
         self._traits = traits
         self._on_end = on_end
-        self._records = SessionRecords(runtime_directory / RECORDS_DIRECTORY, runtime_directory / RESERVE_DIRECTORY)
+        self._records = SessionRecords(runtime_directory / RECORDS_DIRECTORY)
         self._warm_parents = WarmParents(
             runtime_directory, environments, on_message=self._handle_warm_parent, on_gone=self._warm_parent_gone
         )
@@ -92,40 +87,22 @@ class Supervisor:
 
     # --- start and adoption -------------------------------------------------------------------------------------------
 
-    async def start(self, entries: Iterable[tuple[protocol.Kept, list[int]]]) -> list[SessionHandle]:
+    async def start(self) -> list[SessionHandle]:
         """Start or reach the warm parents; return the sessions that an earlier executor left, still alive.
 
-        Parameters
-        ----------
-        entries
-            What the keeper has of sessions, with the descriptors of their shared pages.
+        Raises
+        ------
+        ConfigError
+            When this process may not look at them.
+        OSError
+            When it can open no more files.
         """
         self._records.open()
-        adopted = [process for entry in entries if (process := self._adopt(*entry)) is not None]
-        adopted += self._adopt_without_keeper()
+        adopted = [
+            self._take_over(kept, page) for kept in self._records.living() if (page := _open_page(kept)) is not None
+        ]
         self._remove_files_of_others()
         await self._warm_parents.start()
-        return adopted
-
-    def _adopt(self, message: protocol.Kept, descriptors: list[int]) -> SessionHandle | None:
-        kept = _read_kept(message.data)
-        page = None if kept is None or not descriptors else _open_page(kept, descriptors)
-        if kept is None or page is None:
-            self._keeper.send(protocol.Delete(key=message.key))
-            return None
-        self._keeper.hold(message, descriptors)
-        return self._take_over(kept, page)
-
-    def _adopt_without_keeper(self) -> list[SessionHandle]:
-        """Adopt sessions that live although the keeper does not know them: it was killed, too."""
-        adopted = []
-        for kept, descriptor in self._records.others(self.processes):
-            page = _open_page(kept, [descriptor])
-            if page is None:
-                continue
-            log.warning("the keeper was lost with session %s of %s; found it again", kept.session, kept.user)
-            adopted.append(self._take_over(kept, page))
-            self.keep(adopted[-1])
         return adopted
 
     def _remove_files_of_others(self) -> None:
@@ -276,7 +253,6 @@ class Supervisor:
             os.close(process.pidfd)
             process.pidfd = None
         _kill_group(process)  # what it left behind: workers of a DataLoader, programs it started
-        self._keeper.send(protocol.Delete(key=process.process))
         self._records.remove(process.process)
         self._remove_files(process)
         if not process.ready.done():
@@ -303,19 +279,30 @@ class Supervisor:
 
     # --- keeping ------------------------------------------------------------------------------------------------------
 
-    def keep(self, process: SessionHandle) -> None:
-        """Let the keeper hold what the next executor needs to adopt *process*."""
-        kept = process.kept()
-        data = msgspec.msgpack.encode(kept)
-        self._records.write(kept)
-        self._keeper.send(protocol.Put(key=process.process, data=data), [process.page.descriptor])
+    def keep(self, process: SessionHandle, *, required: bool = False) -> None:
+        """Record what the next executor needs to adopt *process*.
+
+        Raises
+        ------
+        Refused
+            When the record is *required* and cannot be written.
+        """
+        try:
+            self._records.write(process.kept())
+        except OSError as error:
+            if required:
+                raise Refused(
+                    f"a session did not start: its record cannot be written ({error.strerror}); tell the administrator "
+                    "of this machine, and try again.",
+                    reason="start",
+                ) from None
+            log.warning("the record of session %s was not written (%s)", process.session, error.strerror)
 
     def keep_anew(self) -> None:
-        """Write all records again, and have another keeper: the directory was made anew."""
+        """Write all records again: the directory was made anew."""
         self._records.open()
         for process in self.processes.values():
             self.keep(process)
-        self._keeper.start_anew()
 
     # --- ending -------------------------------------------------------------------------------------------------------
 
@@ -351,24 +338,13 @@ def _ask_to_end(process: SessionHandle) -> None:
     process.send_signal(signal.SIGCONT)  # one that is stopped would not read it
 
 
-def _read_kept(data: bytes) -> PersistedSession | None:
-    """Return what the keeper has of a session; None if it cannot be read, as after an incompatible update."""
-    try:
-        return msgspec.msgpack.decode(data, type=PersistedSession)
-    except protocol.UNREADABLE as error:
-        log.error("a session that an earlier executor left cannot be adopted: %s", error)
-        return None
-
-
-def _open_page(kept: PersistedSession, descriptors: list[int]) -> Page | None:
-    """Return the shared page of a session that lives; None if it does not, or has spoilt its page and so ends."""
-    if start_time(kept.pid) == kept.started:
-        with contextlib.suppress(ValueError):
-            return Page(descriptors[0])
-        log.warning("ended session %s of %s: it has overwritten its shared page", kept.session, kept.user)
-        _kill_group(kept)
-    else:
-        os.close(descriptors[0])
+def _open_page(kept: PersistedSession) -> Page | None:
+    """Return the shared page of a session that lives; None if it has spoilt or closed its page, and so ends."""
+    with contextlib.suppress(ValueError):
+        if (descriptor := find_page(kept)) is not None:
+            return Page(descriptor)
+    log.warning("ended session %s of %s: it has overwritten or closed its shared page", kept.session, kept.user)
+    _kill_group(kept)
     return None
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sharedkernel import protocol
-from sharedkernel.paths import EXECUTOR_SOCKET, KEEPER_SOCKET, WARM_PARENT_SOCKET
+from sharedkernel.paths import EXECUTOR_SOCKET, WARM_PARENT_SOCKET
 from tests.executor.harness import PATIENCE, Executor, ExecutorProcess
 
 #: run by another process: sends argv[2] to the socket argv[1] and prints what is answered until it is hung up on
@@ -85,13 +85,11 @@ def test_a_session_does_not_become_a_gateway(process: ExecutorProcess) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
-@pytest.mark.parametrize("name", [EXECUTOR_SOCKET, KEEPER_SOCKET, WARM_PARENT_SOCKET])
+@pytest.mark.parametrize("name", [EXECUTOR_SOCKET, WARM_PARENT_SOCKET])
 def test_another_user_s_process_is_hung_up_on(process: ExecutorProcess, name: str) -> None:
     """Even one that can reach the sockets: it gets no answer, and nobody notices."""
     say: protocol.Message = protocol.Hello(version=protocol.PROTOCOL_VERSION, role="command")
-    if name == KEEPER_SOCKET:
-        say = protocol.GetAll()
-    elif name == WARM_PARENT_SOCKET:
+    if name == WARM_PARENT_SOCKET:
         say = protocol.Quit()
     path = str(process.runtime_directory / name)
     kind = [] if name == EXECUTOR_SOCKET else ["packets"]

@@ -132,4 +132,4 @@ def _is_of(process: psutil.Process, uid: int) -> bool:
 def _held_by(uid: int) -> int:
     """Return the bytes that the processes of an account have."""
     own = [process.pid for process in psutil.process_iter() if _is_of(process, uid)]
-    return sum(memory.total for memory in look([UserProcesses(leaders=own, enough=0)]).values())
+    return sum(look([UserProcesses(leaders=own, enough=0)]).values())

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sharedkernel.executor.devices.host_usage import HostMemory, UserProcesses, look, remove_shared_memory
+from sharedkernel.executor.devices.host_usage import UserProcesses, look, remove_shared_memory
 
 #: bytes that each way has
 _SIZE = 64 << 20
@@ -95,7 +95,7 @@ def _below(pid: int) -> list[int]:
     return [child.pid for child in psutil.Process(pid).children(recursive=True)]
 
 
-def _look(*leaders: int, enough: int = 0) -> dict[int, HostMemory]:
+def _look(*leaders: int, enough: int = 0) -> dict[int, int]:
     return look([UserProcesses(leaders=leaders, enough=enough)])
 
 
@@ -104,7 +104,7 @@ def test_memory_is_seen_once_however_it_is_had(way: str) -> None:
     """Neither is any of it missed nor does any count twice, in whatever process."""
     with _holder(way) as pid:
         deadline = 200
-        while (found := _look(pid)[pid].total) < _SIZE and deadline:  # a child may still be filling it
+        while (found := _look(pid)[pid]) < _SIZE and deadline:  # a child may still be filling it
             deadline -= 1
         assert _SIZE <= found < _SIZE + 3 * _INTERPRETER, found
 

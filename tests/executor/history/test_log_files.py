@@ -11,7 +11,7 @@ from sharedkernel.paths import log_name
 
 def test_a_long_log_keeps_its_end_and_grows_on(tmp_path: Path) -> None:
     """Whole lines stay, the newest; a shorter log is left as it is."""
-    path, short = tmp_path / "keeper.log", tmp_path / "warm_parent.log"
+    path, short = tmp_path / "executor.log", tmp_path / "warm_parent.log"
     short.write_text("short\n")
     with path.open("ab", buffering=0) as writer:
         for number in range(MOST_LOG_BYTES // 16 + 1):

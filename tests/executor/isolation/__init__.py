@@ -13,11 +13,15 @@ from typing import Any
 import pytest
 
 from sharedkernel.paths import OFFLOAD_VARIABLE
+from sharedkernel.system.processes import may_look_into_others
 from sharedkernel.system.secure_directories import closed_ancestor
 from tests.executor import harness
 from tests.executor.harness import ExecutorProcess, Notebook
 
-needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can run sessions under users' own accounts")
+needs_root = pytest.mark.skipif(
+    os.getuid() != 0 or not may_look_into_others(),
+    reason="only root with CAP_SYS_PTRACE can run sessions under users' own accounts",
+)
 
 #: account that every machine has, here the gateway's
 GATEWAY = "nobody"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -11,15 +12,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable
 from sharedkernel.executor.isolation.accounts import NUMBERS_FILE
 from sharedkernel.executor.processes.process import PersistedSession, start_time
-from sharedkernel.ipc.seqpacket import connect
-from sharedkernel.paths import KEEPER_SOCKET
+from sharedkernel.executor.processes.records import read_record
+from sharedkernel.paths import RECORDS_DIRECTORY
 from sharedkernel.protocol import Limits
 from tests.executor.harness import ExecutorProcess, until
 from tests.executor.isolation import ADA, FIRST_UID, ApartExecutor, Executor, needs_root
@@ -100,15 +99,11 @@ def test_what_was_forked_before_users_were_kept_apart_serves_nobody_new() -> Non
 
 def kept_spares(process: ExecutorProcess) -> list[PersistedSession]:
     """Return the spares as the next executor would find them."""
-    keeper = connect(str(process.runtime_directory / KEEPER_SOCKET), protocol.FromKeeper)
-    keeper.send(protocol.GetAll())
     found = []
-    while isinstance((answer := keeper.receive())[0], protocol.Kept):
-        for descriptor in answer[1]:
-            os.close(descriptor)
-        found.append(msgspec.msgpack.decode(answer[0].data, type=PersistedSession))
-    keeper.close()
-    return [kept for kept in found if kept.session is None]
+    for path in (process.runtime_directory / RECORDS_DIRECTORY).iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was just being written, or its process has just ended
+            found.append(read_record(path))
+    return [kept for kept in found if kept is not None and kept.session is None]
 
 
 async def a_spare(process: ExecutorProcess) -> PersistedSession:

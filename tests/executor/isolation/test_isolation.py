@@ -7,6 +7,8 @@ import asyncio
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -14,6 +16,7 @@ import pytest
 
 from sharedkernel.errors import Refused
 from sharedkernel.executor.isolation.accounts import NUMBERS_FILE
+from sharedkernel.paths import SHELF_DIRECTORY
 from sharedkernel.protocol import Limits
 from tests.executor.harness import ExecutorProcess, until
 from tests.executor.isolation import ADA, FIRST_UID, GRACE, HEDY, ApartExecutor, Executor, needs_root
@@ -33,6 +36,37 @@ _RIGHTS = """if True:
     limits = [resource.getrlimit(getattr(resource, f"RLIMIT_{name}")) for name in ("NPROC", "NOFILE", "CORE")]
     print((len(tasks), rights, limits, os.umask(0o077), os.getcwd(), os.environ["HOME"]))
 """
+
+
+def test_a_hung_session_outlives_its_executor_and_a_session(apart: ApartExecutor) -> None:
+    """The next executor finds it by its record and its page; the one that was killed is not there."""
+
+    async def main() -> None:
+        async with Executor(apart) as executor:
+            hung, killed = await executor.notebook(ADA), await executor.notebook(GRACE)
+            await hung.run("import torch; x = torch.arange(6.)")
+            os.kill(hung.record.pid, signal.SIGSTOP)
+            await asyncio.to_thread(apart.kill)
+            os.kill(killed.record.pid, signal.SIGKILL)
+            await asyncio.to_thread(apart.start)
+            await executor.connect()
+            assert [record.pid for record in await executor.client.sessions()] == [hung.record.pid]
+            assert (await (await executor.notebook(GRACE)).run("1 + 1")).text == "2"
+            os.kill(hung.record.pid, signal.SIGCONT)
+            assert (await hung.run("float(x.sum())")).text == "15.0"
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="nothing here takes a capability from a process")
+def test_an_executor_that_could_adopt_nobody_does_not_start(tmp_path: Path) -> None:
+    """The capability that is missing is told before there are sessions."""
+    executor = [sys.executable, "-m", "sharedkernel", "executor", "--device", "host", "--isolate", "users"]
+    places = ["--runtime-dir", str(tmp_path / "run"), "--homes", str(tmp_path / "homes")]
+    command = ["setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace", *executor, *places]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "takes the capability CAP_SYS_PTRACE" in done.stderr
 
 
 def test_a_session_has_its_user_s_rights_and_no_more(apart: ApartExecutor) -> None:
@@ -75,7 +109,7 @@ def test_users_reach_nothing_of_each_other(apart: ApartExecutor) -> None:
                 f"import os; os.listdir({run + '/s'!r})",
                 f"open({sockets.removesuffix('-ipc') + '.json'!r})",
                 f"import socket; socket.socket(socket.AF_UNIX).connect({sockets + '-1'!r})",
-                f"import socket as s; s.socket(s.AF_UNIX, s.SOCK_SEQPACKET).connect({run + '/keeper.sock'!r})",
+                f"import os; os.listdir({str(apart.homes / SHELF_DIRECTORY)!r})",
                 f"import socket as s; s.socket(s.AF_UNIX, s.SOCK_SEQPACKET).connect({run + '/warm.sock'!r})",
                 f"import os; os.kill({ada.record.pid}, 9)",
                 f"open('/proc/{ada.record.pid}/environ')",

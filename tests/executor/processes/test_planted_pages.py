@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import signal
 from pathlib import Path
 
 import pytest
 
-from sharedkernel.executor.supervision.build_id import listener_of
 from sharedkernel.ipc.shared_page import Page
-from sharedkernel.paths import KEEPER_SOCKET
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor
 
@@ -32,18 +29,14 @@ _PLANT = """if True:
 
 
 def test_an_executor_maps_no_page_that_a_session_could_cut_off(start_executor: StartExecutor) -> None:
-    """Neither when it looks for the page of a session whose keeper is gone; the session is adopted with its own."""
+    """Nor when it looks for the page of a session that is there already: it is adopted with its own."""
     process = start_executor()
 
     async def main() -> None:
         async with Executor(process) as executor:
             notebook = await executor.notebook()
             assert (await notebook.run(_PLANT)).text.strip() != "0"
-            keeper = listener_of(process.runtime_directory / KEEPER_SOCKET)
-            await asyncio.to_thread(process.kill)
-            os.kill(keeper, signal.SIGKILL)
-            await asyncio.to_thread(process.start)
-            await executor.connect()
+            await executor.replace()
             assert (await notebook.run("os.ftruncate(planted, 0); kept = 6 * 7")).status == "ok"
             for _ in range(3):
                 assert (await executor.session(notebook))["state"] == "idle"

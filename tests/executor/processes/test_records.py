@@ -1,4 +1,4 @@
-"""An executor learns from the sessions' records that some live, also after the keeper was killed."""
+"""Sessions' records: what the next executor knows of them, whatever was full or killed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.executor.processes.process import PersistedSession, start_time
-from sharedkernel.executor.processes.records import SessionRecords, are_there_sessions
+from sharedkernel.executor.processes.process import start_time
+from sharedkernel.executor.processes.records import SessionRecords, are_there_sessions, find_page, read_record
 from sharedkernel.executor.supervision.build_id import check_left
 from sharedkernel.ipc.shared_page import Page
 from sharedkernel.paths import RECORDS_DIRECTORY
@@ -48,8 +47,9 @@ def test_a_session_that_names_no_build_id_is_of_another_version(tmp_path: Path) 
     async def scenario() -> None:
         process = make_process(pid=os.getpid())
         process.started = start_time(process.pid)
-        (tmp_path / RECORDS_DIRECTORY).mkdir()
-        (tmp_path / RECORDS_DIRECTORY / process.process).write_bytes(msgspec.msgpack.encode(process.kept()))
+        records = SessionRecords(tmp_path / RECORDS_DIRECTORY)
+        records.open()
+        records.write(process.kept())
         with pytest.raises(ConfigError, match="run on sharedkernel of another control protocol, which"):
             check_left(tmp_path)
 
@@ -57,102 +57,86 @@ def test_a_session_that_names_no_build_id_is_of_another_version(tmp_path: Path) 
 
 
 def test_records_stay_while_no_file_can_be_opened(tmp_path: Path) -> None:
-    """An executor that starts without a free descriptor would lose all sessions whose keeper is gone."""
+    """An executor that starts without a free descriptor would lose all sessions."""
 
     async def scenario() -> None:
-        records = SessionRecords(tmp_path / "records", tmp_path / "reserve")
+        records = SessionRecords(tmp_path / "records")
         records.open()
         processes = [make_process(name, pid=os.getpid()) for name in ("0123456789ab", "0123456789ac")]
         pages = [Page.create(f"sharedkernel-{process.process}") for process in processes]  # as sessions have them open
         for process in processes:
+            process.started = start_time(process.pid)
             records.write(process.kept())
-        looking = records.others(())
-        _, first = next(looking)
+        looking = records.living()
+        first = next(looking)
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, limit[1]))
         try:
             with pytest.raises(OSError, match="Too many open files"):
                 next(looking)
+            with pytest.raises(OSError, match="Too many open files"):
+                find_page(first)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limit)
-        found = list(records.others(()))
-        assert {kept.process for kept, _ in found} == {process.process for process in processes}
-        for descriptor in (first, *(descriptor for _, descriptor in found)):
-            os.close(descriptor)
+        found = list(records.living())
+        assert {kept.process for kept in found} == {process.process for process in processes}
+        for kept in found:
+            os.close(find_page(kept))
         for page in pages:
             page.close()
+        assert [find_page(kept) for kept in found] == [None, None]
 
     asyncio.run(scenario())
 
 
 def test_a_record_says_on_a_full_disk_whose_client_a_session_is_now(small_disk: Path) -> None:
-    """It is written over the one before; a longer one than there is room for leaves that as it was."""
+    """It has its room; one that is longer than that leaves it as it was, and a new one is refused."""
 
     async def scenario() -> None:
-        records = SessionRecords(small_disk / "records", small_disk / "reserve")
+        records = SessionRecords(small_disk / "records")
         records.open()
+        path = small_disk / "records" / "p"
         process = make_process(pid=os.getpid())
         process.client_key, process.notebook = "before", "x" * 100
         records.write(process.kept())
         filling = fill(small_disk)
-        for client_key in ("the next", "last"):
+        for client_key in ("the next", "y" * 2000, "last"):
             process.client_key, process.notebook = client_key, None
             records.write(process.kept())
-            assert read().client_key == client_key
+            assert read_record(path).client_key == client_key
         process.client_key = "too long" * 4000
-        records.write(process.kept())
-        assert read().client_key == "last"
+        for late in (process, make_process("late", pid=os.getpid())):
+            with pytest.raises(OSError, match="No space left"):
+                records.write(late.kept())
+        assert read_record(path).client_key == "last"
         filling.unlink()
         records.write(process.kept())
-        assert read() == process.kept()
-
-    def read() -> PersistedSession:
-        return msgspec.msgpack.decode((small_disk / "records" / "p").read_bytes(), type=PersistedSession)
+        assert read_record(path) == process.kept()
+        assert [found.name for found in path.parent.iterdir()] == ["p"]
 
     asyncio.run(scenario())
 
 
-def test_a_new_session_has_a_record_on_a_full_disk(small_disk: Path) -> None:
-    """Or it would be lost where its executor and the keeper end together; there is room for some of them."""
+def test_a_torn_record_is_as_it_was_before(tmp_path: Path) -> None:
+    """An executor that is killed while it writes leaves the one slot or the other, wherever it was cut off."""
 
     async def scenario() -> None:
-        records = SessionRecords(small_disk / "records", small_disk / "reserve")
+        records = SessionRecords(tmp_path / "records")
         records.open()
-        filling = fill(small_disk)
-        first = [make_process(f"{number:012}", pid=os.getpid()) for number in range(8)]
-        for process in first:
-            process.client_key = "x" * 15_000  # all the room of a file
-            records.write(process.kept())
-        assert read() == {process.process: process.kept() for process in first}
-        late = make_process("late", pid=os.getpid())
-        records.write(late.kept())
-        assert late.process not in read()
-        filling.unlink()
-        records.write(late.kept())
-        assert read()[late.process] == late.kept()
-        fill(small_disk)
-        later = make_process("later", pid=os.getpid())
-        records.write(later.kept())
-        assert read()[later.process] == later.kept()
-
-    def read() -> dict[str, PersistedSession]:
-        paths = (small_disk / "records").iterdir()
-        return {path.name: msgspec.msgpack.decode(path.read_bytes(), type=PersistedSession) for path in paths}
-
-    asyncio.run(scenario())
-
-
-def test_where_no_room_can_be_kept_records_are_written_as_ever(tmp_path: Path) -> None:
-    """An executor that starts on a full disk starts."""
-
-    async def scenario() -> None:
-        (tmp_path / "file").touch()
-        records = SessionRecords(tmp_path / "records", tmp_path / "file" / "reserve")
-        records.open()
+        path = tmp_path / "records" / "p"
         process = make_process(pid=os.getpid())
-        records.write(process.kept())
-        data = (tmp_path / "records" / process.process).read_bytes()
-        assert msgspec.msgpack.decode(data, type=PersistedSession) == process.kept()
+        states = []
+        for client_key in ("zeroth", "first", "second"):
+            process.client_key = client_key
+            records.write(process.kept())
+            states.append(path.read_bytes())
+        before, after = states[1:]
+        changed = [at for at, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
+        for cut in range(changed[0] + 1, changed[-1] + 1):
+            path.write_bytes(after[:cut] + before[cut:])
+            assert read_record(path).client_key == "first", cut
+        path.write_bytes(after)
+        assert read_record(path).client_key == "second"
 
     asyncio.run(scenario())
 
@@ -161,7 +145,7 @@ def test_sessions_are_there_while_a_process_with_a_record_lives(tmp_path: Path) 
     """A missing folder has none, nor has one with a torn record, or with that of another process of the same number."""
     folder = tmp_path / "records"
     assert not are_there_sessions(folder)
-    records = SessionRecords(folder, tmp_path / "reserve")
+    records = SessionRecords(folder)
     records.open()
     (folder / "torn").write_bytes(b"torn")
     assert not are_there_sessions(folder)

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 import pytest
 
@@ -19,28 +18,26 @@ from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable
 from sharedkernel.executor.dispatch.usage import USAGE_NAME
 from sharedkernel.executor.processes.process import PersistedSession
-from sharedkernel.executor.supervision.keeper_client import KeeperClient
-from sharedkernel.ipc.seqpacket import connect, listen
-from sharedkernel.paths import KEEPER_SOCKET, RECORDS_DIRECTORY, WARM_PARENT_SOCKET
+from sharedkernel.executor.processes.records import read_record
+from sharedkernel.paths import RECORDS_DIRECTORY, WARM_PARENT_SOCKET
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
 from tests.executor.sessions.test_sessions import FOREVER, TRAIN
 from tests.status.documents import to_json
 
 
+def records_of(process: ExecutorProcess) -> list[PersistedSession]:
+    """Return what the next executor would find."""
+    found = []
+    for path in (process.runtime_directory / RECORDS_DIRECTORY).iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was just being written, or its process has just ended
+            found.append(read_record(path))
+    return [record for record in found if record is not None]
+
+
 async def kept_service(executor: Executor, notebook: Notebook) -> float:
-    """Return the device-seconds that the keeper would tell the next executor of a notebook's session."""
-    keeper = connect(str(executor.process.runtime_directory / KEEPER_SOCKET), protocol.FromKeeper)
-    keeper.send(protocol.GetAll())
-    found = 0.0
-    while isinstance((answer := keeper.receive())[0], protocol.Kept):
-        for descriptor in answer[1]:
-            os.close(descriptor)
-        kept = msgspec.msgpack.decode(answer[0].data, type=PersistedSession)
-        if kept.session == notebook.session:
-            found = kept.attained
-    keeper.close()
-    return found
+    """Return the device-seconds that the next executor would know of a notebook's session."""
+    return sum(record.attained for record in records_of(executor.process) if record.session == notebook.session)
 
 
 @pytest.mark.heavy
@@ -148,7 +145,7 @@ def test_sessions_outlive_a_killed_executor(fifo_process: ExecutorProcess) -> No
                 return (await executor.session(waiting))["queue_position"] == 1
 
             await until(waits, "the other waits")
-            served = await until(lambda: kept_service(executor, running), "the keeper has its service")
+            served = await until(lambda: kept_service(executor, running), "its record has its service")
             await executor.replace()
             assert {record.session: record.pid for record in await executor.client.sessions()} == {
                 notebook.session: notebook.record.pid for notebook in (idle, running, waiting)
@@ -239,16 +236,9 @@ def test_a_session_that_was_not_assigned_is_not_adopted(start_executor: StartExe
 
     async def main() -> None:
         async with Executor(start_executor()) as executor:
-            records = executor.process.runtime_directory / RECORDS_DIRECTORY
 
             def kept(session: str | None) -> list[PersistedSession]:
-                found = []
-                for path in records.iterdir():
-                    with contextlib.suppress(OSError, *protocol.UNREADABLE):  # it is just being written
-                        record = msgspec.msgpack.decode(path.read_bytes(), type=PersistedSession)
-                        if record.process == path.name:  # else it is just being given that name
-                            found.append(record)
-                return [record for record in found if record.session == session]
+                return [record for record in records_of(executor.process) if record.session == session]
 
             async def has_spare() -> list[PersistedSession]:
                 return kept(None)
@@ -290,39 +280,19 @@ def test_no_executor_counts_as_one_before_it_did(process: ExecutorProcess) -> No
 
 
 @pytest.mark.heavy
-def test_sessions_outlive_an_executor_and_its_keeper(fifo_process: ExecutorProcess) -> None:
-    """Their records are on disk, their pages open in themselves: the next executor has them, and the one after it."""
+def test_hung_sessions_outlive_executors(fifo_process: ExecutorProcess) -> None:
+    """A stopped one says nothing, and is there for the next executor and the one after it."""
 
     async def main() -> None:
         async with Executor(fifo_process) as executor:
             notebook = await executor.notebook()
             await notebook.run("import torch; x = torch.arange(6.)")
-            keeper = connect(str(executor.process.runtime_directory / KEEPER_SOCKET), protocol.FromKeeper)
-            pid = keeper.peer().pid
-            keeper.close()
-            await asyncio.to_thread(executor.process.kill)
-            os.kill(pid, signal.SIGKILL)
-            await asyncio.to_thread(executor.process.start)
-            await executor.connect()
+            os.kill(notebook.record.pid, signal.SIGSTOP)
             for _ in range(2):
-                assert [record.pid for record in await executor.client.sessions()] == [notebook.record.pid]
-                assert (await notebook.run("float(x.sum())")).text == "15.0"
                 await executor.replace()
-
-    asyncio.run(main())
-
-
-def test_a_keeper_may_end_when_it_is_asked(tmp_path: Path) -> None:
-    """The executor starts without it, as if it had ended earlier."""
-
-    async def main() -> None:
-        with listen(str(tmp_path / KEEPER_SOCKET)) as listener:
-            keeper = KeeperClient(tmp_path, "")
-            ends = asyncio.get_running_loop().run_in_executor(None, lambda: listener.accept()[0].close())
-            assert await keeper.open() == []
-            # before the loop goes on: what listens is this process, and a keeper that has hung up is killed
-            keeper.close(quit_too=False)
-            await ends
+                assert [record.pid for record in await executor.client.sessions()] == [notebook.record.pid]
+            os.kill(notebook.record.pid, signal.SIGCONT)
+            assert (await notebook.run("float(x.sum())")).text == "15.0"
 
     asyncio.run(main())
 
@@ -337,7 +307,7 @@ def test_a_record_that_was_being_written_is_no_other_session(fifo_process: Execu
             await asyncio.to_thread(executor.process.kill)
             records = executor.process.runtime_directory / RECORDS_DIRECTORY
             for record in list(records.iterdir()):
-                record.with_name(f".{record.name}-0").write_bytes(record.read_bytes())
+                record.with_name(f".{record.name}").write_bytes(record.read_bytes())
             await asyncio.to_thread(executor.process.start)
             await executor.connect()
             assert [record.pid for record in await executor.client.sessions()] == [notebook.record.pid]

@@ -10,10 +10,7 @@ import sys
 
 import pytest
 
-from sharedkernel import protocol
-from sharedkernel.executor.shelf.store import KEY_PREFIX
-from sharedkernel.ipc.seqpacket import connect
-from sharedkernel.paths import KEEPER_SOCKET
+from sharedkernel.paths import SHELF_DIRECTORY
 from sharedkernel.protocol import Limits
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, Notebook, until
@@ -42,20 +39,6 @@ async def crash(executor: Executor, notebook: Notebook, code: str) -> None:
     await asyncio.wait_for(died, PATIENCE)
 
 
-def kept_on_shelves(process: ExecutorProcess) -> tuple[int, int]:
-    """Return the keeper's process id, and how many things on shelves it holds."""
-    keeper = connect(str(process.runtime_directory / KEEPER_SOCKET), protocol.FromKeeper)
-    pid, _ = keeper.peer()
-    keeper.send(protocol.GetAll())
-    found = 0
-    while isinstance((answer := keeper.receive())[0], protocol.Kept):
-        for descriptor in answer[1]:
-            os.close(descriptor)
-        found += answer[0].key.startswith(KEY_PREFIX)
-    keeper.close()
-    return pid, found
-
-
 def test_a_shelf_outlives_crashes_of_kernels(process: ExecutorProcess) -> None:
     """Exit without a word, segmentation fault, a kernel shut down: the next one loads the model."""
 
@@ -76,37 +59,32 @@ def test_a_shelf_outlives_crashes_of_kernels(process: ExecutorProcess) -> None:
     asyncio.run(main())
 
 
-def test_a_shelf_outlives_executor_and_keeper_one_at_a_time(own_process: ExecutorProcess) -> None:
-    """Each has everything, and gives it to the other's successor; notebooks go on."""
+def test_a_shelf_outlives_executors_and_all_sessions(own_process: ExecutorProcess) -> None:
+    """Also what is off it and still in use stays charged; the files are what safetensors' own programs read."""
 
     async def main() -> None:
         async with Executor(own_process) as executor:
             notebook = await executor.notebook()
             expected = (await notebook.run(CHANGE)).text
             await notebook.run("gone = shelf['gone'] = torch.ones(1); gone = shelf['gone']; del shelf['gone']")
-            for _ in range(2):
-                pid, kept = kept_on_shelves(own_process)
-                assert kept == 2  # what was deleted is still in use
-                os.kill(pid, signal.SIGKILL)
-
-                async def refilled(pid: int = pid) -> bool:
-                    try:
-                        found = kept_on_shelves(own_process)
-                    except OSError:
-                        return False
-                    return found[0] != pid and found[1] == 2
-
-                await until(refilled, "another keeper has it")
-                await executor.replace()
-                assert (await notebook.run(LOAD)).text == expected
+            await executor.replace()
+            assert (await notebook.run(LOAD)).text == expected
             assert (await notebook.run("list(shelf)")).text == "['model']"
             assert "4.0 KiB taken off it are still in use" in (await notebook.run("shelf")).text
             await notebook.run("del gone")
 
-            async def freed() -> bool:
-                return kept_on_shelves(own_process)[1] == 1
+            async def is_freed() -> bool:
+                return "in use" not in (await notebook.run("shelf")).text
 
-            await until(freed, "what nobody uses is forgotten")
+            await until(is_freed, "what nobody uses is free")
+            await executor.client.stop_executor(end_sessions=True)
+            await asyncio.to_thread(own_process.process.wait, PATIENCE)
+            (file,) = (own_process.runtime_directory / SHELF_DIRECTORY / "ada").iterdir()
+            assert file.suffix == ".safetensors"
+            await asyncio.to_thread(own_process.start)
+            await executor.connect()
+            assert await executor.client.sessions() == []
+            assert (await (await executor.notebook()).run(LOAD)).text == expected
 
     asyncio.run(main())
 
@@ -223,7 +201,7 @@ def test_a_shelf_is_the_notebooks_own_process_business(process: ExecutorProcess)
 
 
 def test_thousands_of_small_tensors(process: ExecutorProcess) -> None:
-    """A layout longer than a packet lies in the memory itself; another kernel reads it."""
+    """A layout longer than a packet lies in the file itself; another kernel reads it."""
     write = "shelf['many'] = {f'layer{i}.weight': torch.full((7,), float(i)) for i in range(5000)}"
     check = "found = shelf['many']; len(found), all(bool((t == i).all()) for i, t in enumerate(found.values()))"
 

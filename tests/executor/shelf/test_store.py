@@ -1,16 +1,12 @@
-"""Shelves behind their socket, with a real keeper and this very process as the session."""
+"""Shelves behind their socket, with this very process as the session."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import gc
 import os
 import shutil
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine
@@ -30,25 +26,16 @@ from sharedkernel.ipc.fd_client import Descriptor, DescriptorClient
 from sharedkernel.ipc.fd_server import FdServer
 from sharedkernel.ipc.seqpacket import PacketSocket, connect
 from sharedkernel.ipc.shared_page import Page
-from sharedkernel.paths import DESCRIPTOR_SOCKET, EXECUTOR_SOCKET, KEEPER_SOCKET
+from sharedkernel.paths import DESCRIPTOR_SOCKET, EXECUTOR_SOCKET
 from sharedkernel.quota_check import QuotaUse
 from tests.executor.harness import until
+from tests.small_disk import fill
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def memory(size: int, *, text: bytes = b"", sealed: bool = True) -> Descriptor:
-    """Return memory as a session would shelve it."""
-    descriptor = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(descriptor, size)
-    os.pwrite(descriptor, text, 0)
-    if sealed:
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-    return Descriptor(descriptor)
-
-
 class Desk:
-    """One executor's shelves and socket, a keeper that outlives them, and a session of ada's: this process."""
+    """One executor's shelves and socket, and a session of ada's: this process."""
 
     def __init__(self, **room: int) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="sk-"))
@@ -58,53 +45,31 @@ class Desk:
         #: what the scheduler would be told
         self.changes: list[tuple[str, int]] = []
         self.client = DescriptorClient(str(self.directory / EXECUTOR_SOCKET))
-        command = [
-            sys.executable,
-            "-m",
-            "sharedkernel.executor.supervision.keeper",
-            str(self.directory / KEEPER_SOCKET),
-        ]
-        self._keeper = subprocess.Popen(command)
 
     async def __aenter__(self) -> Self:
         ready = asyncio.get_running_loop().create_future()
         self.session = SessionHandle(
             process="p", started=0, page=Page.create("test"), ready=ready, pid=os.getpid(), session="s", user="ada"
         )
-
-        async def listens() -> bool:
-            with contextlib.suppress(OSError):
-                self.to_keeper().close()
-                return True
-            return False
-
-        await until(listens, "the keeper listens")
         self.start()
         return self
 
     async def __aexit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._to_keeper.send(protocol.Quit())
         self.stop()
-        await asyncio.to_thread(self._keeper.wait)
         assert self.session is not None
         self.session.page.close()
         shutil.rmtree(self.directory)
 
     def start(self) -> None:
-        """Be a new executor: take over what the keeper has."""
-        self._to_keeper = self.to_keeper()
+        """Be a new executor: take over what the last one left."""
         self.shelves = ShelfStore(
-            self._to_keeper.send, self._room, lambda user, size: self.changes.append((user, size))
+            self.directory / "shelf", self._room, lambda user, size: self.changes.append((user, size))
         )
-        self._to_keeper.send(protocol.GetAll())
-        while isinstance((answer := self._to_keeper.receive())[0], protocol.Kept):
-            self.shelves.adopt(answer[0].data, answer[1])
         self.shelves.start()
         self.channel = FdServer(
             self.directory / DESCRIPTOR_SOCKET,
             lambda pid: self.session if pid == os.getpid() else None,
             ShelfRequests(self.shelves).handlers(),
-            self.shelves.forget_reservations,
         )
         self.channel.start()
 
@@ -112,29 +77,40 @@ class Desk:
         use = QuotaUse(quota=self.figures["quota"], sessions=self.figures["sessions"], shelf=shelf)
         return Room(use=use, device_left=max(0, self.figures["device"] - shelves))
 
-    def to_keeper(self) -> PacketSocket:
-        """Connect to the keeper."""
-        return connect(str(self.directory / KEEPER_SOCKET), protocol.FromKeeper)
-
     def stop(self) -> None:
         """End as an executor."""
         self.channel.close()
-        self.shelves.close()
-        self._to_keeper.close()
 
-    async def ask(
-        self, kind: Callable[..., Any], *descriptors: Descriptor, **fields: Any
-    ) -> tuple[Any, list[Descriptor]]:
+    async def ask(self, kind: Callable[..., Any], **fields: Any) -> tuple[Any, list[Descriptor]]:
         """Ask as the session and return the answer."""
         message = kind(request=self.client.number(), **fields)
-        return await asyncio.to_thread(self.client.request, message, descriptors)
+        return await asyncio.to_thread(self.client.request, message)
+
+    async def reserve(self, name: str, size: int) -> tuple[int, Descriptor]:
+        """Return the number of a file to write, and its descriptor."""
+        answer, (descriptor,) = await self.ask(protocol.ReserveShelf, name=name, bytes=size)
+        return answer.number, descriptor
 
     async def shelve(self, name: str, size: int, text: bytes = b"") -> None:
         """Shelve *size* bytes in the two steps that it takes."""
-        reservation = self.client.number()
-        reserve = protocol.ReserveShelf(request=reservation, name=name, bytes=size)
-        await asyncio.to_thread(self.client.request, reserve)
-        await self.ask(protocol.Shelve, memory(size, text=text), name=name, reservation=reservation)
+        number, descriptor = await self.reserve(name, size)
+        os.pwrite(descriptor.fileno(), text, 0)
+        await self.ask(protocol.Shelve, number=number)
+        descriptor.close()
+
+    async def charged(self, size: int, what: str) -> None:
+        """Return once ada is charged with *size* bytes, as the executor looks again and again."""
+
+        async def is_charged() -> bool:
+            self.shelves.look()
+            return self.shelves.charged("ada") == size
+
+        await until(is_charged, what)
+
+    def files(self) -> list[str]:
+        """Return the names of ada's files, without their numbers."""
+        names = [path.name.rsplit(".", 2) for path in (self.directory / "shelf" / "ada").iterdir()]
+        return sorted(f"{name}.{state}" for name, _, state in names)
 
     async def fetch(self, name: str) -> Descriptor:
         """Return the memory of *name*."""
@@ -180,9 +156,7 @@ def test_what_is_shelved_can_be_fetched_listed_and_taken_off() -> None:
         for ask in (desk.fetch("a"), desk.ask(protocol.Unshelve, name="a")):
             with pytest.raises(KeyError, match="there is no 'a' on your shelf"):
                 await ask
-        assert desk.changes == [
-            ("ada", PAGE + 1), ("ada", 2 * PAGE), ("ada", 3 * PAGE), ("ada", 3 * PAGE), ("ada", 2 * PAGE)
-        ]  # fmt: skip
+        assert desk.changes == [("ada", 2 * PAGE), ("ada", 3 * PAGE), ("ada", 2 * PAGE)]
 
     at_a_desk(main)
 
@@ -242,23 +216,65 @@ def test_beyond_the_device_nothing_is_changed() -> None:
     at_a_desk(main, device=4 * PAGE)
 
 
-def test_a_size_is_measured_and_not_believed() -> None:
-    """More than was reserved has to find room, and a size that could change is refused."""
+def test_what_is_charged_is_measured() -> None:
+    """A session that writes more than it reserved is charged with it, on the shelf and off it; nobody is with less."""
 
     async def main(desk: Desk) -> None:
-        reservation = desk.client.number()
-        reserve = protocol.ReserveShelf(request=reservation, name="a", bytes=-(1 << 40))
-        await asyncio.to_thread(desk.client.request, reserve)
+        number, descriptor = await desk.reserve("a", 2 * PAGE)
         with pytest.raises(QuotaExceeded):
-            await desk.ask(protocol.Shelve, memory(11 * PAGE), name="a", reservation=reservation)
-        reading, writing = map(Descriptor, os.pipe())
-        for wrong in ([], [memory(PAGE, sealed=False)], [reading], [memory(PAGE), memory(PAGE)]):
-            with pytest.raises(Refused, match="one memory file of sealed size"):
-                await desk.ask(protocol.Shelve, *wrong, name="a", reservation=reservation)
-        writing.close()
-        assert await desk.names() == []
-        await desk.ask(protocol.Shelve, memory(10 * PAGE), name="a", reservation=reservation)
-        assert desk.shelves.charged("ada") == 10 * PAGE
+            await desk.reserve("b", 9 * PAGE)
+        os.ftruncate(descriptor.fileno(), PAGE)
+        await desk.ask(protocol.Shelve, number=number)
+        assert desk.shelves.charged("ada") == 2 * PAGE
+        os.pwrite(descriptor.fileno(), bytes(20 * PAGE), 0)
+        assert (await desk.ask(protocol.ListShelf))[0].charged_bytes >= 20 * PAGE
+        with pytest.raises(QuotaExceeded):
+            await desk.shelve("b", PAGE)
+        await desk.ask(protocol.Unshelve, name="a")
+        assert desk.shelves.charged("ada") >= 20 * PAGE
+        descriptor.close()
+        await desk.charged(0, "nobody uses it")
+
+    at_a_desk(main)
+
+
+def test_what_a_reservation_needs_is_there_before_anything_is_written(small_disk: Path) -> None:
+    """On a full disk the sentence says so; nothing is charged, and nothing is left."""
+
+    async def main(desk: Desk) -> None:
+        (desk.directory / "shelf").rmdir()
+        (desk.directory / "shelf").symlink_to(small_disk)
+        number, descriptor = await desk.reserve("a", 4 * PAGE)
+        fill(small_disk)
+        os.pwrite(descriptor.fileno(), bytes(4 * PAGE), 0)
+        await desk.ask(protocol.Shelve, number=number)
+        descriptor.close()
+        with pytest.raises(Refused, match=r"no room on the disk for 'b' \(No space left on device\)"):
+            await desk.reserve("b", PAGE)
+        assert desk.shelves.charged("ada") == 4 * PAGE
+        assert desk.files() == ["a.safetensors"]
+
+    at_a_desk(main)
+
+
+def test_names_and_users_lead_nowhere_else() -> None:
+    """Whatever is in them, what they name comes back, under the next executor too; files are closed to others."""
+
+    async def main(desk: Desk) -> None:
+        assert desk.session is not None
+        desk.session.user = "../ada/."
+        names = ["..", "/etc/passwd", "a/b", "a%2Fb", ".hidden", "new\nline", "ä.7.off", "\0"]
+        for name in names:
+            await desk.shelve(name, PAGE, name.encode())
+        desk.stop()
+        desk.start()
+        assert await desk.names() == sorted(names)
+        for name in names:
+            assert os.pread((await desk.fetch(name)).fileno(), len(name.encode()), 0) == name.encode()
+        (folder,) = (desk.directory / "shelf").iterdir()
+        assert len(list(folder.iterdir())) == len(names)
+        assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+        assert folder.stat().st_mode & 0o777 == 0o700
 
     at_a_desk(main)
 
@@ -280,26 +296,21 @@ def test_names_are_bounded() -> None:
     at_a_desk(main, quota=1000 * PAGE, device=1000 * PAGE)
 
 
-def test_a_reservation_ends_with_its_connection_or_when_withdrawn() -> None:
-    """A session that dies while it writes leaves nothing reserved."""
+def test_a_reservation_lasts_as_long_as_its_session_has_the_file() -> None:
+    """A session that dies while it writes, or is interrupted, leaves nothing reserved, and its next try finds room."""
 
     async def main(desk: Desk) -> None:
-        for end in ("withdraw", "close"):
-            dying = desk.raw()
-            await asyncio.to_thread(dying.receive)
-            dying.send(protocol.ReserveShelf(request=1, name="a", bytes=10 * PAGE))
-            await asyncio.to_thread(dying.receive)
-            assert desk.shelves.charged("ada") == 10 * PAGE
-            if end == "withdraw":
-                dying.send(protocol.WithdrawReservation(request=2, reservation=1))
-                await asyncio.to_thread(dying.receive)
-            dying.close()
-
-            async def nothing() -> bool:
-                return desk.shelves.charged("ada") == 0
-
-            await until(nothing, "nothing is charged")
+        _, descriptor = await desk.reserve("a", 10 * PAGE)
+        desk.stop()
+        desk.start()
+        assert desk.shelves.charged("ada") == 10 * PAGE
+        descriptor.close()
         await desk.shelve("a", 10 * PAGE)
+        dying = desk.raw()
+        await asyncio.to_thread(dying.receive)
+        await desk.ask(protocol.Unshelve, name="a")
+        dying.close()
+        await desk.charged(0, "nothing is charged")
 
     at_a_desk(main)
 
@@ -323,11 +334,7 @@ def test_what_was_taken_off_is_charged_while_it_is_used() -> None:
 
         for used, left in ((newer, 4 * PAGE), (old, 0)):
             used.close()
-
-            async def freed(left: int = left) -> bool:
-                return desk.shelves.charged("ada") == left
-
-            await until(freed, "what nobody uses is freed")
+            await desk.charged(left, "what nobody uses is freed")
         assert desk.changes[-2:] == [("ada", 4 * PAGE), ("ada", 0)]
         desk.stop()
         desk.start()
@@ -337,18 +344,14 @@ def test_what_was_taken_off_is_charged_while_it_is_used() -> None:
 
 
 def test_of_two_under_one_name_the_next_executor_takes_the_later() -> None:
-    """An executor may end between keeping the one and letting go of the other."""
+    """An executor may end between naming the one and taking the other off."""
 
     async def main(desk: Desk) -> None:
         await desk.shelve("a", PAGE, b"one")
-        keeper = desk.to_keeper()
-        keeper.send(protocol.GetAll())
-        kept, descriptors = await asyncio.to_thread(keeper.receive)
+        (one,) = (desk.directory / "shelf" / "ada").iterdir()
+        os.link(one, desk.directory / "one")
         await desk.shelve("a", PAGE, b"two")
-        keeper.send(protocol.Put(key=kept.key, data=kept.data), descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
-        keeper.close()
+        os.link(desk.directory / "one", one)
         for _ in range(2):
             desk.stop()
             desk.start()
@@ -358,18 +361,39 @@ def test_of_two_under_one_name_the_next_executor_takes_the_later() -> None:
     at_a_desk(main)
 
 
-def test_a_new_executor_knows_no_reservation_and_takes_what_was_written() -> None:
-    """A restart while a session writes costs it nothing."""
+def test_of_two_that_are_written_at_once_the_later_stays() -> None:
+    """Whichever is written first; the other is freed once its session lets go of it."""
 
     async def main(desk: Desk) -> None:
-        reservation = desk.client.number()
-        reserve = protocol.ReserveShelf(request=reservation, name="a", bytes=4 * PAGE)
-        await asyncio.to_thread(desk.client.request, reserve)
+        for ends_first in (0, 1):
+            both = [await desk.reserve("a", PAGE) for _ in range(2)]
+            for each in (both[ends_first], both[1 - ends_first]):
+                await desk.ask(protocol.Shelve, number=each[0])
+            for _, descriptor in both:
+                descriptor.close()
+            await desk.charged(PAGE, "one is left")
+            desk.stop()
+            desk.start()
+            assert desk.shelves.find("ada", "a").number == both[1][0]
+
+    at_a_desk(main)
+
+
+def test_a_restart_while_a_session_writes_costs_it_nothing() -> None:
+    """The next executor knows the file; to be asked twice changes nothing."""
+
+    async def main(desk: Desk) -> None:
+        number, descriptor = await desk.reserve("a", 4 * PAGE)
         desk.stop()
-        asking = asyncio.create_task(desk.ask(protocol.Shelve, memory(4 * PAGE), name="a", reservation=reservation))
+        asking = asyncio.create_task(desk.ask(protocol.Shelve, number=number))
         desk.start()
         await asking
+        descriptor.close()
+        await desk.ask(protocol.Shelve, number=number)
         assert await desk.names() == ["a"]
+        await desk.ask(protocol.Unshelve, name="a")
+        with pytest.raises(KeyError, match="is gone; shelve it again"):
+            await desk.ask(protocol.Shelve, number=number)
 
     at_a_desk(main)
 

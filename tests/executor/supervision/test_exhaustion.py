@@ -18,20 +18,13 @@ from sharedkernel import protocol
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import Refused
 from sharedkernel.executor.history.log_files import MOST_LOG_BYTES
-from sharedkernel.executor.supervision.build_id import listener_of
 from sharedkernel.executor.supervision.environments import OWN, own_environment
-from sharedkernel.executor.supervision.keeper_client import KeeperClient
 from sharedkernel.executor.supervision.supervisor import ForkTraits, Supervisor
 from sharedkernel.ipc.seqpacket import connect
 from sharedkernel.ipc.shared_page import Page
-from sharedkernel.paths import KEEPER_SOCKET, LOGS_DIRECTORY, SESSIONS_DIRECTORY, WARM_PARENT_SOCKET
+from sharedkernel.paths import LOGS_DIRECTORY, SESSIONS_DIRECTORY, WARM_PARENT_SOCKET
 from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, until
-from tests.executor.supervision.test_keeper_client import kept
 from tests.faults.holds import without_descriptors
-from tests.processes import open_files
-
-# a keeper outlives who starts it
-pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 
 #: a warm parent that has imported nothing for its sessions yet
 _WARM = """
@@ -40,58 +33,6 @@ from sharedkernel.executor.supervision.warm_parent import WarmParent
 
 WarmParent(sys.argv[1], "").run()
 """
-
-
-def test_a_keeper_without_descriptors_keeps_what_it_has(scratch: Path) -> None:
-    """It has no room for more and cannot accept the next executor until it may open files again; then it serves it."""
-    (scratch / LOGS_DIRECTORY).mkdir()
-
-    async def main() -> None:
-        client = KeeperClient(scratch, "")
-        await client.open()
-        memory = os.memfd_create("kept")
-        client.send(protocol.Put(key="early", data=b"data"), [memory])
-        keeper = psutil.Process(listener_of(scratch / KEEPER_SOCKET))
-        await until(lambda: _has_memory(keeper, 1), "it has the first entry")
-        with without_descriptors(keeper):
-            following = connect(str(scratch / KEEPER_SOCKET), protocol.FromKeeper)
-            await asyncio.sleep(0.5)
-            assert keeper.is_running()
-            assert keeper.status() != psutil.STATUS_ZOMBIE
-            client.close(quit_too=False)
-            following.close()
-        assert "early" in await kept(scratch)
-        last = KeeperClient(scratch, "")
-        await last.open()
-        last.close(quit_too=True)
-        os.close(memory)
-
-    asyncio.run(main())
-
-
-def test_a_keeper_that_cannot_open_what_it_is_sent_is_replaced(scratch: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Once, by one that is given everything and nothing that was deleted; it would have been asked all the time."""
-    (scratch / LOGS_DIRECTORY).mkdir()
-
-    async def main() -> None:
-        client = KeeperClient(scratch, "")
-        await client.open()
-        keeper = psutil.Process(listener_of(scratch / KEEPER_SOCKET))
-        memory = os.memfd_create("kept")
-        client.send(protocol.Put(key="deleted", data=b"data"))
-        await until(lambda: _is_kept(scratch, {"deleted": 0}), "it has the first entry")
-        # else one would be free again with the limit already set
-        await until(lambda: _has_sockets(keeper, 2), "it has closed the connections that asked, but for the client's")
-        with without_descriptors(keeper):
-            client.send(protocol.Put(key="a", data=b"data"), [memory])
-            client.send(protocol.Delete(key="deleted"))
-            await until(lambda: _is_another(scratch, keeper.pid), "another takes its place")
-            await until(lambda: _is_kept(scratch, {"a": 1}), "that one has everything")
-        assert len(caplog.records) < 5
-        client.close(quit_too=True)
-        os.close(memory)
-
-    asyncio.run(main())
 
 
 def test_a_warm_parent_without_descriptors_lives_on(scratch: Path) -> None:
@@ -137,10 +78,8 @@ def test_a_session_without_a_warm_parent_is_refused_and_forgotten(scratch: Path)
     """It would count as a spare session for ever, so that none would be made ready again."""
 
     async def main() -> None:
-        keeper = KeeperClient(scratch, "")
         supervisor = Supervisor(
             scratch,
-            keeper,
             {OWN: own_environment()},
             lambda: ForkTraits(device_kind="host", memory_mode=DeviceMemoryMode.PLAIN, isolation="none"),
             on_end=lambda *_: None,
@@ -201,22 +140,6 @@ def test_an_executor_without_descriptors_learns_that_a_session_ended(process: Ex
         asyncio.run(main())
     finally:
         long_log.unlink()
-
-
-async def _is_kept(directory: Path, expected: dict[str, int]) -> bool:
-    return await kept(directory) == expected
-
-
-async def _is_another(directory: Path, last: int) -> bool:
-    """Whether another process than *last* is the keeper."""
-    with contextlib.suppress(OSError):
-        return listener_of(directory / KEEPER_SOCKET) != last
-    return False
-
-
-async def _has_sockets(process: psutil.Process, number: int) -> bool:
-    """Whether a process has so many sockets, the one at which it listens included."""
-    return sum(name.startswith("socket:") for name in open_files(process.pid).values()) == number
 
 
 async def _has_memory(process: psutil.Process, number: int) -> bool:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
-from sharedkernel.executor.supervision.build_id import listener_of
-from sharedkernel.paths import KEEPER_SOCKET, WARM_PARENT_SOCKET
+from sharedkernel.paths import WARM_PARENT_SOCKET
 from tests.executor.harness import Executor, ExecutorProcess, until
 from tests.processes import open_files, signals, tcp_listeners, unix_listeners
 
@@ -41,11 +40,6 @@ KINDS = {
     "spare": (_SESSION_FILES, _SESSION_SOCKETS),
     "program of a session": (r"/dev/null|pipe:.*|/proc/\d+/fd", ""),
     "warm parent": (r"/dev/null|/.*/logs/warm_parent\.log|socket:.*|pipe:.*", rf"/.*/{WARM_PARENT_SOCKET}"),
-    "keeper": (
-        r"/dev/null|/.*/logs/keeper\.log|socket:.*|anon_inode:\[eventpoll\]"
-        r"|/memfd:sharedkernel-[0-9a-f]{12} \(deleted\)",
-        rf"/.*/{KEEPER_SOCKET}",
-    ),
 }
 
 #: opens what could be inherited, ignores and blocks signals, sets secrets, and becomes the executor
@@ -125,7 +119,6 @@ async def _look(process: ExecutorProcess) -> dict[str, Seen]:
         files = set(ast.literal_eval((await forked.run(_PROGRAM)).text))
         seen["program of a session"] = Seen(files, set(), set(), set(), set(), set())
         seen["warm parent"] = Seen.of(parent.pid)
-        seen["keeper"] = Seen.of(listener_of(process.runtime_directory / KEEPER_SOCKET))
         seen["executor"] = Seen.of(process.process.pid)
         return seen
 

@@ -10,15 +10,15 @@ import signal
 import socket
 from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
 
 import sharedkernel
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable, Refused
+from sharedkernel.executor.processes.records import read_record
 from sharedkernel.executor.supervision.build_id import folders_build_id, listener_of
-from sharedkernel.paths import EXECUTOR_SOCKET, KEEPER_SOCKET, RECORDS_DIRECTORY, RETIRED_SOCKETS, WARM_PARENT_SOCKET
+from sharedkernel.paths import EXECUTOR_SOCKET, RECORDS_DIRECTORY, RETIRED_SOCKETS, WARM_PARENT_SOCKET
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import PATIENCE, Executor, Notebook, until
 
@@ -66,7 +66,7 @@ def test_an_executor_of_another_protocol_leaves_sessions_alone(start_executor: S
             notebook = await executor.notebook()
             await notebook.run("import torch; x = torch.arange(6.)")
             await until(lambda: spares(directory), "the next session, which makes files as it starts, is there")
-            for helpers in ([], [KEEPER_SOCKET], [WARM_PARENT_SOCKET]):  # in the end sessions alone are left
+            for helpers in ([], [WARM_PARENT_SOCKET]):  # in the end sessions alone are left
                 for name in helpers:
                     os.kill(listener_of(directory / name), signal.SIGKILL)
                 before = {path.name for path in directory.rglob("*")}
@@ -156,10 +156,10 @@ async def spares(directory: Path) -> list[int]:
     """Return the processes that are nobody's yet, as their records have it."""
     found = []
     for path in (directory / RECORDS_DIRECTORY).iterdir():
-        with contextlib.suppress(OSError, *protocol.UNREADABLE):  # it is just being written
-            record = msgspec.msgpack.decode(path.read_bytes())
-            if record["session"] is None and record["process"] == path.name:  # else it is just being given that name
-                found.append(record["pid"])
+        with contextlib.suppress(FileNotFoundError):  # it was just being written
+            record = read_record(path)
+            if record is not None and record.session is None:
+                found.append(record.pid)
     return found
 
 

@@ -74,9 +74,7 @@ class Desk:
 
         def listen() -> SessionHandle:
             process = make_process(name, limits=Limits(user=user))
-            channel = FdServer(
-                path / DESCRIPTOR_SOCKET, lambda pid: process, self.desk.handlers(), lambda process: None
-            )
+            channel = FdServer(path / DESCRIPTOR_SOCKET, lambda pid: process, self.desk.handlers())
             channel.start()
             self._channels.append(channel)
             return process
