@@ -56,7 +56,7 @@ def document(*sessions: dict[str, Any], queue: tuple[str, ...] = ()) -> str:
 
 #: one of everything that there is to see
 EVERYTHING = document(
-    session("train", "ada", "running", live_bytes=50 * _MIB),
+    session("train", "ada", "running", ephemeral_bytes=50 * _MIB),
     session("explore", "ada", "idle"),
     session("sweep", "ada", "queued", queue_position=1, waiting_for="lane"),
     session("large", "ada", "waiting", queue_position=2, waiting_for="memory"),
