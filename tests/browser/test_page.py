@@ -25,7 +25,7 @@ _MARKUP = "<img src=x onerror=\"document.body.dataset.broken='yes'\">"
 
 
 def session(name: str, user: str, state: str, **fields: Any) -> dict[str, Any]:
-    memory = {f"{kind}_bytes": 100 * _MIB for kind in ("persistent", "ephemeral", "framework")}
+    memory = {f"{kind}_bytes": 100 * _MIB for kind in ("persistent", "framework")}
     return {"id": name, "user": user, "state": state, "notebook": f"{name}.ipynb", "lane": 1, **memory, **fields}
 
 
