@@ -1,17 +1,8 @@
 import { describe, expect, it } from 'vitest';
 
-import {
-  holderName,
-  lingeringWords,
-  memoryByKind,
-  memoryInUse,
-  safeText,
-  sessionName,
-  sessionState,
-  timeLeft,
-  tone
-} from './describe';
-import { formatBytes, percent } from './format';
+import { holderName, lingeringWords, safeText, sessionName, sessionState, tone } from './describe';
+import { deviceFigures, sessionFigures } from './figures';
+import { formatBytes, percent, sentences, valueOf } from './format';
 import { english, session, status, view } from './testdocuments';
 import { ISession, parseView } from './view';
 
@@ -28,7 +19,7 @@ describe('sessionState', () => {
     [{ state: 'preempting' }, 'about to give the device to the next', 'running'],
     [{ state: 'queued', queue_position: 1, waiting_for: 'lane' }, '1st in line', 'waiting'],
     [{ state: 'queued', queue_position: 2, waiting_for: null }, '2nd in line', 'waiting'],
-    [{ state: 'queued', queue_position: 21, waiting_for: 'lane' }, 'number 21 in line', 'waiting'],
+    [{ state: 'queued', queue_position: 21, waiting_for: 'lane' }, '21st in line', 'waiting'],
     [{ state: 'waiting', queue_position: 3, waiting_for: 'memory' }, '3rd in line, waiting for memory', 'waiting'],
     [{ state: 'waiting', waiting_for: 'quota' }, "waiting for its user's quota", 'waiting'],
     [{ state: 'restoring', waiting_for: 'restore' }, 'waiting to be restored', 'waiting'],
@@ -46,16 +37,40 @@ describe('sessionState', () => {
   });
 });
 
-describe('timeLeft', () => {
+describe('figures', () => {
   it.each([
-    [{ remaining_seconds: 41.6, remaining_from: 'declared' }, 'about 42 s left'],
-    [{ remaining_seconds: 59.9, remaining_from: 'earlier' }, 'about 1 min left'],
-    [{ remaining_seconds: 7000, remaining_from: 'earlier' }, 'about 2 h left'],
-    [{ remaining_seconds: 41, remaining_from: 'distribution' }, null],
-    [{ remaining_seconds: null, remaining_from: 'declared' }, null],
-    [{}, null]
-  ])('tells what is known, no guess: %j', (fields, words) => {
-    expect(timeLeft(read(fields), english)).toBe(words);
+    [{ remaining_seconds: 41.6, remaining_from: 'declared' }, ['about 42 s left']],
+    [{ remaining_seconds: 59.9, remaining_from: 'earlier' }, ['about 1 min left']],
+    [{ remaining_seconds: 7000, remaining_from: 'earlier' }, ['about 2 h left']],
+    [{ remaining_seconds: 41, remaining_from: 'distribution' }, []],
+    [{ remaining_seconds: null, remaining_from: 'declared' }, []],
+    [{}, []]
+  ])('of a session tell what is known, no guess: %j', (fields, words) => {
+    expect(sentences(sessionFigures, 'line', read(fields), 'binary', english)).toEqual(words);
+  });
+
+  it.each([
+    [{}, []],
+    [
+      { utilisation: 0.83, temperature_celsius: 61, power_watts: 212.4, power_limit_watts: 350 },
+      ['83 % busy', '61 °C', '212 of 350 W']
+    ],
+    [{ power_watts: 50 }, ['50 W']]
+  ])('of a device are those that there are: %j', (fields, words) => {
+    const document = status();
+    document.device = { ...(document.device as object), ...fields };
+    const { device } = parseView(view({ status: document })).status!;
+    expect(sentences(deviceFigures, 'line', device, 'binary', english)).toEqual(words);
+  });
+
+  it('have memory in use: what stays, what the iteration needs now, and PyTorch itself', () => {
+    expect(valueOf(sessionFigures.memory, read({}))).toBe(5632);
+    expect(sentences(sessionFigures, 'beside', read({}), 'binary', english)).toEqual(['5.5 KiB']);
+    expect(sentences(sessionFigures, 'details', read({}), 'binary', english)).toEqual([
+      '1.0 KiB persistent',
+      '512 B ephemeral',
+      '4.0 KiB framework'
+    ]);
   });
 });
 
@@ -100,14 +115,6 @@ describe('names', () => {
 });
 
 describe('memory', () => {
-  it('in use is what stays, what the iteration needs now, and PyTorch itself', () => {
-    expect(memoryInUse(read({}))).toBe(5632);
-  });
-
-  it('is told by kind', () => {
-    expect(memoryByKind(read({}), 'binary', english)).toBe('1.0 KiB persistent, 512 B ephemeral, 4.0 KiB framework');
-  });
-
   it.each([
     [0, 'binary', '0 B'],
     [1023, 'binary', '1023 B'],

@@ -7,8 +7,7 @@
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import { formatBytes, Units } from './format';
-import type { IMemory, ISession, IStatus } from './view';
+import type { ISession, IStatus } from './view';
 
 /** What the colour of a session's dot says; the words beside it say it too. */
 export type Tone = 'idle' | 'busy' | 'running' | 'waiting' | 'offloaded';
@@ -29,7 +28,7 @@ export function sessionName(session: ISession): string {
 
 /** Return a session's tone. */
 export function tone(session: ISession): Tone {
-  if (session.queuePosition !== null || session.waitingFor !== null) {
+  if (session.queue_position !== null || session.waiting_for !== null) {
     return 'waiting';
   }
   switch (session.state) {
@@ -50,18 +49,20 @@ export function tone(session: ISession): Tone {
   }
 }
 
-/** Return a place in line as an ordinal number. */
-function place(position: number, trans: TranslationBundle): string {
-  switch (position) {
-    case 1:
-      return trans.__('1st in line');
-    case 2:
-      return trans.__('2nd in line');
-    case 3:
-      return trans.__('3rd in line');
-    default:
-      return trans.__('number %1 in line', position);
+/** Return a number as a place in line: `1st`, `2nd`, `13th`. */
+export function ordinal(position: number, trans: TranslationBundle): string {
+  const last = position % 10;
+  const isTeen = Math.floor(position / 10) % 10 === 1;
+  if (!isTeen && last === 1) {
+    return trans.__('%1st', position);
   }
+  if (!isTeen && last === 2) {
+    return trans.__('%1nd', position);
+  }
+  if (!isTeen && last === 3) {
+    return trans.__('%1rd', position);
+  }
+  return trans.__('%1th', position);
 }
 
 /** Return what a session does or waits for, in a few words. */
@@ -70,12 +71,12 @@ export function sessionState(session: ISession, trans: TranslationBundle): strin
   if (isShutDown(session)) {
     return session.restarted ? trans.__('kept after a restart') : trans.__('shut down');
   }
-  if (session.queuePosition !== null) {
-    const where = place(session.queuePosition, trans);
-    const isTurn = session.waitingFor === null || session.waitingFor === 'lane';
+  if (session.queue_position !== null) {
+    const where = trans.__('%1 in line', ordinal(session.queue_position, trans));
+    const isTurn = session.waiting_for === null || session.waiting_for === 'lane';
     return onHost(isTurn ? where : trans.__('%1, %2', where, reason), session, trans);
   }
-  if (session.waitingFor !== null) {
+  if (session.waiting_for !== null) {
     return onHost(reason, session, trans);
   }
   switch (session.state) {
@@ -121,14 +122,19 @@ export function lingeringWords(session: ISession, trans: TranslationBundle): str
   }
   const end = session.restarted ? trans.__('Kept after a restart') : trans.__('Shut down');
   const words =
-    session.lingeringMinutes === null
+    session.lingering_seconds === null
       ? trans.__('%1; %shared attach in its notebook brings it back', end)
-      : trans.__('%1; stays for %2 min, %shared attach in its notebook brings it back', end, session.lingeringMinutes);
-  return session.stillHas ? trans.__('%1; it still has %2, until it is ended', words, session.stillHas) : words;
+      : trans.__(
+          '%1; stays for %2 min, %shared attach in its notebook brings it back',
+          end,
+          session.lingering_seconds / 60
+        );
+  const has = safeText(session.still_has.join(', '));
+  return has ? trans.__('%1; it still has %2, until it is ended', words, has) : words;
 }
 
 function waitReason(session: ISession, trans: TranslationBundle): string {
-  switch (session.waitingFor) {
+  switch (session.waiting_for) {
     case 'memory':
       return trans.__('waiting for memory');
     case 'quota':
@@ -138,36 +144,6 @@ function waitReason(session: ISession, trans: TranslationBundle): string {
     default:
       return trans.__('waiting for its turn');
   }
-}
-
-/** Return what a session's cell still needs, as exact as a prediction is; null where nobody knows. */
-export function timeLeft(session: ISession, trans: TranslationBundle): string | null {
-  const seconds = session.remainingSeconds;
-  if (seconds === null) {
-    return null;
-  }
-  if (Math.round(seconds) < 60) {
-    return trans.__('about %1 s left', Math.round(seconds));
-  }
-  if (Math.round(seconds / 60) < 60) {
-    return trans.__('about %1 min left', Math.round(seconds / 60));
-  }
-  return trans.__('about %1 h left', Math.round(seconds / 3600));
-}
-
-/** Return what a session or a user has on the device now: all sessions' and shelves' come to the device's figure. */
-export function memoryInUse(memory: IMemory & { shelfBytes?: number }): number {
-  return memory.persistentBytes + memory.ephemeralBytes + memory.frameworkBytes + (memory.shelfBytes ?? 0);
-}
-
-/** Return memory by kind, in one line. */
-export function memoryByKind(memory: IMemory, units: Units, trans: TranslationBundle): string {
-  return trans.__(
-    '%1 persistent, %2 ephemeral, %3 framework',
-    formatBytes(memory.persistentBytes, units),
-    formatBytes(memory.ephemeralBytes, units),
-    formatBytes(memory.frameworkBytes, units)
-  );
 }
 
 /** Return a session as others are to see it: its user, and its notebook where that may be known. */

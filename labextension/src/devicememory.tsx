@@ -2,13 +2,17 @@
 
 import * as React from 'react';
 
-import { memoryByKind, memoryInUse, safeText } from './describe';
-import { formatBytes, percent } from './format';
+import { safeText } from './describe';
+import { deviceFigures, userFigures } from './figures';
+import { formatBytes, percent, sentences, valueOf } from './format';
 import type { IAdminApi } from './limits';
 import type { INames } from './names';
 import { PlacementLine, PolicyLine } from './policy';
-import type { IDevice, IStatus, IUser, IUserMemory } from './view';
-import { deviceTitle, level, sensorWords } from './words';
+import type { IUserOnDevice } from './statusdocument';
+import type { IDevice, IStatus, IUser } from './view';
+import { deviceTitle, level } from './words';
+
+type UserMemory = Omit<IUserOnDevice, 'device'>;
 
 const KINDS = ['persistent', 'ephemeral', 'framework'] as const;
 
@@ -42,7 +46,7 @@ export function DeviceSection(props: IProps): React.ReactElement {
   }
   const several = status.devices.length > 1;
   const mine = users.find(user => user.name === own);
-  const parts = (memoryOf: (user: IUser) => IUserMemory | undefined): IPart[] =>
+  const parts = (memoryOf: (user: IUser) => UserMemory | undefined): IPart[] =>
     users.map(user => ({ user: user.name, colour: user.colour, memory: memoryOf(user) ?? null }));
   return (
     <section className="sk-Section" aria-labelledby={id}>
@@ -51,7 +55,12 @@ export function DeviceSection(props: IProps): React.ReactElement {
       </h2>
       {several ? (
         status.devices.map(device => (
-          <Device key={device.name} {...props} device={device} parts={parts(user => user.byDevice.get(device.name))} />
+          <Device
+            key={device.name}
+            {...props}
+            device={device}
+            parts={parts(user => user.devices.find(one => one.device === device.name))}
+          />
         ))
       ) : (
         <Device {...props} device={status.device} parts={parts(user => user)} />
@@ -65,17 +74,17 @@ export function DeviceSection(props: IProps): React.ReactElement {
             </span>
             {user.name === own && <span className="sk-Legend-you">{trans.__('(you)')}</span>}
             <span className={`sk-Legend-amount sk-mod-${quotaLevel(user, several)}`}>
-              {formatBytes(memoryInUse(user), units)}
+              {sentences(userFigures, 'beside', user, units, trans).join(' · ')}
             </span>
           </li>
         ))}
       </ul>
-      {mine !== undefined && mine.quotaBytes !== null && !several && (
+      {mine !== undefined && mine.quota_bytes !== null && !several && (
         <p className={`sk-Hint sk-QuotaUse sk-mod-${quotaLevel(mine, several)}`}>
           {trans.__(
             'Your quota counts %1 of %2.',
-            formatBytes(mine.quotaUsedBytes, units),
-            formatBytes(mine.quotaBytes, units)
+            formatBytes(mine.quota_used_bytes, units),
+            formatBytes(mine.quota_bytes, units)
           )}
         </p>
       )}
@@ -92,7 +101,7 @@ export function DeviceSection(props: IProps): React.ReactElement {
           </span>
         ))}
       </p>
-      <PolicyLine policy={status.device.policy} summary={status.device.policySummary} api={api} trans={trans} />
+      <PolicyLine policy={status.device.policy} summary={status.device.policy_summary} api={api} trans={trans} />
       {api !== null && status.placement !== null && <PlacementLine rule={status.placement} trans={trans} />}
     </section>
   );
@@ -103,7 +112,7 @@ interface IPart {
   user: string;
   colour: string | null;
   /** Null: nothing. */
-  memory: IUserMemory | null;
+  memory: UserMemory | null;
 }
 
 interface IDeviceProps extends INames {
@@ -115,14 +124,14 @@ function Device(props: IDeviceProps): React.ReactElement {
   const { device, parts, units, trans } = props;
   const usage = trans.__(
     '%1 of %2 in use',
-    formatBytes(device.usedBytes, units),
-    formatBytes(device.capacityBytes, units)
+    formatBytes(device.used_bytes, units),
+    formatBytes(device.capacity_bytes, units)
   );
-  const free = trans.__('%1 free', formatBytes(Math.max(0, device.capacityBytes - device.usedBytes), units));
-  const fullness = level(device.usedBytes, device.capacityBytes);
+  const free = trans.__('%1 free', formatBytes(Math.max(0, device.capacity_bytes - device.used_bytes), units));
+  const fullness = level(device.used_bytes, device.capacity_bytes);
   const warning = { normal: null, high: trans.__('nearly full'), full: trans.__('full') }[fullness];
   const title = device.description === null ? '' : safeText(device.description);
-  const sensors = sensorWords(device, trans);
+  const sensors = sentences(deviceFigures, 'line', device, units, trans);
   return (
     <div className={`sk-Device sk-mod-${fullness}`}>
       <p className="sk-Line">
@@ -161,7 +170,7 @@ function UserParts(props: { part: IPart; device: IDevice }): React.ReactElement 
           key={kind}
           className={`sk-Bar-part sk-mod-${kind}`}
           title={safeText(part.user)}
-          style={{ ...colourStyle(part.colour), width: `${percent(bytes[kind], device.capacityBytes)}%` }}
+          style={{ ...colourStyle(part.colour), width: `${percent(bytes[kind], device.capacity_bytes)}%` }}
         />
       ))}
     </>
@@ -169,11 +178,11 @@ function UserParts(props: { part: IPart; device: IDevice }): React.ReactElement 
 }
 
 /** Return what is in use now, by kind: with all users' it comes to the device's figure. */
-function bytesNow(memory: IUserMemory | null): Record<(typeof KINDS)[number], number> {
+function bytesNow(memory: UserMemory | null): Record<(typeof KINDS)[number], number> {
   return {
-    persistent: (memory?.persistentBytes ?? 0) + (memory?.shelfBytes ?? 0),
-    ephemeral: memory?.ephemeralBytes ?? 0,
-    framework: memory?.frameworkBytes ?? 0
+    persistent: (memory?.persistent_bytes ?? 0) + (memory?.shelf_bytes ?? 0),
+    ephemeral: memory?.ephemeral_bytes ?? 0,
+    framework: memory?.framework_bytes ?? 0
   };
 }
 
@@ -195,26 +204,26 @@ export function colourStyle(colour: string | null | undefined): React.CSSPropert
 
 /** Return the users with the most memory, the user's own first, in the order that they had. */
 function largest(users: readonly IUser[], own: string | null): IUser[] {
-  const weight = (user: IUser) => (user.name === own ? Infinity : memoryInUse(user));
+  const weight = (user: IUser) => (user.name === own ? Infinity : (valueOf(userFigures.memory, user) ?? 0));
   const kept = new Set([...users].sort((one, other) => weight(other) - weight(one) || 0).slice(0, FEW));
   return users.filter(user => kept.has(user));
 }
 
 /** Return how near its quota a user is; quotas of several devices are no one amount. */
 function quotaLevel(user: IUser, several: boolean): ReturnType<typeof level> {
-  return user.quotaBytes === null || several ? 'normal' : level(user.quotaUsedBytes, user.quotaBytes);
+  return user.quota_bytes === null || several ? 'normal' : level(user.quota_used_bytes, user.quota_bytes);
 }
 
 /** Return what a user has by kind, a line each with what counts for the quota. */
 function details(user: IUser, several: boolean, { units, trans }: INames): string {
-  const kinds = memoryByKind(user, units, trans);
-  if (user.quotaBytes === null || several) {
+  const kinds = sentences(userFigures, 'details', user, units, trans).join(', ');
+  if (user.quota_bytes === null || several) {
     return kinds;
   }
   const counted = trans.__(
     '%1 of %2 count for the quota',
-    formatBytes(user.quotaUsedBytes, units),
-    formatBytes(user.quotaBytes, units)
+    formatBytes(user.quota_used_bytes, units),
+    formatBytes(user.quota_bytes, units)
   );
   return `${kinds}\n${counted}`;
 }

@@ -77,11 +77,11 @@ function endWords(session: ISession, trans: TranslationBundle): string {
   if (!session.lingering) {
     return trans.__('The session of %1 was ended; its variables are gone. Its next cell says why.', name);
   }
-  return session.lingeringMinutes === null
+  return session.lingering_seconds === null
     ? trans.__('The session of %1 was shut down; its variables can still be brought back.', name)
     : trans.__(
         'The session of %1 was shut down; its variables can be brought back for %2 min.',
         name,
-        session.lingeringMinutes
+        session.lingering_seconds / 60
       );
 }

@@ -17,14 +17,14 @@ interface IProps extends INames {
 export function HostsSection(props: IProps): React.ReactElement | null {
   const { status, trans } = props;
   const { hosts } = status;
-  const leftOut = leftOutWords(status, trans);
+  const left_out = leftOutWords(status, trans);
   const [all, setAll] = React.useState(false);
   const id = React.useId();
   if (hosts.length === 0) {
     return null;
   }
   // those that need somebody's attention first
-  const listed = [...hosts].sort((one, other) => Number(one.isAnswering) - Number(other.isAnswering));
+  const listed = [...hosts].sort((one, other) => Number(one.answering) - Number(other.answering));
   return (
     <section className="sk-Section" aria-labelledby={id}>
       <h2 id={id} className="sk-Section-title">
@@ -45,15 +45,15 @@ export function HostsSection(props: IProps): React.ReactElement | null {
           {(all ? listed : listed.slice(0, FEW)).map(host => (
             <tr key={host.name}>
               <th scope="row">{safeText(host.name)}</th>
-              <td title={host.trouble === null ? undefined : safeText(host.trouble)}>{hostWords(host, trans)}</td>
-              <td>{host.numDevices}</td>
-              <td>{host.numSessions}</td>
+              <td title={host.message === null ? undefined : safeText(host.message)}>{hostWords(host, trans)}</td>
+              <td>{host.num_devices}</td>
+              <td>{host.num_sessions ?? 0}</td>
               <td>{host.version === null ? '' : safeText(host.version)}</td>
             </tr>
           ))}
         </tbody>
       </table>
-      {leftOut !== null && <p className="sk-Hint">{leftOut}</p>}
+      {left_out !== null && <p className="sk-Hint">{left_out}</p>}
       {hosts.length > FEW && (
         <button type="button" className="sk-Button" aria-expanded={all} onClick={() => setAll(!all)}>
           {all ? trans.__('Show fewer') : trans.__('Show all %1', hosts.length)}

@@ -30,14 +30,13 @@ interface ILaneProps extends INames {
 
 function Lane(props: ILaneProps): React.ReactElement {
   const { lane, sessions, units, trans, own } = props;
+  const number = lane.number ?? lane.id;
   const holder = lane.holder === null ? undefined : sessions.get(lane.holder);
   return (
     <div className="sk-Lane">
       <h3 className="sk-Lane-title">
-        {lane.device === null
-          ? trans.__('Lane %1', safeText(lane.number))
-          : trans.__('%1, lane %2', safeText(lane.device), safeText(lane.number))}
-        <span className="sk-Faint">{formatBytes(lane.sizeBytes, units)}</span>
+        {lane.device === null ? trans.__('Lane %1', number) : trans.__('%1, lane %2', safeText(lane.device), number)}
+        <span className="sk-Faint">{formatBytes(lane.size_bytes, units)}</span>
       </h3>
       <p className={holder !== undefined && holder.user === own ? 'sk-Line sk-mod-own' : 'sk-Line'}>
         <span className={`sk-Dot sk-mod-${lane.holder === null ? 'idle' : 'running'}`} aria-hidden="true" />

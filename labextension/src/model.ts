@@ -197,5 +197,5 @@ function keepUnchanged(old: IView, view: IView): IView {
 }
 
 function isSame(one: ISession, other: ISession): boolean {
-  return (Object.keys(other) as Array<keyof ISession>).every(field => one[field] === other[field]);
+  return (Object.keys(other) as Array<keyof ISession>).every(field => String(one[field]) === String(other[field]));
 }

@@ -91,7 +91,7 @@ export function drainNotice(status: IStatus, trans: TranslationBundle): string |
   const { cells, until } = status.draining;
   const waits =
     cells === 1 ? trans.__('the cell that runs has ended') : trans.__('the %1 cells that run have ended', cells);
-  const latest = until === null ? '' : trans.__(', at %1 at the latest', momentOf(until));
+  const latest = until === null ? '' : trans.__(', at %1 at the latest', momentOf(new Date(1000 * until)));
   const when = cells === 0 ? trans.__('now') : trans.__('once %1%2', waits, latest);
   return trans.__('The gateway stops %1. No new notebooks start; those that are open keep their variables.', when);
 }

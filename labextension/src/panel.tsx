@@ -69,7 +69,7 @@ export class DevicePanel extends VDomRenderer<ModelAdapter> {
               actions={this._actions}
               currentId={device.currentSession?.id ?? null}
               colours={colours}
-              requests={status.roomRequests}
+              requests={status.room_requests}
               {...names}
             >
               <NotifySwitch isOn={device.notifies} onChange={this._setNotifies} trans={trans} />

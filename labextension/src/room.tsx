@@ -19,10 +19,10 @@ export interface IOwnRequest {
 /** Return the requests to a user. */
 export function requestsTo(own: string | null, status: IStatus): IOwnRequest[] {
   const found: IOwnRequest[] = [];
-  for (const request of status.roomRequests) {
+  for (const request of status.room_requests) {
     const session = status.sessions.find(one => one.id === request.session);
     if (request.owner === own && session !== undefined) {
-      found.push({ key: `${request.session} ${request.askingSession}`, request, session });
+      found.push({ key: `${request.session} ${request.asking_session}`, request, session });
     }
   }
   return found;
@@ -35,7 +35,7 @@ export function askedWords(
   trans: TranslationBundle
 ): string | null {
   const owners = new Set(
-    requests.filter(request => request.askingSession === session.id).map(request => safeText(request.owner))
+    requests.filter(request => request.asking_session === session.id).map(request => safeText(request.owner))
   );
   return owners.size === 0 ? null : trans.__('Asked %1 to make room', [...owners].join(', '));
 }
@@ -44,9 +44,9 @@ export function askedWords(
 export function requestWords(own: IOwnRequest, units: Units, trans: TranslationBundle): string {
   return trans.__(
     '%1 waits for memory. Your idle notebook %2 holds %3.',
-    safeText(own.request.askedBy),
+    safeText(own.request.asked_by),
     sessionName(own.session),
-    formatBytes(own.session.persistentBytes, units)
+    formatBytes(own.session.persistent_bytes, units)
   );
 }
 

@@ -12,7 +12,7 @@ export function successorOf(session: ISession, sessions: readonly ISession[]): I
     other =>
       other.id !== session.id &&
       !other.lingering &&
-      other.kernelId !== null &&
+      other.kernel_id !== null &&
       other.user === session.user &&
       other.notebook === session.notebook
   );

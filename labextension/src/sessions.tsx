@@ -4,17 +4,9 @@ import * as React from 'react';
 
 import { Checkbox } from './checkbox';
 import { colourStyle } from './devicememory';
-import {
-  lingeringWords,
-  memoryByKind,
-  memoryInUse,
-  safeText,
-  sessionName,
-  sessionState,
-  timeLeft,
-  tone
-} from './describe';
-import { formatBytes } from './format';
+import { lingeringWords, safeText, sessionName, sessionState, tone } from './describe';
+import { sessionFigures } from './figures';
+import { formatBytes, sentences } from './format';
 import { CloseGlyph, InterruptGlyph, OffloadGlyph } from './glyphs';
 import type { INames } from './names';
 import type { ISessionActions } from './sessionactions';
@@ -148,10 +140,11 @@ const SessionCard = React.memo(function SessionCard(props: ICardProps): React.Re
   const { session, actions, canGoTo, isCurrent, showUser, units, trans } = props;
   const name = sessionName(session);
   const lingering = lingeringWords(session, trans);
+  const figures = (place: 'line' | 'beside' | 'details') => sentences(sessionFigures, place, session, units, trans);
   const details = [
     showUser && safeText(session.user),
-    session.neededBytes === null ? sessionState(session, trans) : waitWords(session, props.own, units, trans),
-    timeLeft(session, trans),
+    session.needed_bytes === null ? sessionState(session, trans) : waitWords(session, props.own, units, trans),
+    ...figures('line'),
     session.device !== null && safeText(session.device)
   ].filter(Boolean);
   const path = session.notebook === null ? '' : safeText(session.notebook);
@@ -218,15 +211,15 @@ const SessionCard = React.memo(function SessionCard(props: ICardProps): React.Re
       </div>
       <p className="sk-Card-state">
         <span>{details.join(' · ')}</span>
-        <span title={memoryByKind(session, units, trans)}>{formatBytes(memoryInUse(session), units)}</span>
+        <span title={figures('details').join(', ')}>{figures('beside').join(' · ')}</span>
       </p>
       {lingering !== null && !props.canBringBack && <p className="sk-Card-note">{lingering}</p>}
       {lingering !== null && props.canBringBack && (
         <p className="sk-Card-offer">
           <button type="button" className="sk-Button" onClick={() => void actions?.bringBack(session)}>
-            {session.lingeringMinutes === null
+            {session.lingering_seconds === null
               ? trans.__('Bring back variables')
-              : trans.__('Bring back variables (%1 min)', session.lingeringMinutes)}
+              : trans.__('Bring back variables (%1 min)', session.lingering_seconds / 60)}
           </button>
         </p>
       )}
@@ -241,13 +234,13 @@ const SessionCard = React.memo(function SessionCard(props: ICardProps): React.Re
           )}
         </p>
       )}
-      {session.offloadedBytes > 0 && lingering === null && (
+      {session.offloaded_bytes > 0 && lingering === null && (
         <p className="sk-Card-note">
-          {trans.__('%1 offloaded; its next cell brings it back', formatBytes(session.offloadedBytes, units))}
+          {trans.__('%1 offloaded; its next cell brings it back', formatBytes(session.offloaded_bytes, units))}
         </p>
       )}
-      {session.offloadNote !== null && lingering === null && (
-        <p className="sk-Card-note">{safeText(session.offloadNote)}</p>
+      {session.offload_note !== null && lingering === null && (
+        <p className="sk-Card-note">{safeText(session.offload_note)}</p>
       )}
     </li>
   );

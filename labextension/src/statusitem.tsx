@@ -1,14 +1,15 @@
 /**
  * The status bar's item: memory, state and time left of the notebook that the user looks at. Its words come from
- * `describe.ts` (the session) and `notice.ts` (what is wrong).
+ * `describe.ts` and `figures.ts` (the session) and `notice.ts` (what is wrong).
  */
 
 import { VDomRenderer } from '@jupyterlab/ui-components';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
-import { memoryByKind, memoryInUse, safeText, sessionState, timeLeft, tone } from './describe';
-import { formatBytes } from './format';
+import { safeText, sessionState, tone } from './describe';
+import { sessionFigures } from './figures';
+import { sentences } from './format';
 import { ModelAdapter } from './modeladapter';
 import { notice } from './notice';
 
@@ -38,9 +39,11 @@ export class StatusItem extends VDomRenderer<ModelAdapter> {
     const trouble = notice(device, trans);
     const text = [trans.__('Shared GPU')];
     const details: string[] = [];
+    const figures = (place: 'line' | 'beside' | 'details') =>
+      session === null ? [] : sentences(sessionFigures, place, session, device.units, trans);
     if (session !== null) {
-      text.push(formatBytes(memoryInUse(session), device.units));
-      details.push(memoryByKind(session, device.units, trans));
+      text.push(...figures('beside'));
+      details.push(figures('details').join(', '));
       if (session.device !== null) {
         details.push(trans.__('on %1', safeText(session.device)));
       }
@@ -49,11 +52,7 @@ export class StatusItem extends VDomRenderer<ModelAdapter> {
       text.push(trouble.brief);
       details.push(trouble.text);
     } else if (session !== null) {
-      text.push(sessionState(session, trans));
-      const left = timeLeft(session, trans);
-      if (left !== null) {
-        text.push(left);
-      }
+      text.push(sessionState(session, trans), ...figures('line'));
     }
     const mood = trouble !== null || session === null ? 'away' : tone(session);
     return (

@@ -16,7 +16,7 @@ export function session(fields: Record<string, unknown> = {}): Record<string, un
     notebook: '/home/ada/train.ipynb',
     persistent_bytes: 1024,
     framework_bytes: 4096,
-    live_bytes: 512,
+    ephemeral_bytes: 512,
     queue_position: null,
     waiting_for: null,
     ...fields

@@ -2,8 +2,10 @@
 
 import * as React from 'react';
 
-import { holderName, timeLeft } from './describe';
+import { holderName } from './describe';
 import { colourStyle } from './devicememory';
+import { sessionFigures } from './figures';
+import { sentences } from './format';
 import { Lanes } from './lanes';
 import type { INames } from './names';
 import type { ISession, IStatus } from './view';
@@ -82,16 +84,18 @@ function Turns(props: ITurnsProps): React.ReactElement {
 
 function Turn(props: ITurnsProps & { session: ISession }): React.ReactElement {
   const { session, title, own, units, trans, colours } = props;
-  const runs = session.queuePosition === null && (session.state === 'running' || session.state === 'preempting');
+  const runs = session.queue_position === null && (session.state === 'running' || session.state === 'preempting');
   const room = runs ? null : roomWords(session, props.status.sessions, own, trans);
-  const words = runs ? timeLeft(session, trans) : waitWords(session, own, units, trans);
+  const words = runs
+    ? sentences(sessionFigures, 'line', session, units, trans).join(' · ')
+    : waitWords(session, own, units, trans);
   return (
     <li className={session.user === own ? 'sk-Turn sk-mod-own' : 'sk-Turn'}>
       <span className="sk-Turn-name">
         <span className="sk-Swatch" style={colourStyle(colours.get(session.user))} aria-hidden="true" />{' '}
         {holderName(session, own, trans)}
       </span>
-      {words !== null && words !== title && <span className="sk-Turn-words">{words}</span>}
+      {words !== '' && words !== title && <span className="sk-Turn-words">{words}</span>}
       {room !== null && <span className="sk-Turn-words sk-mod-below">{room}</span>}
     </li>
   );

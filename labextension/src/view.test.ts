@@ -9,12 +9,13 @@ describe('parseView', () => {
     const parsed = parseView(view());
     expect(parsed.user).toEqual({ name: 'ada', admin: false });
     expect(parsed.kernels.get('kernel')).toBe('0123456789ab');
-    expect(parsed.status?.sessions[0]).toMatchObject({ state: 'idle', persistentBytes: 1024, queuePosition: null });
+    expect(parsed.status?.sessions[0]).toMatchObject({ state: 'idle', persistent_bytes: 1024, queue_position: null });
     expect(parsed.status?.lanes[0]).toEqual({
-      id: '1',
-      number: '1',
+      id: 1,
+      number: null,
       device: null,
-      sizeBytes: 4096,
+      host: null,
+      size_bytes: 4096,
       holder: null,
       queue: []
     });
@@ -27,7 +28,7 @@ describe('parseView', () => {
 
   it('counts what an older gateway does not tell as none', () => {
     const [read] = parseView(view({ status: status({ id: 'a', user: 'b', state: 'c' }) })).status!.sessions;
-    expect(read).toMatchObject({ notebook: null, ephemeralBytes: 0, offloadNote: null, waitingFor: null });
+    expect(read).toMatchObject({ notebook: null, ephemeral_bytes: 0, offload_note: null, waiting_for: null });
   });
 
   it('reads the hosts where there are several', () => {
@@ -40,8 +41,8 @@ describe('parseView', () => {
     const parsed = read(hosts);
     expect(parsed.sessions[0]!.host).toBe('h1');
     expect(parsed.hosts.map(host => hostWords(host, english))).toEqual(['answers, in Ray', 'away, draining']);
-    expect(parsed.hosts[0]).toMatchObject({ version: '1.0', numDevices: 2, numSessions: 3 });
-    expect(parsed.hosts[1]).toMatchObject({ trouble: 'it is silent', numDevices: 0 });
+    expect(parsed.hosts[0]).toMatchObject({ version: '1.0', num_devices: 2, num_sessions: 3 });
+    expect(parsed.hosts[1]).toMatchObject({ message: 'it is silent', num_devices: 0 });
     expect(leftOutWords(parsed, english)).toBe(null);
     const large = { ...status(), hosts, left_out: { hosts: 0, devices: 936, lanes: 7, sessions: 19500, users: 0 } };
     expect(leftOutWords(parseView(view({ status: large })).status!, english)).toBe(
@@ -64,8 +65,8 @@ describe('parseView', () => {
       ['cuda:0', 'A card', null],
       ['cuda:1', null, 'nobody answers']
     ]);
-    expect(parsed.lanes[0]).toMatchObject({ id: '3', number: '1', device: 'cuda:1' });
-    expect(parsed.users[0]!.byDevice.get('cuda:0')!.persistentBytes).toBe(7);
+    expect(parsed.lanes[0]).toMatchObject({ id: 3, number: 1, device: 'cuda:1' });
+    expect(parsed.users[0]!.devices[0]!.persistent_bytes).toBe(7);
     expect(parsed.sessions[0]!.device).toBe('cuda:1');
   });
 
@@ -78,9 +79,9 @@ describe('parseView', () => {
   });
 
   it('takes no amount that cannot be one', () => {
-    const odd = session({ persistent_bytes: -5, live_bytes: 'many', iterations: null });
+    const odd = session({ persistent_bytes: -5, ephemeral_bytes: 'many', iterations: null });
     const [read] = parseView(view({ status: status(odd) })).status!.sessions;
-    expect(read).toMatchObject({ persistentBytes: 0, ephemeralBytes: 0, iterations: 0 });
+    expect(read).toMatchObject({ persistent_bytes: 0, ephemeral_bytes: 0, iterations: 0 });
   });
 
   it.each([

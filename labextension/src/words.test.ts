@@ -1,8 +1,9 @@
 import { describe, expect, it } from 'vitest';
 
+import { ordinal } from './describe';
 import { english, session, status, view } from './testdocuments';
 import { parseView } from './view';
-import { deviceTitle, level, ordinal, pendingDemand, roomWords, sensorWords, turnsOf, waitWords } from './words';
+import { deviceTitle, level, pendingDemand, roomWords, turnsOf, waitWords } from './words';
 
 const MIB = 1024 ** 2;
 
@@ -116,13 +117,6 @@ describe('level', () => {
 });
 
 describe('devices', () => {
-  it('are described by the figures that there are', () => {
-    expect(sensorWords(device({}), english)).toEqual([]);
-    const all = { utilisation: 0.83, temperature_celsius: 61, power_watts: 212.4, power_limit_watts: 350 };
-    expect(sensorWords(device(all), english)).toEqual(['83 % busy', '61 °C', '212 of 350 W']);
-    expect(sensorWords(device({ power_watts: 50 }), english)).toEqual(['50 W']);
-  });
-
   it('are called what people call them', () => {
     expect(deviceTitle(device({ name: 'host (2 x x86_64)' }), english)).toBe('CPU (2 cores), demo device');
     expect(deviceTitle(device({ name: 'host' }), english)).toBe('CPU, demo device');

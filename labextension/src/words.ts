@@ -2,7 +2,7 @@
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import { isShutDown, onHost, safeText, sessionName, sessionState } from './describe';
+import { isShutDown, onHost, ordinal, safeText, sessionName, sessionState } from './describe';
 import { formatBytes, Units } from './format';
 import type { IDevice, IHost, ISession, IStatus } from './view';
 
@@ -22,13 +22,13 @@ export function turnsOf(status: IStatus): ITurns {
     }
     if (waitsForMemory(session)) {
       turns.waiting.push(session);
-    } else if (session.queuePosition !== null || session.state === 'queued') {
+    } else if (session.queue_position !== null || session.state === 'queued') {
       turns.next.push(session);
     } else if (session.state === 'running' || session.state === 'preempting') {
       turns.running.push(session);
     }
   }
-  const place = (session: ISession) => session.queuePosition ?? Infinity;
+  const place = (session: ISession) => session.queue_position ?? Infinity;
   const byPlace = (one: ISession, other: ISession) => (place(one) === place(other) ? 0 : place(one) - place(other));
   turns.next.sort(byPlace);
   turns.waiting.sort(byPlace);
@@ -40,45 +40,29 @@ export function waitsForMemory(session: ISession): boolean {
   return (
     session.state === 'waiting' ||
     session.state === 'restoring' ||
-    (session.waitingFor !== null && session.waitingFor !== 'lane')
+    (session.waiting_for !== null && session.waiting_for !== 'lane')
   );
 }
 
 /** Whether others could make room for a session's cell. */
 export function lacksMemory(session: ISession): boolean {
-  return session.neededBytes !== null && (session.waitingFor === 'memory' || session.waitingFor === 'restore');
-}
-
-/** Return a number as a place in line: `1st`, `2nd`, `13th`. */
-export function ordinal(position: number, trans: TranslationBundle): string {
-  const last = position % 10;
-  const isTeen = Math.floor(position / 10) % 10 === 1;
-  if (!isTeen && last === 1) {
-    return trans.__('%1st', position);
-  }
-  if (!isTeen && last === 2) {
-    return trans.__('%1nd', position);
-  }
-  if (!isTeen && last === 3) {
-    return trans.__('%1rd', position);
-  }
-  return trans.__('%1th', position);
+  return session.needed_bytes !== null && (session.waiting_for === 'memory' || session.waiting_for === 'restore');
 }
 
 /** Return what a session in line waits for: its place, or the memory that it needs. */
 export function waitWords(session: ISession, own: string | null, units: Units, trans: TranslationBundle): string {
   if (waitsForMemory(session)) {
-    if (session.neededBytes !== null && session.freeBytes !== null) {
-      const needed = formatBytes(session.neededBytes, units);
-      return onHost(trans.__('Needs %1, %2 free', needed, formatBytes(session.freeBytes, units)), session, trans);
+    if (session.needed_bytes !== null && session.free_bytes !== null) {
+      const needed = formatBytes(session.needed_bytes, units);
+      return onHost(trans.__('Needs %1, %2 free', needed, formatBytes(session.free_bytes, units)), session, trans);
     }
-    const state = sessionState({ ...session, queuePosition: null }, trans);
+    const state = sessionState({ ...session, queue_position: null }, trans);
     return state.charAt(0).toUpperCase() + state.slice(1);
   }
-  if (session.queuePosition === null) {
+  if (session.queue_position === null) {
     return onHost(trans.__('In line'), session, trans);
   }
-  const place = ordinal(session.queuePosition, trans);
+  const place = ordinal(session.queue_position, trans);
   return onHost(session.user === own ? trans.__('You are %1', place) : place, session, trans);
 }
 
@@ -89,12 +73,13 @@ export function roomWords(
   own: string | null,
   trans: TranslationBundle
 ): string | null {
-  const maker = sessions.find(other => other.id === session.roomFrom);
+  const maker = sessions.find(other => other.id === session.room_from);
   if (maker === undefined) {
     return null;
   }
   const isIdle = maker.state === 'idle';
-  const when = session.roomSeconds === null ? trans.__('soon') : trans.__('in about %1 s', session.roomSeconds);
+  const when =
+    session.memory_wait_seconds === null ? trans.__('soon') : trans.__('in about %1 s', session.memory_wait_seconds);
   if (maker.user === own) {
     const name = sessionName(maker);
     return isIdle
@@ -112,11 +97,11 @@ export function pendingDemand(status: IStatus, units: Units, trans: TranslationB
   const { waiting, next } = turnsOf(status);
   const parts: string[] = [];
   if (waiting.length > 0) {
-    const needed = waiting.reduce((sum, session) => sum + (session.neededBytes ?? 0), 0);
+    const needed = waiting.reduce((sum, session) => sum + (session.needed_bytes ?? 0), 0);
     const who = waiting.length === 1 ? trans.__('1 cell waits') : trans.__('%1 cells wait', waiting.length);
     const what =
       needed > 0 ? trans.__('%1 for %2 of memory', who, formatBytes(needed, units)) : trans.__('%1 for memory', who);
-    const soonest = Math.min(...waiting.map(session => session.roomSeconds ?? Infinity));
+    const soonest = Math.min(...waiting.map(session => session.memory_wait_seconds ?? Infinity));
     parts.push(soonest < Infinity ? trans.__('%1; the next frees in about %2 s', what, soonest) : what);
   }
   if (next.length > 0) {
@@ -138,25 +123,6 @@ export function level(part: number, whole: number): Level {
   return part < 0.95 * whole ? 'high' : 'full';
 }
 
-/** Return utilisation, temperature and power of a device, as far as they are known. */
-export function sensorWords(device: IDevice, trans: TranslationBundle): string[] {
-  const words: string[] = [];
-  if (device.utilisation !== null) {
-    words.push(trans.__('%1 % busy', Math.round(100 * device.utilisation)));
-  }
-  if (device.temperatureCelsius !== null) {
-    words.push(trans.__('%1 °C', Math.round(device.temperatureCelsius)));
-  }
-  if (device.powerWatts !== null) {
-    words.push(
-      device.powerLimitWatts === null
-        ? trans.__('%1 W', Math.round(device.powerWatts))
-        : trans.__('%1 of %2 W', Math.round(device.powerWatts), Math.round(device.powerLimitWatts))
-    );
-  }
-  return words;
-}
-
 /** Return what to call a device: processors are named as a demonstration, in words; of several each by its name, too. */
 export function deviceTitle(device: IDevice, trans: TranslationBundle): string {
   const cores = /^(?:host|cpu)(?: \((\d+) x .*\))?$/.exec(device.description ?? device.name);
@@ -174,29 +140,31 @@ export function deviceTitle(device: IDevice, trans: TranslationBundle): string {
 
 /** Return what a large cluster's document leaves out; null: nothing. */
 export function leftOutWords(status: IStatus, trans: TranslationBundle): string | null {
-  if (status.leftOut.size === 0) {
+  if (status.left_out === null) {
     return null;
   }
-  const names: Record<string, (count: number) => string> = {
-    hosts: count => (count === 1 ? trans.__('1 host') : trans.__('%1 hosts', count)),
-    devices: count => (count === 1 ? trans.__('1 device') : trans.__('%1 devices', count)),
-    sessions: count => (count === 1 ? trans.__('1 session') : trans.__('%1 sessions', count)),
-    users: count => (count === 1 ? trans.__('1 person') : trans.__('%1 people', count))
+  const { left_out: counts } = status;
+  const names = {
+    hosts: (count: number) => (count === 1 ? trans.__('1 host') : trans.__('%1 hosts', count)),
+    devices: (count: number) => (count === 1 ? trans.__('1 device') : trans.__('%1 devices', count)),
+    sessions: (count: number) => (count === 1 ? trans.__('1 session') : trans.__('%1 sessions', count)),
+    users: (count: number) => (count === 1 ? trans.__('1 person') : trans.__('%1 people', count))
   };
-  const parts = [...status.leftOut].map(([kind, count]) => names[kind]?.(count) ?? '');
-  return trans.__('Not shown: %1. Your own come first.', parts.join(', '));
+  const kinds = (Object.keys(names) as Array<keyof typeof names>).filter(kind => counts[kind] > 0);
+  const parts = kinds.map(kind => names[kind](counts[kind]));
+  return parts.length === 0 ? null : trans.__('Not shown: %1. Your own come first.', parts.join(', '));
 }
 
 /** Return whether a host answers, how far it is drained, and whether it is in Ray where there is one. */
 export function hostWords(host: IHost, trans: TranslationBundle): string {
-  const words = [host.isAnswering ? trans.__('answers') : trans.__('away')];
-  if (host.isDrained) {
+  const words = [host.answering ? trans.__('answers') : trans.__('away')];
+  if (host.drained) {
     words.push(trans.__('drained'));
-  } else if (host.isCordoned) {
+  } else if (host.cordoned) {
     words.push(trans.__('draining'));
   }
-  if (host.isInRay !== null) {
-    words.push(host.isInRay ? trans.__('in Ray') : trans.__('not in Ray'));
+  if (host.in_ray !== null) {
+    words.push(host.in_ray ? trans.__('in Ray') : trans.__('not in Ray'));
   }
   return words.join(', ');
 }

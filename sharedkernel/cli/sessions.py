@@ -18,17 +18,9 @@ from sharedkernel.errors import Refused
 from sharedkernel.gateway_client.sessions import offload_session, stop_session
 from sharedkernel.gateway_client.status import fetch_status
 from sharedkernel.status.document import SessionStatus
-from sharedkernel.status.tables import cell, new_table, number, text
-from sharedkernel.status.text import (
-    NOTHING,
-    about,
-    device_on_host,
-    in_use_bytes,
-    safe_text,
-    session_name,
-    session_state,
-)
-from sharedkernel.units import format_bytes
+from sharedkernel.status.figures import IDLE, MEMORY
+from sharedkernel.status.tables import cell, figure_column, new_table, text
+from sharedkernel.status.text import NOTHING, device_on_host, safe_text, session_name, session_state
 
 #: characters of an id that are shown, where they suffice
 _SHORT = 8
@@ -211,9 +203,8 @@ def sessions_by_id(sessions: Sequence[SessionStatus], ids: dict[str, str]) -> Re
     columns = (Column("id", min_width=width, no_wrap=True), text("user", 2), text("notebook", 3), text("state", 3))
     has_hosts = len({session.host for session in sessions}) > 1
     places = [*([text("host")] if has_hosts else []), *([text("device", 2)] if has_devices else [])]
-    table = new_table(*columns, *places, number("memory", 8), number("idle", 5))
+    table = new_table(*columns, *places, figure_column(MEMORY), figure_column(IDLE))
     for session in sorted(sessions, key=lambda session: (session.user, session_name(session))):
-        idle = NOTHING if session.state in ("running", "preempting") else about(session.idle_seconds)
         table.add_row(
             cell(ids.get(session.kernel_id or "", NOTHING)),
             cell(session.user, "bold"),
@@ -221,7 +212,7 @@ def sessions_by_id(sessions: Sequence[SessionStatus], ids: dict[str, str]) -> Re
             cell(session_state(session)),
             *([cell(session.host or "")] if has_hosts else []),
             *([cell(device_on_host(session) if has_hosts else session.device or "")] if has_devices else []),
-            format_bytes(in_use_bytes(session)),
-            idle,
+            MEMORY.text(session),
+            IDLE.text(session),
         )
     return table

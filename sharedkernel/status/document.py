@@ -2,16 +2,13 @@
 
 The executor builds it (`executor/control/status_builder.py`), the gateway merges those of several executors
 (`gateway/fleet/merged_status.py`), commands, widgets and JupyterLab's pages show it. The names and values in its JSON
-are a contract: fields are added, never changed. `labextension/statusschema.json` is its schema for the pages.
+are a contract: fields are added, never changed. `labextension/src/statusdocument.ts` reads it for the pages.
 
 A document may come from an older or a newer version. Unknown fields are ignored, and missing ones have their defaults;
 :func:`read_status` refuses anything else with one sentence. A field that is ``UNSET`` is absent from the JSON.
 """
 
 from __future__ import annotations
-
-import inspect
-from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -108,29 +105,9 @@ class LaneStatus(msgspec.Struct, frozen=True, kw_only=True):
     host: str | UnsetType = UNSET
 
 
-class UserOnDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A user's memory and quota on one of several devices; quotas are by device."""
+class MemoryByKind(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user has, the sum over their sessions, and their quota."""
 
-    device: str
-    quota_bytes: int | None = None
-    persistent_bytes: int = 0
-    ephemeral_bytes: int = 0
-    framework_bytes: int = 0
-    live_bytes: int = 0
-    shelf_bytes: int = 0
-    quota_used_bytes: int | None = None
-
-
-class UserStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A user; memory is the sum over their sessions.
-
-    A device's `used_bytes` are all users' persistent, framework, live and shelf bytes.
-    """
-
-    name: str
-    #: in which to show the user, ``#rrggbb``, the same for everybody who looks; absent before their first session
-    colour: str | UnsetType = UNSET
-    share: float = 1.0
     #: None: no quota
     quota_bytes: int | None = None
     persistent_bytes: int = 0
@@ -140,8 +117,26 @@ class UserStatus(msgspec.Struct, frozen=True, kw_only=True):
     live_bytes: int = 0
     shelf_bytes: int = 0
     #: what counts against the quota: what is in use without framework memory, and what an iteration of an open section
-    #: is known to need beyond that; None: not known
-    quota_used_bytes: int | None = None
+    #: is known to need beyond that
+    quota_used_bytes: int = 0
+
+
+class UserOnDevice(MemoryByKind, frozen=True, kw_only=True):
+    """A user's memory and quota on one of several devices; quotas are by device."""
+
+    device: str
+
+
+class UserStatus(MemoryByKind, frozen=True, kw_only=True):
+    """A user; memory is the sum over their sessions.
+
+    A device's `used_bytes` are all users' persistent, framework, live and shelf bytes.
+    """
+
+    name: str
+    #: in which to show the user, ``#rrggbb``, the same for everybody who looks; absent before their first session
+    colour: str | UnsetType = UNSET
+    share: float = 1.0
     offloaded_bytes: int = 0
     #: device-seconds, those of ended sessions too
     attained_service_seconds: float = 0.0
@@ -180,7 +175,7 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     lane_note: str | None = None
     persistent_bytes: int = 0
     #: in use right now beyond the persistent memory: an iteration has it, and gives it back
-    ephemeral_bytes: int | None = None
+    ephemeral_bytes: int = 0
     framework_bytes: int = 0
     #: the same as `ephemeral_bytes`
     live_bytes: int = 0
@@ -393,11 +388,3 @@ def read_view(packed: msgspec.Raw) -> WatchedStatus:
 def pack_status(document: StatusDocument) -> msgspec.Raw:
     """Return a document as part of a message; :func:`read_status` reads it."""
     return msgspec.Raw(msgspec.msgpack.encode(document))
-
-
-def json_schema() -> dict[str, Any]:
-    """Return the document's JSON schema, for programs in other languages."""
-    schema: dict[str, Any] = msgspec.json.schema(StatusDocument)
-    for definition in schema["$defs"].values():
-        definition["description"] = inspect.cleandoc(definition["description"])
-    return schema

@@ -15,18 +15,16 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from sharedkernel.status.document import DeviceEntry, SessionStatus, StatusDocument
+from sharedkernel.status.figures import DEVICE, LEFT, SESSION, USER, Figure, Place, sentences, shown
 from sharedkernel.status.hosts import HostEntry
 from sharedkernel.status.text import (
     NOTHING,
-    about,
-    bytes_or_nothing,
+    RUNNING,
     device_title,
     lingering_words,
     safe_text,
-    seconds_or_nothing,
     session_name,
     session_state,
-    time_left,
 )
 from sharedkernel.units import format_bytes, format_seconds
 
@@ -43,8 +41,6 @@ STATE_STYLES = {
 #: sessions are shown in this order of states, then by place in the queue
 _STATE_ORDER = ("running", "preempting", "queued", "waiting", "restoring", "ready", "idle", "offloaded")
 _BAR_WIDTH, _SHORT_BAR_WIDTH = 30, 10
-#: of the longest of `about`'s durations
-_LEFT_WIDTH = 5
 
 
 def status_view(status: StatusDocument) -> RenderableType:
@@ -93,9 +89,7 @@ def device_line(document: StatusDocument | DeviceEntry) -> Text:
         return _away_view(document)
     device = document.device
     parts = [f" {format_bytes(device.used_bytes)} of {format_bytes(device.capacity_bytes)}"]
-    for value, unit in ((device.utilisation, "%"), (device.temperature_celsius, "°C"), (device.power_watts, "W")):
-        if isinstance(value, int | float):
-            parts.append(f"{value * 100 if unit == '%' else value:.0f} {unit}")
+    parts += sentences(DEVICE, Place.LINE, device)
     return Text.assemble(
         (device_title(device), "bold"),
         " ",
@@ -169,19 +163,10 @@ def lanes_table(status: StatusDocument) -> RenderableType:
 
 def users_table(status: StatusDocument) -> RenderableType:
     """Return one row per user: share, memory by kind against the quota, device time and waits."""
-    headings = {"persistent": 10, "ephemeral": 9, "framework": 9, "quota": 8, "service": 9, "wait p95": 8}
-    table = new_table(text("user"), number("share", 5), *(number(name, width) for name, width in headings.items()))
+    figures = shown(USER, Place.STATUS)
+    table = new_table(text("user"), *map(figure_column, figures))
     for user in status.users:
-        table.add_row(
-            cell(user.name, "bold"),
-            f"{user.share:g}",
-            bytes_or_nothing(user.persistent_bytes),
-            bytes_or_nothing(user.ephemeral_bytes),
-            bytes_or_nothing(user.framework_bytes),
-            bytes_or_nothing(user.quota_bytes),
-            seconds_or_nothing(user.attained_service_seconds),
-            seconds_or_nothing(user.wait_p95_seconds),
-        )
+        table.add_row(cell(user.name, "bold"), *(figure.text(user) for figure in figures))
     return table
 
 
@@ -189,19 +174,15 @@ def sessions_table(status: StatusDocument) -> RenderableType:
     """Return one row per session of one device: what it does, its memory, how far it has come, how long it needs."""
     if not status.sessions:
         return Text("No sessions.", style="dim")
-    shown = sorted(status.sessions, key=queue_order)
-    left = {session.id: seconds for session in shown if (seconds := time_left(session)) is not None}
-    table = new_table(
-        text("user", 2), text("notebook", 3), *SESSION_COLUMNS, *([number("left", _LEFT_WIDTH)] if left else [])
-    )
-    for session in shown:
-        cells = [cell(session.user, "bold"), cell(session_name(session)), *session_cells(session)]
-        if left:
-            cells.append(about(left[session.id]) if session.id in left else NOTHING)
-        table.add_row(*cells)
+    ordered = sorted(status.sessions, key=queue_order)
+    left = [LEFT] if any(LEFT.value(session) is not None for session in ordered) else []
+    table = new_table(text("user", 2), text("notebook", 3), *SESSION_COLUMNS, *map(figure_column, left))
+    for session in ordered:
+        cells = [*session_cells(session), *(figure.text(session) for figure in left)]
+        table.add_row(cell(session.user, "bold"), cell(session_name(session)), *cells)
     notes = [
         Text(f"{safe_text(session.user)} {session_name(session)}: {safe_text(note)}", style="dim")
-        for session in shown
+        for session in ordered
         for note in (lingering_words(session), session.offload_note)
         if note
     ]
@@ -218,16 +199,12 @@ def queue_order(session: SessionStatus) -> tuple[int, float, str]:
 
 
 def session_cells(session: SessionStatus) -> list[RenderableType]:
-    """Return a session's cells for :data:`SESSION_COLUMNS`: state with lane or place, memory, iterations."""
+    """Return a session's cells for :data:`SESSION_COLUMNS`: state with lane or place, and its figures."""
     state = session_state(session)
-    if session.state in ("running", "preempting") and session.lane is not None:
+    if session.state in RUNNING and session.lane is not None:
         state = f"{state}, lane {session.lane}"
-    return [
-        cell(state, STATE_STYLES.get(session.state, "")),
-        bytes_or_nothing(session.persistent_bytes),
-        bytes_or_nothing(session.ephemeral_bytes),
-        str(session.iterations),
-    ]
+    figures = (figure.text(session) for figure in shown(SESSION, Place.STATUS))
+    return [cell(state, STATE_STYLES.get(session.state, "")), *figures]
 
 
 def new_table(*columns: Column) -> Table:
@@ -247,12 +224,15 @@ def number(heading: str, width: int) -> Column:
     return Column(heading, justify="right", min_width=width, no_wrap=True)
 
 
+def figure_column(figure: Figure) -> Column:
+    """Return the column of a figure."""
+    return number(figure.name, figure.width)
+
+
 #: the columns of :func:`session_cells`
 SESSION_COLUMNS = (
     Column("state", min_width=18, no_wrap=True, overflow="ellipsis"),
-    number("persistent", 10),
-    number("ephemeral", 9),
-    number("iterations", 10),
+    *map(figure_column, shown(SESSION, Place.STATUS)),
 )
 
 

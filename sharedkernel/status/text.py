@@ -11,7 +11,7 @@ from typing import Protocol
 
 from msgspec import UnsetType
 
-from sharedkernel.status.document import DeviceStatus, LaneStatus, SessionStatus, StatusDocument, UserStatus
+from sharedkernel.status.document import DeviceStatus, LaneStatus, SessionStatus, StatusDocument
 from sharedkernel.units import format_bytes, format_seconds
 
 #: the executor's name for the processor, with how many cores it has
@@ -26,11 +26,9 @@ _REASONS = {
     "quota": "for its user's quota",
     "restore": "to be restored",
 }
-_KINDS = ("persistent", "ephemeral", "framework")
-#: states in which no code of a session runs
+#: states in which a session has the device, and those in which no code of it runs
+RUNNING = ("running", "preempting")
 _AT_REST = ("idle", "offloaded")
-#: where the need of a cell may be known from, by the document's ``remaining_from``, for people to rely on it
-_KNOWN_FROM = ("declared", "earlier")
 
 
 def safe_text(text: object) -> str:
@@ -42,18 +40,6 @@ def safe_text(text: object) -> str:
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode() for character in str(text)
     )
-
-
-def in_use_bytes(record: SessionStatus | UserStatus) -> int:
-    """Return what a session or a user has on the device now: all users' come to the device's `used_bytes`."""
-    shelf = record.shelf_bytes if isinstance(record, UserStatus) else 0
-    return record.persistent_bytes + record.framework_bytes + record.live_bytes + shelf
-
-
-def charged_bytes(user: UserStatus) -> int:
-    """Return what of a user's memory counts against their quota."""
-    in_use = user.persistent_bytes + user.live_bytes + user.shelf_bytes
-    return in_use if user.quota_used_bytes is None else user.quota_used_bytes
 
 
 def ordinal(number: int) -> str:
@@ -213,7 +199,7 @@ def expected_waits(
     running: list[Waiter] = []
     queued: list[tuple[int, Waiter]] = []
     for session in sessions:
-        if session.state in ("running", "preempting"):
+        if session.state in RUNNING:
             running.append(session)
         elif session.waiting_for in ("memory", "quota", "restore"):
             waits[session.id] = session.memory_wait_seconds
@@ -304,7 +290,12 @@ def wait_outlook(session: SessionStatus, status: StatusDocument) -> str | None:
 
 def time_left(session: Waiter) -> float | None:
     """Return the device-seconds that *session*'s open cell still needs; None where that is a mere guess."""
-    return session.remaining_seconds if session.remaining_from in _KNOWN_FROM else None
+    return session.remaining_seconds if is_foreseen(session) else None
+
+
+def is_foreseen(session: Waiter) -> bool:
+    """Whether it is more than a guess what *session*'s open cell still needs."""
+    return session.remaining_from in ("declared", "earlier")
 
 
 def about(seconds: float) -> str:
@@ -314,12 +305,6 @@ def about(seconds: float) -> str:
         if amount < most or unit == "d":
             break
     return f"~{min(amount, most)} {unit}"
-
-
-def memory_by_kind(record: SessionStatus | UserStatus) -> str:
-    """Return a user's or session's memory as ``512 MiB persistent + 96.0 MiB ephemeral + 31.0 MiB framework``."""
-    amounts = (record.persistent_bytes, record.ephemeral_bytes, record.framework_bytes)
-    return " + ".join(f"{format_bytes(amount or 0)} {kind}" for amount, kind in zip(amounts, _KINDS, strict=True))
 
 
 def bytes_or_nothing(amount: float | None) -> str:

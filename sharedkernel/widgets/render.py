@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from sharedkernel.status.document import LaneStatus, SessionStatus, StatusDocument, WatchedStatus
+from sharedkernel.status.figures import memory_by_kind
 from sharedkernel.status.text import (
-    charged_bytes,
+    RUNNING,
     lingering_words,
-    memory_by_kind,
     queue_sentence,
     safe_text,
     session_name,
@@ -189,7 +189,7 @@ def _turns(session: SessionStatus, status: WatchedStatus) -> str | None:
     Turns are short: whether it has the device just now would be another answer each time.
     """
     timeline = status.timeline
-    if session.state not in ("running", "preempting", "queued"):
+    if session.state not in (*RUNNING, "queued"):
         return None
     fresh = [row for row in timeline.rows if row.seconds(_RUNS, timeline.end - timeline.begin - _FRESH_SECONDS)]
     own = next((row for row in fresh if row.session == session.id), None)
@@ -242,7 +242,7 @@ def _against_quota(status: StatusDocument, name: str) -> str:
     if user is None:
         return GONE
     device = status.device
-    charged = format_bytes(charged_bytes(user))
+    charged = format_bytes(user.quota_used_bytes)
     if user.quota_bytes is None:
         limit = f"no quota, the device has {format_bytes(device.capacity_bytes)}"
     else:

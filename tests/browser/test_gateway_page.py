@@ -31,8 +31,8 @@ OpenPage = Callable[..., Page]
 
 def session(number: int, user: str, state: str, gib: float = 0.5, **fields: Any) -> dict[str, Any]:
     """Return a session that has *gib* of memory between iterations."""
-    memory = {"persistent_bytes": int(gib * _GIB), "ephemeral_bytes": int(gib / 4 * _GIB), "framework_bytes": 30 * _MIB}
-    memory["live_bytes"] = memory["ephemeral_bytes"] if state == "running" else 0
+    live = int(gib / 4 * _GIB) if state == "running" else 0
+    memory = {"persistent_bytes": int(gib * _GIB), "ephemeral_bytes": live, "framework_bytes": 30 * _MIB}
     names = {"id": f"0123456789{number:02}", "kernel_id": f"kernel-{number}", "notebook": f"notebook{number}.ipynb"}
     return {"user": user, "state": state, "idle_seconds": 60.0 * number, **names, **memory, **fields}
 

@@ -25,7 +25,7 @@ _MARKUP = "<img src=x onerror=\"document.body.dataset.broken='yes'\">"
 
 
 def session(name: str, user: str, state: str, **fields: Any) -> dict[str, Any]:
-    memory = {f"{kind}_bytes": 100 * _MIB for kind in ("persistent", "ephemeral", "framework")}
+    memory = {f"{kind}_bytes": 100 * _MIB for kind in ("persistent", "framework")}
     return {"id": name, "user": user, "state": state, "notebook": f"{name}.ipynb", "lane": 1, **memory, **fields}
 
 
@@ -56,7 +56,7 @@ def document(*sessions: dict[str, Any], queue: tuple[str, ...] = ()) -> str:
 
 #: one of everything that there is to see
 EVERYTHING = document(
-    session("train", "ada", "running", live_bytes=50 * _MIB),
+    session("train", "ada", "running", ephemeral_bytes=50 * _MIB),
     session("explore", "ada", "idle"),
     session("sweep", "ada", "queued", queue_position=1, waiting_for="lane"),
     session("large", "ada", "waiting", queue_position=2, waiting_for="memory"),

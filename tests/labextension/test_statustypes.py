@@ -22,14 +22,25 @@ def script() -> ModuleType:
     return module
 
 
-def test_the_schema_and_the_types_are_those_of_the_document(script: ModuleType) -> None:
-    """`make schema` writes both anew."""
-    assert script.SCHEMA.read_text() == script.schema_text(), "run `make schema`"
-    assert script.TYPES.read_text() == script.types_text(), "run `make schema`"
+def test_the_pages_have_what_python_writes(script: ModuleType) -> None:
+    """`make schema` writes the readers and the figures anew."""
+    for path, text in script.texts().items():
+        assert path.read_text() == text, "run `make schema`"
 
 
-def test_the_types_tell_what_may_be_absent_or_null(script: ModuleType) -> None:
-    """A field of some devices has a question mark; one that may be unknown is null."""
-    text = script.types_text()
-    for line in ("  lanes_shared?: boolean;", "  queue_position: number | null;", "  sessions: ISessionStatus[];"):
-        assert f"{line}\n" in text
+def test_each_field_is_checked_and_has_its_default(script: ModuleType) -> None:
+    """What has to be there is refused where it is missing; what may be unknown is null."""
+    text = script.texts()[script.SOURCES / "statusdocument.ts"]
+    for line in ("id: need(isText)", "used: or(isFlag, true)", "share: or(isAmount, 1)", "until: or(isNumber, null)",
+                 "still_has: list(need(isText))", "draining: maybe(readDraining)"):  # fmt: skip
+        assert f"  {line}" in text
+
+
+def test_a_figure_of_the_panel_is_one_entry(script: ModuleType) -> None:
+    """With its place, its unit, the fields that its entry has, and its words; those of tables alone are left out."""
+    text = script.texts()[script.SOURCES / "figures.ts"]
+    assert (
+        "  left: { place: 'line', unit: 'about', fields: ['remaining_seconds'], whole: null, "
+        "words: (amount, trans) => trans.__('about %1 left', amount) },\n"
+    ) in text
+    assert "iterations" not in text

@@ -22,7 +22,7 @@ def session(id: str, user: str, state: str = "idle", **fields: Any) -> SessionSt
         "notebook": None,
         "lane": None,
         "persistent_bytes": 0,
-        "ephemeral_bytes": None,
+        "ephemeral_bytes": 0,
         "framework_bytes": 30 * MIB,
         "iterations": 0,
         "iteration_seconds": None,

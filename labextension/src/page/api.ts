@@ -146,7 +146,7 @@ export class PageApi implements IAdminApi, ITimelineApi {
 }
 
 function kernelOf(session: ISession): string {
-  return encodeURIComponent(session.kernelId ?? session.id);
+  return encodeURIComponent(session.kernel_id ?? session.id);
 }
 
 /** Return the classes that an answer describes. */

@@ -112,7 +112,7 @@ export function Page(props: IProps): React.ReactElement {
                 actions={actions}
                 currentId={null}
                 colours={colours}
-                requests={status.roomRequests}
+                requests={status.room_requests}
                 {...names}
               >
                 <NotifySwitch

@@ -13,7 +13,7 @@ function people() {
     session({ id: 'c', user: 'grace', idle_seconds: 3600 })
   );
   document.users = [
-    { name: 'ada', quota_bytes: 8192, persistent_bytes: 1024, live_bytes: 512 },
+    { name: 'ada', quota_bytes: 8192, persistent_bytes: 1024, ephemeral_bytes: 512, quota_used_bytes: 1536 },
     { name: 'grace', persistent_bytes: 4096 }
   ];
   return peopleOf(

@@ -1,6 +1,7 @@
 /** Who uses the device, for admins: one entry for each person. */
 
-import { memoryInUse } from '../describe';
+import { userFigures } from '../figures';
+import { valueOf } from '../format';
 import type { ILimits } from '../limits';
 import type { IStatus } from '../view';
 
@@ -42,14 +43,14 @@ export function peopleOf(status: IStatus, limits: ReadonlyMap<string, ILimits>):
   }
   for (const user of status.users) {
     const entry = person(user.name);
-    entry.usedBytes = memoryInUse(user);
-    entry.chargedBytes = user.quotaUsedBytes;
-    entry.quotaBytes = user.quotaBytes;
+    entry.usedBytes = valueOf(userFigures.memory, user) ?? 0;
+    entry.chargedBytes = user.quota_used_bytes;
+    entry.quotaBytes = user.quota_bytes;
   }
   for (const session of status.sessions) {
     const entry = person(session.user);
     entry.sessions += 1;
-    entry.idleMinutes = Math.min(entry.idleMinutes ?? Infinity, session.idleMinutes);
+    entry.idleMinutes = Math.min(entry.idleMinutes ?? Infinity, session.idle_seconds / 60);
   }
   return [...people.values()];
 }

@@ -41,7 +41,7 @@ export function PeopleSection(props: IProps): React.ReactElement {
     }
   }, []);
   // Quotas are read again when they, or the people, change.
-  const version = status.users.map(user => `${user.name} ${user.quotaBytes} ${user.share}`).join('\n');
+  const version = status.users.map(user => `${user.name} ${user.quota_bytes} ${user.share}`).join('\n');
   React.useEffect(() => {
     void run(api.limits());
   }, [api, run, version]);

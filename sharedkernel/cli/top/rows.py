@@ -13,21 +13,15 @@ from msgspec import UNSET
 from rich.text import Text
 
 from sharedkernel.status.document import DeviceEntry, LaneStatus, SessionStatus, StatusDocument, UserStatus
+from sharedkernel.status.figures import MEMORY, SESSION, USER, Figure, Place, memory_by_kind, shown
 from sharedkernel.status.tables import STATE_STYLES, cell, queue_order
 from sharedkernel.status.text import (
     NOTHING,
-    about,
-    bytes_or_nothing,
-    charged_bytes,
     device_on_host,
-    in_use_bytes,
     lingering_words,
-    memory_by_kind,
     safe_text,
-    seconds_or_nothing,
     session_name,
     session_state,
-    time_left,
 )
 from sharedkernel.units import format_bytes
 
@@ -107,14 +101,23 @@ def sessions_view(status: StatusDocument) -> RowView:
         ViewColumn(name="notebook", ratio=3),
         ViewColumn(name="state", ratio=4),
         *_place_columns(status),
-        ViewColumn(name="memory", width=8),
-        ViewColumn(name="used", width=8),
-        ViewColumn(name="left", width=5),
-        ViewColumn(name="idle", width=5),
+        *_columns(SESSION),
     )
     return RowView(
         columns=columns, rows=tuple(_session_row(session, _place(session, status)) for session in status.sessions)
     )
+
+
+def _columns(figures: Sequence[Figure]) -> list[ViewColumn]:
+    return [ViewColumn(name=figure.name, width=figure.width) for figure in shown(figures, Place.TOP)]
+
+
+def _cells(figures: Sequence[Figure], entry: SessionStatus | UserStatus) -> list[Text]:
+    return [Text(figure.text(entry)) for figure in shown(figures, Place.TOP)]
+
+
+def _ranks(figures: Sequence[Figure], entry: SessionStatus | UserStatus) -> list[tuple[int, float]]:
+    return [_largest_first(figure.value(entry)) for figure in shown(figures, Place.TOP)]
 
 
 def _place_columns(status: StatusDocument) -> tuple[ViewColumn, ...]:
@@ -133,8 +136,6 @@ def _place(entry: SessionStatus | LaneStatus, status: StatusDocument) -> tuple[s
 
 
 def _session_row(session: SessionStatus, place: tuple[str, ...]) -> ViewRow:
-    left = time_left(session)
-    idle = None if session.state in ("running", "preempting") else session.idle_seconds
     name, state = session_name(session), session_state(session)
     order = queue_order(session)
     return ViewRow(
@@ -144,17 +145,14 @@ def _session_row(session: SessionStatus, place: tuple[str, ...]) -> ViewRow:
             Text(name),
             Text(state, STATE_STYLES.get(session.state, "")),
             *map(cell, place),
-            Text(format_bytes(in_use_bytes(session))),
-            Text(seconds_or_nothing(session.attained_service_seconds)),
-            Text(NOTHING if left is None else about(left)),
-            Text(NOTHING if idle is None else about(idle)),
+            *_cells(SESSION, session),
         ),
         ranks=(
             session.user.casefold(),
             name.casefold(),
             order[:2],
             *place,
-            *(_largest_first(value) for value in (in_use_bytes(session), session.attained_service_seconds, left, idle)),
+            *_ranks(SESSION, session),
         ),
         place=(*order, session.id),
         session=session,
@@ -163,16 +161,7 @@ def _session_row(session: SessionStatus, place: tuple[str, ...]) -> ViewRow:
 
 def people_view(status: StatusDocument) -> RowView:
     """Return all users: who has most memory first."""
-    columns = (
-        ViewColumn(name="user", ratio=1),
-        ViewColumn(name="sessions", width=8),
-        ViewColumn(name="share", width=5),
-        ViewColumn(name="memory", width=8),
-        ViewColumn(name="charged", width=8),
-        ViewColumn(name="quota", width=8),
-        ViewColumn(name="used", width=8),
-        ViewColumn(name="wait p95", width=8),
-    )
+    columns = (ViewColumn(name="user", ratio=1), ViewColumn(name="sessions", width=8), *_columns(USER))
     numbers: dict[str, int] = {}
     for session in status.sessions:
         numbers[session.user] = numbers.get(session.user, 0) + 1
@@ -180,22 +169,11 @@ def people_view(status: StatusDocument) -> RowView:
 
 
 def _user_row(user: UserStatus, sessions: int) -> ViewRow:
-    amounts = (in_use_bytes(user), charged_bytes(user), user.quota_bytes)
-    durations = (user.attained_service_seconds, user.wait_p95_seconds)
     return ViewRow(
         key=user.name,
-        cells=(
-            cell(user.name, "bold"),
-            Text(str(sessions)),
-            Text(f"{user.share:g}"),
-            *(Text(bytes_or_nothing(amount)) for amount in amounts),
-            *(Text(seconds_or_nothing(seconds)) for seconds in durations),
-        ),
-        ranks=(
-            user.name.casefold(),
-            *(_largest_first(value) for value in (sessions, user.share, *amounts, *durations)),
-        ),
-        place=(-in_use_bytes(user), user.name),
+        cells=(cell(user.name, "bold"), Text(str(sessions)), *_cells(USER, user)),
+        ranks=(user.name.casefold(), _largest_first(sessions), *_ranks(USER, user)),
+        place=(_largest_first(MEMORY.value(user)), user.name),
     )
 
 

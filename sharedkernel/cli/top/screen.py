@@ -39,7 +39,7 @@ from sharedkernel.gateway_client.sessions import offload_session, stop_session
 from sharedkernel.gateway_client.status import fetch_status
 from sharedkernel.status.document import SessionStatus, StatusDocument
 from sharedkernel.status.tables import device_line
-from sharedkernel.status.text import safe_text, session_name
+from sharedkernel.status.text import RUNNING, safe_text, session_name
 from sharedkernel.units import format_seconds
 
 #: seconds between an answer and the next question to the gateway
@@ -274,7 +274,7 @@ class TopScreen(App[None]):
         amount = f"{num_shown} of {num_all}" if words else str(num_all)
         what = f"{amount} {self._shown}" + (f' with "{safe_text(words)}"' if words else "")
         states = [session.state for session in self._status.sessions]
-        running = sum(state in ("running", "preempting") for state in states)
+        running = sum(state in RUNNING for state in states)
         waiting = sum(session.waiting_for is not None for session in self._status.sessions)
         return Text(f"{what} · {running} running, {waiting} waiting{left_out_words(self._status)}", style="dim")
 

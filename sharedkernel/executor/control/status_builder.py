@@ -19,11 +19,10 @@ from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.dispatch.usage import UserRecord
 from sharedkernel.executor.isolation.policy import Isolation
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.sanitize import believe_page
+from sharedkernel.executor.processes.sanitize import believe_iterations
 from sharedkernel.executor.processes.user_quota import quota_of, used_by
 from sharedkernel.protocol import Device
 from sharedkernel.scheduling.model.config import SchedulerConfig
-from sharedkernel.scheduling.model.types import MemoryProfile
 from sharedkernel.scheduling.policies.registry import POLICIES
 from sharedkernel.scheduling.snapshot import LaneView, SessionView, Snapshot, UserView
 from sharedkernel.status.document import (
@@ -152,8 +151,7 @@ def _lane(view: LaneView) -> LaneStatus:
 def _session(view: SessionView, process: SessionHandle) -> SessionStatus:
     now = time.monotonic()
     wait_p50, wait_p95 = process.wait.past.percentiles()
-    charged = MemoryProfile(persistent=view.persistent, ephemeral=view.ephemeral, framework=view.framework)
-    said = believe_page(process.page, most=process.most_bytes, charged=charged, attained=view.attained)
+    live = process.live_bytes
     return SessionStatus(
         id=view.id,
         user=view.user,
@@ -169,18 +167,19 @@ def _session(view: SessionView, process: SessionHandle) -> SessionStatus:
         client_key=process.client_key,
         lane=view.lane,
         lane_note=process.lane_note,
-        persistent_bytes=said.persistent,
-        ephemeral_bytes=said.live,
+        # What is about to be restored is charged before it is there.
+        persistent_bytes=max(view.persistent, process.persistent_bytes),
+        ephemeral_bytes=live,
         iteration_bytes=view.ephemeral,
-        framework_bytes=said.framework,
-        live_bytes=said.live,
+        framework_bytes=view.framework,
+        live_bytes=live,
         offloaded_bytes=process.offload.bytes,
         offload_note=process.offload.stayed or process.offload.declined,
         offloads=process.offload.num_offloads,
         restores=process.offload.num_restores,
         offload_seconds=process.offload.offload_seconds,
         restore_seconds=process.offload.restore_seconds,
-        iterations=said.iterations,
+        iterations=believe_iterations(process.page, view.attained),
         iteration_seconds=view.iteration_seconds,
         attained_service_seconds=view.attained,
         ungranted_service_seconds=process.ungranted,

@@ -104,21 +104,22 @@ class SessionHandle(PersistedSession, kw_only=True, eq=False):
     pidfd: int | None = None
 
     @property
-    def live_bytes(self) -> int:
-        """What it says it uses beyond its persistent memory right now, as far as that counts (see `sanitize.py`)."""
-        return self._claimed(Word.LIVE)
+    def persistent_bytes(self) -> int:
+        """What it keeps right now: what was measured last, or more where its page says so since."""
+        return max(self.memory.persistent, self._claimed(Word.PERSISTENT))
 
     @property
-    def persistent_bytes(self) -> int:
-        """What it says it keeps right now, as far as that counts; newer than what it last reported."""
-        return self._claimed(Word.PERSISTENT)
+    def live_bytes(self) -> int:
+        """What it uses beyond that right now, as its page says; the page's two words add up to what it has in use."""
+        return max(0, self._claimed(Word.PERSISTENT) + self._claimed(Word.LIVE) - self.persistent_bytes)
 
     def _claimed(self, word: Word) -> int:
+        """Return a word of its page, as far as it can be true: it can write anything there, at any time."""
         return within(self.page.words[word], max(self.most_bytes, self.memory.persistent))
 
     @property
     def counted(self) -> CountedMemory:
-        """What of its memory counts against its user's quota: as its page shows it, which is newer than its reports."""
+        """What of its memory counts against its user's quota."""
         measured = self.memory.persistent
         live = max(self.promised_bytes, self.persistent_bytes + self.live_bytes - measured)
         return CountedMemory(persistent=measured, live=live, needed=self.memory.needed)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,7 +20,6 @@ import msgspec
 from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import Page, Word
 from sharedkernel.protocol import Memory
-from sharedkernel.scheduling.model.types import MemoryProfile
 
 _M = TypeVar("_M", bound=protocol.Message)
 
@@ -87,44 +85,6 @@ def believe(message: _M, *, quota: int, before: Memory, seen: Callable[[], int])
 
 def _one_line(text: str, length: int) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text[:length])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageFigures:
-    """What counts of the figures in a session's page; bytes, and iterations."""
-
-    persistent: int
-    #: in use right now beyond the persistent bytes
-    live: int
-    framework: int
-    iterations: int
-
-
-def believe_page(page: Page, *, most: int, charged: MemoryProfile, attained: float) -> PageFigures:
-    """Return the figures of a session's page, as far as they can be true.
-
-    They are newer than what was measured last. The session can write anything there at any time, so they count between
-    what it is charged with and what its user can have.
-
-    Parameters
-    ----------
-    page
-        Written by the session.
-    most
-        Bytes that its user can have.
-    charged
-        What the core has it charged with.
-    attained
-        Device-seconds that it was served, by the executor's clock.
-    """
-    words = page.words
-    most = max(most, charged.persistent)
-    return PageFigures(
-        persistent=max(charged.persistent, within(words[Word.PERSISTENT], most)),
-        live=within(words[Word.LIVE], most),
-        framework=charged.framework,
-        iterations=believe_iterations(page, attained),
-    )
 
 
 def believe_iterations(page: Page, attained: float) -> int:

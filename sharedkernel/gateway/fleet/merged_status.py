@@ -25,7 +25,14 @@ import msgspec
 from msgspec import UNSET
 
 from sharedkernel.protocol import Device
-from sharedkernel.status.document import DeviceEntry, DeviceStatus, StatusDocument, UserOnDevice, UserStatus
+from sharedkernel.status.document import (
+    DeviceEntry,
+    DeviceStatus,
+    MemoryByKind,
+    StatusDocument,
+    UserOnDevice,
+    UserStatus,
+)
 
 _Entry = TypeVar("_Entry", DeviceStatus, UserStatus)
 
@@ -125,16 +132,7 @@ def _users(users: Mapping[str, Sequence[UserStatus]]) -> list[UserStatus]:
         msgspec.structs.replace(
             combine(list(by_device.values())),
             devices=[
-                UserOnDevice(
-                    device=device,
-                    quota_bytes=entry.quota_bytes,
-                    persistent_bytes=entry.persistent_bytes,
-                    ephemeral_bytes=entry.ephemeral_bytes,
-                    framework_bytes=entry.framework_bytes,
-                    live_bytes=entry.live_bytes,
-                    shelf_bytes=entry.shelf_bytes,
-                    quota_used_bytes=entry.quota_used_bytes,
-                )
+                UserOnDevice(device=device, **{name: getattr(entry, name) for name in MemoryByKind.__struct_fields__})
                 for device, entry in by_device.items()
             ],
         )
@@ -147,11 +145,16 @@ def _largest(values: Sequence[Any]) -> Any:
 
 
 def _sum(values: Sequence[Any]) -> Any:
-    return sum(value for value in values if value is not None)
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def _join(words: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(words))
+
+
+def _agreed(values: Sequence[Any]) -> Any:
+    return values[0] if all(value == values[0] for value in values) else UNSET
 
 
 def _first(values: Sequence[Any]) -> Any:
@@ -162,27 +165,23 @@ def _first_known(values: Sequence[Any]) -> Any:
     return next((value for value in values if value is not UNSET), UNSET)
 
 
-#: how a field of several devices or users becomes one; others are absent unless all agree
+#: how a field of several devices or users becomes one; other fields of users are sums, others of devices are absent
+#: unless all agree
 _RULES: dict[str, Callable[[Sequence[Any]], Any]] = {
-    **dict.fromkeys(("capacity_bytes", "reserve_bytes", "used_bytes", "quota_bytes", "persistent_bytes"), _sum),
-    **dict.fromkeys(("ephemeral_bytes", "framework_bytes", "live_bytes", "shelf_bytes", "offloaded_bytes"), _sum),
-    "quota_used_bytes": _sum,
-    **dict.fromkeys(("attained_service_seconds", "iterations"), _sum),
+    **dict.fromkeys(("capacity_bytes", "reserve_bytes", "used_bytes"), _sum),
     **dict.fromkeys(("quantum_seconds", "peak_bytes", "wait_p50_seconds", "wait_p95_seconds"), _largest),
     **dict.fromkeys(("kind", "policy"), _join),
     **dict.fromkeys(("name", "share"), _first),
     "colour": _first_known,
+    "devices": _agreed,
 }
 
 
 def combine(entries: Sequence[_Entry]) -> _Entry:
     """Return one entry for several of the same kind, of devices, hosts or users."""
     combined = {}
+    rule = _sum if isinstance(entries[0], UserStatus) else _agreed
     for name in entries[0].__struct_fields__:
         values = [getattr(entry, name) for entry in entries]
-        combined[name] = _RULES.get(name, _agreed)(values)
+        combined[name] = _RULES.get(name, rule)(values)
     return type(entries[0])(**combined)
-
-
-def _agreed(values: Sequence[Any]) -> Any:
-    return values[0] if all(value == values[0] for value in values) else UNSET

@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from sharedkernel.protocol import Counts
 from sharedkernel.status.document import StatusDocument
+from sharedkernel.status.figures import DEVICE, USER, Place, shown
 
 #: seconds between measurements of the event loop's lag
 _LAG_INTERVAL = 0.5
@@ -26,21 +27,6 @@ LOOP_LAG = Histogram(
     buckets=_LAG_BUCKETS,
 )
 
-#: kinds of memory, by the field of the status document
-_KINDS = {
-    "persistent_bytes": "persistent",
-    "ephemeral_bytes": "ephemeral",
-    "framework_bytes": "framework",
-    "shelf_bytes": "shelf",
-    "offloaded_bytes": "offloaded",
-}
-#: help text of what NVML reads of a GPU; devices without that sensor are left out
-_SENSORS = {
-    "utilisation": "Part of the time in which a kernel ran on the device, 0 to 1.",
-    "temperature_celsius": "Temperature of the device.",
-    "power_watts": "What the device draws.",
-    "power_limit_watts": "The most that the device may draw.",
-}
 #: help text of each counter of the executors
 _ACTIONS = {
     "grants": "Grants of the device.",
@@ -95,19 +81,11 @@ class DeviceMetrics:
         yield from self._collect_counts()
 
     def _collect_devices(self) -> Iterable[Metric]:
-        for field, text in (
-            ("capacity_bytes", "Memory of the device."),
-            ("reserve_bytes", "Memory of the device that is held back."),
-            ("used_bytes", "Memory of the device in use."),
-        ):
-            family = GaugeMetricFamily(f"sharedkernel_device_{field}", text, labels=["device"])
+        for figure in shown(DEVICE, Place.METRIC):
+            name = f"sharedkernel_device_{figure.fields[0]}"
+            family = GaugeMetricFamily(name, figure.help, labels=["device"])
             for device, document in self._documents.items():
-                family.add_metric([device], getattr(document.device, field))
-            yield family
-        for field, text in _SENSORS.items():
-            family = GaugeMetricFamily(f"sharedkernel_device_{field}", text, labels=["device"])
-            for device, document in self._documents.items():
-                if isinstance(value := getattr(document.device, field), int | float):
+                if (value := figure.value(document.device)) is not None:
                     family.add_metric([device], value)
             yield family
         lanes = GaugeMetricFamily("sharedkernel_lanes", "Lanes on the device.", labels=["device"])
@@ -125,8 +103,8 @@ class DeviceMetrics:
         )
         for device, document in self._documents.items():
             for user in document.users:
-                for field, kind in _KINDS.items():
-                    memory.add_metric([device, user.name, kind], getattr(user, field))
+                for figure in shown(USER, Place.METRIC):
+                    memory.add_metric([device, user.name, figure.name], figure.value(user) or 0)
                 quota.add_metric([device, user.name], user.quota_bytes or 0)
                 service.add_metric([device, user.name], user.attained_service_seconds)
         yield from (memory, quota, service)

@@ -35,7 +35,7 @@ def keys(view: RowView, **options: Any) -> str:
         ("notebook", "bcda"),
         ("state", "bdca"),
         ("memory", "abdc"),
-        ("used", "bdca"),
+        ("service", "bdca"),
         ("left", "dbca"),
         ("idle", "adcb"),
         ("unknown", "bdca"),

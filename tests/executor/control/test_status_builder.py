@@ -12,7 +12,7 @@ from sharedkernel.executor.control.status_builder import StatusBuilder
 from sharedkernel.executor.devices.host import HostLimits
 from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.isolation.policy import Isolation, IsolationOptions
-from sharedkernel.status.text import in_use_bytes
+from sharedkernel.status.figures import MEMORY
 from tests.executor.dispatch.test_lease_renewal import draw_steps, run_steps
 from tests.executor.harness import Executor, ExecutorProcess
 
@@ -64,13 +64,13 @@ def test_sessions_users_and_the_device_add_up(process: ExecutorProcess) -> None:
                 own = [session for session in status.sessions if session.user == user.name]
                 for kind in ("persistent_bytes", "ephemeral_bytes", "framework_bytes", "live_bytes", "offloaded_bytes"):
                     assert getattr(user, kind) == sum(getattr(session, kind) for session in own), kind
-                assert in_use_bytes(user) == sum(map(in_use_bytes, own)) + user.shelf_bytes
+                assert MEMORY.value(user) == sum(map(MEMORY.value, own)) + user.shelf_bytes
                 assert user.quota_used_bytes == user.persistent_bytes + user.shelf_bytes
             by_name = {user.name: user for user in status.users}
             assert 100 * MIB < by_name["ada"].persistent_bytes < 150 * MIB
             assert by_name["ada"].ephemeral_bytes == 0
             assert by_name["grace"].shelf_bytes >= 30 * MIB
-            assert status.device.used_bytes == sum(map(in_use_bytes, status.users))
+            assert status.device.used_bytes == sum(map(MEMORY.value, status.users))
             del_ = "from sharedkernel import shelf; del shelf['figures']"
             assert (await notebook.run(del_)).status == "ok"
 
