@@ -15,7 +15,7 @@ Code that enforces a quota fills in a :class:`QuotaUse` and asks it:
 `executor/devices/leases.py` divides them among sessions, and `status/refusal_text.py` has the sentences.
 
 In the session, three places raise `torch.OutOfMemoryError` with these sentences: `session/memory/lease_check.py` (what
-was measured is too much, or torch's own allocator failed at the lease), `session/gate/acquisition.py` (the core refused
+was measured is too much, or torch's own allocator failed at the lease), `session/gate/sections.py` (the core refused
 a grant or growth) and `session/offload/residency.py` (it refused a restore). The core's refusals get there through
 `executor/dispatch/action_runner.py`. On a GPU with lanes the session also holds torch's allocator to its lease
 (`LaneTurns.check_limit` in `session/lanes/lane_turns.py`); torch then fails, and `lease_check.py` says why. The number

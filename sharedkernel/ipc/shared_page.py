@@ -56,6 +56,8 @@ class Turn(IntEnum):
     READY = 1
     WANTING = 2
     HOLDING = 3
+    #: it is none any more: its kernel has ended, or this is a forked child. Never in the page
+    DISABLED = 4
 
 
 def is_page(descriptor: int) -> bool:

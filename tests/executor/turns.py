@@ -59,7 +59,7 @@ def train(seconds):
 """
 #: where something is killed: a function that returns, and who had called it
 WINDOWS = {
-    "released, not reported": ("end", "release"),
+    "released, not reported": ("_end", "release"),
     "reported": ("release", "boundary"),
     "granted": ("wait", "_acquire"),
 }

@@ -15,8 +15,8 @@ from collections.abc import Callable
 import torch
 
 from sharedkernel import protocol
-from sharedkernel.session.gate.grant import GatePart, GateParts
-from sharedkernel.session.gate.grant_request import GrantRequest, wait_for_answer
+from sharedkernel.ipc.shared_page import Turn
+from sharedkernel.session.gate.standing import GatePart, GateParts, Standing, wait_for_answer
 from sharedkernel.session.offload.host import CannotOffload, RestoreFailed
 from sharedkernel.session.ui.wait_display import RestoreProgress
 from sharedkernel.system.deferred_signals import interrupts_let_through, signals_held
@@ -34,23 +34,48 @@ class SessionEviction(GatePart):
     ----------
     parts
         What the gate works with.
-    request
-        The session's request for a grant.
+    standing
+        Where the session stands.
     one_at_a_time
         Waits until no other thread asks for the device or brings memory back, open to interrupts.
+    why_busy
+        Returns why user code may run although no section is open, if it may.
     """
 
     def __init__(
         self,
         parts: GateParts,
-        request: GrantRequest,
+        standing: Standing,
         one_at_a_time: Callable[[], contextlib.AbstractContextManager[None]],
+        why_busy: Callable[[], str | None],
     ) -> None:
         super().__init__(parts)
-        self._request = request
+        self._standing = standing
         self._one_at_a_time = one_at_a_time
+        self._why_kernel_busy = why_busy
         #: the executor asked for it, and has no answer yet
         self.is_asked = False
+
+    def request(self) -> bool:
+        """Handle the executor's request to offload the session's memory (any thread).
+
+        Returns
+        -------
+        Whether :meth:`offload` should be called, on the kernel's event loop; else the answer was given, or will be by
+        the main thread.
+        """
+        standing, keeps_addresses = self._standing, self._residency.keeps_addresses
+        with self._link.lock:
+            self.is_asked = True
+            is_main_waiting = standing.turn is Turn.WANTING and standing.is_mains
+            if is_main_waiting and standing.num_sections == 1 and keeps_addresses:
+                standing.answered.set()
+                return False
+            if standing.num_sections and not keeps_addresses:
+                self.decline("unsafe", "What runs would not find its memory where it was.")
+            if standing.num_sections:
+                self.decline("busy", "Its code runs.")
+            return self.is_asked
 
     def decline(self, reason: str, message: str) -> None:
         """Answer the executor, unless that was done."""
@@ -59,16 +84,12 @@ class SessionEviction(GatePart):
                 self.is_asked = False
                 self._link.send(protocol.OffloadDeclinedReport(reason=reason, message=message))
 
-    async def offload(self, why_busy: Callable[[], str | None]) -> None:
-        """Move the memory away if that can be done and is still asked for, and answer the executor.
-
-        Parameters
-        ----------
-        why_busy
-            Returns why user code may run, if it may.
-        """
+    async def offload(self) -> None:
+        """Move the memory away if that can be done and is still asked for, and answer the executor."""
+        if self._residency.is_away or self._residency.is_moving or not self.is_asked:
+            return  # an earlier one, stopped by a section, answers for both
         try:
-            async with self._residency.offload(why_busy) as commit:
+            async with self._residency.offload(self._why_busy) as commit:
                 with signals_held(), self._link.lock:
                     self._link.send(commit())
                     self.is_asked = False
@@ -77,6 +98,13 @@ class SessionEviction(GatePart):
         except Exception:
             log.exception("could not offload")
             self.decline("unsafe", "An error kept its memory here; the session's log tells more.")
+
+    def _why_busy(self) -> str | None:
+        if self._standing.num_sections or self._standing.is_disabled:
+            return "Its code runs."
+        if not self._link.is_connected:
+            return "Its executor has just gone away."
+        return self._why_kernel_busy()
 
     def restore(self) -> None:
         """Wait until there is room for what is away, and restore it (within a section)."""
@@ -110,16 +138,16 @@ class SessionEviction(GatePart):
             When the user interrupted meanwhile; the memory is back then, too.
         """
         with self._link.lock:
-            if not self._request.is_open:
+            if self._standing.turn is not Turn.WANTING:
                 return False
-            self._request.answered.clear()
+            self._standing.answered.clear()
         try:
             with self._residency.offload_at_once() as commit, self._link.lock:
-                if not self._request.is_open:
+                if self._standing.turn is not Turn.WANTING:
                     raise CannotOffload("Its turn has come.", reason="busy")
                 self._link.send(commit())
                 self.is_asked = False
-                self._request.drop()
+                self._standing.drop()
                 self._residency.answer.clear()
         except CannotOffload as error:
             self.decline(error.reason, str(error))

@@ -11,8 +11,9 @@ Three things run here at once, by these rules:
 - threads of subshells. Their dispatch mode stays in for good, so each of their operations passes the gate;
 - the link's thread, which brings answers.
 
-The gate's parts: :mod:`.sections` opens and closes sections and offloads memory between them, :mod:`.acquisition`
-requests and releases grants and hands lanes over, :mod:`.interception` decides whether the dispatch mode is in.
+What is decided is in :mod:`.table`, as data; here it is carried out. The gate's parts: :mod:`.standing` is where the
+session stands with its executor, :mod:`.sections` opens and closes sections and acquires and releases the device in
+them, :mod:`.eviction` offloads memory, :mod:`.interception` decides whether the dispatch mode is in.
 
 `link.lock` covers each change of standing together with the message about it. The signal handler takes that lock too,
 and an interrupt must not tear such a change apart: so both are held off in the main thread meanwhile
@@ -27,18 +28,17 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sharedkernel import protocol
-from sharedkernel.ipc.shared_page import FORCE_SIGNAL, Word
-from sharedkernel.session.gate.acquisition import Acquisition
+from sharedkernel.ipc.shared_page import FORCE_SIGNAL, Turn, Word
 from sharedkernel.session.gate.dispatch_mode import OperationFilter
-from sharedkernel.session.gate.grant import GateObserver, GatePart, GateParts, HeldGrant, LaneAccess
 from sharedkernel.session.gate.interception import Interception
-from sharedkernel.session.gate.reports import IterationReports
 from sharedkernel.session.gate.sections import Sections
+from sharedkernel.session.gate.standing import GateObserver, GatePart, GateParts, Standing
+from sharedkernel.session.gate.table import AT_BOUNDARY, AT_FORCE_SIGNAL, Look, Reason, Step
 from sharedkernel.session.gate.torch_internals import is_transform_under_way, uncompiled
 from sharedkernel.session.memory import reclaimable
 from sharedkernel.session.memory.growth import BOUNDARY_INTERVAL, INTERVAL_OVER_COST, LONGEST_INTERVAL
@@ -47,10 +47,15 @@ from sharedkernel.session.offload.idleness import is_pythons
 from sharedkernel.system.deferred_signals import holdable, signals_held
 from sharedkernel.units import format_bytes
 
+if TYPE_CHECKING:
+    from sharedkernel.session.lanes.session_lane import SessionLane
+
 log = logging.getLogger(__name__)
 
 #: the words that every boundary reads and writes, as plain numbers: members of an enumeration cost more to index with
 _ITERATIONS, _PREEMPT = int(Word.ITERATIONS), int(Word.PREEMPT)
+#: members of an enumeration cost more to look up than names of the module
+_HOLDING, _NO_REASON, _RELEASE, _PUT_IN = Turn.HOLDING, Reason.NONE, Step.RELEASE, Step.PUT_IN
 #: bytes freed for which an operation that failed is tried again
 _WORTH_TRYING_AGAIN = 1 << 20
 
@@ -81,7 +86,7 @@ class Gate(GatePart):
         check_memory: Callable[[protocol.Memory], None],
         why_busy: Callable[[], str | None],
         concerns: OperationFilter | None = None,
-        lanes: LaneAccess | None = None,
+        lanes: SessionLane | None = None,
         run_ahead: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(parts)
@@ -89,23 +94,25 @@ class Gate(GatePart):
         self._check_memory = check_memory
         self._main = threading.get_ident()
         self._observer: GateObserver | None = None
-        self.grant = HeldGrant(parts, self._turn_changed)
+        self.standing = Standing(parts, self._turn_changed)
         self._interception = Interception(
-            parts,
-            self.grant,
+            self.standing,
+            parts.growth,
+            parts.forecast,
             before_operation=self.pass_device,
             after_failure=self._grow_after,
             concerns=concerns,
         )
         self._mode = self._interception.mode
-        self._acquisition = Acquisition(parts, self.grant, self._mode, lanes=lanes, check_memory=check_memory)
-        self.sections = Sections(parts, self.grant, self._mode, self._acquisition, why_busy)
-        self.reports = IterationReports(parts, self.grant)
+        self.sections = Sections(
+            parts, self.standing, self._mode, lanes=lanes, check_memory=check_memory, why_busy=why_busy
+        )
+        self.eviction = self.sections.eviction
         self.guard_thread = self._interception.guard_thread
         #: until when boundaries only count, unless the executor asks: all else costs microseconds each time
         self._quiet_until = 0.0
-        #: the mode has to return, since memory gets scarce
-        self._is_guard_due = False
+        #: memory gets scarce (set by the meter's samples)
+        self._is_scarce = False
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -120,27 +127,12 @@ class Gate(GatePart):
         if self._observer is not None:
             self._observer.turn_changed(begins)
 
-    def resume_state(self) -> dict[str, Any]:
-        """Return what a new executor must know (with `link.lock` held)."""
-        return {
-            "cell_open": self.sections.num_open > 0,
-            "used": self.sections.has_run,
-            "holding": self.grant.is_held,
-            "wanting": self._acquisition.request.is_open,
-            "offloaded_bytes": self._residency.away_bytes,
-            "source": self._forecast.source,
-        }
-
-    def open_for_good(self) -> None:
-        """Let everything pass from now on: the kernel has ended, and what still runs are its exit handlers."""
-        self.sections.is_disabled = True
-
     def _disable_in_child(self) -> None:
         # A forked child (a DataLoader's worker) has the mode, the page and the socket, and is not the session.
-        self.sections.is_disabled = True
-        self._acquisition.lanes = None
+        self.standing.disable()
+        self.sections.lanes = None
         self._link.forget_in_child()
-        self.grant.threads.forget_in_child()
+        self.standing.threads.forget_in_child()
         signal.signal(FORCE_SIGNAL, signal.SIG_DFL)
 
     def source_read(self, source: str) -> None:
@@ -171,33 +163,33 @@ class Gate(GatePart):
         KeyboardInterrupt
             When the user interrupts the wait, also of torch's threads for backward.
         """
-        if self.sections.is_disabled:
-            return
-        main = threading.get_ident() == self._main
-        if self.grant.is_held:
+        turn, main = self.standing.turn, threading.get_ident() == self._main
+        if turn is _HOLDING:
             if main:
                 if growth := self._growth.before_operation():
                     self._grow_if_possible(growth)
                 return
-            if not self._words[Word.PREEMPT] or self._acquisition.is_main_in_lane:
+            if not self._words[Word.PREEMPT] or self.sections.is_main_in_lane:
                 return
             if not is_pythons(threading.get_ident()):
                 return  # one of torch's for backward: who called that, and waits for it, yields afterwards
-            self._acquisition.release("yield")
-        with signals_held(), self._acquisition.one_at_a_time():
-            if self.sections.num_open == 0:
+            self.sections.release("yield")
+        elif turn is Turn.DISABLED:
+            return
+        with signals_held(), self.sections.one_at_a_time():
+            if self.standing.num_sections == 0:
                 self.sections.open_for_stray_operation()
-            if not self.grant.is_held:
+            if not self.standing.is_held:
                 self._interception.device_wanted()
                 try:
-                    self._acquisition.acquire()
+                    self.sections.acquire()
                 except torch.OutOfMemoryError:
                     if not may_reclaim or not self._reclaim():
                         raise
-                    self._acquisition.acquire()
+                    self.sections.acquire()
                 self._quiet_until = 0.0
         if main:
-            self.grant.threads.keep()
+            self.standing.threads.keep()
 
     def on_message(self, message: Any) -> None:
         """Handle *message*, an answer of the executor (on the link's thread)."""
@@ -205,24 +197,24 @@ class Gate(GatePart):
             self._notice.update(message)
             return
         if isinstance(message, protocol.AskIdle):
-            lanes = self._acquisition.lanes
-            if self.grant.is_held and lanes is not None and lanes.is_device_idle():
+            lanes = self.sections.lanes
+            if self.standing.is_held and lanes is not None and lanes.is_device_idle():
                 self._link.send(protocol.IdleReport())
             return
         if isinstance(message, protocol.RestoreCommand) or (
             isinstance(message, protocol.RefusedGrant) and self._residency.is_away
         ):
             with self._link.lock:
-                if self.sections.num_open and self._residency.is_away:  # else it crossed with the section's end
+                if self.standing.num_sections and self._residency.is_away:  # else it crossed with the section's end
                     self._residency.answer.give(None if isinstance(message, protocol.RestoreCommand) else message)
             return
-        self._acquisition.request.handle(message)
+        self.standing.handle(message)
 
     # --- growth -------------------------------------------------------------------------------------------------------
 
     def _grow_if_possible(self, growth: int) -> None:
         try:
-            self._acquisition.grow(growth)
+            self.sections.grow(growth)
             self._quiet_until = 0.0
         except torch.OutOfMemoryError as error:
             log.info("no headroom: %s", error)
@@ -243,7 +235,7 @@ class Gate(GatePart):
 
         The grant may be gone: the executor's signal, which came during the operation, is handled before its error.
         """
-        if self.sections.is_disabled or not self.sections.num_open:
+        if self.standing.is_disabled or not self.standing.num_sections:
             return False
         # Torch's threads for backward have the main thread's mode; that one has called them, and waits for them.
         if threading.get_ident() != self._main and is_pythons(threading.get_ident()):
@@ -255,7 +247,7 @@ class Gate(GatePart):
             return self._reclaim()
         try:
             # What is free may be in too many pieces for what failed: the limit has to leave room beside it.
-            self._acquisition.grow(growth, free_heap_bytes())
+            self.sections.grow(growth, free_heap_bytes())
         except torch.OutOfMemoryError:
             if not self._reclaim():
                 raise
@@ -273,14 +265,14 @@ class Gate(GatePart):
         if freed < _WORTH_TRYING_AGAIN:
             return False
         log.info("an earlier error, or garbage, held %s", format_bytes(freed))
-        if self._acquisition.lanes is not None:
+        if self.sections.lanes is not None:
             with signals_held():
-                self._acquisition.lanes.memory_freed()
-        if not self.grant.is_held:
+                self.sections.lanes.memory_freed()
+        if not self.standing.is_held:
             self._meter.drop_stale()  # the executor is asked with the figures as they are now
         return True
 
-    # --- boundaries and release ---------------------------------------------------------------------------------------
+    # --- stops of the main thread -------------------------------------------------------------------------------------
 
     def boundary(self, iterations: int = 1, *, is_known: bool = True) -> None:
         """Pass an iteration boundary of the main thread, with a grant held: a microsecond, unless others wait.
@@ -297,53 +289,112 @@ class Gate(GatePart):
             self._run_ahead()
         if is_known and (began := time.monotonic()) < self._quiet_until and not self._words[_PREEMPT]:
             return
-        if not self._mode.is_in and is_transform_under_way():
+        was_in, look = self._mode.is_in, self._interception.look
+        if self.standing.turn is not _HOLDING or (not was_in and is_transform_under_way()):
             return
-        is_ahead, was_in, is_asked = bool(self._interception.onlookers), self._mode.is_in, bool(self._words[_PREEMPT])
-        if is_asked or (self.grant.release_due and not is_ahead):
+        reason, is_ahead = self._reason(), bool(look)
+        step = AT_BOUNDARY[reason][look]
+        if step is _RELEASE:
             # Somebody waits for the device now: all else comes after, and the next request sends what is new.
-            self._acquisition.release("boundary")
-            self.reports.record_progress(is_known=is_known)
-            if is_known and is_asked and not was_in:  # else the mode is needed, or must stay as it is
-                is_ahead |= self._interception.device_left()
+            self.sections.release("boundary")
+            if is_known:
+                self.standing.record_progress(reports=False)
+                if reason is Reason.PREEMPTED and not was_in:  # else the mode is needed, or must stay as it is
+                    is_ahead |= self._interception.device_left()
         else:
-            if not self._mode.is_in and not self._interception.onlookers and self._growth.is_guard_due:
+            if step is _PUT_IN or (not (was_in or is_ahead) and self._growth.is_guard_due):
                 self._mode.put_in()
-            if self.grant.measure_due or self._mode.is_in or not self._growth.is_measured:
-                self.grant.measure_due = False
-                self._meter.boundary_measured()
-                self._growth.boundary_passed()
-                self._check_memory(self._meter.memory)
-                self.reports.record_progress(is_known=is_known)
-                if is_known:
-                    self.reports.send_news()
-            if self._growth.is_lease_exceeded:  # the next operation asks with the figures as they are now
-                self._acquisition.release("boundary")
-            else:
-                self._interception.take_out()
-            if (lanes := self._acquisition.lanes) is not None and self.grant.is_held:
-                with signals_held():
-                    lanes.boundary_passed()
-
-        if is_ahead and not self.grant.is_held:
+            self._go_on(is_known)
+        if is_ahead and not self.standing.is_held:
             self._acquire_ahead()
         if is_known and self._is_quiet():
             now = time.monotonic()
             self._quiet_until = now + min(max(BOUNDARY_INTERVAL, INTERVAL_OVER_COST * (now - began)), LONGEST_INTERVAL)
 
+    def _reason(self) -> Reason:
+        """Return the most urgent reason to do something with the grant."""
+        if self._words[_PREEMPT]:
+            return Reason.PREEMPTED
+        if self.standing.release_due:
+            return Reason.DUE
+        if self._is_scarce:
+            self._is_scarce = False
+            return Reason.SCARCE
+        return _NO_REASON
+
+    def _go_on(self, is_known: bool) -> None:
+        if self.standing.measure_due or self._mode.is_in or not self._growth.is_measured:
+            self.standing.measure_due = False
+            self._meter.boundary_measured()
+            self._growth.boundary_passed()
+            self._check_memory(self._meter.memory)
+            if is_known:
+                self.standing.record_progress(reports=True)
+        if self._growth.is_lease_exceeded:  # the next operation asks with the figures as they are now
+            self.sections.release("boundary")
+        else:
+            self._interception.take_out()
+        if (lanes := self.sections.lanes) is not None and self.standing.is_held:
+            with signals_held():
+                lanes.boundary_passed()
+
     def _is_quiet(self) -> bool:
         """Whether nothing is to be done at boundaries for now, unless the executor asks for the device."""
-        if not self._growth.is_measured or self._interception.onlookers:
+        if not self._growth.is_measured or self._interception.look:
             return False
-        lanes = self._acquisition.lanes
-        return self.grant.is_held and not self._mode.is_in and (lanes is None or lanes.is_settled)
+        lanes = self.sections.lanes
+        return self.standing.turn is _HOLDING and not self._mode.is_in and (lanes is None or lanes.is_settled)
 
-    # --- the mode -----------------------------------------------------------------------------------------------------
+    def _on_force_signal(self) -> None:
+        is_leaving, self._mode.is_leaving = self._mode.is_leaving, False
+        if not self.standing.is_held:
+            self._come_if_summoned()
+            return
+        lanes = self.sections.lanes
+        if lanes is not None and lanes.is_called_back():
+            return  # the pools are in the middle of a change; the sender repeats the signal
+        if is_leaving:  # the mode's own signal asks for no more; the executor repeats its own
+            self._interception.take_out()
+            return
+        if self._observer is not None:
+            self._observer.force_signalled()
+        if is_transform_under_way():
+            return  # the mode may neither come nor go
+        match AT_FORCE_SIGNAL[self._reason()][self._interception.look]:
+            case Step.RELEASE:
+                self.sections.release("yield")
+            case Step.PUT_IN:
+                self._mode.put_in()
+            case Step.TAKE_OUT:
+                self._interception.take_out()
+
+    def _come_if_summoned(self) -> None:
+        """Ask for the device although nothing needs it: meanwhile the memory can be offloaded for others."""
+        is_summoned, self._words[Word.SUMMONED] = self._words[Word.SUMMONED], 0
+        if is_summoned and self.standing.turn is Turn.READY:
+            try:
+                self.pass_device(may_reclaim=False)
+            except torch.OutOfMemoryError as error:
+                log.info("summoned to the gate, and refused there: %s", error)
+
+    def watch_memory(self, used: int) -> None:
+        """Have the mode return if memory gets scarce, with *used* bytes in use (on the meter's thread)."""
+        is_guarded = self._mode.is_in or self._interception.look
+        if self.standing.is_held and not is_guarded and self._growth.wants_guard(used):
+            self._is_scarce = True
+            signal.pthread_kill(self._main, FORCE_SIGNAL)
+
+    def interrupt_soon(self) -> None:
+        """Make the main thread do soon what a boundary would do, although none comes (any thread)."""
+        if self.standing.is_held and (self._mode.is_in or self.standing.release_due):
+            signal.pthread_kill(self._main, FORCE_SIGNAL)
+
+    # --- what looks at dispatch ---------------------------------------------------------------------------------------
 
     @property
     def is_looked_at(self) -> bool:
         """Whether something looks at dispatch, or at what modules call."""
-        return bool(self._interception.onlookers)
+        return self._interception.look is not Look.NONE
 
     def look_begins(self, onlooker: int, *, is_firm: bool) -> None:
         """Take the device now, and keep the mode out until :meth:`look_ends`.
@@ -356,7 +407,7 @@ class Gate(GatePart):
             The mode must not even return after a yield, and so there is none: an executor that cannot wait for the next
             boundary stops the process instead.
         """
-        if self.sections.is_disabled or threading.get_ident() != self._main:
+        if self.standing.is_disabled or threading.get_ident() != self._main:
             return
         if self._observer is not None:
             self._observer.look_began()
@@ -381,57 +432,6 @@ class Gate(GatePart):
         except torch.OutOfMemoryError as error:
             log.info("the next operation asks again: %s", error)
         finally:
-            if not self.grant.is_held:
+            if not self.standing.is_held:
                 self._mode.put_in()
         self._interception.take_out()
-
-    def watch_memory(self, used: int) -> None:
-        """Have the mode return if memory gets scarce, with *used* bytes in use (on the meter's thread)."""
-        is_guarded = self._mode.is_in or self._interception.onlookers
-        if self.grant.is_held and not is_guarded and self._growth.wants_guard(used):
-            self._is_guard_due = True
-            signal.pthread_kill(self._main, FORCE_SIGNAL)
-
-    def _come_if_summoned(self) -> None:
-        """Ask for the device although nothing needs it: meanwhile the memory can be offloaded for others."""
-        is_summoned, self._words[Word.SUMMONED] = self._words[Word.SUMMONED], 0
-        if not is_summoned or not self.sections.num_open or self._acquisition.request.is_open:
-            return
-        try:
-            self.pass_device(may_reclaim=False)
-        except torch.OutOfMemoryError as error:
-            log.info("summoned to the gate, and refused there: %s", error)
-
-    def interrupt_soon(self) -> None:
-        """Make the main thread do soon what a boundary would do, although none comes (any thread)."""
-        if self.grant.is_held and (self._mode.is_in or self.grant.release_due):
-            signal.pthread_kill(self._main, FORCE_SIGNAL)
-
-    def _on_force_signal(self) -> None:
-        is_leaving, self._mode.is_leaving = self._mode.is_leaving, False
-        if self.sections.is_disabled:
-            return
-        if not self.grant.is_held:
-            self._come_if_summoned()
-            return
-        lanes = self._acquisition.lanes
-        if lanes is not None and lanes.is_called_back():
-            return  # the pools are in the middle of a change; the sender repeats the signal
-        if is_leaving:  # the mode's own signal asks for no more; the executor repeats its own
-            self._interception.take_out()
-            return
-        if self._observer is not None:
-            self._observer.force_signalled()
-        if is_transform_under_way():
-            return  # the mode may neither come nor go
-        if self._words[Word.PREEMPT]:
-            if not self._interception.firm_onlookers:
-                self._acquisition.release("yield")
-        elif self.grant.release_due and not self._interception.onlookers:
-            self._acquisition.release("yield")
-        elif self._is_guard_due:
-            self._is_guard_due = False
-            if not self._interception.onlookers:
-                self._mode.put_in()
-        else:
-            self._interception.take_out()

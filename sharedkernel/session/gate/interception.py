@@ -12,8 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 from sharedkernel.session.gate.dispatch_mode import DeviceMode, OperationFilter
-from sharedkernel.session.gate.grant import GatePart, GateParts, HeldGrant
+from sharedkernel.session.gate.standing import Standing
+from sharedkernel.session.gate.table import Look
 from sharedkernel.session.gate.torch_internals import is_transform_under_way
+from sharedkernel.session.memory.growth import Growth
+from sharedkernel.session.progress.forecast import Forecast
 from sharedkernel.system.deferred_signals import signals_held
 
 #: seconds from a boundary to the next operation within which a session counts as prompt
@@ -22,15 +25,13 @@ PROMPT = 0.002
 _LOOK_AFTER = 16
 
 
-class Interception(GatePart):
+class Interception:
     """Decides whether one session's operations are intercepted.
 
     Parameters
     ----------
-    parts
-        What the gate works with.
-    grant
-        The session's.
+    standing, growth, forecast
+        Of the session.
     before_operation
         Called before each intercepted operation; may block, and may raise.
     after_failure
@@ -42,24 +43,26 @@ class Interception(GatePart):
 
     def __init__(
         self,
-        parts: GateParts,
-        grant: HeldGrant,
+        standing: Standing,
+        growth: Growth,
+        forecast: Forecast,
         *,
         before_operation: Callable[[], None],
         after_failure: Callable[[Any, BaseException], bool],
         concerns: OperationFilter | None,
     ) -> None:
-        super().__init__(parts)
-        self._grant = grant
+        self._standing = standing
+        self._growth = growth
+        self._forecast = forecast
         self._before_operation = before_operation
         self._concerns = concerns
         self._main = threading.get_ident()
         self._modes = threading.local()
         #: of the main thread
         self.mode = DeviceMode(before_operation, after_failure, concerns=concerns, may_leave=self._may_leave)
-        #: numbers of what looks at dispatch now, and of those that bear no yield in their middle
-        self.onlookers: set[int] = set()
-        self.firm_onlookers: set[int] = set()
+        #: what looks at dispatch now, by numbers, and the firmest of it
+        self._onlookers: dict[int, Look] = {}
+        self.look = Look.NONE
         #: the code wanted the device soon after the last boundary where it was given back
         self._is_prompt = False
         #: when it was given back, if nothing has been wanted since; else 0
@@ -74,24 +77,23 @@ class Interception(GatePart):
 
     def look_began(self, onlooker: int, *, is_firm: bool) -> None:
         """Keep the mode out for *onlooker*, which bears no yield in its middle if *is_firm*."""
-        self.onlookers.add(onlooker)
-        if is_firm:
-            self.firm_onlookers.add(onlooker)
+        self._onlookers[onlooker] = Look.FIRM if is_firm else Look.SOFT
+        self.look = max(self._onlookers.values())
 
     def look_ended(self, onlooker: int) -> None:
         """Let the mode come in again, unless others look on."""
-        self.onlookers.discard(onlooker)
-        self.firm_onlookers.discard(onlooker)
+        self._onlookers.pop(onlooker, None)
+        self.look = max(self._onlookers.values(), default=Look.NONE)
 
     def _may_leave(self) -> bool:
         """Whether the mode may be taken out, with the grant held: nothing needs it."""
-        return bool(self.onlookers) or self._growth.may_leave
+        return bool(self.look) or self._growth.may_leave
 
     def take_out(self) -> None:
         """Take the mode out, in the main thread, if the grant is held and nothing needs it."""
         if self.mode.is_in and self._may_leave() and not is_transform_under_way():
             with signals_held():
-                if self._grant.is_held:  # a force signal may have ended it meanwhile
+                if self._standing.is_held:  # a force signal may have ended it meanwhile
                     self.mode.take_out()
 
     # --- where a session waits that has given the device back at a boundary -------------------------------------------

@@ -33,7 +33,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import dataloader
 
-from sharedkernel.ipc.shared_page import FORCE_SIGNAL
+from sharedkernel.ipc.shared_page import FORCE_SIGNAL, Turn
 from sharedkernel.session.gate import loops
 from sharedkernel.session.gate.gate import Gate
 from sharedkernel.session.gate.torch_internals import is_compiler_used, uncompiled
@@ -42,6 +42,8 @@ from sharedkernel.session.progress.progress import Progress
 
 T = TypeVar("T")
 
+#: members of an enumeration cost more to look up than names of the module
+_HOLDING = Turn.HOLDING
 #: passes of one candidate after which the boundary is chosen; the first is not looked at (an optimizer's state is born)
 LEARN_AFTER = 4
 #: the same for a candidate of the last resort where others were passed, too: they come more seldom, and are better
@@ -81,7 +83,7 @@ class Boundaries:
 
     def __init__(self, gate: Gate, meter: Meter, progress: Progress) -> None:
         self._gate = gate
-        self._grant = gate.grant
+        self._standing = gate.standing
         self._progress = progress
         self._meter = meter
         self._main = threading.get_ident()
@@ -116,7 +118,7 @@ class Boundaries:
 
     def passed(self, kind: str, place: int) -> None:
         """Handle a pass of the candidate *kind* at *place*."""
-        if not self._grant.is_held or threading.get_ident() != self._main:
+        if self._standing.turn is not _HOLDING or threading.get_ident() != self._main:
             return
         self._quiet_turns = 0
         if place == self._place and kind == self._kind:
@@ -176,7 +178,7 @@ class Boundaries:
     def clock_ticked(self) -> None:
         """Look at more candidates if no boundary comes (on the meter's thread, while a grant is held)."""
         self._ticks += 1
-        self._grant.measure_due = True
+        self._standing.measure_due = True
         if self._passed_since_clock:
             self._passed_since_clock = False
             self._longest_quiet = max(self._longest_quiet, self._quiet_ticks)
@@ -190,8 +192,8 @@ class Boundaries:
             self._watch_forwards()
         none_lately = self._is_silent() and self._quiet_ticks >= RELEASE_AFTER
         last_resort = self._kind in LAST_RESORT and self._ticks >= RELEASE_AFTER
-        self._grant.release_due = none_lately or last_resort
-        if self._is_silent() and self._grant.is_held:
+        self._standing.release_due = none_lately or last_resort
+        if self._is_silent() and self._standing.is_held:
             signal.pthread_kill(self._main, FORCE_SIGNAL)
         elif not self._kind:
             self._gate.interrupt_soon()
@@ -220,7 +222,7 @@ class Boundaries:
         if self._kind:
             self._forget()
         if items := self._progress.items_passed():
-            self._gate.reports.count(items)
+            self._standing.count(items)
 
     def _is_looked_at(self) -> bool:
         """Whether something would see hooks on all modules, such as `torch.compile`, which would compile again."""

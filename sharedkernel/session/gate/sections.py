@@ -1,37 +1,55 @@
-"""Sections: stretches of user code. While one is open, memory is offloaded only in a wait for the device.
+"""Sections, which are stretches of user code, and the device in them.
 
-Memory that was moved away while the session was idle comes back before a section's first line: the section that opens
-first waits for it, open to interrupts. At the end of the last one everything in use is measured as persistent, and the
-grant is released.
+While a section is open, memory is offloaded only in a wait for the device. Memory that was moved away while the session
+was idle comes back before a section's first line: the section that opens first waits for it, open to interrupts. At the
+end of the last one everything in use is measured as persistent, and the grant is released.
+
+One thread at a time requests the device or restores memory. The main thread takes its lane with a grant, and hands it
+over before it releases that; other threads neither take a lane nor hand one over.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
 
 from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import Turn, Word
-from sharedkernel.session.gate.acquisition import Acquisition
 from sharedkernel.session.gate.dispatch_mode import DeviceMode
-from sharedkernel.session.gate.grant import GatePart, GateParts, HeldGrant
-from sharedkernel.system.deferred_signals import signals_held
+from sharedkernel.session.gate.eviction import SessionEviction
+from sharedkernel.session.gate.standing import GatePart, GateParts, ReleasePoint, Standing
+from sharedkernel.session.offload.idleness import is_pythons
+from sharedkernel.status.refusal_text import explain_no_pause
+from sharedkernel.system.deferred_signals import interrupts_let_through, signals_held
+from sharedkernel.units import format_bytes
 
-#: a change of the session's memory that other sessions may hear of a little later
-_NEGLIGIBLE_BYTES = 64 << 10
+if TYPE_CHECKING:
+    from sharedkernel.session.lanes.session_lane import SessionLane
+
+log = logging.getLogger(__name__)
 
 
 class Sections(GatePart):
-    """One session's sections, and the executor's requests to offload its memory between them.
+    """One session's sections; acquires and releases its device in them.
 
     Parameters
     ----------
     parts
         What the gate works with.
-    grant, mode, acquisition
-        Of the session's gate.
+    standing
+        Where the session stands.
+    mode
+        The main thread's dispatch mode, which goes in whenever the grant is released.
+    lanes
+        The session's lane; None where no bytes are shared.
+    check_memory
+        Called with the figures that were measured at a boundary; may raise torch.OutOfMemoryError.
     why_busy
         Returns why user code may run although no section is open, if it may.
     """
@@ -39,23 +57,22 @@ class Sections(GatePart):
     def __init__(
         self,
         parts: GateParts,
-        grant: HeldGrant,
+        standing: Standing,
         mode: DeviceMode,
-        acquisition: Acquisition,
+        *,
+        lanes: SessionLane | None,
+        check_memory: Callable[[protocol.Memory], None],
         why_busy: Callable[[], str | None],
     ) -> None:
         super().__init__(parts)
-        self._grant = grant
+        self._standing = standing
         self._mode = mode
-        self._acquisition = acquisition
-        self._why_kernel_busy = why_busy
+        self._check_memory = check_memory
         self._main = threading.get_ident()
-        #: persistent bytes when that was last said; None: no section was opened yet
-        self._said_bytes: int | None = None
-        #: how many are open
-        self.num_open = 0
-        #: everything passes: the kernel has ended, or this is a forked child
-        self.is_disabled = False
+        self._asking = threading.RLock()
+        #: the session's lane; None where no bytes are shared, and in a forked child
+        self.lanes = lanes
+        self.eviction = SessionEviction(parts, standing, self.one_at_a_time, why_busy)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
@@ -82,79 +99,40 @@ class Sections(GatePart):
         """User objects must not be touched outside a section: memory is away, or about to go."""
         return self._residency.is_away or self._residency.is_moving
 
-    @property
-    def has_run(self) -> bool:
-        """Whether one was ever opened."""
-        return self.num_open > 0 or self._said_bytes is not None
-
     def _open(self) -> None:
         with signals_held():
             if self._residency.is_away:
                 self._notice.wait_begins()
             with self._link.lock:
-                self.num_open += 1
-                if self.num_open == 1:
-                    self._words[Word.TURN] = Turn.READY
+                if self._standing.section_opened():
                     self._meter.look_closely()
                     self._growth.section_began()
                     self._forecast.section_began()
-                    if self._acquisition.lanes is not None:
-                        self._acquisition.lanes.section_began()
-                    self._say_opened()
+                    if self.lanes is not None:
+                        self.lanes.section_began()
                     self._residency.section_opened()
-                    self._acquisition.eviction.decline("busy", "Its code runs.")
+                    self.eviction.decline("busy", "Its code runs.")
             if self._residency.is_away:
                 try:
-                    self._acquisition.eviction.restore()
+                    self.eviction.restore()
                 except BaseException:
                     self._close()
                     raise
 
     def _close(self) -> None:
-        if self.is_disabled:  # a forked child that runs on to the end of the cell
+        if self._standing.is_disabled:  # a forked child that runs on to the end of the cell
             return
+        is_main = threading.get_ident() == self._main
         with signals_held():
-            lanes = self._acquisition.lanes
-            if lanes is not None and threading.get_ident() == self._main:
-                if self._grant.is_held:
-                    self._acquisition.hand_over(lanes, "cell")  # what stays in the lane keeps that, but not the grant
-                if self.num_open == 1:
-                    lanes.section_ended()
+            if is_main and self.lanes is not None:
+                if self._standing.is_held:
+                    self._hand_over(self.lanes, "cell")  # what stays in the lane keeps that, but not the grant
+                if self._standing.num_sections == 1:
+                    self.lanes.section_ended()
             with self._link.lock:
-                self.num_open -= 1
-                keeps = self.num_open > 0 and self._acquisition.is_main_in_lane
-                released = self._grant.end("cell") if self._grant.is_held and not keeps else None
-                if self.num_open:
-                    closed = None
-                else:
-                    self._meter.section_ended()
-                    self._residency.answer.clear()
-                    self._words[Word.TURN] = Turn.IDLE
-                    closed = protocol.CellClosedReport(memory=self._meter.memory)
-                self._say_closed(released, closed)
-            if threading.get_ident() == self._main and not self._mode.is_in:
+                self._standing.section_closed(keeps_grant=self.is_main_in_lane)
+            if is_main:
                 self._mode.put_in()
-
-    def _say_opened(self) -> None:
-        opened = protocol.CellOpenedReport()
-        if self._said_bytes is None or self._residency.is_away:  # the first one makes the session a used one
-            self._link.send(opened)
-        else:
-            self._link.send_soon(opened)
-
-    def _say_closed(
-        self, released: protocol.GrantReleasedReport | None, closed: protocol.CellClosedReport | None
-    ) -> None:
-        """Send what has ended: soon, if that makes no difference to anybody."""
-        bytes_before = self._said_bytes
-        if closed is not None:
-            self._said_bytes = closed.memory.persistent
-            is_unchanged = bytes_before is not None and abs(closed.memory.persistent - bytes_before) < _NEGLIGIBLE_BYTES
-            if released is None and self._link.has_waiting and is_unchanged:
-                self._said_bytes = bytes_before  # or many small changes would never be said
-                self._link.send_soon(closed)
-                return
-        self._link.send(*(message for message in (released, closed) if message))
 
     def open_for_stray_operation(self) -> None:
         """Open a section for an operation outside any, until the running callback of the event loop is over."""
@@ -164,39 +142,130 @@ class Sections(GatePart):
         except RuntimeError:  # not in an event loop: nothing would tell when the code is over
             self._close()
 
-    # --- requests to offload ------------------------------------------------------------------------------------------
+    # --- acquire ------------------------------------------------------------------------------------------------------
 
-    def request_offload(self) -> bool:
-        """Handle the executor's request to offload the session's memory (any thread).
+    @contextlib.contextmanager
+    def one_at_a_time(self) -> Iterator[None]:
+        """Wait until no other thread asks for the device, open to interrupts."""
+        while not self._asking.acquire(timeout=0.1):
+            with interrupts_let_through():
+                pass
+        try:
+            yield
+        finally:
+            self._asking.release()
+
+    def acquire(self) -> None:
+        """Wait for a grant. If the same code ran out of memory last time, request what it lacked as well.
+
+        Raises
+        ------
+        torch.OutOfMemoryError
+            When the request is refused.
+        """
+        missed = self._growth.take_missed(self._forecast.source)
+        if missed:
+            try:
+                return self._acquire(missed)
+            except torch.OutOfMemoryError as error:
+                log.info("runs without more memory: %s", error)
+        return self._acquire()
+
+    def _acquire(self, growth: int = 0, spare: int = 0) -> None:
+        """Request a grant with *growth* more bytes and *spare* ones that hold nothing, and wait for it."""
+        is_pythons_thread, interrupts = is_pythons(threading.get_ident()), self._words[Word.INTERRUPTS]
+
+        def check() -> None:
+            # Where Python did not start this thread, the main one waits for it in C++, and runs no signal handlers.
+            if not is_pythons_thread and self._words[Word.INTERRUPTS] != interrupts:
+                raise KeyboardInterrupt
+
+        # Before the wait: to look at the heap takes a tenth of a millisecond in a process that has just been woken.
+        is_crowded = self._standing.threads.is_due and self._growth.is_crowded
+        self._standing.ask(growth, spare)
+        try:
+            self._standing.wait(check)
+            while self.eviction.is_asked and self._standing.turn is Turn.WANTING:
+                if self.eviction.give_way():
+                    self._standing.ask(0, spare)
+                self._standing.wait(check)
+        except BaseException:
+            self._standing.withdraw()
+            raise
+        finally:
+            self.eviction.decline("busy", "Its code runs.")
+        if self._standing.refusal is not None:
+            # What earlier code needed may not fit beside what is kept by now, of which this cell may have freed some.
+            # What runs next may need less; if it does not, it is refused when it grows.
+            if not growth and self._meter.drop_stale():
+                return self._acquire(spare=spare)
+            raise torch.OutOfMemoryError(self._standing.refusal.message)
+        self._meter.device_acquired()
+        if threading.get_ident() == self._main:
+            if is_crowded:
+                self._standing.threads.make()
+            if self.lanes is not None:
+                self.lanes.turn_began(has_lane=self._standing.has_lane)
+
+    def grow(self, growth: int, spare: int = 0) -> None:
+        """Release the device in the middle of what runs, and acquire it again with more memory.
+
+        Parameters
+        ----------
+        growth
+            Bytes to request in addition.
+        spare
+            Bytes that the limit on the process has to allow beside them, because free memory is in too many pieces.
+
+        Raises
+        ------
+        torch.OutOfMemoryError
+            When the memory cannot be had, or the device cannot be released now.
+        """
+        log.info("asks for %s more", format_bytes(growth))
+        with signals_held(), self.one_at_a_time():
+            if not self.release("yield"):
+                raise torch.OutOfMemoryError(explain_no_pause(growth))
+            self._acquire(growth, spare)
+        if threading.get_ident() == self._main:
+            self._standing.threads.keep()
+
+    # --- release ------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_main_in_lane(self) -> bool:
+        """Whether the main thread, and not the calling one, has to hand the session's lane over before others run."""
+        return self.lanes is not None and self.lanes.has_turn and threading.get_ident() != self._main
+
+    def release(self, at: ReleasePoint) -> bool:
+        """Release the grant and let the next operation acquire one again.
+
+        Parameters
+        ----------
+        at
+            Where it is released: at a "boundary", at the end of a "cell", or in the middle of an iteration ("yield").
 
         Returns
         -------
-        Whether :meth:`offload` should be called, on the kernel's event loop; else the answer was given, or will be by
-        the main thread.
+        bool
+            Whether it is released; not if the lane cannot be handed over.
         """
-        with self._link.lock:
-            self._acquisition.eviction.is_asked = True
-            request, keeps_addresses = self._acquisition.request, self._residency.keeps_addresses
-            if request.is_open and self._acquisition.is_main_waiting and self.num_open == 1 and keeps_addresses:
-                request.answered.set()
+        main = threading.get_ident() == self._main
+        with signals_held():
+            if self.lanes is not None and main and self._standing.is_held and not self._hand_over(self.lanes, at):
                 return False
-            if self.num_open and not keeps_addresses:
-                self._acquisition.eviction.decline("unsafe", "What runs would not find its memory where it was.")
-            if self.num_open:
-                self._acquisition.eviction.decline("busy", "Its code runs.")
-            return self._acquisition.eviction.is_asked
+            if not self._standing.release(at):
+                return True
+            if main:
+                self._mode.put_in()
+        if at == "boundary":
+            self._check_memory(self._meter.memory)
+        return True
 
-    async def offload(self) -> None:
-        """Move the session's memory away if that can be done and is still asked for, and answer the executor."""
-        if (
-            self.is_needed or not self._acquisition.eviction.is_asked
-        ):  # an earlier one, stopped by a section, answers for both
-            return
-        await self._acquisition.eviction.offload(self._why_busy)
-
-    def _why_busy(self) -> str | None:
-        if self.num_open or self.is_disabled:
-            return "Its code runs."
-        if not self._link.is_connected:
-            return "Its executor has just gone away."
-        return self._why_kernel_busy()
+    def _hand_over(self, lanes: SessionLane, at: ReleasePoint) -> bool:
+        """Hand the lane over, where the executor stops nobody; return whether the grant may go."""
+        self._words[Word.HANDING_OVER] = 1
+        try:
+            return lanes.hand_over(at)
+        finally:
+            self._words[Word.HANDING_OVER] = 0

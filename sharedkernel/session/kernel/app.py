@@ -40,8 +40,8 @@ from sharedkernel.session.connection import Link
 from sharedkernel.session.device_parts import make_lanes, make_meter, make_mover, make_run_ahead, operation_filter
 from sharedkernel.session.gate import onlookers
 from sharedkernel.session.gate.gate import Gate
-from sharedkernel.session.gate.grant import GateParts
 from sharedkernel.session.gate.iteration_boundaries import Boundaries
+from sharedkernel.session.gate.standing import GateParts
 from sharedkernel.session.kernel import own_log, packages, user_account
 from sharedkernel.session.kernel.activity import BackgroundActivity
 from sharedkernel.session.kernel.kernel import GatedKernel
@@ -169,11 +169,11 @@ class SessionRuntime:
         self._gate.enforce(self._boundaries)
         self._link.start(self._hello, self._on_message)
         self._app.start()
-        self._gate.open_for_good()
+        self._gate.standing.disable()
         self._link.close()
 
     def _end(self) -> None:
-        self._gate.open_for_good()
+        self._gate.standing.disable()
         processes.end_process(0)
 
     def _hello(self) -> protocol.SessionHello:
@@ -186,7 +186,7 @@ class SessionRuntime:
             connection={**info, "key": self._app.session.key.decode()},
             memory=self._meter.memory,
             data_bytes=self._meter.data_bytes(),
-            **self._gate.resume_state(),
+            **self._gate.standing.resume_state(),
         )
 
     def _on_message(self, message: Any) -> None:
@@ -205,8 +205,8 @@ class SessionRuntime:
                 self._awaited = None
             current_session.on_message(message)
         elif isinstance(message, protocol.OffloadCommand):
-            if self._gate.sections.request_offload():
-                self._loop.add_callback(self._gate.sections.offload)
+            if self._gate.eviction.request():
+                self._loop.add_callback(self._gate.eviction.offload)
         elif isinstance(message, protocol.AskActivity):
             found = () if self._activity is None else tuple(self._activity.found())
             self._link.send(protocol.ActivityReport(found=found))

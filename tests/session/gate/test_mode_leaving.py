@@ -132,10 +132,10 @@ def test_compiled_code_has_the_device_before_its_first_line(session: SessionUnde
         "import sys, torch._dynamo\n"
         "gate = sys.modules['sharedkernel.session.kernel.app'].boundaries._gate\n"
         "@torch._dynamo.disable\n"
-        "def look():\n    print(gate.grant.is_held, len(modes()))\n"
+        "def look():\n    print(gate.standing.is_held, len(modes()))\n"
         "@torch.compile(backend='eager')\n"
         "def compiled(a):\n    look()\n    return a + 1\n"
-        "print(gate.grant.is_held)\n"
+        "print(gate.standing.is_held)\n"
         "shape = compiled(x).shape",
     )
     assert printed == ["False", "True 0"]
