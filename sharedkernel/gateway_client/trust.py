@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
-import socket
 import ssl
 from urllib.parse import urlsplit
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway_client.proxy import open_tunnel
+from sharedkernel.gateway_client.proxy import connect
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
@@ -76,11 +74,9 @@ def fetch_certificate(url: str, *, seconds: float) -> bytes:
     host, port = parts.hostname or "", parts.port or 443
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    tunnel = asyncio.run(open_tunnel(host, port, is_encrypted=True, seconds=seconds))
-    with tunnel or socket.create_connection((host, port), timeout=seconds) as connection:
-        connection.settimeout(seconds)
-        with context.wrap_socket(connection, server_hostname=host) as encrypted:
-            certificate = encrypted.getpeercert(binary_form=True)
+    connection = connect(host, port, is_encrypted=True, seconds=seconds)
+    with connection, context.wrap_socket(connection, server_hostname=host) as encrypted:
+        certificate = encrypted.getpeercert(binary_form=True)
     if certificate is None:  # every server that encrypts presents one
         raise ssl.SSLError("no certificate was presented")
     return certificate

@@ -5,6 +5,6 @@
 `sockets.py` (zmq), and the gateway's, `sharedkernel/forwarding/` (a websocket).
 `install.py` puts the kernelspec in its place.
 
-What is imported here decides how fast a notebook's kernel starts and what each costs: nothing but the standard library
-and zmq, and no more of them than needed.
+What is imported here decides how fast a notebook's kernel starts and what each costs: nothing but the standard library,
+zmq and `websockets`, and no more of them than needed.
 """

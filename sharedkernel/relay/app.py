@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -10,11 +9,15 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.forwarding.connection import SessionRequest
+from sharedkernel.forwarding.session_request import SessionRequest
 from sharedkernel.jupyter.names import KERNEL_NAME, client_key
 from sharedkernel.relay.connection_file import ConnectionInfo, Options
+
+if TYPE_CHECKING:
+    import asyncio
 
 log = logging.getLogger(__name__)
 
@@ -56,37 +59,38 @@ def run(options: Options, connection: ConnectionInfo) -> int:
         What it was started with.
     """
     logging.basicConfig(level=logging.WARNING, format="[%(name)s] %(message)s")
-    environment = session_environment(Path(options.connection_file), connection.key, os.environ)
-    try:
-        # On Windows, the other kind of event loop could not watch zmq's sockets.
-        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-            return runner.run(_run(options, connection, environment))
-    except ConfigError as error:
-        print(f"sharedkernel relay: {error}", file=sys.stderr)  # noqa: T201
-        return 2
-
-
-async def _run(options: Options, connection: ConnectionInfo, environment: Mapping[str, str]) -> int:
     if _was_gone():
         return 0
+    environment = session_environment(Path(options.connection_file), connection.key, os.environ)
 
     def ask() -> SessionRequest:
         return SessionRequest(options.name or KERNEL_NAME, environment, python=options.environment)
 
     request = ask()
-    await request.sent(_SENDING)
-    # Not at the top: zmq and what needs it are imported while the gateway starts the session.
+    request.wait_until_sent(_SENDING)
+    # Not at the top: asyncio, zmq and what needs them are imported while the gateway starts the session.
+    import asyncio
+
     from sharedkernel.relay.relay import Relay
 
-    relay = Relay(connection, options.listeners, ask, request)
-    loop = asyncio.get_running_loop()
-    # Windows has no such handlers; its clients interrupt by message, which the kernelspec asks all of them to do.
-    with contextlib.suppress(NotImplementedError):
-        loop.add_signal_handler(signal.SIGINT, relay.interrupt)
-        loop.add_signal_handler(signal.SIGTERM, relay.stop)
-    if "JPY_PARENT_PID" in os.environ:
-        _watch_parent(loop, relay.stop)
-    return await relay.run()
+    async def main() -> int:
+        relay = Relay(connection, options.listeners, ask, request)
+        loop = asyncio.get_running_loop()
+        # Windows has no such handlers; its clients interrupt by message, which the kernelspec asks all of them to do.
+        with contextlib.suppress(NotImplementedError):
+            loop.add_signal_handler(signal.SIGINT, relay.interrupt)
+            loop.add_signal_handler(signal.SIGTERM, relay.stop)
+        if "JPY_PARENT_PID" in os.environ:
+            _watch_parent(loop, relay.stop)
+        return await relay.run()
+
+    try:
+        # On Windows, the other kind of event loop could not watch zmq's sockets.
+        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+            return runner.run(main())
+    except ConfigError as error:
+        print(f"sharedkernel relay: {error}", file=sys.stderr)  # noqa: T201
+        return 2
 
 
 def _was_gone() -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
@@ -22,7 +21,7 @@ from traitlets import Bool, Unicode
 
 from sharedkernel.cli.base import CommandApp, fail
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway_client.connection import Gateway
+from sharedkernel.gateway_client.connection import CONNECT_TIMEOUT, Gateway
 from sharedkernel.gateway_client.credentials import (
     CA_VARIABLE,
     TOKEN_VARIABLE,
@@ -39,7 +38,6 @@ from sharedkernel.gateway_client.credentials import (
     store_hub_gateway,
 )
 from sharedkernel.gateway_client.refusals import GatewayRefused, GatewayUnreachable
-from sharedkernel.gateway_client.requests import CONNECT_TIMEOUT
 from sharedkernel.gateway_client.trust import check_fingerprint, fetch_certificate, fingerprint_of
 from sharedkernel.jupyter.names import DISPLAY_NAME, KERNEL_NAME, LOGOS
 from sharedkernel.relay import start
@@ -149,7 +147,7 @@ class InstallApp(CommandApp):
         warning = None
         environments: list[str] = []
         try:
-            environments = asyncio.run(_check(credentials, certificate)) if credentials.token else []
+            environments = _check(credentials, certificate) if credentials.token else []
         except GatewayUnreachable as error:
             warning = str(error)
             self._refuse_to_replace(credentials, warning)
@@ -308,7 +306,7 @@ class InstallApp(CommandApp):
             )
 
 
-async def _check(credentials: Credentials, certificate: str | None) -> list[str]:
+def _check(credentials: Credentials, certificate: str | None) -> list[str]:
     """Show the gateway the token, and return the Python environments that it offers by name.
 
     Its own *certificate* (PEM), if there is one, is not kept yet.
@@ -320,4 +318,4 @@ async def _check(credentials: Credentials, certificate: str | None) -> list[str]
             file.write(certificate)
             file.flush()
             credentials = replace(credentials, ca_file=file.name)
-        return await Gateway(credentials).check()
+        return Gateway(credentials).check()

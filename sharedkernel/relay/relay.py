@@ -29,11 +29,12 @@ from typing import Any
 
 from sharedkernel.errors import ConfigError, ProtocolError, SessionEndedByUser, SharedKernelError
 from sharedkernel.forwarding import problems
-from sharedkernel.forwarding.connection import SessionConnection, SessionRequest
+from sharedkernel.forwarding.connection import SessionConnection
 from sharedkernel.forwarding.held import Held, HeldMessage
 from sharedkernel.forwarding.local_responder import LocalResponder, Request
 from sharedkernel.forwarding.outage import Outage
 from sharedkernel.forwarding.pending import Key, PendingRequests
+from sharedkernel.forwarding.session_request import SessionRequest
 from sharedkernel.gateway_client.refusals import GatewayRefused, GatewayUnreachable
 from sharedkernel.jupyter import wire
 from sharedkernel.jupyter.names import ATTACHED, ENDED, SEEN, SESSION_DIED
@@ -98,9 +99,7 @@ class Relay:
         self._seen: deque[bytes] = deque(maxlen=_SEEN_KEPT)
         #: names the session's process as the gateway does; None: it has not said so
         self._process: str | None = None
-        self._upstream = SessionConnection(
-            seen=self._seen_ids, on_message=self._on_gateway_message, on_lost=self._on_lost
-        )
+        self._upstream = SessionConnection(seen=self._seen_ids, on_message=self._on_gateway_message)
         self._outage = Outage(self._responder, self._pending.running_cell)
         #: message id of the question that tells which outcomes were lost, and whom it is about
         self._probe: tuple[str, list[Key]] | None = None
@@ -120,7 +119,7 @@ class Relay:
             self._state = State.ENDED
             for task in self._tasks:
                 task.cancel()
-            self._upstream.close()
+            await self._upstream.close()
             self._client.close()
 
     def stop(self, code: int = 0) -> None:
@@ -329,6 +328,7 @@ class Relay:
             self._upstream.drop()
             return
         self._state = State.JOINED
+        self._begin(self._read())
         self._outage.end()
         self._meet_process(self._upstream.process)
         self._ask_what_was_lost()
@@ -349,9 +349,9 @@ class Relay:
         self._say_restarted()
         self._go_on_without(problem, farewell)
 
-    def _on_lost(self) -> None:
-        """Meet the loss of the connection."""
-        if self._state is State.JOINED:
+    async def _read(self) -> None:
+        """Pass on what the session says until the connection is lost, and connect again."""
+        if await self._upstream.read() and self._state is State.JOINED:
             self._state = State.AWAY
             self._outage.begin(self._upstream.url)
             self._connecting = self._begin(self._rejoin())

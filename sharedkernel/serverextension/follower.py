@@ -158,21 +158,14 @@ class Follower:
         if user != self._user:
             # Another user, perhaps of another gateway: none of what the last one saw.
             self._user, self._status = user, None
-        heard, ended = False, asyncio.Event()
-
-        def take(frame: str | bytes | None) -> None:
-            nonlocal heard
-            if frame is None:
-                ended.set()
-            else:
-                heard = True
-                self._take(upstream, frame)
-
-        websocket = await upstream.events(take)
+        heard = False
+        websocket = await upstream.events()
         try:
-            await ended.wait()
+            async for message in websocket.messages():
+                heard = True
+                self._take(upstream, message)
         finally:
-            websocket.close()
+            websocket.end()
         return heard
 
     def _take(self, upstream: Upstream, frame: str | bytes) -> None:

@@ -154,10 +154,10 @@ def rests(notebook: Notebook) -> bool:
 
 
 def test_a_relay_is_small_and_idle_over_ipc_too(stock_gateway: GatewayProcess) -> None:
-    """Its private memory stays below 40 MB, it loads nothing heavy, and without messages it does nothing."""
+    """Its private memory stays below 20 MB, it loads nothing heavy, and without messages it does nothing."""
     with Notebook(stock_gateway.url, stock_gateway.token, transport="ipc") as notebook:
         assert notebook.run("print(1 + 1)").text() == "2\n"
-        assert private_bytes(notebook.pid) < 40e6
+        assert private_bytes(notebook.pid) < 20e6
         maps = Path(f"/proc/{notebook.pid}/maps").read_text()
         assert not [name for name in ("torch", "numpy", "msgspec", "psutil") if f"/{name}/" in maps]
         wait_until(lambda: rests(notebook))

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from sharedkernel.gateway_client.http_connection import MAX_BODY_BYTES, MAX_HEAD_BYTES
 from sharedkernel.gateway_client.refusals import GatewayRefused, GatewayUnreachable
+from sharedkernel.gateway_client.server import MAX_BODY_BYTES
 from tests.gateway_client.test_websocket import Peer, serving
 
 _MODEL = b'{"id": "a-kernel"}'
@@ -23,13 +23,12 @@ async def started(answer: bytes, *, pieces: int) -> tuple[str, bool]:
         assert peer.first_line == "POST /prefix/api/kernels HTTP/1.1"
         assert peer.headers["connection"] == "close"
         assert peer.headers["content-type"] == "application/json"
-        assert "accept-encoding" not in peer.headers
         for at in range(0, len(answer), pieces):
             peer.writer.write(answer[at : at + pieces])
             await asyncio.sleep(0)
 
     async with serving(serve) as client:
-        return await client.gateway.start({"KERNEL_NOTEBOOK": "/grüße.ipynb"})
+        return await asyncio.to_thread(client.gateway.start, {"KERNEL_NOTEBOOK": "/grüße.ipynb"})
 
 
 @pytest.mark.parametrize("pieces", [1, 10_000])
@@ -39,8 +38,7 @@ async def started(answer: bytes, *, pieces: int) -> tuple[str, bool]:
         b"HTTP/1.1 201 Created\r\nContent-Length: 18\r\n\r\n" + _MODEL,
         b"HTTP/1.1 201\r\ncontent-length:18\r\n\r\n" + _MODEL + b"more",
         b"HTTP/1.0 201 Created\r\n\r\n" + _MODEL,
-        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Hints\r\nLink: x\r\n\r\nHTTP/1.1 201 Created\r\n"
-        b"Content-Length: 18\r\n\r\n" + _MODEL,
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 Created\r\nContent-Length: 18\r\n\r\n" + _MODEL,
         b"HTTP/1.1 201 Created\r\nTransfer-Encoding: Chunked\r\n\r\n"
         b'7;of=a kind\r\n{"id": \r\nB\r\n"a-kernel"}\r\n0\r\n\r\n',
     ],
@@ -54,22 +52,21 @@ def test_every_form_of_an_answer_is_read(answer: bytes, pieces: int) -> None:
     ("answer", "sentence"),
     [
         (b"", "hung up (the connection was closed); if the gateway encrypts, its address begins with https://."),
-        (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "hung up (its answer is no HTTP)"),
-        (b"HTTP/1.1 OK\r\n\r\n", "hung up (its answer is no HTTP)"),
-        (b"HTTP/1.1 200 OK\r\nno header\r\n\r\n", "hung up (its answer has a header that is none)"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "hung up (its answer is no HTTP, or too long)"),
+        (b"HTTP/1.1 OK\r\n\r\n", "hung up (its answer is no HTTP, or too long)"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n{}", "hung up (the connection was closed)"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "hung up (its answer has a length that is no number)"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{} ", "a length that is no number"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "a length that is no number"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nab\r\n", "a part that is longer than it says"),
-        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * MAX_HEAD_BYTES + b"\r\n", "its answer is no HTTP, or too long"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (MAX_BODY_BYTES + 1), f"more than {MAX_BODY_BYTES}"),
-        (b"HTTP/1.1 200 OK\r\n\r\n" + bytes(MAX_BODY_BYTES + 1), f"more than {MAX_BODY_BYTES} bytes"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "hung up (the connection was closed)"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * (1 << 17) + b"\r\n", "hung up (its answer is no HTTP, or too long)"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (MAX_BODY_BYTES + 1) + bytes(MAX_BODY_BYTES + 1),
+            "too long",
+        ),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + bytes(MAX_BODY_BYTES + 1), "too long"),
         (
             b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
             + (MAX_BODY_BYTES // 2**20 + 1) * (b"100000\r\n" + bytes(1 << 20) + b"\r\n")
             + b"0\r\n\r\n",
-            f"more than {MAX_BODY_BYTES} bytes",
+            "too long",
         ),
     ],
 )
