@@ -14,9 +14,9 @@ from traitlets import Bool, Unicode
 
 from sharedkernel.cli.base import fail
 from sharedkernel.cli.options import GatewayCommandApp
+from sharedkernel.client.gateway.connection import Gateway
+from sharedkernel.client.gateway.status import fetch_status
 from sharedkernel.errors import Refused
-from sharedkernel.gateway_client.connection import Gateway
-from sharedkernel.gateway_client.status import fetch_status
 from sharedkernel.status.document import SessionStatus
 from sharedkernel.status.tables import cell, new_table, number, text
 from sharedkernel.status.text import (

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 import trustme
 
+from sharedkernel.client.gateway.connection import Gateway, fetch
+from sharedkernel.client.gateway.credentials import Credentials
+from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
+from sharedkernel.client.gateway.status import fetch_status
+from sharedkernel.client.gateway.trust import check_fingerprint
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.tls import Certificate, check_exposure
-from sharedkernel.gateway_client.connection import Gateway, fetch
-from sharedkernel.gateway_client.credentials import Credentials
-from sharedkernel.gateway_client.refusals import GatewayRefused, GatewayUnreachable
-from sharedkernel.gateway_client.status import fetch_status
-from sharedkernel.gateway_client.trust import check_fingerprint
 from sharedkernel.local_stack import Service, free_port
 from tests.gateway.conftest import run
 from tests.gateway.test_command import in_process

@@ -17,7 +17,7 @@ from traitlets import Bool, Unicode
 from sharedkernel.cli.base import fail
 from sharedkernel.cli.classroom.roster import Person, read_roster
 from sharedkernel.cli.options import NO_LIMIT, LimitCommandApp
-from sharedkernel.gateway_client.connection import CLASS_PATH, fetch
+from sharedkernel.client.gateway.connection import CLASS_PATH, fetch
 from sharedkernel.jupyter.names import is_user_name
 from sharedkernel.status.tables import cell, new_table, number, text
 from sharedkernel.status.text import safe_text

@@ -33,10 +33,10 @@ from sharedkernel.cli.top.rows import (
     session_words,
     sessions_view,
 )
+from sharedkernel.client.gateway.connection import Gateway
+from sharedkernel.client.gateway.credentials import Credentials
+from sharedkernel.client.gateway.status import fetch_status
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.gateway_client.connection import Gateway
-from sharedkernel.gateway_client.credentials import Credentials
-from sharedkernel.gateway_client.status import fetch_status
 from sharedkernel.status.document import SessionStatus, StatusDocument
 from sharedkernel.status.tables import device_line
 from sharedkernel.status.text import safe_text, session_name
