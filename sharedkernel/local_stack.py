@@ -19,10 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from sharedkernel.client.gateway.credentials import Credentials
+from sharedkernel.client.gateway.refusals import GatewayUnreachable
+from sharedkernel.client.gateway.status import fetch_status
 from sharedkernel.errors import Refused, SharedKernelError
-from sharedkernel.gateway_client.credentials import Credentials
-from sharedkernel.gateway_client.refusals import GatewayUnreachable
-from sharedkernel.gateway_client.status import fetch_status
 from sharedkernel.paths import EXECUTOR_SOCKET, LONGEST_RUNTIME_DIRECTORY, device_directory
 from sharedkernel.services import Service
 from sharedkernel.status.document import StatusDocument
@@ -198,8 +198,8 @@ class LocalStack:
 
     def _prepare(self) -> None:
         """Write what the services and the clients read."""
+        from sharedkernel.client.relay.kernelspec import write_kernelspec
         from sharedkernel.gateway.auth.tokens import TokenFile
-        from sharedkernel.relay.install import write_kernelspec
 
         self.runtime_directory.mkdir(mode=0o700, exist_ok=True)
         self._scratch.mkdir(exist_ok=True)

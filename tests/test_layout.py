@@ -24,8 +24,8 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"session", "widgets", "shelf", "simulator"}),
     # the core
     frozenset({"scheduling", "device_memory"}),
-    # what several processes share: messages, sockets, Jupyter's wire, the way to a gateway, the status document
-    frozenset({"protocol", "gateway_client", "forwarding", "ipc", "jupyter", "status"}),
+    # what several processes share: messages, sockets, Jupyter's wire, the status document; and who uses a gateway
+    frozenset({"protocol", "client", "ipc", "jupyter", "status"}),
     # the system, and words that all use
     frozenset({"system", "errors", "quota_check", "shortage", "units", "paths", "distribution", "_version"}),
 )
@@ -40,10 +40,10 @@ MUTUAL: frozenset[str] = frozenset()
 CIRCULAR: frozenset[str] = frozenset()
 
 #: rooms of one process each; what two of them share is in a layer below
-PROCESSES = frozenset({"gateway", "executor", "relay", "serverextension"})
+PROCESSES = frozenset({"gateway", "executor"})
 
 #: processes whose folders are in layers, too
-LAYERED = ("executor", "gateway", "scheduling", "session", "device_memory")
+LAYERED = ("client", "executor", "gateway", "scheduling", "session", "device_memory")
 
 MAX_MODULES = 14
 #: folders with more modules

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from sharedkernel.client.gateway.credentials import Credentials
+from sharedkernel.client.gateway.refusals import GatewayUnreachable
+from sharedkernel.client.gateway.status import fetch_status
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.gateway_client.credentials import Credentials
-from sharedkernel.gateway_client.refusals import GatewayUnreachable
-from sharedkernel.gateway_client.status import fetch_status
 from sharedkernel.local_stack import LocalStack, free_port
 from tests.cli.support import PATIENCE, processes_of, wait_until
 from tests.status.documents import to_json

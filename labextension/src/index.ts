@@ -2,7 +2,7 @@
  * What people see of a shared device in JupyterLab.
  *
  * One plugin holds the model, one each shows it in the panel and in the status bar, one adds the commands. Nothing
- * here knows the gateway: the Jupyter server's extension does (`sharedkernel/serverextension/`).
+ * here knows the gateway: the Jupyter server's extension does (`sharedkernel/client/extension/`).
  */
 
 import { ILayoutRestorer, JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';

@@ -71,7 +71,7 @@ COMMANDS = {
         extra="host",
     ),
     "install": Command(
-        application="sharedkernel.relay.install.InstallApp",
+        application="sharedkernel.cli.install.InstallApp",
         help='Add the kernel "Shared GPU" to this Jupyter.',
     ),
     "token": Command(

@@ -10,14 +10,14 @@ from typing import Any
 from traitlets import TraitError, Unicode, validate
 
 from sharedkernel.cli.base import CommandApp, fail
-from sharedkernel.errors import ConfigError
-from sharedkernel.gateway_client.credentials import (
+from sharedkernel.client.gateway.credentials import (
     TOKEN_VARIABLE,
     URL_VARIABLE,
     Credentials,
     find_credentials,
     find_kept,
 )
+from sharedkernel.errors import ConfigError
 from sharedkernel.jupyter.names import KERNEL_NAME
 from sharedkernel.units import parse_bytes
 

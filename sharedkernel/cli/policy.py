@@ -8,7 +8,7 @@ from traitlets import Bool
 
 from sharedkernel.cli.base import fail
 from sharedkernel.cli.options import GatewayCommandApp
-from sharedkernel.gateway_client.connection import POLICY_PATH, fetch
+from sharedkernel.client.gateway.connection import POLICY_PATH, fetch
 from sharedkernel.status.text import safe_text
 
 #: seconds that an answer may take: an executor that hangs is waited for by the gateway

@@ -15,7 +15,7 @@ from traitlets import Bool, Unicode
 
 from sharedkernel.cli.base import fail
 from sharedkernel.cli.options import NO_LIMIT, LimitCommandApp
-from sharedkernel.gateway_client.connection import QUOTAS_PATH, fetch
+from sharedkernel.client.gateway.connection import QUOTAS_PATH, fetch
 from sharedkernel.status.tables import cell, new_table, number, text
 from sharedkernel.units import format_bytes, format_seconds
 

@@ -14,9 +14,9 @@ from traitlets import Bool, Unicode
 
 from sharedkernel.cli.base import fail
 from sharedkernel.cli.options import GatewayCommandApp
+from sharedkernel.client.gateway.connection import Gateway
+from sharedkernel.client.gateway.status import fetch_status
 from sharedkernel.errors import Refused
-from sharedkernel.gateway_client.sessions import offload_session, stop_session
-from sharedkernel.gateway_client.status import fetch_status
 from sharedkernel.status.document import SessionStatus
 from sharedkernel.status.figures import IDLE, MEMORY
 from sharedkernel.status.tables import cell, figure_column, new_table, text
@@ -138,7 +138,7 @@ class StopApp(_SessionCommandApp):
 
     def act(self, kernel_id: str) -> None:
         """Shut one session down."""
-        stop_session(self.credentials(), kernel_id, now=self.now)
+        Gateway(self.credentials()).end(kernel_id, at_once=self.now)
 
 
 class OffloadApp(_SessionCommandApp):
@@ -157,7 +157,7 @@ class OffloadApp(_SessionCommandApp):
 
     def act(self, kernel_id: str) -> None:
         """Offload one session."""
-        offload_session(self.credentials(), kernel_id)
+        Gateway(self.credentials()).act(kernel_id, "offload")
 
 
 def short_ids(sessions: Sequence[SessionStatus]) -> dict[str, str]:

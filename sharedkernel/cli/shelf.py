@@ -13,7 +13,7 @@ from traitlets import Bool, Unicode
 
 from sharedkernel.cli.base import fail
 from sharedkernel.cli.options import GatewayCommandApp
-from sharedkernel.gateway_client.connection import SHELVES_PATH, fetch
+from sharedkernel.client.gateway.connection import SHELVES_PATH, fetch
 from sharedkernel.status.tables import cell, new_table, number, text
 from sharedkernel.status.text import about, safe_text
 from sharedkernel.units import format_bytes

@@ -7,7 +7,7 @@ from rich.console import Console
 from traitlets import Bool, Unicode
 
 from sharedkernel.cli.options import GatewayCommandApp
-from sharedkernel.gateway_client.status import fetch_status
+from sharedkernel.client.gateway.status import fetch_status
 from sharedkernel.status.tables import status_view
 
 

@@ -17,11 +17,11 @@ from traitlets import Bool, Unicode
 
 from sharedkernel.cli.base import fail
 from sharedkernel.cli.options import GatewayCommandApp
+from sharedkernel.client.gateway.connection import fetch
+from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
 from sharedkernel.cluster.commands import connect, report
 from sharedkernel.cluster.report import left_words, merge_hosts_known
 from sharedkernel.errors import ConfigError, SharedKernelError
-from sharedkernel.gateway_client.connection import fetch
-from sharedkernel.gateway_client.refusals import GatewayRefused, GatewayUnreachable
 from sharedkernel.status.text import safe_text
 from sharedkernel.units import format_seconds, parse_duration
 

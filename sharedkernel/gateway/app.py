@@ -15,6 +15,7 @@ import msgspec
 from jupyter_server.serverapp import ServerApp
 
 from sharedkernel.cli.base import CommandApp
+from sharedkernel.client.gateway.proxy import is_loopback
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.auth.hub import HubUsers
@@ -55,7 +56,6 @@ from sharedkernel.gateway.page.history import UsageHistory
 from sharedkernel.gateway.page.room_requests import RoomRequests
 from sharedkernel.gateway.page.timeline import TimelineRequests
 from sharedkernel.gateway.tls import Certificate, check_exposure
-from sharedkernel.gateway_client.proxy import is_loopback
 from sharedkernel.ipc.seqpacket import allow_many_descriptors
 from sharedkernel.paths import gateway_directory, make_private_directory, make_state_directory
 from sharedkernel.status.document import Draining, StatusDocument

@@ -9,9 +9,9 @@ import ssl
 from shlex import quote
 from urllib.parse import urlsplit
 
+from sharedkernel.client.gateway.proxy import is_loopback
+from sharedkernel.client.gateway.trust import client_context, fingerprint_of
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway_client.proxy import is_loopback
-from sharedkernel.gateway_client.trust import client_context, fingerprint_of
 
 #: names for which the outcome of a check is kept
 _MAX_NAMES = 16

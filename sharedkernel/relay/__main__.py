@@ -1,8 +1,8 @@
-"""``python -m sharedkernel.relay -f CONNECTION_FILE``: what the kernelspec starts."""
+"""``python -m sharedkernel.relay -f CONNECTION_FILE``: what kernelspecs start."""
 
 import sys
 
-from sharedkernel.relay.command import main
+from sharedkernel.client.relay.command import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

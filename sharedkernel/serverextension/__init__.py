@@ -1,13 +1,4 @@
-"""The shared device as the user's own Jupyter server passes it on to its pages.
-
-A page must not hold the token of a gateway, and a gateway lets no page of another site in. So this extension stands
-between: `upstream.py` speaks to the gateway as the user, `follower.py` follows what happens there for all open pages
-at once, `local_kernels.py` knows which of this server's kernels is which session there, `recorder.py` keeps what
-their cells have shown for pages that are reloaded, `handlers.py` has the routes.
-
-It works with the kernelspec that `sharedkernel install` writes and with ``jupyter lab --gateway-url``; where neither
-is set up it says so and waits. What the pages make of it is in `labextension/`.
-"""
+"""The name by which Jupyter's servers load our extension, in files that users have; it is `client/extension/`."""
 
 from __future__ import annotations
 
@@ -17,6 +8,6 @@ from typing import Any
 def _jupyter_server_extension_points() -> list[dict[str, Any]]:
     """Tell Jupyter's server what to load."""
     # Here, because who only asks for the package needs no Jupyter server.
-    from sharedkernel.serverextension.extension import SharedKernelExtension
+    from sharedkernel.client.extension.extension import SharedKernelExtension
 
     return [{"module": "sharedkernel.serverextension", "app": SharedKernelExtension}]

@@ -16,7 +16,7 @@ from jupyter_core.paths import jupyter_path
 from benchmarks.ui import CHROMIUM_ARGUMENTS, find_chromium
 from sharedkernel.local_stack import LocalStack
 from tests.cli.support import end_sessions
-from tests.serverextension.server import JupyterServer
+from tests.client.extension.server import JupyterServer
 from tests.warm_stack import WarmStack
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed", exc_type=ImportError)

@@ -13,7 +13,7 @@ from typing import Any
 from playwright.sync_api import Browser, Error, Locator, Page, Request, expect
 
 from sharedkernel.local_stack import LocalStack
-from tests.serverextension.server import TOKEN, JupyterServer
+from tests.client.extension.server import TOKEN, JupyterServer
 
 #: milliseconds that anything in a page may take, on a busy machine
 PATIENCE = 60_000

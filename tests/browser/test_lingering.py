@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from sharedkernel.local_stack import LocalStack
 from tests.browser.lab import LabPage, keep_picture, start_lab
 from tests.cli.support import end_sessions
-from tests.serverextension.server import JupyterServer
+from tests.client.extension.server import JupyterServer
 from tests.status.documents import to_json
 from tests.warm_stack import WarmStack
 

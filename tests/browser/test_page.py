@@ -12,12 +12,12 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
+from sharedkernel.client.gateway.credentials import TOKEN_VARIABLE, URL_VARIABLE
 from sharedkernel.gateway.fleet.colours import COLOURS
-from sharedkernel.gateway_client.credentials import TOKEN_VARIABLE, URL_VARIABLE
 from tests.browser.figures import in_use, memory_of_users
 from tests.browser.lab import LabPage, keep_picture, start_lab_with
-from tests.serverextension.fake_gateway import FakeGateway
-from tests.serverextension.server import JupyterServer
+from tests.client.extension.fake_gateway import FakeGateway
+from tests.client.extension.server import JupyterServer
 
 _MIB = 1024**2
 _NAME_OF_FOCUSED = "(e => e.getAttribute('aria-label') ?? e.labels[0].textContent)(document.activeElement)"

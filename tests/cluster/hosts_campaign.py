@@ -31,11 +31,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sharedkernel.client.relay.kernelspec import write_kernelspec
 from sharedkernel.executor.processes.records import read_record
 from sharedkernel.gateway.auth.tickets import host_key, read_key
 from sharedkernel.paths import RECORDS_DIRECTORY
-from sharedkernel.relay.install import write_kernelspec
 from tests.cli.support import COMMAND, wait_until
+from tests.client.relay.support import Notebook
 from tests.cluster.machines import NETWORK, Machine, Namespaces, bridge, can_make_machines, words_of
 from tests.cluster.ray_cluster import UNCLAIMED_SECONDS, RayCluster, kill
 from tests.cluster.ray_faults import TARGETS as RAY_TARGETS
@@ -43,7 +44,6 @@ from tests.cluster.ray_faults import RayFaults
 from tests.faults.holds import Hold
 from tests.faults.judge import Fault, as_table, is_clean, make_report
 from tests.faults.notebooks import PATIENCE, STEPS_PER_CELL, Worker, undisturbed
-from tests.relay.support import Notebook
 
 #: what fails, and how often compared with the others
 TARGETS = {"front": 2.0, "gateway": 3.0, "executor": 3.0, "supervisor": 1.0, "session": 3.0, "network": 2.0}

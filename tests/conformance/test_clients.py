@@ -1,7 +1,7 @@
 """The clients that people run notebooks with, as they come, on tensors of the shared device.
 
 A stock Jupyter server with `--gateway-url` is in `tests/gateway/test_stock_clients.py`, JupyterLab in `tests/browser`;
-what these clients do with interrupts, refusals and ends, `tests/relay/test_clients.py`.
+what these clients do with interrupts, refusals and ends, `tests/client/relay/test_clients.py`.
 """
 
 from __future__ import annotations

@@ -20,12 +20,12 @@ from typing import Any
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_core.utils import ensure_event_loop
 
+from sharedkernel.client.relay.sockets import ConnectionInfo
 from sharedkernel.errors import ConfigError
 from sharedkernel.jupyter.names import client_key
-from sharedkernel.relay.sockets import ConnectionInfo
+from tests.client.relay.support import Notebook
 from tests.faults.server import PATIENCE, ServerNotebook
 from tests.readiness import wait_until_blocking_ready
-from tests.relay.support import Notebook
 
 #: steps of one training; then it starts over
 STEPS = 240

@@ -16,13 +16,13 @@ from types import MappingProxyType
 import psutil
 
 from sharedkernel.services import Service
+from tests.client.relay.support import Notebook
 from tests.faults.holds import Hold, can_limit_processes, full_disk, stopped, without_descriptors, without_processes
 from tests.faults.judge import Fault, growth, holdings
 from tests.faults.notebooks import STEPS_PER_CELL, Worker, undisturbed
 from tests.faults.server import PATIENCE, ServerNotebook
 from tests.faults.stack import FaultStack
 from tests.processes import stacks_of
-from tests.relay.support import Notebook
 
 #: what faults happen to, and how often compared with the others
 TARGETS = {"gateway": 2, "executor": 2, "warm parent": 1, "session": 2, "relay": 2, "server": 1}

@@ -1,6 +1,6 @@
 """A notebook as a page has it: a user's own Jupyter server, which can be killed, its relay, and one websocket.
 
-Looks like :class:`~tests.relay.support.Notebook`, so that a campaign need not know which one it has.
+Looks like :class:`~tests.client.relay.support.Notebook`, so that a campaign need not know which one it has.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import websocket
 
 from sharedkernel.jupyter.wire import new_message
 from sharedkernel.services import Service
-from tests.serverextension.server import TOKEN, JupyterServer
+from tests.client.extension.server import TOKEN, JupyterServer
 
 #: seconds that anything may take while processes are killed and started again beside it on a busy machine, or stopped:
 #: gateway and executor for a minute each, one after the other

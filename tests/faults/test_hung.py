@@ -12,11 +12,11 @@ import psutil
 import pytest
 from jupyter_core.utils import ensure_event_loop
 
+from tests.client.relay.support import Notebook
 from tests.executor.harness import until
 from tests.faults.holds import stopped
 from tests.faults.stack import FaultStack
 from tests.gateway.client import PATIENCE, Channels, Client
-from tests.relay.support import Notebook
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 

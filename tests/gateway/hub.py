@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sharedkernel.client.relay.kernelspec import write_kernelspec
 from sharedkernel.jupyter.names import KERNEL_NAME
 from sharedkernel.local_stack import free_port
-from sharedkernel.relay.install import write_kernelspec
 from sharedkernel.system import lifetime
 from tests.gateway.conftest import wait_for
 

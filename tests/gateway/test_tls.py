@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 import trustme
 
+from sharedkernel.client.gateway.connection import Gateway, fetch
+from sharedkernel.client.gateway.credentials import Credentials
+from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
+from sharedkernel.client.gateway.status import fetch_status
+from sharedkernel.client.gateway.trust import check_fingerprint
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.tls import Certificate, check_exposure
-from sharedkernel.gateway_client.connection import Gateway, fetch
-from sharedkernel.gateway_client.credentials import Credentials
-from sharedkernel.gateway_client.refusals import GatewayRefused, GatewayUnreachable
-from sharedkernel.gateway_client.status import fetch_status
-from sharedkernel.gateway_client.trust import check_fingerprint
 from sharedkernel.local_stack import free_port
 from sharedkernel.services import Service
 from tests.gateway.conftest import run
@@ -110,7 +110,7 @@ class Encrypted:
 
     def check(self, ca_file: str | None) -> None:
         """Ask as the relay does."""
-        run(Gateway(Credentials(url=self.url, token=self.token, ca_file=ca_file)).check())
+        Gateway(Credentials(url=self.url, token=self.token, ca_file=ca_file)).check()
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from benchmarks.stack.servers import STOCK_KERNEL
 from sharedkernel.jupyter.names import KERNEL_NAME
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.units import format_bytes
-from tests.serverextension.server import TOKEN, JupyterServer
+from tests.client.extension.server import TOKEN, JupyterServer
 
 #: bytes by which a process may grow, whatever the number of requests: allocators keep some of what they freed
 MOST_GROWTH = 5 << 20

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.local_stack import LocalStack
+from tests.client.extension.server import JupyterServer
 from tests.memory.requests import growth, too_much
-from tests.serverextension.server import JupyterServer
 
 #: what a gateway once kept of one was 5 to 13 KiB
 _NUM_REQUESTS = 1000

@@ -12,7 +12,7 @@ import yaml
 
 from sharedkernel._version import __version__
 from sharedkernel.cli.main import COMMANDS, SharedKernelApp
-from sharedkernel.gateway_client.credentials import CA_VARIABLE, TOKEN_VARIABLE, URL_VARIABLE
+from sharedkernel.client.gateway.credentials import CA_VARIABLE, TOKEN_VARIABLE, URL_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sharedkernel.paths import LOGS_DIRECTORY
+from tests.client.relay.support import wait_until
 from tests.memory.walk import MIB, OWNERS, USABLE, Walk
-from tests.relay.support import wait_until
 
 pytestmark = pytest.mark.software_gpu
 

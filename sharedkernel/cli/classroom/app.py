@@ -21,7 +21,7 @@ from sharedkernel.cli.base import fail
 from sharedkernel.cli.classroom.roster import Person, read_roster
 from sharedkernel.cli.options import LimitCommandApp
 from sharedkernel.cli.quota import limit_words
-from sharedkernel.gateway_client.connection import CLASS_PATH, fetch
+from sharedkernel.client.gateway.connection import CLASS_PATH, fetch
 from sharedkernel.status.tables import cell, new_table, number, text
 from sharedkernel.status.text import safe_text
 from sharedkernel.units import parse_expiry

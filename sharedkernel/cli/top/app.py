@@ -6,7 +6,7 @@ import sys
 
 from sharedkernel.cli.base import fail
 from sharedkernel.cli.options import GatewayCommandApp
-from sharedkernel.gateway_client.status import fetch_status
+from sharedkernel.client.gateway.status import fetch_status
 
 
 class TopApp(GatewayCommandApp):

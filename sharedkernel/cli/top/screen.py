@@ -33,10 +33,10 @@ from sharedkernel.cli.top.rows import (
     session_words,
     sessions_view,
 )
+from sharedkernel.client.gateway.connection import Gateway
+from sharedkernel.client.gateway.credentials import Credentials
+from sharedkernel.client.gateway.status import fetch_status
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.gateway_client.credentials import Credentials
-from sharedkernel.gateway_client.sessions import offload_session, stop_session
-from sharedkernel.gateway_client.status import fetch_status
 from sharedkernel.status.document import SessionStatus, StatusDocument
 from sharedkernel.status.tables import device_line
 from sharedkernel.status.text import RUNNING, safe_text, session_name
@@ -180,13 +180,13 @@ class TopScreen(App[None]):
         self._render_status()
         self.set_timer(_INTERVAL, self._ask)
 
-    def _do(self, verb: str, done: str, session: SessionStatus, act: Callable[[Credentials, str], None]) -> None:
+    def _do(self, verb: str, done: str, session: SessionStatus, act: Callable[[Gateway, str], None]) -> None:
         who = f"{session_name(session)} of {safe_text(session.user)}"
         self._act = f"{verb} {who}"
 
         def run() -> None:
             try:
-                act(self._credentials, session.kernel_id or "")
+                act(Gateway(self._credentials), session.kernel_id or "")
                 ended = ActEnded(f"{done} {who}", failed=False)
             except SharedKernelError as error:
                 ended = ActEnded(f"could not {verb} {who}: {safe_text(error)}", failed=True)
@@ -350,7 +350,10 @@ class TopScreen(App[None]):
     def action_offload(self) -> None:
         """Offload the selected session, after a question."""
         self._ask_first(
-            "offload", "offloaded", "Its memory leaves the device; its next cell brings it back.", offload_session
+            "offload",
+            "offloaded",
+            "Its memory leaves the device; its next cell brings it back.",
+            lambda gateway, kernel_id: gateway.act(kernel_id, "offload"),
         )
 
     def action_stop(self) -> None:
@@ -359,10 +362,10 @@ class TopScreen(App[None]):
             "stop",
             "stopped",
             "Its user can bring it back with `%shared attach` for as long as their quota lets it linger.",
-            stop_session,
+            Gateway.end,
         )
 
-    def _ask_first(self, verb: str, done: str, consequence: str, act: Callable[[Credentials, str], None]) -> None:
+    def _ask_first(self, verb: str, done: str, consequence: str, act: Callable[[Gateway, str], None]) -> None:
         chosen = self._chosen
         session = None if chosen is None else chosen.session
         if session is None:

@@ -19,9 +19,9 @@ from sharedkernel.cli.options import GatewayCommandApp
 from sharedkernel.cli.trace.document import Recording, trace_document
 from sharedkernel.cli.trace.live import record_live
 from sharedkernel.cli.trace.log import record_from_log, recorded_directories
+from sharedkernel.client.gateway.connection import fetch
+from sharedkernel.client.gateway.status import fetch_status
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway_client.connection import fetch
-from sharedkernel.gateway_client.status import fetch_status
 from sharedkernel.paths import default_runtime_directory
 from sharedkernel.system.atomic_file import replace_file
 from sharedkernel.units import format_seconds, parse_duration

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from sharedkernel._version import __version__
+from sharedkernel.client.gateway.proxy import is_loopback
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.auth.tickets import check_host_name, read_key
 from sharedkernel.gateway.fleet.placement import shelf_owners
@@ -19,7 +20,6 @@ from sharedkernel.gateway.hosts.rules import HostRules
 from sharedkernel.gateway.hosts.summary import HostSummary, RaySummary, summarize_device, summarize_users
 from sharedkernel.gateway.kernels.manager import ClusterPeers, DeploymentOwner, SessionKernels
 from sharedkernel.gateway.tls import peer_context
-from sharedkernel.gateway_client.proxy import is_loopback
 from sharedkernel.status.document import StatusDocument
 
 

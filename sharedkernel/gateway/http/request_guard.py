@@ -26,11 +26,11 @@ from tornado.httputil import (
 from tornado.routing import Router
 from tornado.web import Application, RequestHandler
 
+from sharedkernel.client.gateway.proxy import is_loopback
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.identity import TokenOnlyIdentity
 from sharedkernel.gateway.channels.user_bytes import TooManyBytes, UserBytes
 from sharedkernel.gateway.errors import finish_refused
-from sharedkernel.gateway_client.proxy import is_loopback
 
 _TOKEN = "token"
 #: stands for all methods that no handler has: tornado answers it with 405, and each would be a label of the metrics

@@ -24,11 +24,11 @@ from sharedkernel.gateway.hosts.registration import HostRegistration
 from sharedkernel.gateway.hosts.summary import HostSummary
 from sharedkernel.gateway.tls import peer_context
 from sharedkernel.local_stack import free_port
+from tests.client.relay.support import Line, Notebook
 from tests.gateway.client import PATIENCE
 from tests.gateway.conftest import wait_for
 from tests.gateway.devices import until
 from tests.gateway.hosts.conftest import SECRET, Cluster, running_cluster
-from tests.relay.support import Line, Notebook
 
 pytestmark = pytest.mark.heavy
 

@@ -23,11 +23,11 @@ import trustme
 
 from sharedkernel.local_stack import free_port
 from sharedkernel.services import Service
+from tests.client.gateway.connect_proxy import ConnectProxy
+from tests.client.relay.support import TIMEOUT, Notebook, wait_until
 from tests.gateway.client import Client
 from tests.gateway.conftest import Stack, run
 from tests.gateway.page.browser import FORM, Browser
-from tests.gateway_client.connect_proxy import ConnectProxy
-from tests.relay.support import TIMEOUT, Notebook, wait_until
 
 GUIDE = Path(__file__).parents[3] / "docs" / "admin-guide.md"
 #: of the guide's blocks

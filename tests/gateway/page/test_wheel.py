@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from sharedkernel.gateway.page.wheel import pack
+from tests.client.relay.support import TIMEOUT, wait_until
 from tests.gateway.conftest import Stack, run
-from tests.relay.support import TIMEOUT, wait_until
 
 
 def test_a_gateway_of_a_checkout_has_no_wheel_and_says_that_people_need_one(stack: Stack) -> None:

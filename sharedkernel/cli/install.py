@@ -1,0 +1,275 @@
+"""``sharedkernel install``: puts the kernelspec where Jupyter looks, and keeps the gateway's address and token."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import ssl
+import sys
+import tempfile
+from dataclasses import replace
+from getpass import getpass
+from pathlib import Path
+from typing import TextIO
+
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_core.paths import jupyter_config_dir, jupyter_config_path
+from traitlets import Bool, Unicode
+
+from sharedkernel.cli.base import CommandApp, fail
+from sharedkernel.client.gateway.connection import CONNECT_TIMEOUT, Gateway
+from sharedkernel.client.gateway.credentials import (
+    CA_VARIABLE,
+    TOKEN_VARIABLE,
+    URL_VARIABLE,
+    Credentials,
+    certificate_path,
+    check_ca_file,
+    check_token,
+    check_url,
+    credentials_path,
+    hub_gateway_path,
+    load_credentials,
+    store_credentials,
+    store_hub_gateway,
+)
+from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
+from sharedkernel.client.gateway.trust import check_fingerprint, fetch_certificate, fingerprint_of
+from sharedkernel.client.relay.kernelspec import write_kernelspec
+from sharedkernel.errors import ConfigError
+from sharedkernel.jupyter.names import DISPLAY_NAME, KERNEL_NAME
+
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+
+class InstallApp(CommandApp):
+    """Installs the kernelspec."""
+
+    name = "install"
+    description = 'Add the kernel "Shared GPU (PyTorch)" to this Jupyter, beside the kernels that it has.'
+    examples = f"""
+        sharedkernel install --gateway-url https://gpu.example.org --token 3f1c…  # for you
+        sharedkernel install --gateway-url https://gpu.example.org --sys-prefix  # asks for the token
+        {TOKEN_VARIABLE}=3f1c… sharedkernel install --gateway-url https://gpu.example.org
+        sharedkernel install --gateway-url https://gpu.example.org --sys-prefix --jupyterhub  # in an image
+        sharedkernel install --gateway-url https://gpu.example.org --fingerprint 3A:1F:…  # its certificate is its own
+    """
+
+    gateway_url = Unicode(
+        help=f"Address of the gateway, such as https://gpu.example.org. Default: ${URL_VARIABLE}."
+    ).tag(config=True)
+    token = Unicode(
+        help="Your token for the gateway; -: the first line of standard input. Default: "
+        f"${TOKEN_VARIABLE}, else you are asked for it."
+    ).tag(config=True)
+    ca_file = Unicode(
+        help="File of the authorities that signed the gateway's certificate, if this system does not trust them. "
+        f"Default: ${CA_VARIABLE}."
+    ).tag(config=True, option="ca")
+    fingerprint = Unicode(
+        help="SHA-256 fingerprint of the gateway's certificate, in place of --ca: the certificate that the gateway "
+        "shows is kept, and trusted, if it has this one."
+    ).tag(config=True)
+    user = Bool(False, help="Install for you alone (the default).").tag(config=True)
+    sys_prefix = Bool(False, help="Install into the Python environment that runs this command.").tag(config=True)
+    prefix = Unicode(help="Install into the environment at this path.").tag(config=True)
+    jupyterhub = Bool(
+        False,
+        help="Keep no token: each server of a JupyterHub shows this gateway its own. A token given all the same is "
+        "shown it now, to learn which Python environments it has, and not kept.",
+    ).tag(config=True)
+    kernel_name = Unicode(KERNEL_NAME, help="Name of the kernelspec; one for each gateway you use.").tag(
+        config=True, option="name"
+    )
+    display_name = Unicode(DISPLAY_NAME, help="What a launcher shows.").tag(config=True)
+
+    def start(self) -> None:
+        """Install.
+
+        Raises
+        ------
+        SystemExit
+            With 2 for wrong use, 1 for what could not be done.
+        """
+        try:
+            credentials = self._read_options()
+        except ConfigError as error:
+            fail(str(error), status=2)
+        certificate = self._fetch_certificate(credentials.url) if self.fingerprint else None
+        warning = None
+        environments: list[str] = []
+        try:
+            environments = _check(credentials, certificate) if credentials.token else []
+        except GatewayUnreachable as error:
+            warning = str(error)
+            self._refuse_to_replace(credentials, warning)
+        except GatewayRefused as error:
+            fail(f"nothing was installed: {error}")
+        try:
+            places = [self._install_kernelspec(environment) for environment in ("", *environments)]
+            if self.jupyterhub:
+                kept = store_hub_gateway(self.kernel_name, credentials, self._config_folder(), certificate)
+            else:
+                kept = store_credentials(self.kernel_name, credentials, certificate)
+        except OSError as error:
+            fail(f"cannot write {error.filename}: {error.strerror}; try --user, or another --prefix.")
+        for environment, place in zip(("", *environments), places, strict=True):
+            self._tell(f'Installed the kernel "{self._display_name(environment)}" in {place}')
+        if self.jupyterhub:
+            self._tell(
+                f"The gateway's address is kept in {kept}; each server of JupyterHub shows it a token of its own."
+            )
+        else:
+            self._tell(f"The gateway's address and your token are kept in {kept}, readable by you only.")
+        if warning is not None:
+            self._tell(
+                f"sharedkernel: warning: {warning} It was installed all the same; the token was not checked.",
+                file=sys.stderr,
+            )
+
+    def _refuse_to_replace(self, credentials: Credentials, why_not: str) -> None:
+        """Exit if something else is kept, which may work: that the new address does cannot be seen now."""
+        path = credentials_path(self.kernel_name)
+        if self.jupyterhub or not path.exists():
+            return
+        with contextlib.suppress(ConfigError):
+            if (kept := load_credentials(path)) != credentials:
+                fail(
+                    f"nothing was installed: {why_not} What {path} keeps for {kept.url} stays; remove that file if "
+                    "this is to take its place unchecked."
+                )
+
+    def _tell(self, text: str, *, file: TextIO | None = None) -> None:
+        print(text, file=file)
+
+    def _read_options(self) -> Credentials:
+        """Return the credentials to keep, once all options make sense.
+
+        Raises
+        ------
+        ConfigError
+            When one does not.
+        """
+        if sum((self.user, self.sys_prefix, bool(self.prefix))) > 1:
+            raise ConfigError("--user, --sys-prefix and --prefix exclude each other; give one of them.")
+        if not _NAME.fullmatch(self.kernel_name):
+            raise ConfigError(f"{self.kernel_name!r} cannot be a kernel's name; use letters, digits, '.', '_' and '-'.")
+        url = self.gateway_url or os.environ.get(URL_VARIABLE)
+        if not url:
+            raise ConfigError(f"which gateway? Give its address with --gateway-url or in {URL_VARIABLE}.")
+        url = check_url(url)
+        if self.fingerprint:
+            self._check_fingerprint(url)
+        token = self._read_token(url)
+        if self.fingerprint:
+            return Credentials(url=url, token=token, ca_file=str(self._certificate_path()))
+        ca_file = self.ca_file or os.environ.get(CA_VARIABLE) or self._kept_ca_file(url)
+        return Credentials(url=url, token=token, ca_file=check_ca_file(ca_file) if ca_file else None)
+
+    def _kept_ca_file(self, url: str) -> str | None:
+        """Return what is trusted already for the gateway at *url*, such as where its user gets another token."""
+        with contextlib.suppress(ConfigError):
+            kept = load_credentials(self._kept_path())
+            if kept.url == url and kept.ca_file is not None and Path(kept.ca_file).is_file():
+                return kept.ca_file
+        return None
+
+    def _check_fingerprint(self, url: str) -> None:
+        if self.ca_file:
+            raise ConfigError("--fingerprint and --ca exclude each other; give one of them.")
+        if not url.startswith("https:"):
+            raise ConfigError(f"{url} is not encrypted, so it has no certificate; leave --fingerprint out.")
+        self.fingerprint = check_fingerprint(self.fingerprint)
+
+    def _certificate_path(self) -> Path:
+        return certificate_path(self._kept_path())
+
+    def _kept_path(self) -> Path:
+        """Return the file in which the address and the token are kept."""
+        if self.jupyterhub:
+            return hub_gateway_path(self.kernel_name, self._config_folder())
+        return credentials_path(self.kernel_name)
+
+    def _fetch_certificate(self, url: str) -> str:
+        """Return the gateway's certificate (PEM), which has the fingerprint that was given; exits without one."""
+        try:
+            certificate = fetch_certificate(url, seconds=CONNECT_TIMEOUT)
+        except OSError as error:
+            why = getattr(error, "reason", None) or error.strerror or error
+            fail(
+                f"nothing was installed: {url} shows no certificate ({why}); is it the gateway's address, and running?"
+            )
+        if (shown := fingerprint_of(certificate)) != self.fingerprint:
+            fail(
+                f"nothing was installed: the certificate of {url} has another fingerprint, {shown}. If it was renewed, "
+                "copy the command from the gateway's page again; if not, somebody else may answer in its place."
+            )
+        return ssl.DER_cert_to_PEM_cert(certificate)
+
+    def _read_token(self, url: str) -> str:
+        """Return the token; "": none is needed.
+
+        Raises
+        ------
+        ConfigError
+            When there is none, or a hub's servers would not find what is kept without one.
+        """
+        token = sys.stdin.readline().strip() if self.token == "-" else self.token or os.environ.get(TOKEN_VARIABLE)
+        if self.jupyterhub and str(self._config_folder()) not in jupyter_config_path():
+            raise ConfigError(
+                f"Jupyter does not look in {self._config_folder()}, see `jupyter --paths`; use --sys-prefix."
+            )
+        if not token and not self.jupyterhub and sys.stdin.isatty():
+            with contextlib.suppress(EOFError):  # nothing was typed
+                token = getpass(f"Your token for {url}: ")
+        if not token and not self.jupyterhub:
+            raise ConfigError(
+                f"which token? Give it with --token (`-`: the first line of standard input) or in {TOKEN_VARIABLE}; "
+                "the gateway's admin has one; or --jupyterhub, if each server of a hub has its own."
+            )
+        return check_token(token) if token else ""
+
+    def _config_folder(self) -> Path:
+        """Return Jupyter's configuration folder beside the kernelspec."""
+        prefix = sys.prefix if self.sys_prefix else self.prefix
+        return Path(prefix).absolute() / "etc" / "jupyter" if prefix else Path(jupyter_config_dir())
+
+    def _display_name(self, environment: str) -> str:
+        if not environment:
+            return self.display_name
+        return f"{'Shared GPU' if self.display_name == DISPLAY_NAME else self.display_name} ({environment})"
+
+    def _install_kernelspec(self, environment: str) -> str:
+        prefix = sys.prefix if self.sys_prefix else self.prefix or None
+        with tempfile.TemporaryDirectory() as directory:
+            source = Path(directory) / "kernelspec"
+            write_kernelspec(
+                source, name=self.kernel_name, display_name=self._display_name(environment), environment=environment
+            )
+            manager = KernelSpecManager()
+            # It would warn of a prefix that this command's own Jupyter does not look in: that is what a prefix is for.
+            manager.log = logging.getLogger(__name__)
+            manager.log.setLevel(logging.ERROR)
+            return manager.install_kernel_spec(
+                str(source),
+                kernel_name=f"{self.kernel_name}-{environment}" if environment else self.kernel_name,
+                user=prefix is None,
+                prefix=prefix,
+            )
+
+
+def _check(credentials: Credentials, certificate: str | None) -> list[str]:
+    """Show the gateway the token, and return the Python environments that it offers by name.
+
+    Its own *certificate* (PEM), if there is one, is not kept yet.
+
+    Raises what :class:`~sharedkernel.client.gateway.connection.Gateway` raises.
+    """
+    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
+        if certificate is not None:
+            file.write(certificate)
+            file.flush()
+            credentials = replace(credentials, ca_file=file.name)
+        return Gateway(credentials).check()

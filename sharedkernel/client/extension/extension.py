@@ -1,0 +1,90 @@
+"""Adds the routes to the user's Jupyter server, and takes the connection to the gateway down with it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from jupyter_server.extension.application import ExtensionApp
+from jupyter_server.gateway.gateway_client import GatewayClient
+from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
+from traitlets import Bool, Unicode
+
+from sharedkernel.client.extension.follower import Follower
+from sharedkernel.client.extension.handlers import (
+    CellsHandler,
+    EventsHandler,
+    SessionHandler,
+    SettingsHandler,
+    TimelineQueryHandler,
+)
+from sharedkernel.client.extension.local_kernels import LocalKernels
+from sharedkernel.client.extension.page_connection import RECORDER, PageConnection
+from sharedkernel.client.extension.recorder import Recorder
+from sharedkernel.client.extension.upstream import find_upstream
+from sharedkernel.jupyter.names import KERNEL_NAME
+
+_SESSION = r"/sharedkernel/api/sessions/(?P<session>[\w-]+)"
+
+
+class SharedKernelExtension(ExtensionApp):
+    """Shows this server's pages the shared device."""
+
+    # Not the package's name: the gateway's configuration file is called by that.
+    name = "sharedkernel_pages"
+
+    kernel_name = Unicode(
+        KERNEL_NAME,
+        help="Kernelspec whose gateway the pages show; one that `sharedkernel install` wrote. "
+        "With --gateway-url it is that gateway, whatever stands here.",
+    ).tag(config=True)
+
+    direct = Bool(
+        True,
+        help="Has no effect: pages reach their sessions by the relay.",
+    ).tag(config=True)
+
+    def initialize_settings(self) -> None:
+        """Make what the routes share."""
+        server: Any = self.serverapp
+        self._find_upstream = partial(find_upstream, self.kernel_name)
+        self._local_kernels = LocalKernels(server.kernel_manager, server.session_manager)
+        self._follower = Follower(self._find_upstream, self._local_kernels)
+        self._recorder = Recorder(server.kernel_manager, server.event_logger)
+        if "direct" in self.config.SharedKernelExtension:
+            self.log.warning("SharedKernelExtension.direct has no effect any more; remove it from your configuration.")
+        self._connect_pages(server)
+
+    def _connect_pages(self, server: Any) -> None:
+        """Have pages connect by a class that knows relays, unless the site has chosen a class of its own."""
+        chosen = server.kernel_websocket_connection_class
+        if chosen is not ZMQChannelsWebsocketConnection:
+            if not GatewayClient.instance().gateway_enabled:
+                self.log.warning(
+                    "this server's connections are of %s: a page is told that its kernel has died when only the relay "
+                    "has, and shows no widgets after it is loaded again while a cell runs.",
+                    chosen.__name__,
+                )
+            return
+        server.kernel_websocket_connection_class = PageConnection
+        # The server has copied it by now.
+        self.settings |= {"kernel_websocket_connection_class": PageConnection, RECORDER: self._recorder}
+
+    def initialize_handlers(self) -> None:
+        """Add the routes."""
+        passing_on = {"find_upstream": self._find_upstream, "local_kernels": self._local_kernels}
+        self.handlers.extend(
+            [
+                (r"/sharedkernel/api/events", EventsHandler, {"follower": self._follower}),
+                (r"/sharedkernel/api/(?P<name>quotas|policy)", SettingsHandler, passing_on),
+                (r"/sharedkernel/api/timeline", TimelineQueryHandler, passing_on),
+                (_SESSION, SessionHandler, passing_on),
+                (r"/sharedkernel/api/kernels/(?P<kernel_id>[\w-]+)/cells", CellsHandler, {"recorder": self._recorder}),
+                (rf"{_SESSION}/(?P<action>offload|attach|ask-for-room|interrupt)", SessionHandler, passing_on),
+            ]
+        )
+
+    async def stop_extension(self) -> None:
+        """Close the connections to the gateway and the kernels."""
+        self._recorder.close()
+        await self._follower.close()

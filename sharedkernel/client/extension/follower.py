@@ -1,0 +1,211 @@
+"""Follows the gateway's status document for all pages of one Jupyter server.
+
+One websocket to the gateway, however many pages are open, and none while there is no page. Each page gets a *view*:
+
+===========  =========================================================================================
+key          what
+===========  =========================================================================================
+`version`    of this document; a page that knows another one says so
+`gateway`    `state`: "connecting", "connected", "no_figures" (it answers, no executor does), "away" (comes back
+             by itself), "refused" (somebody has to do something) or "unconfigured"; `message`: a sentence for the
+             user, or null; `since`: when there were figures last, in seconds since 1970, or null
+`user`       `name` and whether `admin`; null while not known
+`kernels`    the session behind each kernel of this Jupyter server, by kernel id
+`status`     the gateway's status document as this user may see it; null until there is one. While the
+             gateway or its executor is away it is the last one
+===========  =========================================================================================
+
+The gateway is tried again for as long as a page is open, whatever was wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from typing import Any, Protocol
+
+import msgspec
+
+from sharedkernel.client.extension.local_kernels import LocalKernels
+from sharedkernel.client.extension.upstream import FindUpstream, Upstream
+from sharedkernel.client.gateway.credentials import Credentials
+from sharedkernel.client.gateway.refusals import GatewayRefused
+from sharedkernel.errors import ConfigError, ProtocolError, SharedKernelError
+from sharedkernel.jupyter import wire
+from sharedkernel.status.document import StatusDocument, read_status
+
+log = logging.getLogger(__name__)
+
+#: of the view
+VERSION = 1
+#: seconds between attempts to reach the gateway: doubling from the first to the second
+RETRY_PAUSE = (0.2, 5.0)
+#: seconds until a gateway is asked again that does not accept a token; sooner only with another one
+REFUSED_PAUSE = 60.0
+#: seconds between looks at this server's kernels: one may be known here only after its session's news
+_KERNELS_INTERVAL = 0.5
+
+
+class Watcher(Protocol):
+    """A page."""
+
+    def show(self, view: str) -> None:
+        """Send *view* (JSON); a later one may take its place before it is sent."""
+
+
+class Follower:
+    """Keeps the pages' view up to date; needs a running event loop.
+
+    Parameters
+    ----------
+    find_upstream
+        The gateway, looked up for each connection.
+    local_kernels
+        This server's kernels.
+    """
+
+    def __init__(self, find_upstream: FindUpstream, local_kernels: LocalKernels) -> None:
+        self._find_upstream = find_upstream
+        self._local_kernels = local_kernels
+        self._watchers: set[Watcher] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._gateway: dict[str, str | float | None] = {}
+        self._user: dict[str, Any] | None = None
+        self._kernels: dict[str, str] = {}
+        self._status: StatusDocument | None = None
+        self._forget()
+
+    def add(self, watcher: Watcher) -> None:
+        """Show the view to *watcher* from now on."""
+        self._watchers.add(watcher)
+        if self._task is None:
+            self._task = asyncio.create_task(self._follow_both())
+            self._task.add_done_callback(self._on_done)
+        self._find_kernels()
+        watcher.show(self._view())
+
+    def remove(self, watcher: Watcher) -> None:
+        """Show it to *watcher* no more."""
+        self._watchers.discard(watcher)
+        if not self._watchers and self._task is not None:
+            self._task.cancel()
+            self._task = None
+            self._forget()
+
+    async def close(self) -> None:
+        """Disconnect from the gateway and all pages."""
+        self._watchers.clear()
+        if self._task is not None:
+            task, self._task = self._task, None
+            task.cancel()
+            await asyncio.wait([task])
+
+    def _forget(self) -> None:
+        """Start anew: what was true when the last page closed need not be true for the next one."""
+        self._gateway = {"state": "connecting", "message": None, "since": None}
+        self._user = self._status = None
+
+    async def _follow_both(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow_gateway())
+            group.create_task(self._follow_kernels())
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        """Meet an error of ours: it is logged, and a page that is reloaded begins anew."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("following the gateway ended unexpectedly", exc_info=error)
+            self._task = None
+            self._tell("refused", "the Jupyter server met an error, see its log; reload the page to try again.")
+
+    async def _follow_kernels(self) -> None:
+        while True:
+            await asyncio.sleep(_KERNELS_INTERVAL)
+            if self._find_kernels():
+                self._show()
+
+    async def _follow_gateway(self) -> None:
+        shortest, longest = RETRY_PAUSE
+        pause = shortest
+        #: what was not accepted, and until when it is not tried again
+        refused: Credentials | None = None
+        refused_until = 0.0
+        while True:
+            upstream = None
+            try:
+                upstream = self._find_upstream()
+                if upstream.credentials != refused or asyncio.get_running_loop().time() > refused_until:
+                    if await self._follow(upstream):
+                        pause = shortest
+                    self._tell("away", f"the connection to the gateway at {upstream.url} broke; trying again.")
+            except ConfigError as error:
+                self._tell("unconfigured", str(error))
+            except GatewayRefused as error:
+                self._tell("away" if error.is_passing else "refused", str(error))
+                if error.status in (401, 403) and upstream is not None:
+                    refused = upstream.credentials
+                    refused_until = asyncio.get_running_loop().time() + REFUSED_PAUSE
+            except SharedKernelError as error:
+                self._tell("away", str(error))
+            # Spread: the Jupyter servers of many users lose one gateway at the same moment.
+            await asyncio.sleep(pause * random.uniform(0.7, 1.3))
+            pause = min(2 * pause, longest)
+
+    async def _follow(self, upstream: Upstream) -> bool:
+        """Show what the gateway sends until the connection ends; return whether it sent anything."""
+        user = await upstream.user()
+        if user != self._user:
+            # Another user, perhaps of another gateway: none of what the last one saw.
+            self._user, self._status = user, None
+        heard = False
+        websocket = await upstream.events()
+        try:
+            async for message in websocket.messages():
+                heard = True
+                self._take(upstream, message)
+        finally:
+            websocket.end()
+        return heard
+
+    def _take(self, upstream: Upstream, frame: str | bytes) -> None:
+        answer: dict[str, Any] = {}
+        with contextlib.suppress(ProtocolError):
+            answer = wire.read_object(frame)
+        if "device" not in answer and isinstance(message := answer.get("message"), str):
+            since = answer.get("since")
+            self._tell("no_figures", message, since if isinstance(since, int | float) else None)
+            return
+        try:
+            self._status = read_status(answer, f"the gateway at {upstream.url}")
+        except ProtocolError as error:
+            log.warning("%s", error)
+            self._tell("refused", str(error))
+        else:
+            self._tell("connected", None)
+
+    def _tell(self, state: str, message: str | None, since: float | None = None) -> None:
+        self._gateway = {"state": state, "message": message, "since": since}
+        self._find_kernels()
+        self._show()
+
+    def _find_kernels(self) -> bool:
+        """Look which kernel is which session; return whether that has changed."""
+        before, sessions = self._kernels, [] if self._status is None else self._status.sessions
+        self._kernels = self._local_kernels.sessions(sessions)
+        return self._kernels != before
+
+    def _show(self) -> None:
+        view = self._view()
+        for watcher in list(self._watchers):
+            watcher.show(view)
+
+    def _view(self) -> str:
+        view = {
+            "version": VERSION,
+            "gateway": self._gateway,
+            "user": self._user,
+            "kernels": self._kernels,
+            "status": self._status,
+        }
+        return msgspec.json.encode(view).decode()

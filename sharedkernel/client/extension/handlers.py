@@ -1,0 +1,221 @@
+"""The routes that pages use: the view as it changes, quotas, policy, what a user can do with a session, kept outputs.
+
+Each needs what every route of the user's Jupyter server needs: its own token or cookie, and protection against other
+sites' forms. A gateway's refusal arrives as ``{"message", "reason"}`` with its status.
+"""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlencode
+
+from jupyter_server.auth.decorator import authorized, ws_authenticated
+from jupyter_server.base.handlers import APIHandler, JupyterHandler
+from jupyter_server.base.websocket import WebSocketMixin
+from tornado import web
+from tornado.websocket import WebSocketClosedError, WebSocketHandler
+
+from sharedkernel.client.extension.follower import Follower
+from sharedkernel.client.extension.local_kernels import LocalKernels
+from sharedkernel.client.extension.recorder import Recorder
+from sharedkernel.client.extension.upstream import FindUpstream, Upstream
+from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
+from sharedkernel.errors import ConfigError, ProtocolError, SharedKernelError
+
+_RESOURCE = "sharedkernel"
+
+
+def http_status(error: SharedKernelError) -> int:
+    """Return the HTTP status of the response that reports *error* to a page."""
+    if isinstance(error, GatewayRefused):
+        # A page takes 401, and 403 without a reason, for the end of its own login.
+        if error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN) and error.reason != "not_admin":
+            return HTTPStatus.BAD_GATEWAY
+        return error.status if error.status >= HTTPStatus.BAD_REQUEST else HTTPStatus.BAD_GATEWAY
+    if isinstance(error, GatewayUnreachable | ConfigError):
+        return HTTPStatus.SERVICE_UNAVAILABLE
+    if isinstance(error, ProtocolError):
+        return HTTPStatus.BAD_GATEWAY
+    return HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+class _PassingOn(APIHandler):
+    """Base of the routes that ask the gateway one question."""
+
+    auth_resource = _RESOURCE
+
+    def initialize(self, find_upstream: FindUpstream, local_kernels: LocalKernels) -> None:
+        """Take what every request needs."""
+        self._find_upstream = find_upstream
+        self._local_kernels = local_kernels
+
+    def upstream(self) -> Upstream:
+        """Return the gateway."""
+        return self._find_upstream()
+
+    def log_exception(self, typ: Any, value: BaseException | None, tb: Any) -> None:
+        """Log a refusal at INFO, without a traceback."""
+        if isinstance(value, SharedKernelError):
+            self.log.info("refused %s %s (%s): %s", self.request.method, self.request.path, value.reason, value)
+        else:
+            super().log_exception(typ, value, tb)
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Answer an error of ours as the gateway does."""
+        error = kwargs.get("exc_info", (None, None))[1]
+        if not isinstance(error, SharedKernelError):
+            super().write_error(status_code, **kwargs)
+            return
+        self.set_status(http_status(error))
+        self.set_header("Content-Type", "application/json")
+        self.finish(json.dumps({"message": str(error), "reason": error.reason}))
+
+
+class SettingsHandler(_PassingOn):
+    """``/sharedkernel/api/quotas`` and ``/sharedkernel/api/policy``, as the gateway has them."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, name: str) -> None:
+        """Answer what is set, as far as the user may see it."""
+        self.finish(json.dumps(await self.upstream().settings(name)))
+
+    @web.authenticated
+    @authorized
+    async def put(self, name: str) -> None:
+        """Change it; the gateway lets admins do that."""
+        changes = self.get_json_body()
+        if not isinstance(changes, dict):
+            raise web.HTTPError(HTTPStatus.BAD_REQUEST, "the request's body is no JSON object.")
+        self.finish(json.dumps(await self.upstream().settings(name, changes)))
+
+
+class TimelineQueryHandler(_PassingOn):
+    """``/sharedkernel/api/timeline``, as the gateway answers it."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Answer what sessions did in a window of the last hour."""
+        known = [(name, self.get_query_argument(name, None)) for name in ("seconds", "columns", "end")]
+        query = urlencode([(name, value) for name, value in known if value is not None])
+        self.finish(json.dumps(await self.upstream().timeline(query)))
+
+
+class SessionHandler(_PassingOn):
+    """``/sharedkernel/api/sessions/ID`` (DELETE) and ``…/offload``, ``…/attach``, ``…/interrupt`` (POST).
+
+    To delete a session is what JupyterLab's own menu does: it can be brought back for as long as its user's quota lets
+    it linger. To delete one that lingers is to end it. A session behind a kernel of this server is interrupted and shut
+    down through that kernel: otherwise a notebook that is open would only start another session, and wait for what was
+    held back here.
+    """
+
+    @web.authenticated
+    @authorized
+    async def post(self, session: str, action: str) -> None:
+        """Offload, bring back the earlier session of the same notebook, or interrupt."""
+        await self._act(session, action)
+
+    @web.authenticated
+    @authorized
+    async def delete(self, session: str) -> None:
+        """Shut the session down, or end one that was shut down."""
+        await self._act(session, "shut down")
+
+    async def _act(self, session: str, action: str) -> None:
+        upstream = self.upstream()
+        known = (await upstream.status()).sessions
+        kernel_ids = {other.id: other.kernel_id for other in known if not other.lingering}
+        name = str(kernel_ids.get(session) or session)
+        local = {other: kernel_id for kernel_id, other in self._local_kernels.sessions(known).items()}
+        if any(other.id == session and other.lingering for other in known):
+            await upstream.act(session, "end" if action == "shut down" else action)
+        elif action in ("offload", "attach", "ask-for-room") or session not in local:
+            await upstream.act(name, action)
+        elif action == "interrupt":
+            await self._local_kernels.interrupt(local[session])
+        else:
+            await self._local_kernels.shut_down(local[session])
+        self.set_status(HTTPStatus.NO_CONTENT)
+        self.finish()
+
+
+class CellsHandler(APIHandler):
+    """``/sharedkernel/api/kernels/ID/cells?after=VERSION``: what a kernel's cells have shown."""
+
+    auth_resource = _RESOURCE
+
+    def initialize(self, recorder: Recorder) -> None:
+        """Take what keeps it."""
+        self._recorder = recorder
+
+    @web.authenticated
+    @authorized
+    def get(self, kernel_id: str) -> None:
+        """Answer the cells that have changed after *VERSION*, and the version now."""
+        records = self._recorder.records(kernel_id)
+        after = self.get_query_argument("after", "0")
+        if not after.isdecimal():
+            raise web.HTTPError(HTTPStatus.BAD_REQUEST, "`after` is no version.")
+        cells = [] if records is None else records.since(int(after))
+        self.finish(json.dumps({"version": 0 if records is None else records.version, "cells": cells}, default=str))
+
+
+class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
+    """``/sharedkernel/api/events``: a websocket that gets the view, now and whenever it has changed."""
+
+    auth_resource = _RESOURCE
+
+    def initialize(self, follower: Follower) -> None:
+        """Take what every page needs."""
+        self._follower = follower
+        self._shown = ""
+        #: what is to be sent when the one being sent is through
+        self._next: str | None = None
+        self._sending: Any = None
+
+    def set_default_headers(self) -> None:
+        """Set none: they make no sense for a websocket."""
+
+    @ws_authenticated
+    async def get(self, *args: Any, **kwargs: Any) -> None:
+        """Accept the websocket."""
+        await super().get(*args, **kwargs)
+
+    def open(self, *args: Any, **kwargs: Any) -> None:
+        """Start watching."""
+        super().open(*args, **kwargs)
+        self._follower.add(self)
+
+    def on_message(self, message: str | bytes) -> None:
+        """Ignore what is said: there is nothing to ask."""
+
+    def on_close(self) -> None:
+        """Stop watching."""
+        self._follower.remove(self)
+
+    def show(self, view: str) -> None:
+        """Send *view*, or let it wait while an earlier one is being sent; a later one then takes its place."""
+        self._next = view
+        if self._sending is None:
+            self._send_next()
+
+    def _send_next(self) -> None:
+        view, self._next = self._next, None
+        if view is None or view == self._shown:
+            return
+        try:
+            self._sending = self.write_message(view)
+        except WebSocketClosedError:
+            self._follower.remove(self)
+            return
+        self._shown = view
+        self._sending.add_done_callback(self._sent)
+
+    def _sent(self, done: Any) -> None:
+        self._sending = None
+        if not done.cancelled() and done.exception() is None:
+            self._send_next()

@@ -1,0 +1,136 @@
+"""The gateway, as the user: one question at a time, and the websocket that tells what changes.
+
+Which gateway it is, and with which token, is looked up anew for each connection: where the kernelspec's address and
+token are kept somebody may just have put them. Nothing here ever reaches a page but answers and sentences.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import ssl
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from urllib.parse import quote
+
+from jupyter_server.gateway.gateway_client import GatewayClient
+
+from sharedkernel.client.gateway.connection import STATUS_PATH, Gateway
+from sharedkernel.client.gateway.credentials import Credentials, check_url, find_credentials
+from sharedkernel.client.gateway.refusals import no_gateway
+from sharedkernel.client.gateway.server import Server, in_thread
+from sharedkernel.client.gateway.trust import client_context
+from sharedkernel.client.gateway.websocket import WebSocket
+from sharedkernel.status.document import StatusDocument, read_status
+
+
+class Upstream:
+    """A gateway's own API for a program with an event loop.
+
+    Every method raises what :class:`.Gateway` does.
+
+    Parameters
+    ----------
+    gateway
+        The gateway.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self.url, self.credentials = gateway.url, gateway.credentials
+
+    async def user(self) -> dict[str, Any]:
+        """Return who the token's user is: ``name``, and whether they are ``admin``."""
+        identity = (await self._fetch("GET", "/api/me")).get("identity")
+        if not isinstance(identity, dict):
+            raise no_gateway(self.url)
+        return {"name": str(identity.get("username", "")), "admin": identity.get("admin") is True}
+
+    async def status(self) -> StatusDocument:
+        """Return the status document."""
+        return read_status(await self._fetch("GET", STATUS_PATH), f"the gateway at {self.url}")
+
+    async def settings(self, name: str, changes: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return what is set at the gateway, after changing it if there are changes.
+
+        Parameters
+        ----------
+        name
+            ``"quotas"`` or ``"policy"``.
+        changes
+            As the gateway's API takes them; None: no changes.
+        """
+        path = f"/sharedkernel/api/{name}"
+        if changes is None:
+            return await self._fetch("GET", path)
+        return await self._fetch("PUT", path, json.dumps(changes))
+
+    async def timeline(self, query: str) -> dict[str, Any]:
+        """Return what the gateway answers of its timeline to *query*, a URL's."""
+        return await self._fetch("GET", f"/sharedkernel/api/timeline?{query}")
+
+    async def act(self, session: str, action: str) -> None:
+        """Do something to a session.
+
+        Parameters
+        ----------
+        session
+            Its kernel id; its own id, if it lingers.
+        action
+            One of :meth:`.Gateway.act`, ``"interrupt"``, ``"shut down"`` (it can be brought back for a while) or
+            ``"end"`` (it cannot).
+        """
+        if action == "interrupt":
+            await self._fetch("POST", f"/api/kernels/{quote(session, safe='')}/interrupt", "{}")
+        elif action in ("shut down", "end"):
+            await asyncio.wrap_future(in_thread(partial(self._gateway.end, session, at_once=action == "end")))
+        else:
+            await asyncio.wrap_future(in_thread(partial(self._gateway.act, session, action)))
+
+    async def events(self) -> WebSocket:
+        """Open the websocket on which the gateway sends the status document whenever it has changed."""
+        return await self._gateway.open_websocket("/sharedkernel/api/events")
+
+    async def _fetch(self, method: str, path: str, body: str | None = None) -> dict[str, Any]:
+        return await asyncio.wrap_future(in_thread(partial(self._gateway.fetch, method, path, body)))
+
+
+def _stock_gateway(client: GatewayClient) -> Gateway:
+    """Return the gateway of ``jupyter lab --gateway-url``, reached as Jupyter's own client reaches it.
+
+    That one has the address, the token and certificates, and uses no proxy.
+    """
+    credentials = Credentials(url=check_url(str(client.url)), token=str(client.auth_token or ""))
+    options: dict[str, Any] = client.load_connection_args(headers={})
+    headers = dict(options["headers"])
+    if (name := options.get("auth_username")) is not None:
+        pair = f"{name}:{options.get('auth_password', '')}".encode()
+        headers["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
+
+    def make_context() -> ssl.SSLContext:
+        context = client_context(options.get("ca_certs"))
+        if not options["validate_cert"]:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        if certificate := options.get("client_cert"):
+            context.load_cert_chain(certificate, options.get("client_key"))
+        return context
+
+    return Gateway(credentials, Server(credentials.url, make_context, uses_proxy=False), headers)
+
+
+def find_upstream(kernel_name: str) -> Upstream:
+    """Return this server's gateway: the one it was started with, else the kernelspec's.
+
+    Raises
+    ------
+    ConfigError
+        When there is none, or what is said of it cannot be used.
+    """
+    client = GatewayClient.instance()
+    return Upstream(_stock_gateway(client) if client.gateway_enabled else Gateway(find_credentials(kernel_name)))
+
+
+#: how to get the gateway at this moment
+FindUpstream = Callable[[], Upstream]

@@ -1,0 +1,189 @@
+"""Answers the client while no session does: the gateway refused, cannot be reached, or lost the outcome.
+
+A kernel that stays silent hangs every client there is, each in its own way; one that answers with a readable error
+leaves them all usable. So each request gets a reply of the right type and each cell its error.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sharedkernel.client.forwarder.problems import Problem
+from sharedkernel.errors import ProtocolError
+from sharedkernel.jupyter import wire
+
+
+class ClientEnd(Protocol):
+    """What a client listens to, or several do."""
+
+    def send(self, channel: str, identities: Sequence[bytes], parts: Sequence[bytes]) -> None:
+        """Send a message to the client with these *identities*, in the way in which its request came."""
+
+    def publish(self, parts: Sequence[bytes]) -> None:
+        """Send a message on iopub to every client."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Request:
+    """A client's request that has no reply yet."""
+
+    channel: str
+    #: where the reply goes
+    identities: list[bytes]
+    message_type: str
+    #: the message as the client encoded it, from its header on
+    parts: list[bytes]
+    #: whether it waits for its turn in the session's main shell, so that later requests there are answered after it
+    in_line: bool
+    #: whether it was handed to the gateway
+    sent: bool = False
+    #: whether the session has said that it handles it
+    has_begun: bool = False
+
+    @property
+    def header(self) -> bytes:
+        """Its header."""
+        return self.parts[0]
+
+    @property
+    def content(self) -> bytes:
+        """Its content."""
+        return self.parts[3]
+
+    @property
+    def is_cell(self) -> bool:
+        """Whether it asks to run code."""
+        return self.message_type == "execute_request"
+
+
+class LocalResponder:
+    """Speaks to the client in the session's place.
+
+    Parameters
+    ----------
+    client
+        Where it listens.
+    session
+        Id under which this object speaks.
+    """
+
+    def __init__(self, client: ClientEnd, session: str) -> None:
+        self._client = client
+        self._session = session
+
+    def answer(self, requests: Iterable[Request], problem: Problem) -> None:
+        """Answer requests in their order: the first cell shows the problem, those behind it are aborted.
+
+        So it is when a cell fails in any kernel; a notebook that runs as a whole says what is wrong once.
+
+        Parameters
+        ----------
+        requests
+            Without a reply until now.
+        problem
+            Why they were not carried out.
+        """
+        failed = False
+        for request in requests:
+            if request.is_cell and failed:
+                self._abort(request)
+            elif request.is_cell:
+                failed = self._fail(request, problem)
+            else:
+                self._answer_other(request, problem)
+
+    def reply(self, request: Request, content: dict[str, Any]) -> None:
+        """Send the reply to *request*."""
+        message_type = request.message_type.removesuffix("_request") + "_reply"
+        parts = wire.new_message(message_type, content, session=self._session, parent=request.header)
+        self._client.send(request.channel, request.identities, parts)
+
+    def publish(self, message_type: str, content: dict[str, Any], parent: bytes = b"{}") -> None:
+        """Publish a message on iopub.
+
+        Parameters
+        ----------
+        message_type, content
+            Of the message.
+        parent
+            Header of the request that it belongs to, in JSON.
+        """
+        self._client.publish(wire.new_message(message_type, content, session=self._session, parent=parent))
+
+    def say(self, text: str, parent: bytes = b"{}") -> None:
+        """Show *text* in the output of the cell whose request has the header *parent*."""
+        self.publish("stream", {"name": "stderr", "text": text + "\n"}, parent)
+
+    def _answer_other(self, request: Request, problem: Problem) -> None:
+        known: dict[str, dict[str, Any]] = {
+            "kernel_info_request": _kernel_info(problem),
+            "comm_info_request": {"status": "ok", "comms": {}},
+            "history_request": {"status": "ok", "history": []},
+            "is_complete_request": {"status": "unknown"},
+            "interrupt_request": {"status": "ok"},
+        }
+        # Without busy and idle around it a client may take the kernel for not ready yet.
+        self.publish("status", {"execution_state": "busy"}, request.header)
+        self.reply(request, known.get(request.message_type, _error(problem)))
+        self.publish("status", {"execution_state": "idle"}, request.header)
+
+    def _fail(self, request: Request, problem: Problem) -> bool:
+        """Show the problem in the cell; return whether the cells behind it are to be aborted."""
+        cell = _read_cell(request)
+        silent = bool(cell.get("silent"))
+        if not request.sent:
+            self.publish("status", {"execution_state": "busy"}, request.header)
+            if not silent:
+                self.publish("execute_input", {"code": cell.get("code", ""), "execution_count": 0}, request.header)
+        error = _error(problem)
+        if not silent:
+            self.publish("error", {key: error[key] for key in ("ename", "evalue", "traceback")}, request.header)
+        self.reply(request, error | {"execution_count": 0, "user_expressions": {}, "payload": []})
+        self.publish("status", {"execution_state": "idle"}, request.header)
+        return bool(cell.get("stop_on_error", True)) and not silent
+
+    def _abort(self, request: Request) -> None:
+        self.publish("status", {"execution_state": "busy"}, request.header)
+        self.reply(request, {"status": "aborted"})
+        self.publish("status", {"execution_state": "idle"}, request.header)
+
+
+def _read_cell(request: Request) -> dict[str, Any]:
+    try:
+        return wire.read_object(request.content)
+    except ProtocolError:
+        return {}
+
+
+def _error(problem: Problem) -> dict[str, Any]:
+    return {
+        "status": "error",
+        "ename": problem.name,
+        "evalue": problem.sentence,
+        # red, as IPython prints an exception's name
+        "traceback": [f"\x1b[0;31m{problem.name}\x1b[0m: {problem.sentence}"],
+    }
+
+
+def _kernel_info(problem: Problem) -> dict[str, Any]:
+    """Return what makes a client ready: like a session's own answer, with the problem as its banner."""
+    return {
+        "status": "ok",
+        "protocol_version": wire.MESSAGING_VERSION,
+        "implementation": "sharedkernel",
+        "implementation_version": "",
+        "language_info": {
+            "name": "python",
+            "version": platform.python_version(),
+            "mimetype": "text/x-python",
+            "codemirror_mode": {"name": "ipython", "version": 3},
+            "pygments_lexer": "ipython3",
+            "nbconvert_exporter": "python",
+            "file_extension": ".py",
+        },
+        "banner": f"{problem.name}: {problem.sentence}",
+        "help_links": [],
+    }

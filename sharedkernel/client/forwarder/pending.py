@@ -1,0 +1,87 @@
+"""The requests of clients that have no reply yet."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from sharedkernel.client.forwarder.held import Held, HeldMessage
+from sharedkernel.client.forwarder.local_responder import LocalResponder, Request
+from sharedkernel.client.forwarder.problems import Problem
+
+#: requests remembered at a time; the oldest is forgotten first
+MAX_PENDING = 10_000
+
+#: channel and message id. A client and the manager that interrupts for it may go by one name and count for themselves:
+#: ids are one client's own only on one channel
+Key = tuple[str, str]
+
+
+class PendingRequests:
+    """Requests without a reply, oldest first.
+
+    Parameters
+    ----------
+    responder
+        Answers those that get no other reply.
+    """
+
+    def __init__(self, responder: LocalResponder) -> None:
+        self._responder = responder
+        self._by_key: dict[Key, Request] = {}
+        #: ids of replies, oldest first
+        self._replies: dict[str, None] = {}
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(list(self._by_key.values()))
+
+    def add(self, message_id: str, request: Request) -> None:
+        """Expect a reply to *request*."""
+        self._by_key[request.channel, message_id] = request
+        if len(self._by_key) > MAX_PENDING:
+            del self._by_key[next(iter(self._by_key))]
+
+    def find(self, key: Key) -> Request | None:
+        """Return a request; None if it is unknown, or has its reply."""
+        return self._by_key.get(key)
+
+    def pop(self, key: Key) -> None:
+        """Expect no reply to a request any more."""
+        del self._by_key[key]
+
+    def is_repeated(self, reply: str) -> bool:
+        """Return whether the *reply* of this id came before: a session repeats what it has kept after each outage."""
+        came_before = reply in self._replies
+        self._replies[reply] = None
+        if len(self._replies) > MAX_PENDING:
+            del self._replies[next(iter(self._replies))]
+        return came_before
+
+    def settle(self, requests: Collection[Request], problem: Problem) -> None:
+        """Answer *requests* with *problem*, and forget them."""
+        settled = {id(request) for request in requests}
+        self._by_key = {key: request for key, request in self._by_key.items() if id(request) not in settled}
+        self._responder.answer(requests, problem)
+
+    def sent(self) -> list[Request]:
+        """Return what was handed to the gateway."""
+        return [request for request in self._by_key.values() if request.sent]
+
+    def sent_in_line(self) -> list[Key]:
+        """Return what was handed to the gateway and waits for its turn in the session's main shell."""
+        return [key for key, request in self._by_key.items() if request.sent and request.in_line]
+
+    def has_cell_there(self) -> bool:
+        """Whether the session has a cell to run."""
+        return any(request.is_cell for request in self.sent())
+
+    def running_cell(self) -> bytes | None:
+        """Return the header of the cell that runs, or is the first to; None if there is none."""
+        return next((request.header for request in self if request.is_cell), None)
+
+    def take_back(self, held: Held) -> Sequence[Request]:
+        """Move to *held* what was sent to the session's main shell and has not begun there; return what else was."""
+        waiting = [request for request in self.sent() if request.in_line and not request.has_begun]
+        for request in reversed(waiting):
+            request.sent = False
+            held.put_back(HeldMessage(request.channel, request.parts, request))
+        return self.sent()

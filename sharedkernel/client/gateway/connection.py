@@ -1,0 +1,260 @@
+"""One gateway's API as one user: relays, commands and the server extension all use :class:`Gateway`.
+
+Each request is tried once: when to try again is the caller's business. A redirect is not followed: the token is for
+this gateway alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from http.client import HTTPException, IncompleteRead, RemoteDisconnected
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from sharedkernel.client.gateway.credentials import Credentials
+from sharedkernel.client.gateway.refusals import (
+    GatewayRefused,
+    GatewayUnreachable,
+    no_gateway,
+    refused,
+    too_slow,
+    unreachable,
+    untrusted,
+)
+from sharedkernel.client.gateway.server import Server
+from sharedkernel.client.gateway.trust import client_context
+from sharedkernel.jupyter.names import (
+    EXISTING,
+    KERNEL_NAME,
+    PROCESS_HEADER,
+    SAME_PROCESS,
+    SEEN,
+    WEBSOCKET_PROTOCOL,
+    environment_of,
+    kernel_of,
+)
+
+if TYPE_CHECKING:
+    from sharedkernel.client.gateway.websocket import WebSocket
+
+#: the status document, see `executor/control/status_builder.py`
+STATUS_PATH = "/sharedkernel/api/status"
+#: what is on shelves, see `gateway/http/shelf_handlers.py`
+SHELVES_PATH = "/sharedkernel/api/shelves"
+#: limits, the policy and what is done to sessions, see `gateway/http/handlers.py`
+QUOTAS_PATH, POLICY_PATH, SESSIONS_PATH, CLASS_PATH = (
+    f"/sharedkernel/api/{name}" for name in ("quotas", "policy", "sessions", "class")
+)
+#: seconds until a gateway that does not even accept a connection counts as unreachable
+CONNECT_TIMEOUT = 10.0
+#: seconds that a gateway may take to start a session or to open its websocket
+REQUEST_TIMEOUT = 60.0
+#: seconds between a websocket's pings; one on which nothing comes for as long after that is lost
+PING_INTERVAL = 30.0
+
+
+class Gateway:
+    """One gateway's API, as one user; every method raises :class:`.GatewayRefused` or :class:`.GatewayUnreachable`.
+
+    Those that are no coroutines block until the gateway has answered.
+
+    Parameters
+    ----------
+    credentials
+        The gateway and the token.
+    server
+        Where it is; None: as its address says.
+    headers
+        Of each request; None: the token's.
+    connect_timeout, request_timeout
+        Seconds that it may take to accept a connection, and to answer.
+    ping_interval
+        Seconds between the pings of a websocket.
+    """
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        server: Server | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        connect_timeout: float = CONNECT_TIMEOUT,
+        request_timeout: float = REQUEST_TIMEOUT,
+        ping_interval: float = PING_INTERVAL,
+    ) -> None:
+        self.credentials, self.url = credentials, credentials.url
+        self._server = server or Server(credentials.url, lambda: client_context(credentials.ca_file))
+        self._headers = headers or {"Authorization": f"token {credentials.token}"}
+        self._connect_timeout, self._request_timeout = connect_timeout, request_timeout
+        self._ping_interval = ping_interval
+
+    # --- sessions -----------------------------------
+
+    def start(
+        self, environment: dict[str, str], *, python: str = "", on_sent: Callable[[], None] = lambda: None
+    ) -> tuple[str, bool]:
+        """Request a session; return its kernel id, and whether this client has had it before.
+
+        The session is a new one, or the live one of the same user and ``KERNEL_CLIENT_KEY``.
+
+        Parameters
+        ----------
+        environment
+            Variables whose names begin with ``KERNEL_``: the notebook, its directory and its key.
+        python
+            Name of a Python environment of the gateway; empty: its usual one.
+        on_sent
+            Called when the request is on its way.
+        """
+        body = json.dumps({"name": kernel_of(python), "env": environment})
+        model = self.fetch("POST", "/api/kernels", body, on_sent=on_sent)
+        kernel_id = model.get("id")
+        if not isinstance(kernel_id, str):
+            raise no_gateway(self.url)
+        return kernel_id, model.get(EXISTING) is True
+
+    def end(self, kernel_id: str, *, at_once: bool = False, restarts: bool = False) -> None:
+        """End a session.
+
+        Parameters
+        ----------
+        kernel_id
+            Of the session.
+        at_once
+            Whether it ends now; else it can be brought back for as long as its user's quota lets it linger.
+        restarts
+            Whether another one takes its place at once.
+        """
+        query = "?linger=0&restart=1" if restarts else "?linger=0" if at_once else ""
+        self.fetch("DELETE", f"/api/kernels/{quote(kernel_id, safe='')}{query}")
+
+    def act(self, session: str, action: str) -> None:
+        """Do something to a session.
+
+        Parameters
+        ----------
+        session
+            Its kernel id, or its own id if it lingers.
+        action
+            ``"offload"``: its memory leaves the device until its next cell; ``"attach"``: the earlier session of its
+            notebook comes back; ``"ask-for-room"``: those with idle memory are offloaded.
+        """
+        self.fetch("POST", f"{SESSIONS_PATH}/{quote(session, safe='')}/{action}", "{}")
+
+    async def open(self, kernel_id: str, name: str, *, seen: Sequence[str] | None = None) -> WebSocket:
+        """Open a websocket to the process that a session has now; another one needs another websocket.
+
+        Parameters
+        ----------
+        kernel_id
+            What :meth:`start` returned.
+        name
+            Names this end; the gateway keeps what it could not send for the one that comes back under the same name.
+        seen
+            Ids of the last published messages that this end has seen, where it comes back: the gateway goes on there.
+            None: it comes for the first time.
+        """
+        path = f"/api/kernels/{quote(kernel_id, safe='')}/channels?session_id={quote(name, safe='')}"
+        if seen is not None:
+            path += f"&{SEEN}={quote(','.join(seen), safe='')}"
+        return await self.open_websocket(path, subprotocol=WEBSOCKET_PROTOCOL, headers={PROCESS_HEADER: SAME_PROCESS})
+
+    # --- everything else -----------------------------------
+
+    def check(self) -> list[str]:
+        """Check that this is a gateway and accepts the token; return the Python environments that it offers by name."""
+        names = self.fetch("GET", "/api/kernelspecs", seconds=CONNECT_TIMEOUT).get("kernelspecs", ())
+        if KERNEL_NAME not in names:
+            raise no_gateway(self.url)
+        return sorted(environment for environment in map(environment_of, names) if environment)
+
+    def fetch(
+        self,
+        method: str,
+        path: str,
+        body: str | None = None,
+        *,
+        seconds: float | None = None,
+        on_sent: Callable[[], None] = lambda: None,
+    ) -> dict[str, Any]:
+        """Return the JSON object that the gateway answers to a request; empty if it answers nothing.
+
+        Parameters
+        ----------
+        method, path
+            The request.
+        body
+            JSON; None: no body.
+        seconds
+            To wait for the answer; None: as the constructor was told.
+        on_sent
+            Called when the request is on its way.
+        """
+        headers = {**self._headers, **({} if body is None else {"Content-Type": "application/json"})}
+        seconds = seconds or self._request_timeout
+        try:
+            status, phrase, received = self._server.ask(
+                method, path, headers, (body or "").encode(),
+                connect_seconds=min(seconds, self._connect_timeout), seconds=seconds, on_sent=on_sent,
+            )  # fmt: skip
+        except (OSError, HTTPException) as error:
+            raise self._explain(error) from None
+        if not 200 <= status < 300:
+            raise refused(self.url, status, phrase, received, path)
+        try:
+            answer = json.loads(received or b"{}")
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise no_gateway(self.url)
+        return answer
+
+    async def open_websocket(self, path: str, *, subprotocol: str = "", headers: Mapping[str, str] = {}) -> WebSocket:
+        """Open a websocket.
+
+        Parameters
+        ----------
+        path
+            Where it is.
+        subprotocol
+            How messages are framed; empty: each is one frame.
+        headers
+            More headers of the request.
+        """
+        # Not at the top: commands need no websockets, and a relay requests its session before it imports them.
+        from sharedkernel.client.gateway.websocket import open_websocket
+
+        try:
+            return await open_websocket(
+                self._server, path, {**self._headers, **headers}, subprotocol,
+                connect_seconds=self._connect_timeout, seconds=self._request_timeout, ping_interval=self._ping_interval,
+            )  # fmt: skip
+        except OSError as error:
+            raise self._explain(error) from None
+
+    def _explain(self, error: Exception) -> GatewayRefused | GatewayUnreachable:
+        """Return the error with a sentence for one of the system's, or of `http.client`."""
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return untrusted(self.url, error.verify_message)
+        if isinstance(error, TimeoutError):
+            return too_slow(self.url)
+        if isinstance(error, HTTPException):
+            ended = isinstance(error, RemoteDisconnected | IncompleteRead)
+            why = "the connection was closed" if ended else "its answer is no HTTP, or too long"
+            return unreachable(self.url, why, hung_up=True)
+        assert isinstance(error, OSError)
+        hung_up = isinstance(error, ConnectionResetError)
+        is_plain = error.errno in errno.errorcode and not hung_up and not isinstance(error, ssl.SSLError)
+        # asyncio's text names the address, too, which the sentence has
+        return unreachable(self.url, os.strerror(error.errno or 0) if is_plain else error, hung_up=hung_up)
+
+
+def fetch(
+    credentials: Credentials, path: str, *, method: str = "GET", body: str | None = None, timeout: float = 5.0
+) -> dict[str, Any]:
+    """Return the JSON object that a gateway answers to one request; as :meth:`Gateway.fetch`."""
+    return Gateway(credentials).fetch(method, path, body, seconds=timeout)

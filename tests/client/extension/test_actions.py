@@ -1,0 +1,136 @@
+"""What a page can do with sessions and quotas."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+
+import pytest
+
+from sharedkernel.local_stack import LocalStack
+from tests.cli.support import wait_until
+from tests.client.extension.server import JupyterServer, is_connected
+from tests.status.documents import to_json
+
+ROOT = "/sharedkernel/api"
+
+
+def new_session(stack: LocalStack, user: str) -> str:
+    """Start a session of *user*'s that no Jupyter server knows; return its id."""
+    request = urllib.request.Request(
+        f"{stack.gateway_url}/api/kernels",
+        data=b'{"name": "shared-gpu"}',
+        headers={"Authorization": f"token {stack.token(user)}"},
+    )
+    with urllib.request.urlopen(request) as response:
+        return str(json.load(response)["id"])
+
+
+def sessions(stack: LocalStack) -> set[str]:
+    return {entry["id"] for entry in to_json(stack.status())["sessions"]}
+
+
+def test_a_session_of_this_server_ends_with_its_kernel(stack: LocalStack, ada: JupyterServer) -> None:
+    """Otherwise the kernel would only get itself another session."""
+    notebook = {"path": "a.ipynb", "type": "notebook", "name": "", "kernel": {"name": "shared-gpu"}}
+    with ada.page() as page:
+        kernel = ada.ask("POST", "/api/sessions", notebook).body["kernel"]["id"]
+        session = page.wait(lambda view: kernel in view["kernels"])["kernels"][kernel]
+        assert ada.ask("DELETE", f"{ROOT}/sessions/{session}").status == 204
+        page.wait(lambda view: is_connected(view) and not view["kernels"])
+    # A relay leaves a gateway that is slow to end the session.
+    wait_until(lambda: session not in sessions(stack), "the session's end")
+    assert ada.ask("GET", "/api/kernels").body == []
+    assert ada.ask("GET", "/api/sessions").body == []
+
+
+def test_a_session_of_another_server_is_ended_on_the_gateway(stack: LocalStack, ada: JupyterServer) -> None:
+    """It may have been left behind by a computer that is off now."""
+    session = new_session(stack, "ada")
+    assert ada.ask("POST", f"{ROOT}/sessions/{session}/interrupt", {}).status == 204
+    assert ada.ask("DELETE", f"{ROOT}/sessions/{session}").status == 204
+    assert session not in sessions(stack)
+
+
+@pytest.mark.parametrize(("method", "action"), [("POST", "/offload"), ("POST", "/interrupt"), ("DELETE", "")])
+def test_nobody_else_s_session_can_be_touched(
+    stack: LocalStack, grace: JupyterServer, method: str, action: str
+) -> None:
+    """As far as grace is concerned it does not exist."""
+    session = new_session(stack, "ada")
+    answer = grace.ask(method, f"{ROOT}/sessions/{session}{action}", None if method == "DELETE" else {})
+    assert answer.status == 404
+    assert "does not exist" in answer.body["message"]
+    assert session in sessions(stack)
+    stack_client_end(stack, session)
+
+
+def stack_client_end(stack: LocalStack, session: str) -> None:
+    request = urllib.request.Request(
+        f"{stack.gateway_url}/api/kernels/{session}",
+        method="DELETE",
+        headers={"Authorization": f"token {stack.token('ada')}"},
+    )
+    urllib.request.urlopen(request).close()
+
+
+def test_admins_change_quotas_and_others_do_not(ada: JupyterServer, grace: JupyterServer) -> None:
+    """A refusal arrives as the gateway's sentence."""
+    changes = {"users": {"grace": {"memory": "300MiB"}}}
+    refused = grace.ask("PUT", f"{ROOT}/quotas", changes)
+    assert (refused.status, refused.body) == (403, {"message": "only admins may change quotas.", "reason": "not_admin"})
+    assert ada.ask("PUT", f"{ROOT}/quotas", changes).status == 200
+    (name, limits), *others = grace.ask("GET", f"{ROOT}/quotas").body["users"].items()
+    assert (name, limits["memory"]["value"], others) == ("grace", "300MiB", [])
+
+
+def test_admins_change_the_policy_and_others_read_it(ada: JupyterServer, grace: JupyterServer) -> None:
+    """What cannot be done is explained by the gateway."""
+    before = ada.ask("GET", f"{ROOT}/policy").body
+    assert before["policy"] in before["policies"]
+    refused = grace.ask("PUT", f"{ROOT}/policy", {"policy": "fifo"})
+    assert (refused.status, refused.body["reason"]) == (403, "not_admin")
+    assert "chance" in ada.ask("PUT", f"{ROOT}/policy", {"policy": "chance"}).body["message"]
+    try:
+        assert ada.ask("PUT", f"{ROOT}/policy", {"policy": "fifo"}).status == 200
+        assert grace.ask("GET", f"{ROOT}/policy").body["policy"] == "fifo"
+    finally:
+        ada.ask("PUT", f"{ROOT}/policy", {"policy": before["policy"]})
+
+
+def test_a_wrong_quota_is_explained(ada: JupyterServer) -> None:
+    """By the gateway, and nothing changes."""
+    answer = ada.ask("PUT", f"{ROOT}/quotas", {"users": {"grace": {"memory": "lots"}}})
+    assert answer.status == 400
+    assert answer.body["message"].startswith("nothing was changed: quotas['users']['grace']['memory']: 'lots' is not")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "events"),
+        ("GET", "quotas"),
+        ("PUT", "quotas"),
+        ("GET", "policy"),
+        ("PUT", "policy"),
+        ("DELETE", "sessions/some"),
+        ("POST", "sessions/some/offload"),
+        ("POST", "sessions/some/interrupt"),
+        ("GET", "kernels/some/cells"),
+    ],
+)
+def test_every_route_wants_the_server_s_own_token(
+    stack: LocalStack, ada: JupyterServer, method: str, path: str
+) -> None:
+    """No token and the gateway's token are none."""
+    for token in (None, stack.token("ada")):
+        assert ada.ask(method, f"{ROOT}/{path}", {} if method != "GET" else None, token=token).status == 403
+
+
+def test_the_timeline_is_the_gateways(ada: JupyterServer) -> None:
+    """Its refusals, too."""
+    answer = ada.ask("GET", f"{ROOT}/timeline?seconds=60&columns=50")
+    assert answer.status == 200
+    (device,) = answer.body["devices"]
+    assert device["end"] - device["begin"] == pytest.approx(60)
+    assert ada.ask("GET", f"{ROOT}/timeline?seconds=0").body["reason"] == "config"

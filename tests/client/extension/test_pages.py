@@ -1,0 +1,265 @@
+"""Pages of a Jupyter server whose kernels are relays: what JupyterLab must not notice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from sharedkernel.local_stack import LocalStack
+from tests.client.extension.conftest import StartServer
+from tests.client.extension.kernel_page import KernelPage
+from tests.client.extension.server import PATIENCE, JupyterServer
+from tests.client.relay.support import wait_until
+
+
+def start(server: JupyterServer) -> str:
+    """Start a kernel; return its id."""
+    return str(server.ask("POST", "/api/kernels", {"name": "shared-gpu"}).body["id"])
+
+
+def relay_of(server: JupyterServer, kernel: str) -> psutil.Process:
+    """Return a kernel's process."""
+    assert server.service.process is not None
+    (relay,) = (
+        process
+        for process in psutil.Process(server.service.process.pid).children(recursive=True)
+        if any(kernel in word for word in process.cmdline())
+    )
+    return relay
+
+
+def log(server: JupyterServer) -> str:
+    return server.service.log_path.read_text(errors="replace")
+
+
+def model(server: JupyterServer, kernel: str) -> dict[str, Any]:
+    return dict(server.ask("GET", f"/api/kernels/{kernel}").body)
+
+
+def wait_for_state(server: JupyterServer, kernel: str, state: str) -> dict[str, Any]:
+    deadline = time.monotonic() + PATIENCE
+    while (found := model(server, kernel))["execution_state"] != state:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.02)
+    return found
+
+
+def test_pages_reach_their_session_by_the_relay_alone(stack: LocalStack, ada: JupyterServer) -> None:
+    """However many they are, the gateway has one connection for them."""
+    kernel = start(ada)
+    with KernelPage(ada, kernel) as page, KernelPage(ada, kernel) as other:
+        assert page.run("x = 6; print(x)") == "6\n"
+        assert other.run("print(7 * x)") == "42\n"
+        assert page.run("1 / 0").endswith("ZeroDivisionError: division by zero")
+        request = urllib.request.Request(f"{stack.gateway_url}/api/kernels")
+        request.add_header("Authorization", f"token {stack.token('ada')}")
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            assert [session["connections"] for session in json.load(answer)] == [1]
+
+
+def test_a_cell_can_ask_its_user(ada: JupyterServer) -> None:
+    """`input()` asks the page that sent the cell, and no other one."""
+    kernel = start(ada)
+    with KernelPage(ada, kernel) as page, KernelPage(ada, kernel) as other:
+        other.run("pass")  # its connection to the session is there: it hears what is published from now on
+        other.messages.clear()
+        cell = page.execute("print('hello ' + input('who? '))")
+        question = page.wait(lambda message: message["type"] == "input_request")
+        assert question["content"]["prompt"] == "who? "
+        page.send("stdin", "input_reply", {"value": "ada"}, question["header"])
+        assert page.finish(cell) == "hello ada\n"
+        other.wait_for_text("hello ada")
+        assert {message["channel"] for message in other.messages} == {"iopub"}
+
+
+def test_widgets_reach_their_page(ada: JupyterServer) -> None:
+    """Comms in both directions, with binary buffers."""
+    kernel = start(ada)
+    with KernelPage(ada, kernel) as page:
+        page.run(
+            "def echo(comm, message):\n"
+            "    comm.on_msg(lambda m: comm.send({'got': m['content']['data']}, buffers=[b'x' * 10]))\n"
+            "get_ipython().kernel.comm_manager.register_target('echo', echo)"
+        )
+        comm = {"comm_id": "one", "target_name": "echo", "data": {}}
+        page.send("shell", "comm_open", comm)
+        page.send("shell", "comm_msg", {"comm_id": "one", "data": 5})
+        answer = page.wait(lambda message: message["type"] == "comm_msg")
+        assert answer["content"]["data"] == {"got": 5}
+
+
+def test_the_server_knows_what_the_kernel_does(ada: JupyterServer) -> None:
+    """Its model of the kernel is true, for pages and for culling."""
+    kernel = start(ada)
+    with KernelPage(ada, kernel) as page:
+        page.run("pass")
+        before = wait_for_state(ada, kernel, "idle")
+        cell = page.execute("print('up'); input()")
+        question = page.wait(lambda message: message["type"] == "input_request")
+        assert wait_for_state(ada, kernel, "busy")["connections"] == 1
+        page.send("stdin", "input_reply", {"value": ""}, question["header"])
+        page.finish(cell)
+        assert wait_for_state(ada, kernel, "idle")["last_activity"] > before["last_activity"]
+    deadline = time.monotonic() + PATIENCE
+    while model(ada, kernel)["connections"]:
+        assert time.monotonic() < deadline
+
+
+def test_a_cell_is_interrupted(ada: JupyterServer) -> None:
+    """Once: the cell behind it runs."""
+    kernel = start(ada)
+    with KernelPage(ada, kernel) as page:
+        cell = page.execute("import time; print('up', flush=True)\nwhile True: time.sleep(0.01)")
+        page.wait_for_text("up")
+        assert ada.ask("POST", f"/api/kernels/{kernel}/interrupt").status == 204
+        assert "KeyboardInterrupt" in page.finish(cell)
+        assert page.run("print('next')") == "next\n"
+
+
+WAIT = "import os, time\nwhile not os.path.exists({!r}): time.sleep(0.01)\n"
+
+
+def lose(server: JupyterServer, kernel: str, page: KernelPage, *, left: int) -> None:
+    """Have *page* vanish; return once the server has noticed, and has *left* others."""
+    page.lose()
+    deadline = time.monotonic() + PATIENCE
+    while model(server, kernel)["connections"] != left:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_page_that_comes_back_misses_nothing(ada: JupyterServer, tmp_path: Path) -> None:
+    """It gets what was printed, what was asked, and the reply."""
+    kernel = start(ada)
+    go = tmp_path / "go"
+    page = KernelPage(ada, kernel)
+    cell = page.execute(f"print('begun', flush=True)\n{WAIT.format(str(go))}print(input('so? ') + '!')")
+    page.wait_for_text("begun")
+    lose(ada, kernel, page, left=0)
+    go.touch()
+    with KernelPage(ada, kernel, name=page.name) as same:
+        question = same.wait(lambda message: message["type"] == "input_request")
+        same.send("stdin", "input_reply", {"value": "yes"}, question["header"])
+        assert same.finish(cell) == "yes!\n"
+
+
+def test_a_restart_ends_the_session_alone(ada: JupyterServer) -> None:
+    """Pages stay, and no cell gets an error for it; the next cell runs in a new session."""
+    kernel = start(ada)
+    with KernelPage(ada, kernel) as page, KernelPage(ada, kernel) as other:
+        page.run("x = 1")
+        cell = page.execute("import time; print('up', flush=True); time.sleep(600)")
+        page.wait_for_text("up")
+        assert ada.ask("POST", f"/api/kernels/{kernel}/restart").status == 200
+        assert "NameError" in page.run("x")
+        assert other.run("print('too')") == "too\n"
+        assert [message for message in page.messages if message["about"] == cell and message["type"] == "error"] == []
+
+
+def test_a_session_that_dies_says_so_in_its_cell(ada: JupyterServer) -> None:
+    """And the page goes on with the next one."""
+    kernel = start(ada)
+    with KernelPage(ada, kernel) as page:
+        assert "SharedGPUSessionDied" in page.run("import os; os._exit(1)")
+        page.wait(lambda message: message["content"].get("execution_state") == "restarting")
+        assert page.run("print('next')") == "next\n"
+        wait_for_state(ada, kernel, "idle")
+
+
+#: prints numbers until a file is there, and asks; another file says how far it is
+_COUNTING = """
+import itertools, pathlib, time
+for number in itertools.count():
+    print(number, flush=True)
+    pathlib.Path({printed!r}).write_text(str(number))
+    if pathlib.Path({enough!r}).exists(): break
+    time.sleep(0.01)
+print(input())
+"""
+
+
+@pytest.fixture(scope="module")
+def steady(start_server: StartServer) -> JupyterServer:
+    """Start a server of ada's that starts a relay again where it was, however young it is."""
+    return start_server("ada", "--AsyncIOLoopKernelRestarter.random_ports_until_alive=False")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("ends", ["later", "meanwhile"])
+def test_a_relay_that_dies_is_not_missed(steady: JupyterServer, tmp_path: Path, ends: str) -> None:
+    """Jupyter starts another one, and the cell's page gets the rest of its outputs, its question and its reply."""
+    kernel = start(steady)
+    printed, enough = tmp_path / "printed", tmp_path / "enough"
+    with KernelPage(steady, kernel) as page, KernelPage(steady, kernel) as other:
+        other.run("pass")
+        cell = page.execute(_COUNTING.format(printed=str(printed), enough=str(enough)))
+        page.wait_for_text("20\n")
+        relay_of(steady, kernel).kill()
+        before = int(printed.read_text() or 0)
+        wait_until(lambda: int(printed.read_text() or 0) > before + 20)
+        if ends == "meanwhile":
+            enough.touch()
+        wait_until(lambda: f"the relay of kernel {kernel} was started again" in log(steady))
+        enough.touch()
+        question = page.wait(lambda message: message["type"] == "input_request")
+        page.send("stdin", "input_reply", {"value": "on"}, question["header"])
+        told = [int(word) for word in page.finish(cell).removesuffix("on\n").split()]
+        missing = sorted(set(range(int(printed.read_text()) + 1)) - set(told))
+        in_order = told == sorted(set(told))
+        assert (missing, in_order) == ([], True)
+        other.wait_for_text("on\n")
+        for each in (page, other):
+            assert not any(message["content"].get("execution_state") == "restarting" for message in each.messages)
+        wait_for_state(steady, kernel, "idle")
+        assert page.run("print(number)") == f"{told[-1]}\n"
+    steady.ask("DELETE", f"/api/kernels/{kernel}")
+
+
+@pytest.mark.heavy
+def test_a_relay_that_dies_with_its_session_is_said(steady: JupyterServer) -> None:
+    """As of any kernel: nothing else would end what the page waits for."""
+    kernel = start(steady)
+    with KernelPage(steady, kernel) as page:
+        pid = int(page.run("import os; print(os.getpid())"))
+        page.execute("print('up', flush=True)\nimport time; time.sleep(600)")
+        page.wait_for_text("up")
+        relay_of(steady, kernel).kill()
+        os.kill(pid, signal.SIGKILL)
+        page.wait(lambda message: message["content"].get("execution_state") == "restarting")
+    with KernelPage(steady, kernel, name=page.name) as same:
+        assert same.run("print('next')") == "next\n"
+    steady.ask("DELETE", f"/api/kernels/{kernel}")
+
+
+@pytest.mark.heavy
+def test_a_page_can_shut_the_kernel_down(ada: JupyterServer) -> None:
+    """By a message, which its process gets: the relay ends with the session."""
+    kernel = start(ada)
+    with KernelPage(ada, kernel) as page:
+        page.run("pass")
+        relay = relay_of(ada, kernel)
+        request = page.send("control", "shutdown_request", {"restart": False})
+        page.wait(lambda message: message["type"] == "shutdown_reply" and message["about"] == request)
+        relay.wait(PATIENCE)
+
+
+def test_a_reloaded_page_gets_what_ran_meanwhile(ada: JupyterServer) -> None:
+    """The server has listened."""
+    kernel = start(ada)
+    with KernelPage(ada, kernel) as page:
+        page.run("print('told')")
+        deadline = time.monotonic() + PATIENCE
+        while (
+            not (cells := ada.ask("GET", f"/sharedkernel/api/kernels/{kernel}/cells").body["cells"])
+            or cells[-1]["open"]
+        ):
+            assert time.monotonic() < deadline
+        assert "told" in json.dumps(cells[-1]["outputs"])

@@ -1,0 +1,62 @@
+"""What a page is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from sharedkernel.local_stack import LocalStack
+from tests.client.extension.conftest import StartServer
+from tests.client.extension.server import JupyterServer, is_connected
+from tests.status.documents import to_json
+
+
+def test_a_page_sees_the_session_behind_its_kernel(stack: LocalStack, ada: JupyterServer) -> None:
+    """A relay's kernel id is not the session's, and the view says which is whose."""
+    with ada.page() as page:
+        kernel = ada.ask("POST", "/api/kernels", {"name": "shared-gpu"}).body["id"]
+        view = page.wait(lambda view: kernel in view["kernels"])
+        session = view["kernels"][kernel]
+        assert session != kernel
+        (entry,) = (entry for entry in view["status"]["sessions"] if entry["id"] == session)
+        assert entry["user"] == "ada"
+        assert session in {entry["id"] for entry in to_json(stack.status())["sessions"]}
+
+
+def test_a_page_knows_who_its_user_is(ada: JupyterServer, grace: JupyterServer) -> None:
+    """Their name, and whether they are an admin, as the gateway says."""
+    for server, user in ((ada, {"name": "ada", "admin": True}), (grace, {"name": "grace", "admin": False})):
+        with server.page() as page:
+            assert page.wait(is_connected)["user"] == user
+
+
+def test_nobody_else_s_notebook_is_told(ada: JupyterServer, grace: JupyterServer) -> None:
+    """Others' sessions come without what tells who works on what."""
+    with grace.page() as page:
+        kernel = ada.ask("POST", "/api/kernels", {"name": "shared-gpu", "path": "secret.ipynb"}).body["id"]
+        # One of an earlier test, whose relay did not wait for its end, may be there for a moment.
+        view = page.wait(lambda view: is_connected(view) and len(view["status"]["sessions"]) == 1)
+        (session,) = view["status"]["sessions"]
+        assert session["user"] == "ada"
+        assert (session["notebook"], session["kernel_id"], session["client_key"]) == (None, None, None)
+        assert view["kernels"] == {}
+    ada.ask("DELETE", f"/api/kernels/{kernel}")
+
+
+def test_the_gateway_s_token_stays_in_the_server(stack: LocalStack, ada: JupyterServer) -> None:
+    """Neither the view nor the server's own settings, as pages get them, hold it."""
+    with ada.page() as page:
+        page.wait(is_connected)
+        assert not any(stack.token("ada") in text for text in page.said)
+    assert stack.token("ada") not in str(ada.ask("GET", "/sharedkernel/api/quotas").body)
+
+
+@pytest.mark.heavy
+def test_it_works_with_the_gateway_option(stack: LocalStack, start_server: StartServer) -> None:
+    """There a kernel has its session's id."""
+    token = f"--GatewayClient.auth_token={stack.token('ada')}"
+    server = start_server("ada", f"--gateway-url={stack.gateway_url}", token)
+    with server.page() as page:
+        kernel = server.ask("POST", "/api/kernels", {"name": "shared-gpu"}).body["id"]
+        assert page.wait(lambda view: view["kernels"])["kernels"] == {kernel: kernel}
+    assert server.ask("DELETE", f"/sharedkernel/api/sessions/{kernel}").status == 204
+    assert server.ask("GET", "/api/kernels").body == []

@@ -1,0 +1,90 @@
+"""What programs leave that start kernels and are killed, or kill them: nothing that stays, and nothing in their way."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sharedkernel.local_stack import LocalStack
+from tests.client.relay.support import TIMEOUT, Notebook, wait_until
+from tests.status.documents import to_json
+from tests.warm_stack import WarmStack
+
+pytestmark = [pytest.mark.heavy, pytest.mark.skipif(sys.platform != "linux", reason="the executor runs on Linux only")]
+
+#: starts a kernel, and is killed so many seconds later
+_KILLED_EARLY = """
+import os, signal, sys, time
+from jupyter_client.manager import KernelManager
+manager = KernelManager(kernel_name="shared-gpu")
+manager.start_kernel(env=dict(os.environ))
+print(manager.provisioner.pid, flush=True)
+time.sleep(float(sys.argv[1]))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture(scope="module")
+def stack(private_jupyter: object) -> Iterator[LocalStack]:
+    quotas = {"users": {"mary": {"sessions": 2}, "grace": {"sessions": 1}}}
+    config = "c.SharedKernelGateway.unclaimed_seconds = 3\nc.SessionKernels.cull_interval = 1"
+    with WarmStack(users=["mary", "grace", "ada"], capacity="1GiB", quotas=quotas, config=config) as stack:
+        yield stack
+
+
+def sessions(stack: LocalStack, user: str) -> list[str]:
+    return [entry["id"] for entry in to_json(stack.status())["sessions"] if entry["user"] == user]
+
+
+def kill(notebook: Notebook) -> None:
+    """Kill the kernel's process, as `shutdown_kernel(now=True)` and the end of a job do."""
+    relay = psutil.Process(notebook.pid)
+    notebook.manager.shutdown_kernel(now=True)
+    relay.wait(TIMEOUT)
+
+
+@pytest.mark.parametrize("code", ["print('ran')", "print('ran', flush=True)\nimport time\ntime.sleep(600)"])
+def test_killed_kernels_give_way_at_the_limit_and_end(stack: LocalStack, code: str) -> None:
+    """Six in turn where two are allowed; a cell that runs on runs for nobody."""
+    for _ in range(6):
+        with Notebook(stack.gateway_url, stack.token("mary")) as notebook:
+            notebook.wait_for_output(notebook.client.execute(code), "ran")
+            kill(notebook)
+    assert len(sessions(stack, "mary")) <= 2
+    wait_until(lambda: not sessions(stack, "mary"))
+
+
+def test_a_notebook_whose_kernel_was_killed_is_waited_for(stack: LocalStack) -> None:
+    """Its user opens it again; it is in the way of others until then, as ever."""
+    with Notebook(stack.gateway_url, stack.token("grace")) as notebook:
+        kill(notebook)
+    notebook = Notebook(stack.gateway_url, stack.token("grace"))
+    notebook.environment["JPY_SESSION_NAME"] = "/home/grace/a.ipynb"
+    with notebook:
+        assert notebook.run("x = 1").status == "ok"
+        kill(notebook)
+        with Notebook(stack.gateway_url, stack.token("ada")) as program:  # one of a program's, killed later, and ended
+            kill(program)
+        wait_until(lambda: not sessions(stack, "ada"))
+        assert len(sessions(stack, "grace")) == 1
+        with Notebook(stack.gateway_url, stack.token("grace")) as other:
+            assert "grace may have 1 session" in other.run("1").error
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.02, 0.05, 0.1, 0.2, 0.3])
+def test_a_client_that_is_killed_early_leaves_nothing(stack: LocalStack, delay: float) -> None:
+    """Whatever its kernel's process was doing at that moment."""
+    notebook = Notebook(stack.gateway_url, stack.token("ada"))
+    command = [sys.executable, "-c", _KILLED_EARLY, str(delay)]
+    client = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, env=notebook.environment)
+    assert client.returncode == -signal.SIGKILL, client.stderr
+    relay = Path("/proc", client.stdout.strip())
+
+    wait_until(lambda: not relay.exists())
+    wait_until(lambda: not sessions(stack, "ada"))

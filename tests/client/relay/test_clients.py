@@ -1,0 +1,104 @@
+"""The clients that people use, each with the installed kernelspec and nothing else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import papermill
+import pexpect
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError
+
+from tests.client.relay.support import TIMEOUT, GatewayProcess
+
+pytestmark = pytest.mark.heavy
+
+
+@pytest.fixture(autouse=True)
+def credentials(contract_gateway: GatewayProcess) -> Iterator[None]:
+    """Put the gateway's address and the token into the environment, where every client passes them on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHAREDKERNEL_GATEWAY_URL", contract_gateway.url)
+        patch.setenv("SHAREDKERNEL_TOKEN", contract_gateway.token)
+        yield
+
+
+def notebook(*cells: str) -> nbformat.NotebookNode:
+    """Return a notebook for the shared device."""
+    spec = {"name": "shared-gpu", "display_name": "Shared GPU (PyTorch)", "language": "python"}
+    return nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(cell) for cell in cells], metadata={"kernelspec": spec}
+    )
+
+
+def test_nbclient_runs_a_notebook() -> None:
+    """Outputs land in their cells."""
+    run = NotebookClient(notebook("x = 41", "print(x + 1)")).execute()
+    assert run.cells[1].outputs[0].text == "42\n"
+
+
+def test_nbclient_interrupts_a_cell_that_takes_too_long() -> None:
+    """And the next cell runs."""
+    cells = notebook("import time\ntime.sleep(60)", "print('next')")
+
+    def seconds(cell: nbformat.NotebookNode) -> float:
+        return 3.0 if "sleep" in cell.source else TIMEOUT
+
+    run = NotebookClient(cells, timeout_func=seconds, interrupt_on_timeout=True, allow_errors=True).execute()
+    assert run.cells[0].outputs[-1].ename == "KeyboardInterrupt"
+    assert run.cells[1].outputs[0].text == "next\n"
+
+
+def test_nbclient_reports_a_refusal(contract_gateway: GatewayProcess) -> None:
+    """The sentence of the gateway is the error of the cell."""
+    client = NotebookClient(notebook("1"))
+    refusing = contract_gateway.refusing(429, "you have 2 sessions already.", "sessions")
+    with refusing, pytest.raises(CellExecutionError, match="you have 2 sessions already"):
+        client.execute()
+
+
+def test_nbclient_reports_a_session_that_died() -> None:
+    """It neither hangs nor waits for its time to run out."""
+    with pytest.raises(CellExecutionError, match="SharedGPUSessionDied") as caught:
+        NotebookClient(notebook("import os; os._exit(3)"), timeout=TIMEOUT).execute()
+    assert not isinstance(caught.value, CellTimeoutError)
+
+
+def test_papermill_runs_a_notebook(tmp_path: Path) -> None:
+    """With a parameter, from file to file."""
+    template = notebook("n = 1", "print(n * 2)")
+    template.cells[0].metadata["tags"] = ["parameters"]
+    nbformat.write(template, tmp_path / "in.ipynb")
+    papermill.execute_notebook(tmp_path / "in.ipynb", tmp_path / "out.ipynb", parameters={"n": 21}, progress_bar=False)
+    assert nbformat.read(tmp_path / "out.ipynb", as_version=4).cells[-1].outputs[0].text == "42\n"
+
+
+def test_jupyter_console_talks() -> None:
+    """Input and output, an interrupt, and the end of the session with the console's."""
+    command = [
+        "-m", "jupyter_console", "--kernel", "shared-gpu", "--simple-prompt",
+        "--ZMQTerminalInteractiveShell.include_other_output=False", "--ZMQTerminalInteractiveShell.banner=",
+    ]  # fmt: skip
+    console = pexpect.spawn(
+        sys.executable, command, env=os.environ | {"JUPYTER_CONSOLE_TEST": "1"}, timeout=TIMEOUT, encoding="utf-8"
+    )
+    try:
+        console.expect_exact("In [1]:")
+        console.sendline("6 * 7")
+        console.expect_exact("42")
+        console.sendline("import time; print('begun'); time.sleep(60)")
+        console.expect_exact("begun\r\n")
+        console.sendintr()
+        console.expect_exact("KeyboardInterrupt")
+        console.expect(r"In \[\d+\]:")
+        console.sendeof()
+        console.expect_exact("Do you really want to exit")
+        console.sendline("y")
+        console.expect(pexpect.EOF)
+    finally:
+        console.close(force=True)

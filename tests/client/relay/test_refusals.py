@@ -1,0 +1,129 @@
+"""No session to be had: what a person reads in the notebook, and how it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from sharedkernel.local_stack import free_port
+from tests.client.relay.support import TIMEOUT, GatewayProcess, Line, Notebook
+
+SENTENCE = "you have 2 sessions already, which is your limit; shut one down and run the cell again."
+
+
+@pytest.fixture
+def refused(contract_gateway: GatewayProcess) -> Notebook:
+    """Return a client that the gateway refuses at first."""
+    return Notebook(contract_gateway.url, contract_gateway.token)
+
+
+def test_a_refusal_is_readable_and_ends_when_its_reason_does(
+    contract_gateway: GatewayProcess, refused: Notebook
+) -> None:
+    """The gateway's sentence is the cell's error; once a session is free the same cell runs."""
+    with contract_gateway.refusing(429, SENTENCE, "sessions") as stop_refusing, refused:
+        for _ in range(2):
+            outcome = refused.run("print('hello')")
+            assert outcome.error == f"SharedGPURefused: {SENTENCE}"
+        stop_refusing()
+        assert refused.run("print('hello')").text() == "hello\n"
+
+
+def test_a_refused_cell_looks_like_any_failed_cell(contract_gateway: GatewayProcess, refused: Notebook) -> None:
+    """Clients wait for each of these messages, in this order."""
+    with contract_gateway.refusing(429, SENTENCE, "sessions"), refused:
+        outcome = refused.run("print('hello')")
+    assert [message["msg_type"] for message in outcome.messages] == ["status", "execute_input", "error", "status"]
+    assert [content["execution_state"] for content in outcome.of_type("status")] == ["busy", "idle"]
+    assert outcome.of_type("execute_input")[0]["code"] == "print('hello')"
+    (error,) = outcome.of_type("error")
+    assert len(error["traceback"]) == 1
+    assert SENTENCE in error["traceback"][0]
+
+
+def test_the_cells_behind_a_refused_one_are_aborted(contract_gateway: GatewayProcess, refused: Notebook) -> None:
+    """A notebook that runs as a whole says once what is wrong."""
+    with contract_gateway.refusing(503, "the executor is away; try again in a minute.", "executor"), refused:
+        with contract_gateway.stopped():
+            cells = [refused.client.execute(f"print({number})") for number in range(3)]
+            # Time for all three to be at the relay, which would meet one that comes after the refusal as a first one. A
+            # relay that has stood still reads what came on all of its sockets before it does something else twice.
+            assert not refused.client.shell_channel.socket.poll(300)
+            for _ in range(2):
+                with refused.another_client(shell=False, stdin=False, control=False) as second:
+                    # A state that the one before is told of may come before its own welcome.
+                    while second.get_iopub_msg(timeout=TIMEOUT)["msg_type"] != "iopub_welcome":
+                        pass
+        replies = [refused.client.get_shell_msg(timeout=TIMEOUT) for _ in cells]
+    assert [reply["parent_header"]["msg_id"] for reply in replies] == cells
+    assert [reply["content"]["status"] for reply in replies] == ["error", "aborted", "aborted"]
+
+
+def test_other_questions_are_answered_too(contract_gateway: GatewayProcess, refused: Notebook) -> None:
+    """No client hangs for want of a reply."""
+    with contract_gateway.refusing(429, SENTENCE, "sessions"), refused:
+        client = refused.client
+        info = client.kernel_info(reply=True, timeout=TIMEOUT)["content"]
+        assert info["language_info"]["name"] == "python"
+        assert SENTENCE in info["banner"]
+        assert client.complete("pri", reply=True, timeout=TIMEOUT)["content"]["status"] == "error"
+        assert client.history(reply=True, timeout=TIMEOUT)["content"]["history"] == []
+        assert client.comm_info(reply=True, timeout=TIMEOUT)["content"]["comms"] == {}
+        assert refused.control("interrupt_request")["content"]["status"] == "ok"
+
+
+def test_a_silent_cell_publishes_no_error(contract_gateway: GatewayProcess, refused: Notebook) -> None:
+    """What a client runs for itself shows nowhere."""
+    with contract_gateway.refusing(429, SENTENCE, "sessions"), refused:
+        outcome = refused.run("1", silent=True)
+    assert outcome.status == "error"
+    assert {message["msg_type"] for message in outcome.messages} == {"status"}
+
+
+def _nobody_there(_: GatewayProcess) -> Notebook:
+    return Notebook(f"http://127.0.0.1:{free_port()}", "a-token")
+
+
+def _wrong_token(gateway: GatewayProcess) -> Notebook:
+    return Notebook(gateway.url, "another-token")
+
+
+def _not_set_up(_: GatewayProcess) -> Notebook:
+    return Notebook(None, None)
+
+
+def _no_address(_: GatewayProcess) -> Notebook:
+    return Notebook("gpu.example.org", "a-token")
+
+
+def _no_gateway(gateway: GatewayProcess) -> Notebook:
+    return Notebook(gateway.url + "/elsewhere", "a-token")
+
+
+@pytest.mark.parametrize(
+    ("open_notebook", "error"),
+    [
+        (_nobody_there, "SharedGPUUnreachable: no gateway answers at http://127.0.0.1:"),
+        (_wrong_token, "SharedGPURefused: the gateway at http://127.0.0.1:"),
+        (_not_set_up, "SharedGPUNotSetUp: this computer knows no gateway yet; run `sharedkernel install"),
+        (_no_address, "SharedGPUNotSetUp: 'gpu.example.org' is not a gateway's address; write it like https://"),
+        (_no_gateway, "SharedGPURefused: the gateway at http://127.0.0.1:"),
+    ],
+)
+def test_each_obstacle_has_its_sentence(
+    contract_gateway: GatewayProcess, open_notebook: Callable[[GatewayProcess], Notebook], error: str
+) -> None:
+    """The kernel is there, and each cell says what is wrong and what to do."""
+    with open_notebook(contract_gateway) as notebook:
+        assert notebook.run("1").error.startswith(error)
+
+
+def test_a_gateway_that_comes_up_later_is_found(contract_gateway: GatewayProcess) -> None:
+    """Nothing has to be restarted when the first cell came too early."""
+    line = Line(contract_gateway.port)
+    with Notebook(line.url, contract_gateway.token) as notebook:
+        assert notebook.run("1").error.startswith("SharedGPUUnreachable")
+        with line:
+            assert notebook.run("print('hello')").text() == "hello\n"
+            notebook.manager.shutdown_kernel()

@@ -1,0 +1,177 @@
+"""Gateway and executor away together, as stock clients see it: nothing is lost, and nobody waits without an end.
+
+The clients are a stock Jupyter server with ``--gateway-url``, nbclient, and jupyter_client's kernel manager with the
+kernelspec, which is how VS Code starts kernels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import nbformat
+import pytest
+from jupyter_core.utils import ensure_event_loop
+from nbclient import NotebookClient
+
+from sharedkernel.local_stack import LocalStack
+from tests.client.relay.support import TIMEOUT, Notebook, wait_until
+from tests.gateway.client import Client
+from tests.gateway.test_stock_clients import stock_server
+from tests.warm_stack import WarmStack
+
+pytestmark = pytest.mark.heavy
+
+#: runs until there is a file
+_CELL = """import os, time
+print('on', flush=True)
+while not os.path.exists({path!r}): time.sleep(0.05)
+print('done')
+"""
+
+
+@pytest.fixture(scope="module")
+def stack(private_jupyter: Path) -> Iterator[LocalStack]:
+    """Start services that may be killed."""
+    with WarmStack(users=["ada", "grace", "mary"], capacity="1GiB") as stack:
+        yield stack
+
+
+@contextlib.contextmanager
+def nbclient(stack: LocalStack, user: str, *cells: str) -> Iterator[NotebookClient]:
+    """Open a notebook with these cells, none of which has run."""
+    spec = {"name": "shared-gpu", "display_name": "Shared GPU (PyTorch)", "language": "python"}
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(cell) for cell in cells], metadata={"kernelspec": spec}
+    )
+    client = NotebookClient(notebook, timeout=TIMEOUT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHAREDKERNEL_GATEWAY_URL", stack.gateway_url)
+        patch.setenv("SHAREDKERNEL_TOKEN", stack.token(user))
+        with client.setup_kernel():
+            yield client
+
+
+def printed(client: NotebookClient, number: int) -> str:
+    """Return what a cell has printed by now."""
+    return "".join(output.get("text", "") for output in client.nb.cells[number].outputs)
+
+
+def run_cell(client: NotebookClient, number: int) -> str:
+    """Run a cell of an open notebook and return what it has printed."""
+    client.execute_cell(client.nb.cells[number], number)
+    return printed(client, number)
+
+
+def run_cell_beside(client: NotebookClient, number: int) -> str:
+    """Run a cell in a thread of its own, with an event loop for that."""
+    try:
+        return run_cell(client, number)
+    finally:
+        ensure_event_loop().close()
+
+
+def come_back(stack: LocalStack, first: str) -> None:
+    """Start both services, and wait until the *first* one serves before the other is started."""
+    services = [stack.gateway, stack.executor]
+    if first == "executor":
+        services.reverse()
+        stack.executor.start()
+        stack.executor.wait_until_ready()
+    else:
+        stack.gateway.start()
+        wait_until(lambda: _listens(stack.port))
+    services[1].start()
+    for service in services:
+        service.wait_until_ready()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as attempt:
+        return attempt.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize("first", ["gateway", "executor"])
+def test_clients_whose_cells_run_meanwhile_see_them_end(stack: LocalStack, tmp_path: Path, first: str) -> None:
+    """What is printed while no service is there arrives afterwards, and the next cell runs in the same session."""
+    path = tmp_path / "go"
+    code = _CELL.format(path=str(path))
+
+    async def at_the_server(server: Client) -> None:
+        kernel = await server.start()
+        async with server.attach(kernel, legacy=True) as channels:
+            assert (await channels.run("x = 41; x"))["text"] == "41"
+            cell = await channels.send("execute_request", {"code": code, "silent": False})
+            await channels.until("stream", cell, text="on\n")
+            outage()  # here: services end with the thread that starts them
+            messages = await channels.until("execute_reply", cell, status="ok")
+            if not any(message["content"].get("text") == "done\n" for message in messages):
+                await channels.until("stream", cell, text="done\n")
+            assert (await channels.run("x + 1"))["text"] == "42"
+        listed = (await server.request("GET", "/api/kernels")).body
+        assert [model["id"] for model in listed] == [kernel]
+        await server.end(kernel)
+
+    def outage() -> None:
+        stack.gateway.kill()
+        stack.executor.kill()
+        path.touch()
+        come_back(stack, first)
+
+    with (
+        Notebook(stack.gateway_url, stack.token("ada")) as notebook,
+        nbclient(stack, "mary", "x = 41", code, "print(x + 1)") as client,
+        stock_server(stack, tmp_path) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        notebook.run("x = 41")
+        run_cell(client, 0)
+        own = notebook.client.execute(code)
+        notebook.wait_for_output(own, "on")
+        running = pool.submit(run_cell_beside, client, 1)
+        wait_until(lambda: "on" in printed(client, 1))
+        asyncio.run(asyncio.wait_for(at_the_server(server), 3 * TIMEOUT))
+        outcome = notebook.wait(own)
+        assert (outcome.status, outcome.text()) == ("ok", "done\n")
+        assert notebook.run("print(x + 1)").text().splitlines()[-1] == "42"
+        shown = running.result(TIMEOUT).splitlines()
+        assert (shown[0], shown[-1]) == ("on", "done")
+        assert run_cell(client, 2).splitlines()[-1] == "42"
+
+
+@pytest.mark.parametrize("first", ["gateway", "executor"])
+def test_clients_that_are_idle_find_their_sessions_again(stack: LocalStack, tmp_path: Path, first: str) -> None:
+    """Their next cell runs where the one before ran, and stock servers still list their kernels."""
+
+    async def begin(server: Client) -> str:
+        kernel = await server.start()
+        async with server.attach(kernel, legacy=True) as channels:
+            assert (await channels.run("x = 41; x"))["text"] == "41"
+        return kernel
+
+    async def go_on(server: Client, kernel: str) -> None:
+        listed = (await server.request("GET", "/api/kernels")).body
+        assert [model["id"] for model in listed] == [kernel]
+        async with server.attach(kernel, legacy=True) as channels:
+            assert (await channels.run("x + 1"))["text"] == "42"
+        await server.end(kernel)
+
+    with (
+        Notebook(stack.gateway_url, stack.token("ada")) as notebook,
+        nbclient(stack, "mary", "x = 41", "print(x + 1)") as client,
+        stock_server(stack, tmp_path) as server,
+    ):
+        notebook.run("x = 41")
+        run_cell(client, 0)
+        kernel = asyncio.run(begin(server))
+        stack.gateway.kill()
+        stack.executor.kill()
+        come_back(stack, first)
+        asyncio.run(asyncio.wait_for(go_on(server, kernel), TIMEOUT))
+        # a relay that has not come back yet says so in the cell
+        assert notebook.run("print(x + 1)").text().splitlines()[-1] == "42"
+        assert run_cell(client, 1).splitlines()[-1] == "42"
