@@ -6,6 +6,8 @@ import contextlib
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -91,10 +93,15 @@ class FaultStack(LocalStack):
 
     def sessions(self) -> dict[str, int]:
         """Return the process ids of all sessions, by client key, as their records say: with or without an executor."""
-        found = {}
-        for path in (self.runtime_directory / RECORDS_DIRECTORY).iterdir():
-            with contextlib.suppress(OSError, msgspec.DecodeError):  # it ended just now, or is just being written
-                record = msgspec.msgpack.decode(path.read_bytes(), type=PersistedSession)
-                if record.client_key is not None and start_time(record.pid) == record.started:
-                    found[record.client_key] = record.pid
-        return found
+        return {
+            record.client_key: record.pid
+            for record in session_records(self.runtime_directory)
+            if record.client_key is not None and start_time(record.pid) == record.started
+        }
+
+
+def session_records(runtime_directory: Path) -> Iterator[PersistedSession]:
+    """Yield what an executor has recorded of its sessions, which may have ended."""
+    for path in (runtime_directory / RECORDS_DIRECTORY).glob("*"):
+        with contextlib.suppress(OSError, msgspec.DecodeError):  # it ended just now, or is just being written
+            yield msgspec.msgpack.decode(path.read_bytes(), type=PersistedSession)
