@@ -139,14 +139,16 @@ def test_no_spares_are_kept_where_none_are_wanted() -> None:
     """Whatever the demand: their memory is to be saved."""
 
     async def main() -> None:
-        machine = _Machine()
-        pool = SessionPool(machine, 0)
+        machine, other = _Machine(), _Machine()
+        pool, with_spares = SessionPool(machine, 0), SessionPool(other, 1)
         for _ in range(3):
             assert (await pool.take(OWN)).session is not None
-        await asyncio.sleep(1.0)  # longer than spares would be waited for
+            await with_spares.take(OWN)
+        await other.until_spares(4)
         pool.close()
+        with_spares.close()
         assert len(machine.tried_at) == 3
-        for process in machine.processes.values():
+        for process in [*machine.processes.values(), *other.processes.values()]:
             process.page.close()
 
     asyncio.run(main())

@@ -238,7 +238,7 @@ def test_a_session_that_ends_as_it_is_shut_down_is_gone(own_stack: Stack) -> Non
         try:
             os.kill(pid, signal.SIGKILL)
             ending = asyncio.create_task(grace.end(kernel))
-            await asyncio.sleep(0.5)  # the request is under way; should it be late, it finds another session
+            await grace.request("GET", "/healthz")  # the gateway has heard of it by now, and asks the executor
         finally:
             executor.send_signal(signal.SIGCONT)
         await ending

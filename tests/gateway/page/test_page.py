@@ -275,11 +275,9 @@ def test_the_last_hour_is_kept(stack: Stack) -> None:
 
     async def scenario() -> None:
         mary = stack.client("mary")
-        for _ in range(int(PATIENCE)):
-            answer = await mary.request("GET", "/sharedkernel/api/history")
-            if answer.body["devices"]:
-                break
-            await asyncio.sleep(1)  # the gateway has just been started
+        async with asyncio.timeout(PATIENCE):  # the gateway has just been started
+            while not (answer := await mary.request("GET", "/sharedkernel/api/history")).body["devices"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
         (device,) = answer.body["devices"]
         assert answer.body["step_seconds"] == 10
         assert device["capacity_bytes"] == 2 << 30
