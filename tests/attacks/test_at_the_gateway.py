@@ -14,63 +14,51 @@ from tests.gateway.client import PATIENCE
 
 
 @pytest.mark.heavy
-def test_anothers_place_is_not_ones_own(scene: Scene) -> None:
+async def test_anothers_place_is_not_ones_own(scene: Scene) -> None:
     """Who names the place of another user's notebook, as its relay does, gets a session of her own."""
-
-    async def scenario() -> None:
-        kernel = await scene.mallory.start(
-            KERNEL_CLIENT_KEY="graces-place", KERNEL_NOTEBOOK="private/plan.ipynb", KERNEL_USERNAME="grace"
-        )
-        assert kernel != scene.kernel
-        async with attached(scene.mallory, kernel) as channels:
-            assert (await channels.run("'secret' in globals()"))["text"] == "False"
-            said = await channels.run("%shared attach")
-        assert "plan" not in said["text"].replace("private/plan.ipynb", "")
-        await scene.mallory.end(kernel)
-        assert (await scene.grace.request("GET", f"/api/kernels/{scene.kernel}")).status == 200
-
-    asyncio.run(scenario())
+    kernel = await scene.mallory.start(
+        KERNEL_CLIENT_KEY="graces-place", KERNEL_NOTEBOOK="private/plan.ipynb", KERNEL_USERNAME="grace"
+    )
+    assert kernel != scene.kernel
+    async with attached(scene.mallory, kernel) as channels:
+        assert (await channels.run("'secret' in globals()"))["text"] == "False"
+        said = await channels.run("%shared attach")
+    assert "plan" not in said["text"].replace("private/plan.ipynb", "")
+    await scene.mallory.end(kernel)
+    assert (await scene.grace.request("GET", f"/api/kernels/{scene.kernel}")).status == 200
 
 
-def test_a_session_cannot_be_given_anothers_id(scene: Scene) -> None:
+async def test_a_session_cannot_be_given_anothers_id(scene: Scene) -> None:
     """Ids are the gateway's to give, and nothing of another user's can be moved, signalled or ended by its id."""
-
-    async def scenario() -> None:
-        wanted = {"name": "shared-gpu", "kernel_id": scene.kernel, "id": scene.kernel, "env": {}}
-        answer = await scene.mallory.request("POST", "/api/kernels", wanted)
-        assert answer.body["id"] != scene.kernel
-        await scene.mallory.end(answer.body["id"])
-        for method, path in (
-            ("POST", f"/sharedkernel/api/sessions/{scene.kernel}/offload"),
-            ("POST", f"/api/kernels/{scene.kernel}/interrupt"),
-            ("POST", f"/api/kernels/{scene.kernel}/restart"),
-            ("DELETE", f"/api/kernels/{scene.kernel}?linger=0"),
-        ):
-            assert (await scene.mallory.request(method, path)).status == 404, path
-        assert (await scene.mallory.request("PUT", "/sharedkernel/api/policy", {"policy": "fifo"})).status == 403
-
-    asyncio.run(scenario())
+    wanted = {"name": "shared-gpu", "kernel_id": scene.kernel, "id": scene.kernel, "env": {}}
+    answer = await scene.mallory.request("POST", "/api/kernels", wanted)
+    assert answer.body["id"] != scene.kernel
+    await scene.mallory.end(answer.body["id"])
+    for method, path in (
+        ("POST", f"/sharedkernel/api/sessions/{scene.kernel}/offload"),
+        ("POST", f"/api/kernels/{scene.kernel}/interrupt"),
+        ("POST", f"/api/kernels/{scene.kernel}/restart"),
+        ("DELETE", f"/api/kernels/{scene.kernel}?linger=0"),
+    ):
+        assert (await scene.mallory.request(method, path)).status == 404, path
+    assert (await scene.mallory.request("PUT", "/sharedkernel/api/policy", {"policy": "fifo"})).status == 403
 
 
 @pytest.mark.parametrize(
     "path",
     [f"{'../' * 9}etc", "../../../../etc/cron.d/evil", "/etc/passwd", "~root/.ssh/authorized_keys", "a\n/b"],
 )
-def test_a_notebooks_path_is_a_label(scene: Scene, path: str) -> None:
+async def test_a_notebooks_path_is_a_label(scene: Scene, path: str) -> None:
     """Whatever a notebook is called, nothing is read or written there; a folder that is none is not gone to."""
-
-    async def scenario() -> None:
-        body = {"name": "shared-gpu", "env": {"KERNEL_NOTEBOOK": path, "KERNEL_WORKING_DIR": path}, "path": path}
-        answer = await scene.mallory.request("POST", "/api/kernels", body)
-        assert answer.status in (201, 400), answer
-        if answer.status == 400:
-            return
-        async with attached(scene.mallory, answer.body["id"]) as channels:
-            found = (await channels.run("import os; os.getcwd()"))["text"]
-        assert found.splitlines()[-1] == repr(str(Path.home()))
-        await scene.mallory.end(answer.body["id"])
-
-    asyncio.run(scenario())
+    body = {"name": "shared-gpu", "env": {"KERNEL_NOTEBOOK": path, "KERNEL_WORKING_DIR": path}, "path": path}
+    answer = await scene.mallory.request("POST", "/api/kernels", body)
+    assert answer.status in (201, 400), answer
+    if answer.status == 400:
+        return
+    async with attached(scene.mallory, answer.body["id"]) as channels:
+        found = (await channels.run("import os; os.getcwd()"))["text"]
+    assert found.splitlines()[-1] == repr(str(Path.home()))
+    await scene.mallory.end(answer.body["id"])
 
 
 def test_connections_that_never_say_anything_whole_keep_nobody_out(scene: Scene) -> None:
@@ -116,16 +104,12 @@ def test_a_body_that_is_too_long_is_not_waited_for(scene: Scene) -> None:
     asyncio.run(asyncio.wait_for(scenario(), PATIENCE))
 
 
-def test_no_file_is_served_but_the_kernelspecs_pictures(scene: Scene) -> None:
+async def test_no_file_is_served_but_the_kernelspecs_pictures(scene: Scene) -> None:
     """No spelling of a way out of their folder leads out of it."""
-
-    async def scenario() -> None:
-        logo = await scene.mallory.request("GET", "/kernelspecs/shared-gpu/logo-64x64.png")
-        assert logo.status == 200
-        for up in ("../", "..%2f", "%2e%2e/", "..%5c", "....//", "/"):
-            path = f"/kernelspecs/shared-gpu/{up * 9}etc/passwd"
-            answer = await scene.mallory.request("GET", path)
-            assert answer.status in (400, 403, 404), (path, answer.status)
-            assert "root:" not in str(answer.body), path
-
-    asyncio.run(scenario())
+    logo = await scene.mallory.request("GET", "/kernelspecs/shared-gpu/logo-64x64.png")
+    assert logo.status == 200
+    for up in ("../", "..%2f", "%2e%2e/", "..%5c", "....//", "/"):
+        path = f"/kernelspecs/shared-gpu/{up * 9}etc/passwd"
+        answer = await scene.mallory.request("GET", path)
+        assert answer.status in (400, 403, 404), (path, answer.status)
+        assert "root:" not in str(answer.body), path

@@ -31,25 +31,22 @@ _PLANT = """if True:
 """
 
 
-def test_an_executor_maps_no_page_that_a_session_could_cut_off(start_executor: StartExecutor) -> None:
+async def test_an_executor_maps_no_page_that_a_session_could_cut_off(start_executor: StartExecutor) -> None:
     """Neither when it looks for the page of a session whose keeper is gone; the session is adopted with its own."""
     process = start_executor()
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            assert (await notebook.run(_PLANT)).text.strip() != "0"
-            keeper = listener_of(process.runtime_directory / KEEPER_SOCKET)
-            await asyncio.to_thread(process.kill)
-            os.kill(keeper, signal.SIGKILL)
-            await asyncio.to_thread(process.start)
-            await executor.connect()
-            assert (await notebook.run("os.ftruncate(planted, 0); kept = 6 * 7")).status == "ok"
-            for _ in range(3):
-                assert (await executor.session(notebook))["state"] == "idle"
-            assert (await notebook.run("import torch; int(torch.ones(kept).sum())")).text == "42"
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        assert (await notebook.run(_PLANT)).text.strip() != "0"
+        keeper = listener_of(process.runtime_directory / KEEPER_SOCKET)
+        await asyncio.to_thread(process.kill)
+        os.kill(keeper, signal.SIGKILL)
+        await asyncio.to_thread(process.start)
+        await executor.connect()
+        assert (await notebook.run("os.ftruncate(planted, 0); kept = 6 * 7")).status == "ok"
+        for _ in range(3):
+            assert (await executor.session(notebook))["state"] == "idle"
+        assert (await notebook.run("import torch; int(torch.ones(kept).sum())")).text == "42"
 
 
 @pytest.mark.parametrize(

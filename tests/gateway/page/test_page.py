@@ -127,94 +127,74 @@ def test_a_token_opens_the_page_and_signing_out_closes_it(stack: Stack) -> None:
     ("token", "sentence"),
     [("sk-00000000-wrong", "does not know that token"), ("", "Enter your token"), ("x" * 5000, "form is too old")],
 )
-def test_a_wrong_token_is_told_in_the_form(stack: Stack, token: str, sentence: str) -> None:
+async def test_a_wrong_token_is_told_in_the_form(stack: Stack, token: str, sentence: str) -> None:
     """One that is far too long is not read at all."""
-
-    async def scenario() -> None:
-        answer = await Browser(stack.gateway_url).sign_in(token)
-        assert answer.status == 403
-        assert sentence in answer.body
-        assert token not in answer.body or not token
-
-    run(scenario())
+    answer = await Browser(stack.gateway_url).sign_in(token)
+    assert answer.status == 403
+    assert sentence in answer.body
+    assert token not in answer.body or not token
 
 
-def test_what_changes_something_has_to_come_from_the_page_itself(stack: Stack) -> None:
+async def test_what_changes_something_has_to_come_from_the_page_itself(stack: Stack) -> None:
     """Neither a form of another site nor a script that cannot read the cookie signs in, out, or ends a session."""
-
-    async def scenario() -> None:
-        browser = Browser(stack.gateway_url)
-        forged = await browser.request("POST", FORM, {"token": stack.token("grace")}, form=True)
-        assert forged.status == 403
-        await browser.sign_in(stack.token("grace"))
-        kernel = await stack.client("grace").start()
-        for method, path in (
-            ("POST", "/sharedkernel/page/sign-out"),
-            ("POST", "/sharedkernel/page/token"),
-            ("POST", f"/sharedkernel/api/sessions/{kernel}/offload"),
-            ("POST", f"/api/kernels/{kernel}/interrupt"),
-            ("DELETE", f"/api/kernels/{kernel}"),
-        ):
-            assert (await browser.request(method, path, xsrf=False)).status == 403, path
-            elsewhere = await browser.request(method, path, Origin="https://elsewhere.example")
-            assert elsewhere.status in (403, 404), path
-        assert (await browser.request("POST", f"/api/kernels/{kernel}/interrupt")).status == 204
-        assert (await browser.request("DELETE", f"/api/kernels/{kernel}?linger=0")).status == 204
-
-    run(scenario())
+    browser = Browser(stack.gateway_url)
+    forged = await browser.request("POST", FORM, {"token": stack.token("grace")}, form=True)
+    assert forged.status == 403
+    await browser.sign_in(stack.token("grace"))
+    kernel = await stack.client("grace").start()
+    for method, path in (
+        ("POST", "/sharedkernel/page/sign-out"),
+        ("POST", "/sharedkernel/page/token"),
+        ("POST", f"/sharedkernel/api/sessions/{kernel}/offload"),
+        ("POST", f"/api/kernels/{kernel}/interrupt"),
+        ("DELETE", f"/api/kernels/{kernel}"),
+    ):
+        assert (await browser.request(method, path, xsrf=False)).status == 403, path
+        elsewhere = await browser.request(method, path, Origin="https://elsewhere.example")
+        assert elsewhere.status in (403, 404), path
+    assert (await browser.request("POST", f"/api/kernels/{kernel}/interrupt")).status == 204
+    assert (await browser.request("DELETE", f"/api/kernels/{kernel}?linger=0")).status == 204
 
 
-def test_a_page_session_is_for_the_page_alone(stack: Stack) -> None:
+async def test_a_page_session_is_for_the_page_alone(stack: Stack) -> None:
     """It starts no notebook and opens no websocket; it sees and does what its user may."""
-
-    async def scenario() -> None:
-        browser = Browser(stack.gateway_url)
-        await browser.sign_in(stack.token("grace"))
-        mary = stack.client("mary")
-        kernel = await mary.start(KERNEL_NOTEBOOK="secret.ipynb")
-        assert (await browser.request("POST", "/api/kernels")).status == 403
-        assert (await browser.request("GET", "/api/kernels")).status == 403
-        upgrade = {"Upgrade": "websocket", "Connection": "Upgrade"}
-        assert (await browser.request("GET", f"/api/kernels/{kernel}/channels", **upgrade)).status == 403
-        assert (await browser.request("GET", "/sharedkernel/api/events", **upgrade)).status == 403
-        assert (await browser.request("DELETE", f"/api/kernels/{kernel}")).status == 404
-        assert (await browser.request("POST", f"/sharedkernel/api/sessions/{kernel}/offload")).status == 404
-        assert (await browser.request("PUT", "/sharedkernel/api/quotas", {"users": {}})).status == 403
-        async with figures(browser) as reader:
+    browser = Browser(stack.gateway_url)
+    await browser.sign_in(stack.token("grace"))
+    mary = stack.client("mary")
+    kernel = await mary.start(KERNEL_NOTEBOOK="secret.ipynb")
+    assert (await browser.request("POST", "/api/kernels")).status == 403
+    assert (await browser.request("GET", "/api/kernels")).status == 403
+    upgrade = {"Upgrade": "websocket", "Connection": "Upgrade"}
+    assert (await browser.request("GET", f"/api/kernels/{kernel}/channels", **upgrade)).status == 403
+    assert (await browser.request("GET", "/sharedkernel/api/events", **upgrade)).status == 403
+    assert (await browser.request("DELETE", f"/api/kernels/{kernel}")).status == 404
+    assert (await browser.request("POST", f"/sharedkernel/api/sessions/{kernel}/offload")).status == 404
+    assert (await browser.request("PUT", "/sharedkernel/api/quotas", {"users": {}})).status == 403
+    async with figures(browser) as reader:
+        document = await next_figures(reader)
+        assert [entry["notebook"] for entry in document["sessions"]] == [None]
+        await mary.end(kernel)
+        while document["sessions"]:
             document = await next_figures(reader)
-            assert [entry["notebook"] for entry in document["sessions"]] == [None]
-            await mary.end(kernel)
-            while document["sessions"]:
-                document = await next_figures(reader)
-
-    run(scenario())
 
 
-def test_figures_need_a_page_session(stack: Stack) -> None:
+async def test_figures_need_a_page_session(stack: Stack) -> None:
     """Or a token, as every route."""
-
-    async def scenario() -> None:
-        assert (await Browser(stack.gateway_url).request("GET", FIGURES)).status == 403
-
-    run(scenario())
+    assert (await Browser(stack.gateway_url).request("GET", FIGURES)).status == 403
 
 
-def test_a_token_that_is_taken_back_ends_its_page_sessions(stack: Stack) -> None:
+async def test_a_token_that_is_taken_back_ends_its_page_sessions(stack: Stack) -> None:
     """A token made on the page is as good as the first, which stays good; removed, it opens nothing."""
-
-    async def scenario() -> None:
-        browser, other = Browser(stack.gateway_url), Browser(stack.gateway_url)
-        await browser.sign_in(stack.token("linus"))
-        made = await browser.request("POST", "/sharedkernel/page/token")
-        token = made.body["token"]
-        assert (await Client(stack.gateway_url, token).request("GET", "/sharedkernel/api/status")).status == 200
-        assert (await other.sign_in(token)).status == 303
-        assert (await other.request("GET", "/sharedkernel/page/me")).status == 200
-        take_back(stack, token)
-        assert (await other.request("GET", "/sharedkernel/page/me")).status == 401
-        assert (await browser.request("GET", "/sharedkernel/page/me")).status == 200
-
-    run(scenario())
+    browser, other = Browser(stack.gateway_url), Browser(stack.gateway_url)
+    await browser.sign_in(stack.token("linus"))
+    made = await browser.request("POST", "/sharedkernel/page/token")
+    token = made.body["token"]
+    assert (await Client(stack.gateway_url, token).request("GET", "/sharedkernel/api/status")).status == 200
+    assert (await other.sign_in(token)).status == 303
+    assert (await other.request("GET", "/sharedkernel/page/me")).status == 200
+    take_back(stack, token)
+    assert (await other.request("GET", "/sharedkernel/page/me")).status == 401
+    assert (await browser.request("GET", "/sharedkernel/page/me")).status == 200
 
 
 @pytest.mark.heavy
@@ -255,35 +235,27 @@ def test_the_form_says_why_one_is_signed_out(stack: Stack) -> None:
     asyncio.run(after(browser))
 
 
-def test_nobody_can_make_tokens_without_end(stack: Stack) -> None:
+async def test_nobody_can_make_tokens_without_end(stack: Stack) -> None:
     """The file of tokens is read by every request that brings a new one."""
-
-    async def scenario() -> None:
-        browser = Browser(stack.gateway_url)
-        await browser.sign_in(stack.token("linus"))
-        answers = [await browser.request("POST", "/sharedkernel/page/token") for _ in range(20)]
-        for answer in answers[:-1]:
-            take_back(stack, answer.body["token"])
-        assert answers[-1].status == 403
-        assert "linus has 20 tokens" in answers[-1].body["message"]
-
-    run(scenario())
+    browser = Browser(stack.gateway_url)
+    await browser.sign_in(stack.token("linus"))
+    answers = [await browser.request("POST", "/sharedkernel/page/token") for _ in range(20)]
+    for answer in answers[:-1]:
+        take_back(stack, answer.body["token"])
+    assert answers[-1].status == 403
+    assert "linus has 20 tokens" in answers[-1].body["message"]
 
 
-def test_the_last_hour_is_kept(stack: Stack) -> None:
+async def test_the_last_hour_is_kept(stack: Stack) -> None:
     """In steps of ten seconds, for the device that there is."""
-
-    async def scenario() -> None:
-        mary = stack.client("mary")
-        async with asyncio.timeout(PATIENCE):  # the gateway has just been started
-            while not (answer := await mary.request("GET", "/sharedkernel/api/history")).body["devices"]:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        (device,) = answer.body["devices"]
-        assert answer.body["step_seconds"] == 10
-        assert device["capacity_bytes"] == 2 << 30
-        assert len(device["used_bytes"]) == len(device["utilisation"]) > 0
-
-    run(scenario())
+    mary = stack.client("mary")
+    async with asyncio.timeout(PATIENCE):  # the gateway has just been started
+        while not (answer := await mary.request("GET", "/sharedkernel/api/history")).body["devices"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    (device,) = answer.body["devices"]
+    assert answer.body["step_seconds"] == 10
+    assert device["capacity_bytes"] == 2 << 30
+    assert len(device["used_bytes"]) == len(device["utilisation"]) > 0
 
 
 def test_page_sessions_are_bounded() -> None:
