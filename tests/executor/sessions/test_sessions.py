@@ -194,17 +194,6 @@ async def test_forks_and_worker_processes_do_not_disturb(process: ExecutorProces
         assert (await other.run("import torch; int(torch.ones(3).sum())")).text == "3"
 
 
-@pytest.mark.heavy
-async def test_a_flood_of_output_disturbs_nobody_else(process: ExecutorProcess) -> None:
-    """One session prints megabytes; another's cell runs meanwhile."""
-    async with Executor(process) as executor:
-        flooding, other = await executor.notebook("ada"), await executor.notebook("grace")
-        flood = asyncio.create_task(flooding.run("for i in range(200_000): print('x' * 50, i)"))
-        assert (await other.run("import torch; int(torch.ones(3).sum())")).text == "3"
-        outcome = await flood
-        assert outcome.status == "ok", outcome.message
-
-
 async def test_callbacks_and_subshells_pass_the_gate(process: ExecutorProcess) -> None:
     """Device work outside cells is held under grants as well."""
     async with Executor(process) as executor:

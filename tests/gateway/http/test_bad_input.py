@@ -15,11 +15,12 @@ from tests.gateway.conftest import Stack
 from tests.gateway.test_command import in_process
 
 
-@pytest.mark.parametrize("name", ["../../../etc/passwd", "/etc/passwd", "..", "%2e%2e%2fetc"])
+@pytest.mark.parametrize("name", ["../../../etc/passwd", "~root/.ssh/authorized_keys", "..", "%2e%2e%2fetc"])
 async def test_a_notebooks_name_is_a_name_and_no_path(stack: Stack, name: str) -> None:
     """It is shown as it is to whom it belongs, and no directory is entered by it."""
     grace = stack.client("grace")
-    body = {"path": name, "type": "notebook", "name": "", "kernel": {"name": "shared-gpu"}}
+    kernel = {"name": "shared-gpu", "env": {"KERNEL_WORKING_DIR": name}}
+    body = {"path": name, "type": "notebook", "name": "", "kernel": kernel}
     answer = await grace.request("POST", "/api/sessions", body)
     assert answer.status == 201, answer
     async with grace.attach(answer.body["kernel"]["id"]) as channels:
@@ -43,7 +44,8 @@ async def test_a_name_that_would_forge_what_people_read_is_refused(stack: Stack,
 @pytest.mark.parametrize(
     "path",
     ["/api/kernels/../sessions", "/api/kernels/%2e%2e/x", "/api/kernels/..%2f..%2fetc%2fpasswd", "/api/kernels/a%00b",
-     "/kernelspecs/shared-gpu/..%2f..%2f..%2frelay.py", "/kernelspecs/shared-gpu/%2e%2e/app.py",
+     "/kernelspecs/shared-gpu/..%2f..%2f..%2frelay.py", "/kernelspecs/shared-gpu/..%5c..%5capp.py",
+     "/kernelspecs/shared-gpu/%2e%2e/app.py",
      "/static/..%2f..%2fserverapp.py", "/api/sessions/%2e%2e"],
 )  # fmt: skip
 async def test_a_route_that_leads_elsewhere_leads_nowhere(stack: Stack, path: str) -> None:
