@@ -155,38 +155,6 @@ async def test_sessions_outlive_a_killed_executor(fifo_process: ExecutorProcess)
 
 
 @pytest.mark.heavy
-async def test_a_killed_warm_parent_costs_no_session(process: ExecutorProcess) -> None:
-    """Sessions run on, and the next start gets a new warm parent."""
-    async with Executor(process) as executor:
-        notebook = await executor.notebook()
-        await notebook.run("x = 5")
-        stat = (await notebook.run("import os; os.getppid()")).text
-        os.kill(int(stat), signal.SIGKILL)
-        assert (await notebook.run("x")).text == "5"
-
-        async def started() -> bool:
-            try:
-                await executor.notebook("grace")
-            except Exception:
-                return False
-            return True
-
-        await until(started, "another session starts")
-        assert (await notebook.run("x")).text == "5"
-
-
-async def test_a_session_that_ended_meanwhile_is_not_adopted(process: ExecutorProcess) -> None:
-    """No stale session is shown by the next executor."""
-    async with Executor(process) as executor:
-        notebook = await executor.notebook()
-        await asyncio.to_thread(executor.process.kill)
-        await kill(notebook)
-        await asyncio.to_thread(executor.process.start)
-        await executor.connect()
-        assert await executor.client.sessions() == []
-
-
-@pytest.mark.heavy
 async def test_a_session_whose_gateway_went_away_while_it_was_forked_is_not_started(
     start_executor: StartExecutor,
 ) -> None:
