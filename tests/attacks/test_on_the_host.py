@@ -189,23 +189,19 @@ def test_nothing_in_the_package_can_unpickle() -> None:
                 assert ast.unparse(node.value) in _ONLY_READ, path
 
 
-def test_peers_that_say_nothing_keep_nobody_waiting(scene: Scene) -> None:
+async def test_peers_that_say_nothing_keep_nobody_waiting(scene: Scene) -> None:
     """Connections to every socket that stay silent, or stop in the middle of a message, stand in nobody's way."""
-
-    async def scenario() -> None:
-        with contextlib.ExitStack() as peers:
-            for number in range(40):
-                peer = peers.enter_context(socket.socket(socket.AF_UNIX))
-                peer.connect(str(scene.stack.runtime_directory / EXECUTOR_SOCKET))
-                peer.sendall(b"\x00\x0f\xff\xff" + bytes(number))
-            for name in (DESCRIPTOR_SOCKET, KEEPER_SOCKET, WARM_PARENT_SOCKET):
-                peer = peers.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-                peer.connect(str(scene.stack.runtime_directory / name))
-            await scene.grace_still_works()
-            for _ in range(6):  # more than there are spares
-                await scene.mallory.end(await scene.mallory.start())
-
-    asyncio.run(asyncio.wait_for(scenario(), PATIENCE))
+    with contextlib.ExitStack() as peers:
+        for number in range(40):
+            peer = peers.enter_context(socket.socket(socket.AF_UNIX))
+            peer.connect(str(scene.stack.runtime_directory / EXECUTOR_SOCKET))
+            peer.sendall(b"\x00\x0f\xff\xff" + bytes(number))
+        for name in (DESCRIPTOR_SOCKET, KEEPER_SOCKET, WARM_PARENT_SOCKET):
+            peer = peers.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            peer.connect(str(scene.stack.runtime_directory / name))
+        await scene.grace_still_works()
+        for _ in range(6):  # more than there are spares
+            await scene.mallory.end(await scene.mallory.start())
 
 
 #: a session's own code greets its executor in the session's name, with a connection that is somebody else's
@@ -222,19 +218,15 @@ _GREET_AGAIN = """if True:
 """
 
 
-def test_a_session_does_not_have_gateways_connect_to_another_one(scene: Scene) -> None:
+async def test_a_session_does_not_have_gateways_connect_to_another_one(scene: Scene) -> None:
     """Where a session is reached was said before its user's code ran; what that code says of it does not count."""
-
-    async def scenario() -> None:
-        graces = await scene.record()
-        kernel = await scene.mallory.start()
-        own = await scene.record(kernel)
-        path = str(scene.stack.runtime_directory / EXECUTOR_SOCKET)
-        name = Path(own.connection["ip"]).name.removesuffix("-ipc")
-        async with attached(scene.mallory, kernel) as channels:
-            code = _GREET_AGAIN.format(path=path, name=name, connection={**graces.connection, "key": ""})
-            assert "Welcome" in (await channels.run(code))["text"]
-            assert (await scene.record(kernel)).connection == own.connection
-        await scene.mallory.end(kernel)
-
-    asyncio.run(asyncio.wait_for(scenario(), PATIENCE))
+    graces = await scene.record()
+    kernel = await scene.mallory.start()
+    own = await scene.record(kernel)
+    path = str(scene.stack.runtime_directory / EXECUTOR_SOCKET)
+    name = Path(own.connection["ip"]).name.removesuffix("-ipc")
+    async with attached(scene.mallory, kernel) as channels:
+        code = _GREET_AGAIN.format(path=path, name=name, connection={**graces.connection, "key": ""})
+        assert "Welcome" in (await channels.run(code))["text"]
+        assert (await scene.record(kernel)).connection == own.connection
+    await scene.mallory.end(kernel)

@@ -69,14 +69,10 @@ async def test_without_a_greeting_nothing_is_done(process: ExecutorProcess) -> N
         assert to_json(await executor.client.status())["device"]["kind"] == "host"
 
 
-def test_a_missing_executor_is_said_with_what_to_do(tmp_path: Path) -> None:
+async def test_a_missing_executor_is_said_with_what_to_do(tmp_path: Path) -> None:
     """The client names the socket and the command that would help."""
-
-    async def main() -> None:
-        await ExecutorClient(tmp_path).connect()
-
     with pytest.raises(ExecutorUnavailable, match="start one with `sharedkernel executor --runtime-dir"):
-        asyncio.run(main())
+        await ExecutorClient(tmp_path).connect()
 
 
 def test_a_message_too_long_to_send_is_refused_where_it_is_made() -> None:

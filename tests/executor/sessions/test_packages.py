@@ -33,31 +33,28 @@ def make_wheel(folder: Path) -> Path:
     return path
 
 
-def test_pip_installs_for_the_user_and_leaves_the_shared_environment_alone(
+async def test_pip_installs_for_the_user_and_leaves_the_shared_environment_alone(
     process: ExecutorProcess, tmp_path: Path
 ) -> None:
     """The package can be imported at once, nowhere else; torch, which it needs, is not installed again."""
     wheel = make_wheel(tmp_path)
     home = f"import os; os.environ['XDG_DATA_HOME'] = {str(tmp_path / 'data')!r}"
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            await notebook.run(home)
-            outcome = await notebook.run(f"%pip install --no-index --user {wheel}")
-            assert "Successfully installed own-package-1.0" in outcome.text
-            assert outcome.text.endswith("Note: you may need to restart the kernel to use updated packages.\n")
-            assert (await notebook.run("import own_package; own_package.answer")).text == "42"
-            where = (await notebook.run("own_package.__file__")).text
-            assert str(tmp_path) in where
-            assert "Successfully" not in (await notebook.run("%pip list")).text
-            stranger = await executor.notebook("grace")
-            assert (await stranger.run("import own_package")).error == "ModuleNotFoundError"
-            failed = await notebook.run("%pip install --no-index no-such-package-at-all")
-            assert "No matching distribution" in failed.text
-
-    asyncio.run(main())
-    assert not list(Path(sys.prefix).rglob("own_package*"))
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        await notebook.run(home)
+        outcome = await notebook.run(f"%pip install --no-index --user {wheel}")
+        assert "Successfully installed own-package-1.0" in outcome.text
+        assert outcome.text.endswith("Note: you may need to restart the kernel to use updated packages.\n")
+        assert (await notebook.run("import own_package; own_package.answer")).text == "42"
+        where = (await notebook.run("own_package.__file__")).text
+        assert str(tmp_path) in where
+        assert "Successfully" not in (await notebook.run("%pip list")).text
+        stranger = await executor.notebook("grace")
+        assert (await stranger.run("import own_package")).error == "ModuleNotFoundError"
+        failed = await notebook.run("%pip install --no-index no-such-package-at-all")
+        assert "No matching distribution" in failed.text
+    assert not list(Path(sys.prefix).rglob("own_package*"))  # noqa: ASYNC240
     assert not list((tmp_path / "data").rglob("torch"))
 
 
@@ -77,35 +74,32 @@ async def test_a_line_of_pip_is_one_of_the_shell(process: ExecutorProcess, tmp_p
         assert "Name: own-package" in (tmp_path / "log").read_text()
 
 
-def test_every_way_to_pip_is_the_users_own(process: ExecutorProcess, tmp_path: Path) -> None:
+async def test_every_way_to_pip_is_the_users_own(process: ExecutorProcess, tmp_path: Path) -> None:
     """Also by the path, by the module, by the interpreter's name and from Python; what is shared stays as it is."""
     make_wheel(tmp_path)
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            await notebook.run(f"import os; os.environ['XDG_DATA_HOME'] = {str(tmp_path / 'data')!r}")
-            await notebook.run("import subprocess, sys\n%pip --version")
-            options = f"--no-index --find-links {tmp_path}"
-            for command in (
-                f"!pip install --user {options} own-package",
-                f"!python -m pip install {options} own-package",
-                f"!{{sys.executable}} -m pip install {options} own-package",
-                f"%%bash\npip3 install {options} own-package",
-                f"subprocess.run([sys.executable, *'-m pip install {options} own-package'.split()], check=True)",
-            ):
-                assert "Successfully installed own-package-1.0" in (await notebook.run(command)).text, command
-                found = "import msgspec, own_package, sharedkernel; print(own_package.__file__)"
-                assert str(tmp_path / "data") in (await notebook.run(f'!python -c "{found}"')).text, command
-                removed = (await notebook.run("!pip uninstall --yes own-package")).text
-                assert "Successfully uninstalled own-package-1.0" in removed, command
-            assert "own_package" in (await notebook.run(f"!pip download {options} --no-deps own-package")).text
-            kept = (await notebook.run("!pip uninstall --yes msgspec")).text
-            assert "outside environment" in kept
-            assert (await notebook.run("import own_package")).error == "ModuleNotFoundError"
-
-    asyncio.run(main())
-    assert not list(Path(sys.prefix).rglob("own_package*"))
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        await notebook.run(f"import os; os.environ['XDG_DATA_HOME'] = {str(tmp_path / 'data')!r}")
+        await notebook.run("import subprocess, sys\n%pip --version")
+        options = f"--no-index --find-links {tmp_path}"
+        for command in (
+            f"!pip install --user {options} own-package",
+            f"!python -m pip install {options} own-package",
+            f"!{{sys.executable}} -m pip install {options} own-package",
+            f"%%bash\npip3 install {options} own-package",
+            f"subprocess.run([sys.executable, *'-m pip install {options} own-package'.split()], check=True)",
+        ):
+            assert "Successfully installed own-package-1.0" in (await notebook.run(command)).text, command
+            found = "import msgspec, own_package, sharedkernel; print(own_package.__file__)"
+            assert str(tmp_path / "data") in (await notebook.run(f'!python -c "{found}"')).text, command
+            removed = (await notebook.run("!pip uninstall --yes own-package")).text
+            assert "Successfully uninstalled own-package-1.0" in removed, command
+        assert "own_package" in (await notebook.run(f"!pip download {options} --no-deps own-package")).text
+        kept = (await notebook.run("!pip uninstall --yes msgspec")).text
+        assert "outside environment" in kept
+        assert (await notebook.run("import own_package")).error == "ModuleNotFoundError"
+    assert not list(Path(sys.prefix).rglob("own_package*"))  # noqa: ASYNC240
 
 
 #: a module that every session has imported, and its distribution's version

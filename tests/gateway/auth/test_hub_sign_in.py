@@ -9,7 +9,6 @@ import pytest
 
 from tests.gateway.auth.conftest import HubStack
 from tests.gateway.client import Answer
-from tests.gateway.conftest import run
 from tests.gateway.page.browser import FORM, Browser
 
 pytest.importorskip("jupyterhub")
@@ -57,27 +56,23 @@ class Person:
         return await self.gateway.request("GET", await self.go_through_hub(await self.begin()))
 
 
-def test_who_is_signed_in_at_the_hub_is_on_the_page(hub_stack: HubStack) -> None:
+async def test_who_is_signed_in_at_the_hub_is_on_the_page(hub_stack: HubStack) -> None:
     """Without a token to type; the page shows what its user may see, until the hub takes the token back."""
-
-    async def scenario() -> None:
-        emil = Person(hub_stack, "emil")
-        done = await emil.sign_in()
-        assert (done.status, done.headers["Location"]) == (303, "/")
-        name = next(name for name in emil.gateway.cookies if name.startswith("sharedkernel-page-"))
-        flags = emil.gateway.flags[name]
-        assert (flags["httponly"], flags["samesite"], flags["path"]) == (True, "Lax", "/")
-        me = (await emil.gateway.request("GET", ME)).body
-        assert (me["user"], me["admin"], me["auth"]) == ("emil", False, "hub")
-        quotas = (await emil.gateway.request("GET", "/sharedkernel/api/quotas")).body["users"]["emil"]
-        assert quotas["share"] == {"value": 2.0, "source": "config: group class"}
-        hub_stack.hub.revoke_all("emil")
-        hub_stack.forget("emil")
-        while (await emil.gateway.request("GET", ME)).status == 200:
-            pass  # for as long as the hub's answer is kept
-        assert (await emil.gateway.request("GET", "/")).headers["Location"] == FORM
-
-    run(scenario())
+    emil = Person(hub_stack, "emil")
+    done = await emil.sign_in()
+    assert (done.status, done.headers["Location"]) == (303, "/")
+    name = next(name for name in emil.gateway.cookies if name.startswith("sharedkernel-page-"))
+    flags = emil.gateway.flags[name]
+    assert (flags["httponly"], flags["samesite"], flags["path"]) == (True, "Lax", "/")
+    me = (await emil.gateway.request("GET", ME)).body
+    assert (me["user"], me["admin"], me["auth"]) == ("emil", False, "hub")
+    quotas = (await emil.gateway.request("GET", "/sharedkernel/api/quotas")).body["users"]["emil"]
+    assert quotas["share"] == {"value": 2.0, "source": "config: group class"}
+    hub_stack.hub.revoke_all("emil")
+    hub_stack.forget("emil")
+    while (await emil.gateway.request("GET", ME)).status == 200:
+        pass  # for as long as the hub's answer is kept
+    assert (await emil.gateway.request("GET", "/")).headers["Location"] == FORM
     audit = (hub_stack.runtime_directory / "audit.jsonl").read_text()
     assert '"action": "sign in", "by": "JupyterHub"' in audit
 

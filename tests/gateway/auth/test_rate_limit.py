@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sharedkernel.gateway.auth.rate_limit import LoginLimit, TooManyFailures
 from tests.gateway.client import Client
-from tests.gateway.conftest import Stack, run
+from tests.gateway.conftest import Stack
 
 
 def guess(limit: LoginLimit, address: str, token: str, now: float) -> bool:
@@ -93,10 +93,11 @@ async def test_the_new_tokens_of_an_address_are_checked_a_few_at_a_time(num_wron
     assert len(under_way) == 21
 
 
-def test_a_guesser_locks_out_nobody_behind_the_same_address(stack: Stack) -> None:
+async def test_a_guesser_locks_out_nobody_behind_the_same_address(stack: Stack) -> None:
     """Many guesses are answered with 429 and when to try again; a token that nobody has used yet works all the same."""
-
-    async def scenario() -> None:
+    stack.gateway.stop()  # which has seen mary's token before
+    stack.restart_gateway()
+    try:
         guesses = [Client(stack.gateway_url, f"sk-{n:08x}-{n:064x}") for n in range(40)]
         answers = await asyncio.gather(*(guess.request("GET", "/api/kernels") for guess in guesses))
         refused = [answer for answer in answers if answer.status == 429]
@@ -109,11 +110,6 @@ def test_a_guesser_locks_out_nobody_behind_the_same_address(stack: Stack) -> Non
         kernel = await newcomer.start()
         async with newcomer.attach(kernel) as channels:
             assert (await channels.run("1 + 1"))["text"] == "2"
-
-    stack.gateway.stop()  # which has seen mary's token before
-    stack.restart_gateway()
-    try:
-        run(scenario())
     finally:
         stack.gateway.stop()
         stack.restart_gateway()

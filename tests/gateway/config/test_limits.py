@@ -100,11 +100,11 @@ async def test_only_admins_change_quotas_and_only_to_what_makes_sense(stack: Sta
     assert (await ada.request("GET", path)).body == before
 
 
-def test_a_reload_brings_quotas_groups_and_admins(stack: Stack) -> None:
+async def test_a_reload_brings_quotas_groups_and_admins(stack: Stack) -> None:
     """SIGHUP reads the file again; sessions that run get the new limits."""
     old = stack.config_path.read_text()
 
-    async def scenario() -> None:
+    try:
         ada, grace = stack.client("ada"), stack.client("grace")
         await grace.start()
         news = "c.SharedKernelGateway.quotas = {'default': {'share': 9}}\nc.SharedKernelGateway.admins = {'grace'}\n"
@@ -115,9 +115,6 @@ def test_a_reload_brings_quotas_groups_and_admins(stack: Stack) -> None:
             share = users_of(status)["grace"]["share"]
         assert (await ada.request("PUT", "/sharedkernel/api/quotas", {})).status == 403
         assert (await grace.request("PUT", "/sharedkernel/api/quotas", {})).status == 200
-
-    try:
-        run(scenario())
     finally:
         stack.reload(old)
 

@@ -137,7 +137,7 @@ def test_an_executor_that_hangs_is_not_ready(tmp_path: Path) -> None:
         run(scenario())
 
 
-def test_the_audit_log_says_who_did_what_to_whose_session(stack: Stack) -> None:
+async def test_the_audit_log_says_who_did_what_to_whose_session(stack: Stack) -> None:
     """Refusals and wrong tokens too; never what was asked only to be read, and no token."""
 
     async def scenario() -> str:
@@ -157,10 +157,7 @@ def test_the_audit_log_says_who_did_what_to_whose_session(stack: Stack) -> None:
     before = len(audit(stack)) if (stack.runtime_directory / "audit.jsonl").exists() else 0
     kernel: list[str] = []
 
-    async def keep() -> None:
-        kernel.append(await scenario())
-
-    run(keep())
+    kernel.append(await scenario())
     entries = audit(stack)[before:]
     about = [
         (entry["user"], entry["action"], entry["owner"], entry.get("status"))
@@ -183,22 +180,19 @@ def test_the_audit_log_says_who_did_what_to_whose_session(stack: Stack) -> None:
     assert "1" * 64 not in text
 
 
-def test_the_audit_log_says_whose_limits_changed_and_which_notebook_it_was(stack: Stack) -> None:
+async def test_the_audit_log_says_whose_limits_changed_and_which_notebook_it_was(stack: Stack) -> None:
     """From what to what, as far as that is one value; a session by its notebook's name."""
     before = len(audit(stack))
 
-    async def scenario() -> None:
-        ada, grace = stack.client("ada"), stack.client("grace")
-        put = {"users": {"grace": {"memory": "64MiB"}}, "default": {"share": 2}}
-        assert (await ada.request("PUT", "/sharedkernel/api/quotas", put)).status == 200
-        again = {"users": {"grace": {"memory": "96MiB"}}}
-        assert (await ada.request("PUT", "/sharedkernel/api/quotas", again)).status == 200
-        assert (await ada.request("DELETE", "/sharedkernel/api/quotas?user=grace")).status == 200
-        assert (await ada.request("DELETE", "/sharedkernel/api/quotas")).status == 200
-        kernel = await grace.start(KERNEL_NOTEBOOK="work/train.ipynb")
-        assert (await ada.request("DELETE", f"/api/kernels/{kernel}")).status == 204
-
-    run(scenario())
+    ada, grace = stack.client("ada"), stack.client("grace")
+    put = {"users": {"grace": {"memory": "64MiB"}}, "default": {"share": 2}}
+    assert (await ada.request("PUT", "/sharedkernel/api/quotas", put)).status == 200
+    again = {"users": {"grace": {"memory": "96MiB"}}}
+    assert (await ada.request("PUT", "/sharedkernel/api/quotas", again)).status == 200
+    assert (await ada.request("DELETE", "/sharedkernel/api/quotas?user=grace")).status == 200
+    assert (await ada.request("DELETE", "/sharedkernel/api/quotas")).status == 200
+    kernel = await grace.start(KERNEL_NOTEBOOK="work/train.ipynb")
+    assert (await ada.request("DELETE", f"/api/kernels/{kernel}")).status == 204
     entries = audit(stack)[before:]
     changed = [entry["changes"] for entry in entries if entry["action"] == "change quotas"]
     assert changed[0][0] == "the default: share 2.0"

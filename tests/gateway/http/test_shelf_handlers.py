@@ -77,18 +77,15 @@ async def test_what_is_not_there_is_not_found(stack: Stack) -> None:
     assert (await ada.request("DELETE", f"{SHELVES}/grace")).status == 200
 
 
-def test_each_name_that_is_taken_off_is_written_down(stack: Stack) -> None:
+async def test_each_name_that_is_taken_off_is_written_down(stack: Stack) -> None:
     """By whom, whose it was, how large; and what was refused."""
     seen = len(audited(stack))
 
-    async def scenario() -> None:
-        ada, grace, mary = stack.client("ada"), stack.client("grace"), stack.client("mary")
-        await execute(grace, await grace.start(), IMPORT + "shelf['a'] = torch.ones(1); shelf['b'] = torch.ones(1500)")
-        assert (await mary.request("DELETE", f"{SHELVES}/grace/a")).status == 403
-        assert (await ada.request("DELETE", f"{SHELVES}/grace")).status == 200
-        assert (await grace.request("DELETE", f"{SHELVES}/grace")).status == 404
-
-    run(scenario())
+    ada, grace, mary = stack.client("ada"), stack.client("grace"), stack.client("mary")
+    await execute(grace, await grace.start(), IMPORT + "shelf['a'] = torch.ones(1); shelf['b'] = torch.ones(1500)")
+    assert (await mary.request("DELETE", f"{SHELVES}/grace/a")).status == 403
+    assert (await ada.request("DELETE", f"{SHELVES}/grace")).status == 200
+    assert (await grace.request("DELETE", f"{SHELVES}/grace")).status == 404
     entries = audited(stack)[seen:]
     told = [(entry["user"], entry["owner"], entry["name"], entry.get("bytes"), entry["status"]) for entry in entries]
     assert told == [

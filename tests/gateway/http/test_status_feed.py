@@ -28,26 +28,22 @@ async def next_document(socket: WebSocketClientConnection) -> Any:
     return json.loads(await asyncio.wait_for(socket.read_message(), PATIENCE))
 
 
-def test_watchers_are_told_what_they_may_see(stack: Stack) -> None:
+async def test_watchers_are_told_what_they_may_see(stack: Stack) -> None:
     """Each gets the document at once and when it changes, the others' notebooks hidden."""
-
-    async def scenario() -> None:
-        grace = stack.client("grace")
-        sockets = [await watch(client) for client in (grace, stack.client("mary"))]
-        for socket in sockets:
-            assert (await next_document(socket))["sessions"] == []
-        kernel = await grace.start(KERNEL_NOTEBOOK="secret.ipynb")
-        seen = []
-        for socket in sockets:
-            while not (document := await next_document(socket))["sessions"]:
-                pass
-            seen.append([(session["kernel_id"], session["notebook"]) for session in document["sessions"]])
-            socket.close()
-        assert seen == [[(kernel, "secret.ipynb")], [(None, None)]]
-        async with grace.attach(kernel) as channels:
-            assert (await channels.run("1"))["text"] == "1"
-
-    run(scenario())
+    grace = stack.client("grace")
+    sockets = [await watch(client) for client in (grace, stack.client("mary"))]
+    for socket in sockets:
+        assert (await next_document(socket))["sessions"] == []
+    kernel = await grace.start(KERNEL_NOTEBOOK="secret.ipynb")
+    seen = []
+    for socket in sockets:
+        while not (document := await next_document(socket))["sessions"]:
+            pass
+        seen.append([(session["kernel_id"], session["notebook"]) for session in document["sessions"]])
+        socket.close()
+    assert seen == [[(kernel, "secret.ipynb")], [(None, None)]]
+    async with grace.attach(kernel) as channels:
+        assert (await channels.run("1"))["text"] == "1"
     assert "websocket_ping" not in stack.gateway_log()  # tornado has nothing to say of Jupyter's intervals
 
 

@@ -273,22 +273,6 @@ async def test_one_that_is_just_being_left_is_waited_for(lingering_stack: Stack)
     await end_at_once(ada)
 
 
-@pytest.mark.heavy
-async def test_one_that_another_page_has_open_stays_with_it(lingering_stack: Stack) -> None:
-    """Its notebook on this machine gets the one before, and is told so."""
-    ada = lingering_stack.client("ada")
-
-    await leave(ada, "x = 1")
-    last, new = [await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY=key) for key in "bc"]
-    async with ada.attach(last) as other, ada.attach(new) as channels:
-        await other.run("x = 2")
-        await attach(channels, OLDER_BACK)
-        assert (await channels.run("x"))["text"] == "1"
-        assert (await other.run("x"))["text"] == "2"
-    await has_given_way(ada, new)
-    await end_at_once(ada)
-
-
 async def test_the_last_started_is_meant_whether_shut_down_or_left(lingering_stack: Stack) -> None:
     """What was shut down before the user went on in a session that was left is not what the user had."""
     ada = lingering_stack.client("ada")
@@ -367,20 +351,17 @@ _ASK = """if True:
 """
 
 
-def test_a_session_that_asks_in_a_loop_is_answered_at_a_limited_pace(lingering_stack: Stack) -> None:
+async def test_a_session_that_asks_in_a_loop_is_answered_at_a_limited_pace(lingering_stack: Stack) -> None:
     """Its questions wait in one task, the newest is answered, and the earlier session comes back all the same."""
     ada = lingering_stack.client("ada")
     before = len(lingering_stack.executor.log_path.read_text())
 
-    async def scenario() -> None:
-        await leave(ada, "x = 41")
-        new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY="new")
-        async with ada.attach(new) as channels:
-            asked = await channels.send("execute_request", {"code": _ASK + "    print('asked')", "silent": False})
-            await channels.until("stream", asked, text="asked\n")
-            await channels.until("status", execution_state="restarting")
-            assert (await channels.run("x + 1"))["text"] == "42"
-
-    run(scenario())
+    await leave(ada, "x = 41")
+    new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY="new")
+    async with ada.attach(new) as channels:
+        asked = await channels.send("execute_request", {"code": _ASK + "    print('asked')", "silent": False})
+        await channels.until("stream", asked, text="asked\n")
+        await channels.until("status", execution_state="restarting")
+        assert (await channels.run("x + 1"))["text"] == "42"
     answers = lingering_stack.executor.log_path.read_text()[before:].count("takes the place of this one as soon as")
     assert 1 <= answers < 100

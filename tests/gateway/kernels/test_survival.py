@@ -339,25 +339,22 @@ def test_without_an_executor_there_is_a_sentence_and_with_the_next_one_the_sessi
 
 
 @pytest.mark.heavy
-def test_a_session_that_ended_meanwhile_is_explained_and_started_again(own_stack: Stack) -> None:
+async def test_a_session_that_ended_meanwhile_is_explained_and_started_again(own_stack: Stack) -> None:
     """The kernel id stays; the user reads that the variables are gone."""
     grace = own_stack.client("grace")
 
-    async def scenario() -> None:
-        kernel = await grace.start()
-        async with grace.attach(kernel) as channels:
-            pid = (await channels.run("import os; x = 1; print(os.getpid())"))["text"].strip()
-            own_stack.executor.kill()
-            await channels.send("execute_request", {"code": "os._exit(1)", "silent": False})
-            while (await grace.request("GET", "/sharedkernel/api/status")).status != 503:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-            own_stack.executor.start()
-            told = (await channels.until("status", execution_state="restarting"))[-1]
-            assert "session" in told["content"]["message"]
-            while (await grace.request("GET", f"/api/kernels/{kernel}")).body.get("reason"):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-            assert (await channels.run("import os; print(os.getpid(), 'x' in dir())"))["text"].strip() != f"{pid} True"
-        await grace.end(kernel)
-
-    run(scenario())
+    kernel = await grace.start()
+    async with grace.attach(kernel) as channels:
+        pid = (await channels.run("import os; x = 1; print(os.getpid())"))["text"].strip()
+        own_stack.executor.kill()
+        await channels.send("execute_request", {"code": "os._exit(1)", "silent": False})
+        while (await grace.request("GET", "/sharedkernel/api/status")).status != 503:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        own_stack.executor.start()
+        told = (await channels.until("status", execution_state="restarting"))[-1]
+        assert "session" in told["content"]["message"]
+        while (await grace.request("GET", f"/api/kernels/{kernel}")).body.get("reason"):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        assert (await channels.run("import os; print(os.getpid(), 'x' in dir())"))["text"].strip() != f"{pid} True"
+    await grace.end(kernel)
     own_stack.executor.wait_until_ready()

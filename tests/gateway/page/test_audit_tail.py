@@ -9,7 +9,7 @@ import pytest
 
 from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.page.audit_tail import newest_entries
-from tests.gateway.conftest import Stack, run
+from tests.gateway.conftest import Stack
 
 AUDIT = "/sharedkernel/api/audit"
 
@@ -91,19 +91,16 @@ async def test_only_admins_read_it(stack: Stack) -> None:
         assert (refused.status, refused.body["reason"]) == (400, "bad_request")
 
 
-def test_a_log_that_cannot_be_read_is_told(stack: Stack) -> None:
+async def test_a_log_that_cannot_be_read_is_told(stack: Stack) -> None:
     """With the reason, as one sentence."""
     path = stack.runtime_directory / "audit.jsonl"
     kept = path.rename(path.with_name("kept"))
 
-    async def scenario() -> None:
+    path.symlink_to(kept)
+    try:
         refused = await stack.client("ada").request("GET", AUDIT)
         assert (refused.status, refused.body["reason"]) == (409, "no_audit_log")
         assert refused.body["message"].startswith(f"the audit log {path} cannot be read: ")
-
-    path.symlink_to(kept)
-    try:
-        run(scenario())
     finally:
         path.unlink()
         kept.rename(path)

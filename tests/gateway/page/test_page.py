@@ -17,7 +17,7 @@ from sharedkernel.gateway.auth.page_sessions import PageSessions
 from sharedkernel.gateway.auth.tokens import TokenFile
 from sharedkernel.gateway.page.handlers import STATIC
 from tests.gateway.client import PATIENCE, Client
-from tests.gateway.conftest import Stack, run
+from tests.gateway.conftest import Stack
 from tests.gateway.page.browser import FORM, Browser
 
 FIGURES = "/sharedkernel/page/figures"
@@ -55,13 +55,13 @@ async def next_figures(reader: asyncio.StreamReader) -> Any:
             return json.loads(line.removeprefix(b"data: "))
 
 
-def test_an_expired_token_is_told_so_and_signed_out(stack: Stack) -> None:
+async def test_an_expired_token_is_told_so_and_signed_out(stack: Stack) -> None:
     """With a sentence where a token was sent; one who was signed in sees the form again. What it made expires, too."""
     path = stack.directory / "tokens.json"
     file = TokenFile(path)
     token = file.add("brief", expires=datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1))
 
-    async def scenario() -> None:
+    try:
         browser = Browser(stack.gateway_url)
         await browser.sign_in(token)
         made = (await browser.request("POST", "/sharedkernel/page/token")).body["token"]
@@ -78,46 +78,39 @@ def test_an_expired_token_is_told_so_and_signed_out(stack: Stack) -> None:
         assert (await browser.request("GET", "/")).headers["Location"] == FORM
         assert "You were signed out: this token of brief expired at " in (await browser.request("GET", FORM)).body
         assert "expired at" in (await browser.sign_in(token)).body
-
-    try:
-        run(scenario())
     finally:
         file.remove("brief")
 
 
-def test_a_token_opens_the_page_and_signing_out_closes_it(stack: Stack) -> None:
+async def test_a_token_opens_the_page_and_signing_out_closes_it(stack: Stack) -> None:
     """The cookie holds no token, is out of reach for scripts, and is worth nothing after signing out."""
-
-    async def scenario() -> None:
-        browser = Browser(stack.gateway_url)
-        front = await browser.request("GET", "/")
-        assert (front.status, front.headers["Location"]) == (302, FORM)
-        assert (await browser.request("GET", "/sharedkernel/page/me")).status == 401
-        for path in ("", "/return?code=x&state=y"):  # there is no hub
-            assert (await browser.request("GET", f"/sharedkernel/page/hub{path}")).status == 404
-        signed_in = await browser.sign_in(stack.token("ada"))
-        assert (signed_in.status, signed_in.headers["Location"]) == (303, "/")
-        name = cookie_of(browser)
-        flags = browser.flags[name]
-        assert (flags["httponly"], flags["samesite"], flags["path"], flags["secure"]) == (True, "Lax", "/", "")
-        assert stack.token("ada") not in browser.cookies[name]
-        front = await browser.request("GET", "/")
-        assert front.status == 200
-        assert ("page.js" if (STATIC / "page.js").is_file() else "was not built") in front.body
-        policy = front.headers["Content-Security-Policy"]
-        assert "default-src 'none'; script-src 'self'" in policy
-        assert "frame-ancestors 'none'" in policy
-        assert (front.headers["X-Content-Type-Options"], front.headers["Referrer-Policy"]) == ("nosniff", "same-origin")
-        me = (await browser.request("GET", "/sharedkernel/page/me")).body
-        assert (me["user"], me["admin"], me["auth"]) == ("ada", True, "token")
-        assert me["install_command"].endswith(f" && sharedkernel install --gateway-url {stack.gateway_url} --user")
-        old = dict(browser.cookies)
-        assert (await browser.request("POST", "/sharedkernel/page/sign-out")).status == 204
-        browser.cookies = old
-        assert (await browser.request("GET", "/sharedkernel/page/me")).status == 401
-        assert (await browser.request("GET", "/sharedkernel/api/status")).status == 403
-
-    run(scenario())
+    browser = Browser(stack.gateway_url)
+    front = await browser.request("GET", "/")
+    assert (front.status, front.headers["Location"]) == (302, FORM)
+    assert (await browser.request("GET", "/sharedkernel/page/me")).status == 401
+    for path in ("", "/return?code=x&state=y"):  # there is no hub
+        assert (await browser.request("GET", f"/sharedkernel/page/hub{path}")).status == 404
+    signed_in = await browser.sign_in(stack.token("ada"))
+    assert (signed_in.status, signed_in.headers["Location"]) == (303, "/")
+    name = cookie_of(browser)
+    flags = browser.flags[name]
+    assert (flags["httponly"], flags["samesite"], flags["path"], flags["secure"]) == (True, "Lax", "/", "")
+    assert stack.token("ada") not in browser.cookies[name]
+    front = await browser.request("GET", "/")
+    assert front.status == 200
+    assert ("page.js" if (STATIC / "page.js").is_file() else "was not built") in front.body
+    policy = front.headers["Content-Security-Policy"]
+    assert "default-src 'none'; script-src 'self'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert (front.headers["X-Content-Type-Options"], front.headers["Referrer-Policy"]) == ("nosniff", "same-origin")
+    me = (await browser.request("GET", "/sharedkernel/page/me")).body
+    assert (me["user"], me["admin"], me["auth"]) == ("ada", True, "token")
+    assert me["install_command"].endswith(f" && sharedkernel install --gateway-url {stack.gateway_url} --user")
+    old = dict(browser.cookies)
+    assert (await browser.request("POST", "/sharedkernel/page/sign-out")).status == 204
+    browser.cookies = old
+    assert (await browser.request("GET", "/sharedkernel/page/me")).status == 401
+    assert (await browser.request("GET", "/sharedkernel/api/status")).status == 403
     audit = (stack.runtime_directory / "audit.jsonl").read_text()
     assert '"action": "sign in"' in audit
     assert '"action": "sign out"' in audit
