@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
+import pytest
 import websocket
 
 from tests.gateway.conftest import Stack
@@ -67,6 +68,7 @@ def ask_all(stack: Stack, num_requests: int) -> None:
     listen(stack, num_requests // 10)
 
 
+@pytest.mark.heavy
 def test_answered_requests_take_no_memory(stack: Stack) -> None:
     """Right tokens, wrong ones and none, pages, websockets, and what is not there."""
     process = stack.gateway.process
