@@ -40,7 +40,7 @@ ray: $(INSTALLED)
 	|| $(BIN)/python -m pip install --quiet --group cluster || echo 'Ray could not be installed; its tests are skipped'
 
 cluster: $(INSTALLED) ray ## sessions on a real Ray cluster of three hosts, each in namespaces of its own, whose parts are killed
-	$(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
+	$(BIN)/python -m pytest -m cluster tests/cluster tests/faults $(ARGS)
 
 # The CUDA build of torch on a driver of our own, outside the checkout; TORCH=newest or TORCH=2.12.0 takes another torch.
 # What names a CPU build is meant for .venv.
@@ -110,7 +110,7 @@ faults: $(INSTALLED) ## kill, stop and starve processes around working notebooks
 	$(BIN)/python -m tests.faults.campaign --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(FAULTS)
 
 cluster-faults: $(INSTALLED) ## the same over three hosts behind a front, each in namespaces of its own; as root
-	$(BIN)/python -m tests.cluster.hosts_campaign --kills $(KILLS) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.faults.campaign --over hosts --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(FAULTS)
 
 faults-software-gpu: software-gpu ## the same on the software GPU
 	$(BIN)/python -m tests.software_gpu.run --torch $(SOFTWARE_GPU_TORCH) -- \

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import gc
+import inspect
 import os
 import shutil
 import tempfile
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.event_loop import run_until_closed
 from tests.processes import busy
 from tests.small_disk import mounted
 from tests.warm import end_places
@@ -54,6 +57,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.heavy)
         if item.get_closest_marker("software_gpu") and "SOFTWARE_GPU_DIRECTORY" not in os.environ:
             item.add_marker(pytest.mark.skip(reason="runs on the software GPU, with `make test-software-gpu`"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine, in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(run_until_closed(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})))
+    return True
 
 
 def pytest_collection_finish() -> None:

@@ -63,37 +63,11 @@ def runs(said: str) -> list[str]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_passes_at_once_is_run_once(once_more: Run, workers: int) -> None:
-    assert once_more(FINE, workers=workers)[0] == 0
-    status, said = once_more(FINE, workers=workers)
-    assert (status, runs(said)) == (0, ["1 passed"])
-    assert "FLAKY" not in said
-
-
-@pytest.mark.parametrize("workers", [0, 2])
 def test_what_passes_the_second_time_is_named(once_more: Run, workers: int) -> None:
     """Its run was of it alone, and is the last."""
     status, said = once_more(FINE, FLAKY, workers=workers)
     assert (status, runs(said)) == (0, ["1 failed, 1 passed", "1 passed"])
     assert said.splitlines()[-1] == "FLAKY test_sample.py::test_flaky"
-
-
-def test_names_with_any_characters_and_markers_are_found_again(once_more: Run) -> None:
-    """As parameters make them, and where the run asked for what is left out otherwise."""
-    names = "@pytest.mark.parametrize('name', ['a b', \"[']\", 'ä::b', '-x'])\n"
-    status, said = once_more(names + "def test_named(name):\n    assert not is_first_time(name.encode().hex())\n")
-    assert status == 0
-    assert said.count("\nFLAKY test_sample.py::test_named[") == 4
-
-
-def test_what_fails_in_its_setup_or_end_gets_a_second_chance(once_more: Run) -> None:
-    """It is a failed test."""
-    resource = "@pytest.fixture\ndef resource():\n    assert not is_first_time('up')\n    yield\n{after}\n"
-    uses = "def test_uses(resource):\n    pass\n"
-    status, said = once_more(resource.format(after=""), uses)
-    assert (status, said.splitlines()[-1]) == (0, "FLAKY test_sample.py::test_uses")
-    status, said = once_more(resource.format(after="    assert not is_first_time('down')"), uses)
-    assert (status, said.splitlines()[-1]) == (0, "FLAKY test_sample.py::test_uses")
 
 
 def test_what_fails_twice_is_a_failure(once_more: Run) -> None:
@@ -104,15 +78,6 @@ def test_what_fails_twice_is_a_failure(once_more: Run) -> None:
         "FAILED TWICE test_sample.py::test_bad",
         "FLAKY test_sample.py::test_flaky",
     ]
-
-
-def test_what_is_skipped_the_second_time_has_not_passed(once_more: Run) -> None:
-    """Nor has what is expected to fail then."""
-    skipped = "def test_skipped():\n    assert not is_first_time('s')\n    pytest.skip()\n"
-    xfailed = "def test_xfailed():\n    assert not is_first_time('x')\n    pytest.xfail()\n"
-    status, said = once_more(skipped, xfailed)
-    assert status == 1
-    assert said.count("FAILED TWICE") == 2
 
 
 def test_many_failures_are_failures_at_once(once_more: Run) -> None:
@@ -134,15 +99,6 @@ def test_a_process_that_dies_is_a_failure(once_more: Run, workers: int) -> None:
     assert "once more" not in said
 
 
-def test_a_process_that_dies_after_its_tests_is_a_failure(once_more: Run) -> None:
-    """Although each test had passed."""
-    dies = (
-        "@pytest.fixture(scope='session', autouse=True)\n"
-        "def last():\n    yield\n    os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    assert once_more(dies, FINE, workers=2)[0] == 1
-
-
 def test_what_cannot_be_collected_is_a_failure(once_more: Run) -> None:
     """Although it could be the second time, and whatever else is flaky."""
     status, said = once_more(FLAKY, "assert not is_first_time('c')\n", workers=0)
@@ -151,20 +107,4 @@ def test_what_cannot_be_collected_is_a_failure(once_more: Run) -> None:
     for workers in (0, 2):
         status, said = once_more(FLAKY, "assert False\n", workers=workers)
         assert status != 0
-        assert "once more" not in said
-
-
-def test_no_tests_are_a_failure(once_more: Run) -> None:
-    """As ever."""
-    assert once_more("", workers=0)[0] == pytest.ExitCode.NO_TESTS_COLLECTED
-    assert once_more("", workers=2)[0] == pytest.ExitCode.NO_TESTS_COLLECTED
-
-
-def test_an_error_of_pytests_own_is_a_failure(once_more: Run, tmp_path: Path) -> None:
-    """Although tests failed as well that would have passed."""
-    for hook, expected in (("runtest_logfinish", pytest.ExitCode.INTERNAL_ERROR), ("sessionfinish", 1)):
-        (tmp_path / "conftest.py").write_text(f"def pytest_{hook}():\n    raise RuntimeError('own')\n")
-        status, said = once_more(FLAKY, workers=0)
-        assert status == expected
-        assert "own" in said
         assert "once more" not in said

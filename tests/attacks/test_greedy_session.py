@@ -208,13 +208,13 @@ async def _drain(channels: Channels) -> None:
 
 
 @pytest.mark.parametrize("flood", _FLOODS)
-def test_a_flood_keeps_the_neighbour_from_nothing(
+async def test_a_flood_keeps_the_neighbour_from_nothing(
     street: Street, tmp_path: Path, flood: str, record_property: pytest.RecordProperty
 ) -> None:
     """Her cells all come back, services stay below a bound, and the greedy session can be ended afterwards."""
     switch = tmp_path / "flooding"
 
-    async def main() -> None:
+    try:
         mallory = Client(street.stack.gateway_url, street.stack.token("mallory"))
         kernel = await mallory.start()
         began = tmp_path / "began"
@@ -243,8 +243,5 @@ def test_a_flood_keeps_the_neighbour_from_nothing(
         record_property("p95 against quiet", round(ratio, 2))
         print(json.dumps({"flood": flood, "p95": round(_p95(seconds), 4), "ratio": round(ratio, 2), **megabytes}))  # noqa: T201
         assert max(largest.values()) < _MOST_MEMORY
-
-    try:
-        asyncio.run(main())
     finally:
         switch.unlink(missing_ok=True)

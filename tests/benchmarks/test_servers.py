@@ -62,17 +62,14 @@ async def endless_loop_is_interrupted(notebook: Notebook, begun: Path) -> None:
             await cell
 
 
-def test_what_the_server_refuses_is_told(server: StockServer) -> None:
+async def test_what_the_server_refuses_is_told(server: StockServer) -> None:
     """A wrong token: the server's own word."""
     stock = server.stock
     route = Route(name="the stock server", url=stock.url, token="wrong", kernel=stock.kernel)
 
-    async def use() -> None:
+    with pytest.raises(BenchmarkFailed, match=r"POST /api/kernels at the stock server failed: .*_xsrf"):
         async with open_notebook(route):
             pass
-
-    with pytest.raises(BenchmarkFailed, match=r"POST /api/kernels at the stock server failed: .*_xsrf"):
-        asyncio.run(use())
 
 
 def test_the_stock_server_is_as_pip_gives_it(server: StockServer) -> None:

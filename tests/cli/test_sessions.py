@@ -66,10 +66,9 @@ def test_a_session_is_listed_offloaded_and_stopped_by_its_short_id(stack: LocalS
         end_sessions(stack)
 
 
-def test_a_name_of_several_sessions_stops_none(stack: LocalStack) -> None:
+async def test_a_name_of_several_sessions_stops_none(stack: LocalStack) -> None:
     """All are looked for before the first is stopped; the ids to choose from are in the sentence."""
-
-    async def scenario() -> None:
+    try:
         async with shared_kernel(stack, "grace", "a.ipynb"), shared_kernel(stack, "hedy", "a.ipynb"):
             done = await asyncio.to_thread(run, stack, "ada", "stop", "a.ipynb")
             assert done.returncode == 1
@@ -80,9 +79,6 @@ def test_a_name_of_several_sessions_stops_none(stack: LocalStack) -> None:
             assert (done.returncode, done.stdout) == (1, "")
             listed = json.loads((await asyncio.to_thread(run, stack, "ada", "sessions", "--json")).stdout)
             assert [entry["lingering"] for entry in listed] == [False, False]
-
-    try:
-        asyncio.run(scenario())
     finally:
         end_sessions(stack)
 
@@ -108,10 +104,14 @@ def test_a_session_that_was_brought_back_can_be_ended_once_it_is_shut_down_again
         end_sessions(stack)
 
 
-def test_one_that_cannot_be_offloaded_keeps_no_other_from_it(stack: LocalStack) -> None:
+async def test_one_that_cannot_be_offloaded_keeps_no_other_from_it(stack: LocalStack) -> None:
     """Each gets its line, and the command fails."""
 
-    async def scenario() -> None:
+    def states() -> dict[object, object]:
+        kinds = {"idle": "idle", "offloaded": "idle"}
+        return {entry["notebook"]: kinds.get(str(entry["state"]), "busy") for entry in entries(stack, "grace")}
+
+    try:
         async with shared_kernel(stack, "grace", "a.ipynb") as busy, shared_kernel(stack, "grace", "b.ipynb") as idle:
             await idle.execute_interactive("import torch; kept = torch.ones(1 << 22)", timeout=60)
             busy.execute("import time; time.sleep(600)")
@@ -120,13 +120,6 @@ def test_one_that_cannot_be_offloaded_keeps_no_other_from_it(stack: LocalStack) 
             assert done.returncode == 1
             assert done.stdout == "offloaded b.ipynb of grace\n"
             assert done.stderr.startswith("sharedkernel: a.ipynb of grace: ")
-
-    def states() -> dict[object, object]:
-        kinds = {"idle": "idle", "offloaded": "idle"}
-        return {entry["notebook"]: kinds.get(str(entry["state"]), "busy") for entry in entries(stack, "grace")}
-
-    try:
-        asyncio.run(scenario())
     finally:
         end_sessions(stack)
 

@@ -86,24 +86,20 @@ def test_an_admin_empties_the_shelf_of_somebody_who_has_left(stack: LocalStack) 
     assert run_shelf(stack, "ada", "--user", "grace", "--remove-all").returncode == 0
 
 
-def test_what_a_notebook_uses_is_said(stack: LocalStack) -> None:
+async def test_what_a_notebook_uses_is_said(stack: LocalStack) -> None:
     """It has it until it lets go."""
-
-    async def scenario() -> None:
-        async with shared_kernel(stack, "grace") as client:
-            await client.execute_interactive(f"{SHELVE}; used = shelf['model']; del shelf['loss']", timeout=60)
-            done = await asyncio.to_thread(run_shelf, stack, "ada", "--user", "grace", "--remove-all")
-            assert done.stdout.splitlines() == [
-                "removed model (1.0 MiB) from the shelf of grace",
-                "1.0 MiB of it are charged until notebooks that use it let go",
-            ]
-            listed = (await asyncio.to_thread(run_shelf, stack, "grace")).stdout.splitlines()
-            assert listed[0] == "Nothing is on the shelf."
-            assert listed[1].endswith(", of which 1.0 MiB were taken off and are still in use")
-            reply = await client.execute_interactive("assert float(used.sum()) == 1 << 18; del used", timeout=60)
-            assert reply["content"]["status"] == "ok"
-
-    asyncio.run(scenario())
+    async with shared_kernel(stack, "grace") as client:
+        await client.execute_interactive(f"{SHELVE}; used = shelf['model']; del shelf['loss']", timeout=60)
+        done = await asyncio.to_thread(run_shelf, stack, "ada", "--user", "grace", "--remove-all")
+        assert done.stdout.splitlines() == [
+            "removed model (1.0 MiB) from the shelf of grace",
+            "1.0 MiB of it are charged until notebooks that use it let go",
+        ]
+        listed = (await asyncio.to_thread(run_shelf, stack, "grace")).stdout.splitlines()
+        assert listed[0] == "Nothing is on the shelf."
+        assert listed[1].endswith(", of which 1.0 MiB were taken off and are still in use")
+        reply = await client.execute_interactive("assert float(used.sum()) == 1 << 18; del used", timeout=60)
+        assert reply["content"]["status"] == "ok"
     wait_until(lambda: run_shelf(stack, "grace").stdout == "Nothing is on the shelf.\n", "nothing is charged")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import secrets
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from sharedkernel.gateway.auth.tokens import TokenFile
 from sharedkernel.local_stack import free_port
 from sharedkernel.services import Service
 from tests.cli.support import COMMAND, PATIENCE
-from tests.cluster.machines import Machine
+from tests.cluster.machines import NETWORK, Machine, Namespaces, bridge
 from tests.gateway.client import Client
 
 USERS = ("ada", "grace")
@@ -227,3 +228,18 @@ def _answers(url: str) -> bool:
             return bool(answer.status == 200)
     except OSError:
         return False
+
+
+@contextlib.contextmanager
+def three_machines(directory: Path) -> Iterator[RayCluster]:
+    """Have three machines without hosts, and a front."""
+    with contextlib.ExitStack() as exits:
+        exits.enter_context(bridge())
+        machines = [Namespaces(number, directory) for number in (1, 2, 3)]
+        for machine in machines:
+            exits.callback(machine.end)
+        cluster = RayCluster(directory, machines, f"{NETWORK}1")
+        exits.callback(cluster.end)
+        cluster.front.start()
+        cluster.front.wait_until_ready()
+        yield cluster

@@ -6,12 +6,14 @@ import contextlib
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.executor.processes.process import start_time
+from sharedkernel.executor.processes.process import PersistedSession, start_time
 from sharedkernel.executor.processes.records import read_record
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.paths import RECORDS_DIRECTORY, WARM_PARENT_SOCKET
@@ -90,10 +92,16 @@ class FaultStack(LocalStack):
 
     def sessions(self) -> dict[str, int]:
         """Return the process ids of all sessions, by client key, as their records say: with or without an executor."""
-        found = {}
-        for path in (self.runtime_directory / RECORDS_DIRECTORY).iterdir():
-            with contextlib.suppress(OSError):  # it ended just now
-                record = read_record(path)
-                if record is not None and record.client_key is not None and start_time(record.pid) == record.started:
-                    found[record.client_key] = record.pid
-        return found
+        return {
+            record.client_key: record.pid
+            for record in session_records(self.runtime_directory)
+            if record.client_key is not None and start_time(record.pid) == record.started
+        }
+
+
+def session_records(runtime_directory: Path) -> Iterator[PersistedSession]:
+    """Yield what an executor has recorded of its sessions, which may have ended."""
+    for path in (runtime_directory / RECORDS_DIRECTORY).iterdir():
+        with contextlib.suppress(OSError):  # it ended just now
+            if (record := read_record(path)) is not None:
+                yield record

@@ -190,7 +190,9 @@ def _maps(stack: FaultStack, target: str) -> str:
         ("warm parent", f"{_NO_FILES}fork,send,mmap,", 200),
     ],
 )
-def test_sessions_outlive_calls_that_fail(stack: FaultStack, library: Path, target: str, calls: str, rate: int) -> None:
+async def test_sessions_outlive_calls_that_fail(
+    stack: FaultStack, library: Path, target: str, calls: str, rate: int
+) -> None:
     """They have all that was confirmed, another can start, and the next executor adopts them."""
     (library / "settings").write_text(f"{calls} {rate} 20261123")
     client = Client(stack.gateway_url, stack.token("ada"))
@@ -202,23 +204,20 @@ def test_sessions_outlive_calls_that_fail(stack: FaultStack, library: Path, targ
         service.start()
         service.wait_until_ready()
 
-    async def main() -> None:
-        visitors = [Visitor(client) for _ in range(NUM_SESSIONS)]
-        for visitor in visitors:
-            await visitor.start()
-        assert "failing_calls.so" in _maps(stack, target)
-        await _fail(stack, visitors, client, library / f"failing {target}")
-        _restart(stack)
-        await asyncio.gather(*(visitor.look() for visitor in visitors))
-        stack.executor.kill()
-        stack.executor.start()
-        stack.executor.wait_until_ready()
-        await asyncio.gather(*(visitor.look() for visitor in visitors))
-        late = Visitor(client)
-        await late.start()
-        await late.look()
-        answer = await client.request("GET", "/api/kernels")
-        for kernel in answer.body:
-            await client.request("DELETE", f"/api/kernels/{kernel['id']}?linger=0")
-
-    asyncio.run(main())
+    visitors = [Visitor(client) for _ in range(NUM_SESSIONS)]
+    for visitor in visitors:
+        await visitor.start()
+    assert "failing_calls.so" in _maps(stack, target)
+    await _fail(stack, visitors, client, library / f"failing {target}")
+    _restart(stack)
+    await asyncio.gather(*(visitor.look() for visitor in visitors))
+    stack.executor.kill()
+    stack.executor.start()
+    stack.executor.wait_until_ready()
+    await asyncio.gather(*(visitor.look() for visitor in visitors))
+    late = Visitor(client)
+    await late.start()
+    await late.look()
+    answer = await client.request("GET", "/api/kernels")
+    for kernel in answer.body:
+        await client.request("DELETE", f"/api/kernels/{kernel['id']}?linger=0")

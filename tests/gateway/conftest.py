@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tornado.ioloop import IOLoop
 
+from tests.event_loop import run_until_closed
 from tests.gateway.client import PATIENCE, Client
 from tests.warm_stack import WarmStack
 
@@ -25,19 +25,8 @@ QUOTAS = {
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    """Run a test's coroutine; none takes longer than the patience."""
-    asyncio.run(_run_until_closed(work))
-
-
-async def _run_until_closed(work: Coroutine[Any, Any, None]) -> None:
-    await asyncio.wait_for(work, 2 * PATIENCE)
-    # A client that was told to close does so when it has read its server's answer. Up to Python 3.11 `wait_for` took
-    # turns enough of the loop for that.
-    sockets = IOLoop.current().handlers  # type: ignore[attr-defined]
-    for _ in range(50):
-        if not sockets:
-            break
-        await asyncio.sleep(0)
+    """Run a coroutine of a test that has several, each within the patience."""
+    asyncio.run(run_until_closed(asyncio.wait_for(work, 2 * PATIENCE)))
 
 
 def wait_for(is_so: Callable[[], Any]) -> Any:

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.gateway.client import Channels, Client
-from tests.gateway.conftest import Stack, run, wait_for
+from tests.gateway.conftest import Stack, wait_for
 
 pytestmark = pytest.mark.heavy
 
@@ -72,77 +72,69 @@ async def answer_cell(channels: Channels) -> None:
     await channels.until("execute_reply", status="ok")
 
 
-def test_a_drained_gateway_takes_no_sessions_lets_cells_end_and_stops(served: Stack) -> None:
+async def test_a_drained_gateway_takes_no_sessions_lets_cells_end_and_stops(served: Stack) -> None:
     """The command says what it waits for, and returns when the gateway is gone; sessions outlive it."""
-
-    async def scenario() -> None:
-        grace = served.client("grace")
-        async with waiting_cell(grace) as (kernel, channels):
-            process = command(served)
-            first, second = await lines(process, 2)
-            assert first.startswith(f"Draining the gateway at port {served.port}: it starts no more sessions")
-            assert re.fullmatch(r"Waiting for 1 cell, until \d\d:\d\d:\d\d at the latest\.", second)
-            assert await readiness(grace) == (503, "draining")
-            said = await draining(grace)
-            assert isinstance(said, dict)
-            assert said["cells"] == 1
-            assert said["until"] > 0
-            answer = await grace.request("POST", "/api/kernels", {})
-            assert (answer.status, answer.body["reason"]) == (503, "draining")
-            assert process.poll() is None
-            await answer_cell(channels)
-            status, out, _ = await end_of(process)
-            assert (status, out.splitlines()[-1]) == (0, "The gateway has stopped; sessions run on.")
-        assert served.gateway.process is not None
-        wait_for(lambda: not served.gateway.running)
-        assert served.gateway.process.returncode == 0
-        status, _, error = await end_of(command(served))
-        assert status == 1
-        assert f"no gateway of yours serves port {served.port}" in error
-        served.restart_gateway()
-        while (await grace.request("GET", f"/api/kernels/{kernel}")).status != 200:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-        async with grace.attach(kernel) as channels:
-            assert (await channels.run("x"))["text"] == "'kept'"
-
-    run(scenario())
+    grace = served.client("grace")
+    async with waiting_cell(grace) as (kernel, channels):
+        process = command(served)
+        first, second = await lines(process, 2)
+        assert first.startswith(f"Draining the gateway at port {served.port}: it starts no more sessions")
+        assert re.fullmatch(r"Waiting for 1 cell, until \d\d:\d\d:\d\d at the latest\.", second)
+        assert await readiness(grace) == (503, "draining")
+        said = await draining(grace)
+        assert isinstance(said, dict)
+        assert said["cells"] == 1
+        assert said["until"] > 0
+        answer = await grace.request("POST", "/api/kernels", {})
+        assert (answer.status, answer.body["reason"]) == (503, "draining")
+        assert process.poll() is None
+        await answer_cell(channels)
+        status, out, _ = await end_of(process)
+        assert (status, out.splitlines()[-1]) == (0, "The gateway has stopped; sessions run on.")
+    assert served.gateway.process is not None
+    wait_for(lambda: not served.gateway.running)
+    assert served.gateway.process.returncode == 0
+    status, _, error = await end_of(command(served))
+    assert status == 1
+    assert f"no gateway of yours serves port {served.port}" in error
+    served.restart_gateway()
+    while (await grace.request("GET", f"/api/kernels/{kernel}")).status != 200:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    async with grace.attach(kernel) as channels:
+        assert (await channels.run("x"))["text"] == "'kept'"
 
 
-def test_a_drain_outlives_its_command_and_is_cancelled(served: Stack) -> None:
+async def test_a_drain_outlives_its_command_and_is_cancelled(served: Stack) -> None:
     """Ctrl-C says that the gateway goes on draining; `--cancel` has it serve on, and who waits for its end is told."""
-
-    async def scenario() -> None:
-        grace = served.client("grace")
-        status, _, error = await end_of(command(served, "--cancel"))
-        assert (status, error) == (1, f"sharedkernel: the gateway at port {served.port} is not draining.")
-        async with waiting_cell(grace) as (_, channels):
-            process = command(served)
-            await lines(process, 2)
-            process.send_signal(signal.SIGINT)
-            status, out, _ = await end_of(process)
-            assert (status, out) == (
-                130,
-                f"The gateway at port {served.port} goes on draining; --drain --cancel has it serve on.",
-            )
-            assert await readiness(grace) == (503, "draining")
-            waiting = command(served)
-            await lines(waiting, 2)
-            status, out, error = await end_of(command(served, "--cancel"))
-            assert (status, out, error) == (
-                0,
-                f"The gateway at port {served.port} serves on, and starts sessions again.",
-                "",
-            )
-            status, _, error = await end_of(waiting)
-            assert status == 1
-            assert error.endswith(f"the drain was cancelled; the gateway at port {served.port} serves on.")
-            assert await readiness(grace) == (200, "ok")
-            assert await draining(grace) is None
-            await answer_cell(channels)
-        assert served.gateway.running
-        await grace.start()
-
-    run(scenario())
+    grace = served.client("grace")
+    status, _, error = await end_of(command(served, "--cancel"))
+    assert (status, error) == (1, f"sharedkernel: the gateway at port {served.port} is not draining.")
+    async with waiting_cell(grace) as (_, channels):
+        process = command(served)
+        await lines(process, 2)
+        process.send_signal(signal.SIGINT)
+        status, out, _ = await end_of(process)
+        assert (status, out) == (
+            130,
+            f"The gateway at port {served.port} goes on draining; --drain --cancel has it serve on.",
+        )
+        assert await readiness(grace) == (503, "draining")
+        waiting = command(served)
+        await lines(waiting, 2)
+        status, out, error = await end_of(command(served, "--cancel"))
+        assert (status, out, error) == (
+            0,
+            f"The gateway at port {served.port} serves on, and starts sessions again.",
+            "",
+        )
+        status, _, error = await end_of(waiting)
+        assert status == 1
+        assert error.endswith(f"the drain was cancelled; the gateway at port {served.port} serves on.")
+        assert await readiness(grace) == (200, "ok")
+        assert await draining(grace) is None
+        await answer_cell(channels)
+    assert served.gateway.running
+    await grace.start()
 
 
 def test_cancel_goes_with_drain(served: Stack) -> None:

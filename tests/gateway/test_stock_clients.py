@@ -75,30 +75,26 @@ def _listens(port: int) -> bool:
 
 
 @pytest.mark.heavy
-def test_a_stock_server_works_with_its_users_kernels_only(stack: Stack, server: Client) -> None:
+async def test_a_stock_server_works_with_its_users_kernels_only(stack: Stack, server: Client) -> None:
     """Kernelspecs, start, cells, interrupt, restart, list and shutdown go through; others' kernels stay unseen."""
-
-    async def scenario() -> None:
-        await stack.client("mary").start()
-        specs = (await server.request("GET", "/api/kernelspecs")).body["kernelspecs"]
-        assert specs["shared-gpu"]["spec"]["display_name"] == "Shared GPU (PyTorch)"
-        assert "logo-svg" in specs["shared-gpu"]["resources"]
-        logo = await server.request("GET", specs["shared-gpu"]["resources"]["logo-64x64"])
-        assert logo.status == 200
-        kernel = await server.start()
-        async with server.attach(kernel, legacy=True) as channels:
-            assert (await channels.run("x = 41; x + 1"))["text"] == "42"
-            await channels.send("execute_request", {"code": "print('on')\nwhile True: pass", "silent": False})
-            await channels.until("stream", text="on\n")
-            assert (await server.request("POST", f"/api/kernels/{kernel}/interrupt")).status == 204
-            await channels.until("execute_reply", status="error")
-            assert [model["id"] for model in (await server.request("GET", "/api/kernels")).body] == [kernel]
-            assert (await server.request("POST", f"/api/kernels/{kernel}/restart")).status == 200
-            assert (await channels.run("'x' in dir()"))["text"] == "False"
-        await server.end(kernel)
-        assert (await stack.client("grace").request("GET", "/api/kernels")).body == []
-
-    run(scenario())
+    await stack.client("mary").start()
+    specs = (await server.request("GET", "/api/kernelspecs")).body["kernelspecs"]
+    assert specs["shared-gpu"]["spec"]["display_name"] == "Shared GPU (PyTorch)"
+    assert "logo-svg" in specs["shared-gpu"]["resources"]
+    logo = await server.request("GET", specs["shared-gpu"]["resources"]["logo-64x64"])
+    assert logo.status == 200
+    kernel = await server.start()
+    async with server.attach(kernel, legacy=True) as channels:
+        assert (await channels.run("x = 41; x + 1"))["text"] == "42"
+        await channels.send("execute_request", {"code": "print('on')\nwhile True: pass", "silent": False})
+        await channels.until("stream", text="on\n")
+        assert (await server.request("POST", f"/api/kernels/{kernel}/interrupt")).status == 204
+        await channels.until("execute_reply", status="error")
+        assert [model["id"] for model in (await server.request("GET", "/api/kernels")).body] == [kernel]
+        assert (await server.request("POST", f"/api/kernels/{kernel}/restart")).status == 200
+        assert (await channels.run("'x' in dir()"))["text"] == "False"
+    await server.end(kernel)
+    assert (await stack.client("grace").request("GET", "/api/kernels")).body == []
 
 
 @pytest.mark.heavy

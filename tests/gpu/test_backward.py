@@ -57,47 +57,39 @@ async def code_that_lacks_half_of(executor: Executor, holder: Notebook) -> str:
     return LARGE.replace("SIZE", str(size))
 
 
-def test_a_backward_that_needs_more_than_is_free_gets_it_from_an_idle_notebook(process: ExecutorProcess) -> None:
+async def test_a_backward_that_needs_more_than_is_free_gets_it_from_an_idle_notebook(process: ExecutorProcess) -> None:
     """At the first try; what was moved away comes back."""
-
-    async def scenario() -> None:
-        async with Executor(process) as executor:
-            idle, busy = await executor.notebook("ada"), await executor.notebook("grace")
-            assert (await idle.run(HOLD)).status == "ok"
-            outcome = await busy.run(await code_that_lacks_half_of(executor, idle), timeout=100)
-            assert (outcome.status, outcome.text) == ("ok", "False\n[2.0, 2.0, 2.0]\n"), outcome
-            assert (await executor.session(idle))["offloaded_bytes"] > 0
-            outcome = await idle.run("print(torch.equal(kept.cpu(), host), more[-1].item())", timeout=100)
-            assert outcome.text == f"True {(50 << 17) - 1}\n", outcome
-
-    asyncio.run(scenario())
+    async with Executor(process) as executor:
+        idle, busy = await executor.notebook("ada"), await executor.notebook("grace")
+        assert (await idle.run(HOLD)).status == "ok"
+        outcome = await busy.run(await code_that_lacks_half_of(executor, idle), timeout=100)
+        assert (outcome.status, outcome.text) == ("ok", "False\n[2.0, 2.0, 2.0]\n"), outcome
+        assert (await executor.session(idle))["offloaded_bytes"] > 0
+        outcome = await idle.run("print(torch.equal(kept.cpu(), host), more[-1].item())", timeout=100)
+        assert outcome.text == f"True {(50 << 17) - 1}\n", outcome
 
 
-def test_a_backward_that_waits_for_memory_can_be_interrupted(process: ExecutorProcess) -> None:
+async def test_a_backward_that_waits_for_memory_can_be_interrupted(process: ExecutorProcess) -> None:
     """While the notebook that has the memory is in the middle of a cell; both go on then."""
+    async with Executor(process) as executor:
+        holder, waiting = await executor.notebook("ada"), await executor.notebook("grace")
+        assert (await holder.run(HOLD)).status == "ok"
+        code = await code_that_lacks_half_of(executor, holder)
+        holding = asyncio.create_task(holder.run("while True: time.sleep(0.01)", timeout=100))
+        cell = asyncio.create_task(waiting.run(code, timeout=100))
 
-    async def scenario() -> None:
-        async with Executor(process) as executor:
-            holder, waiting = await executor.notebook("ada"), await executor.notebook("grace")
-            assert (await holder.run(HOLD)).status == "ok"
-            code = await code_that_lacks_half_of(executor, holder)
-            holding = asyncio.create_task(holder.run("while True: time.sleep(0.01)", timeout=100))
-            cell = asyncio.create_task(waiting.run(code, timeout=100))
+        async def waits() -> bool:
+            return bool((await executor.session(waiting))["state"] == "waiting")
 
-            async def waits() -> bool:
-                return bool((await executor.session(waiting))["state"] == "waiting")
-
-            try:
-                await until(waits, "the backward waits for memory")
-                assert not cell.done()
-                await executor.client.signal_session(waiting.session, signal.SIGINT)
-                outcome = await cell
-            finally:
-                await executor.client.signal_session(holder.session, signal.SIGINT)
-            assert (outcome.status, outcome.error) == ("error", "KeyboardInterrupt"), outcome
-            assert outcome.text == "False\n", outcome
-            assert (await holding).error == "KeyboardInterrupt"
-            assert (await waiting.run("print(torch.ones(3, device='cuda').sum().item())")).text == "3.0\n"
-            assert (await holder.run("print(torch.equal(kept.cpu(), host))")).text == "True\n"
-
-    asyncio.run(scenario())
+        try:
+            await until(waits, "the backward waits for memory")
+            assert not cell.done()
+            await executor.client.signal_session(waiting.session, signal.SIGINT)
+            outcome = await cell
+        finally:
+            await executor.client.signal_session(holder.session, signal.SIGINT)
+        assert (outcome.status, outcome.error) == ("error", "KeyboardInterrupt"), outcome
+        assert outcome.text == "False\n", outcome
+        assert (await holding).error == "KeyboardInterrupt"
+        assert (await waiting.run("print(torch.ones(3, device='cuda').sum().item())")).text == "3.0\n"
+        assert (await holder.run("print(torch.equal(kept.cpu(), host))")).text == "True\n"

@@ -10,7 +10,7 @@ import pytest
 
 from sharedkernel.protocol import Limits
 from sharedkernel.system.nvml import Gpu
-from tests.executor.harness import Executor, ExecutorProcess, Notebook
+from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
 from tests.status.documents import to_json
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
@@ -84,25 +84,21 @@ async def open_group(executor: Executor, *users: str) -> list[Notebook]:
     return [await executor.notebook(user, limits=Limits(user=user, group="lab")) for user in users]
 
 
-def test_two_trainings_share_one_lane(process: ExecutorProcess) -> None:
+async def test_two_trainings_share_one_lane(process: ExecutorProcess) -> None:
     """Neither ends the other, nor reads what the other wrote; and both go on to use the lane."""
-
-    async def scenario() -> None:
-        async with Executor(process) as executor:
-            notebooks = await open_group(executor, "ada", "grace")
-            for _ in range(2):
-                cells = [notebook.run(train(8, seed), timeout=120) for seed, notebook in enumerate(notebooks)]
-                for outcome in await asyncio.gather(*cells):
-                    assert outcome.status == "ok", outcome
-                    # torch may log a line before
-                    passes, wrong, difference = json.loads(outcome.text.splitlines()[-1])
-                    assert passes > 5
-                    assert wrong == 0
-                    assert difference < LOSSES_DIFFER
-            for notebook in notebooks:
-                assert (await executor.session(notebook))["lane_note"] is None
-
-    asyncio.run(scenario())
+    async with Executor(process) as executor:
+        notebooks = await open_group(executor, "ada", "grace")
+        for _ in range(2):
+            cells = [notebook.run(train(8, seed), timeout=120) for seed, notebook in enumerate(notebooks)]
+            for outcome in await asyncio.gather(*cells):
+                assert outcome.status == "ok", outcome
+                # torch may log a line before
+                passes, wrong, difference = json.loads(outcome.text.splitlines()[-1])
+                assert passes > 5
+                assert wrong == 0
+                assert difference < LOSSES_DIFFER
+        for notebook in notebooks:
+            assert (await executor.session(notebook))["lane_note"] is None
 
 
 #: writes where nothing is, by a kernel that no compiler is needed for
@@ -122,101 +118,79 @@ torch.cuda.synchronize()
 """
 
 
-def test_a_fault_leaves_the_lane_to_others(process: ExecutorProcess) -> None:
+async def test_a_fault_leaves_the_lane_to_others(process: ExecutorProcess) -> None:
     """In the middle of an iteration there; the other session goes on, in the lane."""
-
-    async def scenario() -> None:
-        async with Executor(process) as executor:
-            # what they need is not known yet, so they are put into one lane
-            good, bad = await open_group(executor, "ada", "grace")
-            cell = asyncio.create_task(good.run(train(16) + HAS_LANE, timeout=120))
-            outcome = await bad.run(train(8) + FAULT, timeout=120)
-            assert (outcome.status, outcome.error) == ("error", "AcceleratorError"), outcome
-            assert "could not hand its lane over" in (await executor.session(bad))["lane_note"]
-            outcome = await bad.run("torch.ones(1, device='cuda').sum().item()")
-            assert outcome.status == "error"
-            outcome = await cell
-            assert outcome.status == "ok"
-            *_, losses, has_lane = outcome.text.splitlines()
-            _, wrong, difference = json.loads(losses)
-            assert wrong == 0
-            assert difference < LOSSES_DIFFER
-            assert has_lane == "True", outcome
-
-    asyncio.run(scenario())
+    async with Executor(process) as executor:
+        # what they need is not known yet, so they are put into one lane
+        good, bad = await open_group(executor, "ada", "grace")
+        cell = asyncio.create_task(good.run(train(16) + HAS_LANE, timeout=120))
+        outcome = await bad.run(train(8) + FAULT, timeout=120)
+        assert (outcome.status, outcome.error) == ("error", "AcceleratorError"), outcome
+        assert "could not hand its lane over" in (await executor.session(bad))["lane_note"]
+        outcome = await bad.run("torch.ones(1, device='cuda').sum().item()")
+        assert outcome.status == "error"
+        outcome = await cell
+        assert outcome.status == "ok"
+        *_, losses, has_lane = outcome.text.splitlines()
+        _, wrong, difference = json.loads(losses)
+        assert wrong == 0
+        assert difference < LOSSES_DIFFER
+        assert has_lane == "True", outcome
 
 
-def test_nothing_is_printed_that_the_user_did_not_print(process: ExecutorProcess) -> None:
+async def test_nothing_is_printed_that_the_user_did_not_print(process: ExecutorProcess) -> None:
     """Such as a warning of torch's about what the session calls."""
-
-    async def scenario() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            outcome = await notebook.run("import torch; x = torch.ones(3, device='cuda')")
-            assert (outcome.status, outcome.text) == ("ok", ""), outcome
-
-    asyncio.run(scenario())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        outcome = await notebook.run("import torch; x = torch.ones(3, device='cuda')")
+        assert (outcome.status, outcome.text) == ("ok", ""), outcome
 
 
-def test_memory_goes_at_the_first_request_and_comes_back(process: ExecutorProcess) -> None:
+async def test_memory_goes_at_the_first_request_and_comes_back(process: ExecutorProcess) -> None:
     """Also after a training, whose backward ran in threads of torch's."""
-
-    async def scenario() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            outcome = await notebook.run(
-                train(2) + "kept = torch.arange(32 << 20, device='cuda'); print(kept.data_ptr())"
-            )
-            assert outcome.status == "ok", outcome
-            address = outcome.text.splitlines()[-1]
-            for _ in range(3):
-                await executor.client.offload_session(notebook.session)
-                session = await executor.session(notebook)
-                assert session["offloaded_bytes"] >= 256 * MIB, session
-                outcome = await notebook.run("print(int(kept[12345]), int(kept[-1]), kept.data_ptr())")
-                assert outcome.text == f"12345 {(32 << 20) - 1} {address}\n", outcome
-
-    asyncio.run(scenario())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        outcome = await notebook.run(train(2) + "kept = torch.arange(32 << 20, device='cuda'); print(kept.data_ptr())")
+        assert outcome.status == "ok", outcome
+        address = outcome.text.splitlines()[-1]
+        for _ in range(3):
+            await executor.client.offload_session(notebook.session)
+            session = await executor.session(notebook)
+            assert session["offloaded_bytes"] >= 256 * MIB, session
+            outcome = await notebook.run("print(int(kept[12345]), int(kept[-1]), kept.data_ptr())")
+            assert outcome.text == f"12345 {(32 << 20) - 1} {address}\n", outcome
 
 
-def test_no_lane_is_asked_for_in_vain(process: ExecutorProcess) -> None:
+async def test_no_lane_is_asked_for_in_vain(process: ExecutorProcess) -> None:
     """A session's first turn has none, and it knows."""
-
-    async def scenario() -> None:
-        async with Executor(process) as executor:
-            before = process.log().count("a TakeLane")
-            notebook = await executor.notebook()
-            assert (await notebook.run(train(1))).status == "ok"
-            assert process.log().count("a TakeLane") == before
-
-    asyncio.run(scenario())
+    async with Executor(process) as executor:
+        before = process.log().count("a TakeLane")
+        notebook = await executor.notebook()
+        assert (await notebook.run(train(1))).status == "ok"
+        assert process.log().count("a TakeLane") == before
 
 
-def test_the_first_lane_is_as_large_as_what_was_measured(process: ExecutorProcess) -> None:
+async def test_the_first_lane_is_as_large_as_what_was_measured(process: ExecutorProcess) -> None:
     """Not as all that there is."""
+    async with Executor(process) as executor:
+        notebooks = [await executor.notebook(user) for user in ("ada", "grace")]
+        most = 0
 
-    async def scenario() -> None:
-        async with Executor(process) as executor:
-            notebooks = [await executor.notebook(user) for user in ("ada", "grace")]
-            most = 0
+        async def watch() -> None:
+            nonlocal most
+            while True:
+                status = to_json(await executor.client.status())
+                most = max(most, status["device"]["shared_units_bytes"])
+                await asyncio.sleep(0.02)
 
-            async def watch() -> None:
-                nonlocal most
-                while True:
-                    status = to_json(await executor.client.status())
-                    most = max(most, status["device"]["shared_units_bytes"])
-                    await asyncio.sleep(0.02)
-
-            watching = asyncio.create_task(watch())
-            outcomes = await asyncio.gather(*(notebook.run(train(4), timeout=120) for notebook in notebooks))
-            assert [outcome.status for outcome in outcomes] == ["ok", "ok"], outcomes
-            watching.cancel()
-            assert 0 < most < 400 * MIB, most
-
-    asyncio.run(scenario())
+        watching = asyncio.create_task(watch())
+        outcomes = await asyncio.gather(*(notebook.run(train(4), timeout=120) for notebook in notebooks))
+        assert [outcome.status for outcome in outcomes] == ["ok", "ok"], outcomes
+        watching.cancel()
+        assert 0 < most < 400 * MIB, most
 
 
-def test_the_end_of_a_cell_gives_back_what_did_not_fit_into_the_lane(process: ExecutorProcess) -> None:
+async def test_the_end_of_a_cell_gives_back_what_did_not_fit_into_the_lane(process: ExecutorProcess) -> None:
     """An iteration that needed more than before took private memory for it."""
     overflow = """
 for size in (1, 1, 1, 1, 1, 1, 300, 300, 1, 1):
@@ -228,38 +202,67 @@ for size in (1, 1, 1, 1, 1, 1, 300, 300, 1, 1):
     torch.cuda.synchronize()
 """
 
-    async def scenario() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            assert (await notebook.run(train(2) + "model, optimizer, inputs = mine", timeout=120)).status == "ok"
-            before = (await executor.session(notebook))["persistent_bytes"]
-            outcome = await notebook.run(overflow, timeout=120)
-            assert outcome.status == "ok", outcome
-            after = (await executor.session(notebook))["persistent_bytes"]
-            assert after < before + 128 * MIB, (before, after)
-
-    asyncio.run(scenario())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        assert (await notebook.run(train(2) + "model, optimizer, inputs = mine", timeout=120)).status == "ok"
+        before = (await executor.session(notebook))["persistent_bytes"]
+        outcome = await notebook.run(overflow, timeout=120)
+        assert outcome.status == "ok", outcome
+        after = (await executor.session(notebook))["persistent_bytes"]
+        assert after < before + 128 * MIB, (before, after)
 
 
-def test_a_cell_that_needs_more_than_is_free_gets_it_from_an_idle_notebook(process: ExecutorProcess) -> None:
+async def test_a_cell_that_needs_more_than_is_free_gets_it_from_an_idle_notebook(process: ExecutorProcess) -> None:
     """In its middle, at the first try; what was moved away comes back."""
+    async with Executor(process) as executor:
+        idle, busy = await executor.notebook("ada"), await executor.notebook("grace")
+        code = "import torch; host = torch.randn(75 << 18); kept = host.cuda(); "
+        assert (await idle.run(code + "more = torch.arange(50 << 17, device='cuda')")).status == "ok"
+        # half of what the idle one has would have to go
+        device = to_json(await executor.client.status())["device"]
+        session = await executor.session(idle)
+        usable = device["capacity_bytes"] - device["reserve_bytes"]
+        size = usable - 2 * session["framework_bytes"] - session["persistent_bytes"] // 2 >> 20
+        code = "import torch; x = torch.ones(1 << 18, device='cuda'); "
+        code += f"y = torch.ones({size} << 18, device='cuda'); print(y[-1].item())"
+        outcome = await busy.run(code, timeout=100)
+        assert (outcome.status, outcome.text) == ("ok", "1.0\n"), outcome
+        assert (await busy.run("del y; torch.cuda.empty_cache()")).status == "ok"
+        outcome = await idle.run("print(torch.equal(kept.cpu(), host), more[-1].item())", timeout=100)
+        assert outcome.text == f"True {(50 << 17) - 1}\n", outcome
 
-    async def scenario() -> None:
-        async with Executor(process) as executor:
-            idle, busy = await executor.notebook("ada"), await executor.notebook("grace")
-            code = "import torch; host = torch.randn(75 << 18); kept = host.cuda(); "
-            assert (await idle.run(code + "more = torch.arange(50 << 17, device='cuda')")).status == "ok"
-            # half of what the idle one has would have to go
-            device = to_json(await executor.client.status())["device"]
-            session = await executor.session(idle)
-            usable = device["capacity_bytes"] - device["reserve_bytes"]
-            size = usable - 2 * session["framework_bytes"] - session["persistent_bytes"] // 2 >> 20
-            code = "import torch; x = torch.ones(1 << 18, device='cuda'); "
-            code += f"y = torch.ones({size} << 18, device='cuda'); print(y[-1].item())"
-            outcome = await busy.run(code, timeout=100)
-            assert (outcome.status, outcome.text) == ("ok", "1.0\n"), outcome
-            assert (await busy.run("del y; torch.cuda.empty_cache()")).status == "ok"
-            outcome = await idle.run("print(torch.equal(kept.cpu(), host), more[-1].item())", timeout=100)
-            assert outcome.text == f"True {(50 << 17) - 1}\n", outcome
 
-    asyncio.run(scenario())
+async def test_threads_of_the_users_keep_the_lane_to_themselves(process: ExecutorProcess) -> None:
+    """They may use the device in anybody's turn, so iterations do without a lane while they are alive."""
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        assert (await notebook.run(train(1))).status == "ok"  # its first turn has no lane
+        begin = (
+            "import threading; over = threading.Event(); thread = threading.Thread(target=over.wait); thread.start()\n"
+        )
+        assert (await notebook.run(begin + train(2) + HAS_LANE)).text.endswith("\nFalse\n")
+        assert "threads of its own are alive" in (await executor.session(notebook))["lane_note"]
+        assert (await notebook.run("over.set(); thread.join()\n" + train(2) + HAS_LANE)).text.endswith("\nTrue\n")
+        assert (await executor.session(notebook))["lane_note"] is None
+
+
+async def test_sessions_that_outlive_their_executor_do_without_a_lane(process: ExecutorProcess) -> None:
+    """They lose nothing, in the middle of a cell as between cells, and status says why they share no more."""
+    async with Executor(process) as executor:
+        idle, running = await open_group(executor, "ada", "grace")
+        for notebook in (idle, running):
+            assert (await notebook.run(train(1))).status == "ok"  # its first turn has no lane
+            assert (await notebook.run(train(2) + HAS_LANE)).text.endswith("\nTrue\n")
+        before = (await executor.session(running))["iterations"]
+        training = asyncio.create_task(running.run(train(12), timeout=120))
+
+        async def runs() -> bool:
+            return bool((await executor.session(running))["iterations"] > before + 5)
+
+        await until(runs, "the training runs")
+        await executor.replace()
+        _, wrong, difference = json.loads((await training).text.splitlines()[-1])
+        assert (wrong, difference < LOSSES_DIFFER) == (0, True)
+        for notebook in (idle, running):
+            assert (await notebook.run(train(1) + HAS_LANE, timeout=120)).text.endswith("\nFalse\n")
+            assert "before its executor was restarted" in (await executor.session(notebook))["lane_note"]

@@ -143,31 +143,28 @@ def process(gpu: Gpu) -> Iterator[ExecutorProcess]:
 
 
 @pytest.mark.parametrize("what", PROGRAMS)
-def test_a_program_prints_what_plain_torch_prints(process: ExecutorProcess, what: str) -> None:
+async def test_a_program_prints_what_plain_torch_prints(process: ExecutorProcess, what: str) -> None:
     """While another session's training takes turns with it, and goes on after it."""
     code = PREPARE + PROGRAMS[what]
-    plain = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    plain = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)  # noqa: ASYNC221
     assert plain.returncode == 0, plain.stderr
     expected = json.loads(plain.stdout.splitlines()[-1])
 
-    async def scenario() -> None:
-        async with Executor(process) as executor:
-            busy, notebook = await open_group(executor, "ada", "grace")
-            training = asyncio.create_task(busy.run(FOREVER, timeout=240))
+    async with Executor(process) as executor:
+        busy, notebook = await open_group(executor, "ada", "grace")
+        training = asyncio.create_task(busy.run(FOREVER, timeout=240))
 
-            async def is_under_way() -> bool:
-                return bool((await executor.session(busy))["iterations"] > 3)
+        async def is_under_way() -> bool:
+            return bool((await executor.session(busy))["iterations"] > 3)
 
-            try:
-                await until(is_under_way, "the training is under way")
-                for _ in range(2):  # the second time in a lane
-                    outcome = await notebook.run(code, timeout=120)
-                    assert outcome.status == "ok", outcome
-                    assert json.loads(outcome.text.splitlines()[-1]) == expected
-            finally:
-                await executor.client.signal_session(busy.session, signal.SIGINT)
-            assert (await training).error == "KeyboardInterrupt"
-            outcome = await busy.run("print(len(losses) > 3, wrong)")
-            assert outcome.text == "True 0\n"
-
-    asyncio.run(scenario())
+        try:
+            await until(is_under_way, "the training is under way")
+            for _ in range(2):  # the second time in a lane
+                outcome = await notebook.run(code, timeout=120)
+                assert outcome.status == "ok", outcome
+                assert json.loads(outcome.text.splitlines()[-1]) == expected
+        finally:
+            await executor.client.signal_session(busy.session, signal.SIGINT)
+        assert (await training).error == "KeyboardInterrupt"
+        outcome = await busy.run("print(len(losses) > 3, wrong)")
+        assert outcome.text == "True 0\n"

@@ -52,43 +52,35 @@ def test_whether_memory_can_be_shared_is_known(gpu: Gpu) -> None:
     assert reason is None or reason.endswith(".")
 
 
-def test_a_session_trains_and_its_memory_is_seen(process: ExecutorProcess) -> None:
+async def test_a_session_trains_and_its_memory_is_seen(process: ExecutorProcess) -> None:
     """It sees one GPU as cuda:0 although it was forked, and all three kinds of memory have figures."""
-
-    async def scenario() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            outcome = await notebook.run("import torch; print(torch.cuda.device_count())")
-            assert (outcome.status, outcome.text) == ("ok", "1\n"), outcome
-            outcome = await notebook.run(TRAIN)
-            assert outcome.status == "ok", outcome
-            first, last = json.loads(outcome.text)
-            assert last < first
-            session = await executor.session(notebook)
-            assert session["persistent_bytes"] > 2048 * 512 * 4 * 3
-            assert session["ephemeral_bytes"] == 0, "it is at rest"
-            assert session["iteration_bytes"] > 0
-            assert session["framework_bytes"] > 100 << 20
-            assert session["iterations"] > 0
-
-    asyncio.run(scenario())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        outcome = await notebook.run("import torch; print(torch.cuda.device_count())")
+        assert (outcome.status, outcome.text) == ("ok", "1\n"), outcome
+        outcome = await notebook.run(TRAIN)
+        assert outcome.status == "ok", outcome
+        first, last = json.loads(outcome.text)
+        assert last < first
+        session = await executor.session(notebook)
+        assert session["persistent_bytes"] > 2048 * 512 * 4 * 3
+        assert session["ephemeral_bytes"] == 0, "it is at rest"
+        assert session["iteration_bytes"] > 0
+        assert session["framework_bytes"] > 100 << 20
+        assert session["iterations"] > 0
 
 
-def test_an_allocation_past_the_quota_is_an_error_with_figures(process: ExecutorProcess) -> None:
+async def test_an_allocation_past_the_quota_is_an_error_with_figures(process: ExecutorProcess) -> None:
     """The session lives on."""
-
-    async def scenario() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            outcome = await notebook.run("import torch; x = torch.empty(1 << 36, dtype=torch.uint8, device='cuda')")
-            assert (outcome.status, outcome.error) == ("error", "OutOfMemoryError"), outcome
-            outcome = await notebook.run("print(torch.ones(3, device='cuda').sum().item())")
-            assert outcome.text == "3.0\n", outcome
-
-    asyncio.run(scenario())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        outcome = await notebook.run("import torch; x = torch.empty(1 << 36, dtype=torch.uint8, device='cuda')")
+        assert (outcome.status, outcome.error) == ("error", "OutOfMemoryError"), outcome
+        outcome = await notebook.run("print(torch.ones(3, device='cuda').sum().item())")
+        assert outcome.text == "3.0\n", outcome
 
 
-def test_a_fault_stays_in_its_session(process: ExecutorProcess) -> None:
+async def test_a_fault_stays_in_its_session(process: ExecutorProcess) -> None:
     """Another user's session trains on after an illegal access."""
     fault = """if True:
         import torch
@@ -98,19 +90,16 @@ def test_a_fault_stays_in_its_session(process: ExecutorProcess) -> None:
         torch.cuda.synchronize()
     """
 
-    async def scenario() -> None:
-        async with Executor(process) as executor:
-            good, bad = await executor.notebook("ada"), await executor.notebook("grace")
-            expected = await good.run(TRAIN)
-            cell = asyncio.create_task(good.run(TRAIN))
-            outcome = await bad.run(fault)
-            assert "an illegal memory access was encountered" in outcome.message, outcome
-            assert (await cell).text == expected.text
-
-    asyncio.run(scenario())
+    async with Executor(process) as executor:
+        good, bad = await executor.notebook("ada"), await executor.notebook("grace")
+        expected = await good.run(TRAIN)
+        cell = asyncio.create_task(good.run(TRAIN))
+        outcome = await bad.run(fault)
+        assert "an illegal memory access was encountered" in outcome.message, outcome
+        assert (await cell).text == expected.text
 
 
-def test_a_forked_child_collects_no_garbage_of_the_session(process: ExecutorProcess) -> None:
+async def test_a_forked_child_collects_no_garbage_of_the_session(process: ExecutorProcess) -> None:
     """Plain torch ends a worker of a DataLoader in which such objects happen to be collected."""
     garbage = """if True:
         import gc, os, torch
@@ -133,27 +122,20 @@ def test_a_forked_child_collects_no_garbage_of_the_session(process: ExecutorProc
         print(os.waitpid(child, 0)[1], gc.collect() > 0)
     """
 
-    async def scenario() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            outcome = await notebook.run(garbage)
-            assert outcome.text == "0 True\n", outcome
-
-    asyncio.run(scenario())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        outcome = await notebook.run(garbage)
+        assert outcome.text == "0 True\n", outcome
 
 
-def test_offloaded_memory_comes_back(process: ExecutorProcess) -> None:
+async def test_offloaded_memory_comes_back(process: ExecutorProcess) -> None:
     """Asked for, the memory leaves; the next cell finds it as it was."""
-
-    async def scenario() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            await notebook.run("import torch; kept = torch.arange(64 << 20, device='cuda')")
-            await executor.client.offload_session(notebook.session)
-            session = await executor.session(notebook)
-            assert session["offloaded_bytes"] >= 512 << 20
-            assert session["persistent_bytes"] < 64 << 20
-            outcome = await notebook.run("print(int(kept[12345]), int(kept[-1]))")
-            assert outcome.text == f"12345 {(64 << 20) - 1}\n", outcome
-
-    asyncio.run(scenario())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        await notebook.run("import torch; kept = torch.arange(64 << 20, device='cuda')")
+        await executor.client.offload_session(notebook.session)
+        session = await executor.session(notebook)
+        assert session["offloaded_bytes"] >= 512 << 20
+        assert session["persistent_bytes"] < 64 << 20
+        outcome = await notebook.run("print(int(kept[12345]), int(kept[-1]))")
+        assert outcome.text == f"12345 {(64 << 20) - 1}\n", outcome

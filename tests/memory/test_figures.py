@@ -139,7 +139,8 @@ def test_a_running_cell_that_asks_for_nothing_new_goes_on(walk: Walk) -> None:
 
     async def beside() -> tuple[str | None, str | None]:
         training = asyncio.create_task(first.notebook.execute(code))
-        await asyncio.sleep(3)
+        while not any(session.state == "running" for session in walk.stack.status().sessions):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         greedy = await second.notebook.execute("rows = []\nwhile True: rows.append(make(16 << 20))")
         return (await training).error, greedy.error
 

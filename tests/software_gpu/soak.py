@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -54,11 +53,6 @@ _RESTS = (0.0, 0.0, 0.0, 0.1, 0.5, 3.0)
 #: how a cell ends that was given no memory, or none for what was moved away; nothing is lost then
 _NO_MEMORY = ("OutOfMemoryError", "RestoreFailed")
 _POLL = 0.1
-#: of other sessions, in the description of one that hangs
-_FIGURES = (
-    "id", "state", "waiting_for", "lane", "persistent_bytes", "ephemeral_bytes", "framework_bytes", "live_bytes",
-    "offloaded_bytes",
-)  # fmt: skip
 
 
 @dataclass
@@ -147,8 +141,6 @@ class Tenant:
         self._soak.report.sessions += 1
         await wait_until_ready(self._notebook.client, PATIENCE)
         driver: dict[str, object] = {"FAIL_SEED": self._random.randrange(1 << 30), "FAIL_RATE": self._soak.fail_rate}
-        if self._soak.driver_logs is not None:
-            driver["LOG"] = self._soak.driver_logs / f"{record.session}.log"
         variables = {f"SOFTWARE_GPU_{key}": str(value) for key, value in driver.items()}
         code = f"import os\nos.environ.update({variables})\n{PRELUDE}\nprint('[]')"
         await self._do(Cell(kind="first", code=code))
@@ -170,6 +162,7 @@ class Tenant:
 
     async def _do(self, cell: Cell) -> None:
         """Run one cell, and compare how it ends with how it has to."""
+        assert self._notebook is not None
         report = self._soak.report
         report.cells[cell.kind] += 1
         self._soak.say(f"{self.name}: {cell.kind}")
@@ -179,13 +172,14 @@ class Tenant:
             report.errors["session ended"] += 1
             # torch ends a process that destroys a pool, or something pinned, after a fault
             if cell.ending not in (Ending.KILL, Ending.CRASH, Ending.FAULT):
-                self._unexpected(cell, await self._why_ended())
+                self._unexpected(cell, "its session ended")
             await self._end()
             return
         except Hung as error:
-            self._soak.keep_events()
             report.hung.append(f"{self.name}: {cell.kind} did not end in {MOST_SECONDS:.0f} s: {error}\n{cell.code}")
-            await self._say_stacks()
+            os.kill(self._notebook.record.pid, signal.SIGABRT)  # it logs where its threads are
+            await asyncio.sleep(_POLL)
+            self._say_log()
             await self._end()
             return
         if outcome.error:
@@ -203,31 +197,11 @@ class Tenant:
         if is_lost or cell.ending is Ending.FAULT or (cell.kind == "first" and outcome.error):
             await self._end()
 
-    async def _why_ended(self) -> str:
-        """Return what the executor logs of the end of this session, whose process is gone."""
-        assert self._notebook is not None
-        log = self._soak.executor.process.directory / "executor.log"
-        about = f"session {self._notebook.session} of "
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            said = [line for line in log.read_text().splitlines() if about in line]
-            if said:
-                return said[-1]
-            await asyncio.sleep(_POLL)
-        return "its session ended"
-
     def _unexpected(self, cell: Cell, what: str) -> None:
         assert self._notebook is not None
         session = self._notebook.session
         self._soak.report.unexpected.append(f"{self.name}: {cell.kind} in {session}: {what}\n{cell.code[-300:]}")
         self._soak.say(self._soak.report.unexpected[-1])
-        self._say_log()
-
-    async def _say_stacks(self) -> None:
-        """Say what this session logs of its threads when it is aborted."""
-        assert self._notebook is not None
-        os.kill(self._notebook.record.pid, signal.SIGABRT)
-        await asyncio.sleep(_POLL)
         self._say_log()
 
     def _say_log(self) -> None:
@@ -315,17 +289,9 @@ class Tenant:
         """Return what is known of a session that hangs."""
         assert self._notebook is not None
         status = await self._soak.executor.client.status()
-        session = next((entry for entry in status.sessions if entry.id == self._notebook.session), None)
-        others = "\n".join(
-            " ".join(f"{name}={getattr(entry, name)}" for name in _FIGURES)
-            for entry in status.sessions
-            if entry.id != self._notebook.session
-        )
-        lanes = [(lane.id, lane.size_bytes) for lane in status.lanes]
         return (
-            f"{session}\nothers:\n{others}\nlanes: {lanes}\ndevice: {status.device}\n"
-            f"by process: {used_by_process()}\nsignals: {signals_of(pid)}\nthreads: {', '.join(threads_of(pid))}\n"
-            f"{await asyncio.to_thread(native_stacks, pid)}"
+            f"{self._notebook.session} of {status}\nby process: {used_by_process()}\nsignals: {signals_of(pid)}\n"
+            f"threads: {', '.join(threads_of(pid))}\n{await asyncio.to_thread(native_stacks, pid)}"
         )
 
 
@@ -344,12 +310,8 @@ class Soak:
         Part of the driver's calls about memory that fail in sessions.
     say
         Hears what is done.
-    driver_logs
-        A folder for a log of each session's driver.
     only
         Kinds of cells; all if none is named.
-    events
-        A folder for the executor's record of events up to a cell that hangs.
     """
 
     def __init__(
@@ -360,17 +322,13 @@ class Soak:
         seed: int,
         fail_rate: float,
         say: Callable[[str], None],
-        driver_logs: Path | None = None,
         only: Sequence[str] = (),
-        events: Path | None = None,
     ) -> None:
         self.executor = executor
         self.num_tenants = num_tenants
         self.fail_rate = fail_rate
         self.say = say
-        self.driver_logs = driver_logs
         self.only = only
-        self.events = events
         self.capacity = device_bytes()
         #: bytes of the device that others have, such as the tests' own process
         self._others_bytes = used_bytes()
@@ -388,13 +346,6 @@ class Soak:
         log = self.executor.process.directory / "executor.log"
         if "Traceback" in (text := log.read_text()):
             self.report.unexpected.append(text[text.index("Traceback") - 500 :][:5000])
-
-    def keep_events(self) -> None:
-        """Keep the executor's record of events, which can be replayed."""
-        if self.events is not None:
-            self.events.mkdir(parents=True, exist_ok=True)
-            for path in (self.executor.process.runtime_directory / LOGS_DIRECTORY).glob("events.jsonl*"):
-                shutil.copy(path, self.events / f"{len(self.report.hung)}-{path.name}")
 
     async def _left(self) -> list[str]:
         """Return what somebody still has, although no session is left."""
@@ -415,9 +366,7 @@ def soak(
     seed: int,
     fail_rate: float = FAIL_RATE,
     say: Callable[[str], None] = lambda line: None,
-    driver_logs: Path | None = None,
     only: Sequence[str] = (),
-    events: Path | None = None,
 ) -> Report:
     """Soak on the software GPU of this run, on an executor of its own; return what was found."""
     drawn = random.Random(seed)
@@ -434,16 +383,7 @@ def soak(
             async def scenario() -> Report:
                 async with Executor(process) as executor:
                     await _let_fail(executor, drawn, fail_rate)
-                    work = Soak(
-                        executor,
-                        num_tenants=tenants,
-                        seed=seed,
-                        fail_rate=fail_rate,
-                        say=say,
-                        driver_logs=driver_logs,
-                        only=only,
-                        events=events,
-                    )
+                    work = Soak(executor, num_tenants=tenants, seed=seed, fail_rate=fail_rate, say=say, only=only)
                     await work.run(seconds)
                     if not work.report.is_clean:
                         say(process.log())
@@ -474,18 +414,6 @@ def main() -> None:
     parser.add_argument("--fail-rate", type=float, default=FAIL_RATE, help="part of the driver's calls that fail")
     parser.add_argument("--only", default="", help="kinds of cells, with commas; all if none is named")
     parser.add_argument("--torch", default=DEFAULT_TORCH, help="its version, or `newest`")
-    parser.add_argument(
-        "--driver-logs",
-        type=lambda text: Path(text) if text else None,
-        default="",
-        help="a folder for a log of each session's driver",
-    )
-    parser.add_argument(
-        "--events",
-        type=lambda text: Path(text) if text else None,
-        default="",
-        help="a folder for the executor's record of events, if a cell hangs",
-    )
     options = parser.parse_args()
     if not is_here():
         capacity = default_capacity(most=_CAPACITY)
@@ -505,9 +433,7 @@ def main() -> None:
         seed=options.seed,
         fail_rate=options.fail_rate,
         say=say,
-        driver_logs=options.driver_logs,
         only=options.only.split(",") if options.only else (),
-        events=options.events,
     )
     print(json.dumps(vars(report), indent=2))  # noqa: T201
     sys.exit(not report.is_clean)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.software_gpu import build as build_module
-from tests.software_gpu import run as run_module
-from tests.software_gpu.build import BuildError, Environment, build
+from tests.software_gpu.build import Environment
 
 
 @pytest.fixture(autouse=True)
@@ -20,27 +17,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "sharedkernel" / "software-gpu"
-
-
-def test_without_a_compiler_one_sentence_says_so(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is downloaded then."""
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(BuildError, match=r"^There is no cc here, which .* compiler\.$"):
-        build()
-    assert not cache.exists()
-
-
-def test_without_the_wheels_one_sentence_says_so(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """No half-built environment is left."""
-    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(BuildError, match=r"^Installing torch failed: ERROR: "):
-        build()
-    assert [path.name for path in cache.iterdir()] == ["lock"]
 
 
 def test_a_folder_is_made_once_and_whole(tmp_path: Path) -> None:
@@ -64,23 +40,6 @@ def test_a_folder_is_made_once_and_whole(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         build_module._make(tmp_path, "kind", ["b"], fail)
     assert list(tmp_path.iterdir()) == [folder]
-
-
-def test_what_a_killed_build_left_is_removed(tmp_path: Path) -> None:
-    """A build that was not used for long is removed as well."""
-    for name in ("partial-torch-1", "torch-old", "torch-new"):
-        (tmp_path / name).mkdir()
-    os.utime(tmp_path / "torch-old", (0, time.time() - 40 * 86400))
-    build_module._remove_unused(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["torch-new"]
-
-
-def test_capacity_is_a_quarter_of_free_memory_at_most() -> None:
-    """Several devices share that quarter."""
-    one = run_module.default_capacity()
-    assert one <= 1 << 30
-    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert 2 * run_module.default_capacity(2) <= available // 4
 
 
 def test_what_a_command_leaves_is_ended_and_reported(tmp_path: Path) -> None:
@@ -110,21 +69,6 @@ def test_what_a_command_leaves_is_ended_and_reported(tmp_path: Path) -> None:
     [left] = outcome("sh", "-c", "setsid sleep 60 > /dev/null & exit 0")
     assert left.startswith("(0, ['Process ")
     assert "sleep 60" in left
-
-
-def test_the_directory_of_a_killed_run_is_removed_by_the_next(tmp_path: Path) -> None:
-    """That of a living run stays."""
-    dead, living = (tmp_path / f"software-gpu-{name}" for name in ("dead", "living"))
-    for directory in (dead, living):
-        directory.mkdir()
-        (directory / "lock").touch()
-    run_module.SHARED_MEMORY, before = tmp_path, run_module.SHARED_MEMORY
-    try:
-        with build_module._locked(living / "lock"), run_module.private_directory():
-            assert not dead.exists()
-            assert living.exists()
-    finally:
-        run_module.SHARED_MEMORY = before
 
 
 def test_a_run_loads_the_driver_before_the_libraries_that_need_it(tmp_path: Path) -> None:

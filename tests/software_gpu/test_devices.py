@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.client import Client
-from tests.gateway.conftest import Stack, run
+from tests.gateway.conftest import Stack
 from tests.gateway.devices import devices_of, execute, status_of
 from tests.software_gpu.support import MIB, is_here, run_python, settings, until
 
@@ -99,63 +99,55 @@ async def keep(client: Client, kernel: str, number: int, mebibytes: int) -> tupl
     return pid, uuid, total
 
 
-def test_sessions_are_placed_on_both_and_each_has_its_tensors_on_its_own(stack: Stack) -> None:
+async def test_sessions_are_placed_on_both_and_each_has_its_tensors_on_its_own(stack: Stack) -> None:
     """NVML lists their processes there and nowhere else; more memory than one device has is in use."""
-
-    async def scenario() -> None:
-        ada = stack.client("ada")
-        kernels = await start(stack, ada, each=2)
-        known = await asyncio.to_thread(look)
-        for index, device in enumerate(DEVICES):
-            for number, kernel in enumerate(kernels[device]):
-                pid, uuid, total = await keep(ada, kernel, 10 * index + number, 128)
-                assert uuid == known[index]["uuid"]
-                found = await asyncio.to_thread(look)
-                assert pid in found[index]["pids"]
-                assert pid not in found[1 - index]["pids"]
-                assert await execute(ada, kernel, CHECK) == f"{pid} {total}"
-        assert [device["used"] >= 256 * MIB for device in await asyncio.to_thread(look)] == [True, True]
-        sessions = (await status_of(stack))["sessions"]
-        assert [session["offloaded_bytes"] for session in sessions] == [0] * 4
-        for kernel in (*kernels["cuda:0"], *kernels["cuda:1"]):
-            await ada.end(kernel)
-
-    run(scenario())
+    ada = stack.client("ada")
+    kernels = await start(stack, ada, each=2)
+    known = await asyncio.to_thread(look)
+    for index, device in enumerate(DEVICES):
+        for number, kernel in enumerate(kernels[device]):
+            pid, uuid, total = await keep(ada, kernel, 10 * index + number, 128)
+            assert uuid == known[index]["uuid"]
+            found = await asyncio.to_thread(look)
+            assert pid in found[index]["pids"]
+            assert pid not in found[1 - index]["pids"]
+            assert await execute(ada, kernel, CHECK) == f"{pid} {total}"
+    assert [device["used"] >= 256 * MIB for device in await asyncio.to_thread(look)] == [True, True]
+    sessions = (await status_of(stack))["sessions"]
+    assert [session["offloaded_bytes"] for session in sessions] == [0] * 4
+    for kernel in (*kernels["cuda:0"], *kernels["cuda:1"]):
+        await ada.end(kernel)
 
 
-def test_the_end_of_one_executor_takes_nothing_from_the_other(stack: Stack) -> None:
+async def test_the_end_of_one_executor_takes_nothing_from_the_other(stack: Stack) -> None:
     """A training on the other device goes on and sessions start there; the sessions of the killed one keep all."""
-
-    async def scenario() -> None:
-        ada = stack.client("ada")
-        kernels = await start(stack, ada, each=1)
-        (here,), (there,) = kernels["cuda:0"], kernels["cuda:1"]
-        pid, _, total = await keep(ada, here, 1, 32)
-        other_pid, _, other_total = await keep(ada, there, 2, 64)
-        async with ada.attach(here) as channels:
-            cell = await channels.send("execute_request", {"code": TRAIN, "silent": False, "stop_on_error": False})
-            await steps(channels, cell, 5)
-            await asyncio.to_thread(stack.executors["cuda:1"].kill)
-            before = await steps(channels, cell, 20)
-            devices = {device["name"]: device["available"] for device in (await status_of(stack))["devices"]}
-            assert devices == {"cuda:0": True, "cuda:1": False}
-            more = await ada.start(KERNEL_NOTEBOOK="more.ipynb")
-            assert await devices_of(stack, more) == ["cuda:0"]
-            await keep(ada, more, 3, 16)
-            await asyncio.to_thread(stack.executors["cuda:1"].start)
-            await asyncio.to_thread(stack.executors["cuda:1"].wait_until_ready)
-            assert await steps(channels, cell, 5) > before
-            assert (await ada.request("POST", f"/api/kernels/{here}/interrupt")).status == 204
-            await channels.until("execute_reply", parent=cell, status="error")
-        assert await devices_of(stack, there) == ["cuda:1"]
-        assert await execute(ada, there, CHECK) == f"{other_pid} {other_total}"
-        assert await execute(ada, here, CHECK) == f"{pid} {total}"
-        assert other_pid in (await asyncio.to_thread(look))[1]["pids"]
-        await ada.end(more)
-        for kernel in (here, there):
-            await ada.end(kernel)
-
-    run(scenario())
+    ada = stack.client("ada")
+    kernels = await start(stack, ada, each=1)
+    (here,), (there,) = kernels["cuda:0"], kernels["cuda:1"]
+    pid, _, total = await keep(ada, here, 1, 32)
+    other_pid, _, other_total = await keep(ada, there, 2, 64)
+    async with ada.attach(here) as channels:
+        cell = await channels.send("execute_request", {"code": TRAIN, "silent": False, "stop_on_error": False})
+        await steps(channels, cell, 5)
+        await asyncio.to_thread(stack.executors["cuda:1"].kill)
+        before = await steps(channels, cell, 20)
+        devices = {device["name"]: device["available"] for device in (await status_of(stack))["devices"]}
+        assert devices == {"cuda:0": True, "cuda:1": False}
+        more = await ada.start(KERNEL_NOTEBOOK="more.ipynb")
+        assert await devices_of(stack, more) == ["cuda:0"]
+        await keep(ada, more, 3, 16)
+        await asyncio.to_thread(stack.executors["cuda:1"].start)
+        await asyncio.to_thread(stack.executors["cuda:1"].wait_until_ready)
+        assert await steps(channels, cell, 5) > before
+        assert (await ada.request("POST", f"/api/kernels/{here}/interrupt")).status == 204
+        await channels.until("execute_reply", parent=cell, status="error")
+    assert await devices_of(stack, there) == ["cuda:1"]
+    assert await execute(ada, there, CHECK) == f"{other_pid} {other_total}"
+    assert await execute(ada, here, CHECK) == f"{pid} {total}"
+    assert other_pid in (await asyncio.to_thread(look))[1]["pids"]
+    await ada.end(more)
+    for kernel in (here, there):
+        await ada.end(kernel)
 
 
 async def steps(channels: Any, cell: str, count: int) -> int:

@@ -37,11 +37,10 @@ def test_a_thread_that_runs_is_never_said_to_have_ended() -> None:
     while has_begun or not is_over:
         try:
             is_over = True
-            time.sleep(0.1)  # one may be on its way
+            shower.join()
             has_begun = False
         except KeyboardInterrupt:
             pass
-    shower.join()
     end.set()
     thread.join()
     assert (answers, thread.is_alive()) == ({True}, False)

@@ -49,22 +49,19 @@ def test_the_last_state_is_there_again(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_it_is_on_the_disk_without_being_closed_and_only_if_it_changed(tmp_path: Path) -> None:
+async def test_it_is_on_the_disk_without_being_closed_and_only_if_it_changed(tmp_path: Path) -> None:
     """A process may be killed at any time; a disk is spared."""
     path = tmp_path / "names.json"
 
-    async def main() -> None:
-        file = StateFile(path, Names)
-        assert file.read() is None
-        await file.keep(Names(["ada"]))
-        assert kept(path) == ["ada"]
-        written = path.stat()
-        await file.keep(Names(["ada"]))
-        assert (path.stat().st_ino, path.stat().st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
-        await file.keep(Names(["grace"]))
-        assert kept(path) == ["grace"]
-
-    asyncio.run(main())
+    file = StateFile(path, Names)
+    assert file.read() is None
+    await file.keep(Names(["ada"]))
+    assert kept(path) == ["ada"]
+    written = path.stat()
+    await file.keep(Names(["ada"]))
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
+    await file.keep(Names(["grace"]))
+    assert kept(path) == ["grace"]
 
 
 @pytest.mark.parametrize(

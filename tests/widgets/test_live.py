@@ -78,37 +78,29 @@ def stack() -> Any:
         yield stack
 
 
-def test_usage_shows_figures_at_once_and_follows_a_running_cell(stack: LocalStack, tmp_path: Path) -> None:
+async def test_usage_shows_figures_at_once_and_follows_a_running_cell(stack: LocalStack, tmp_path: Path) -> None:
     """The first display has the quota in plain text too; while a cell runs its memory appears."""
-
-    async def scenario() -> None:
-        async with shared_kernel(stack, "ada") as client:
-            await client.execute_interactive(SETUP, timeout=60)
-            data = await shown_by(client, "Usage()")
-            assert "of your quota of 512 MiB" in data["text/plain"]
-            assert "of your quota of 512 MiB" in data["text/html"]
-            assert "application/vnd.jupyter.widget-view+json" in data
-            mark = data["application/vnd.sharedkernel.view+json"]
-            assert mark["parts"] == ["usage"]
-            assert mark["session"] in {one["id"] for one in to_json(stack.status())["sessions"]}
-            async with busy(client, tmp_path / "end") as cell:
-                await wait_for_update(client, cell, r"This notebook: 6[4-9]\.\d MiB persistent")
-
-    asyncio.run(scenario())
+    async with shared_kernel(stack, "ada") as client:
+        await client.execute_interactive(SETUP, timeout=60)
+        data = await shown_by(client, "Usage()")
+        assert "of your quota of 512 MiB" in data["text/plain"]
+        assert "of your quota of 512 MiB" in data["text/html"]
+        assert "application/vnd.jupyter.widget-view+json" in data
+        mark = data["application/vnd.sharedkernel.view+json"]
+        assert mark["parts"] == ["usage"]
+        assert mark["session"] in {one["id"] for one in to_json(stack.status())["sessions"]}
+        async with busy(client, tmp_path / "end") as cell:
+            await wait_for_update(client, cell, r"This notebook: 6[4-9]\.\d MiB persistent")
 
 
-def test_queue_says_that_cells_take_turns(stack: LocalStack, tmp_path: Path) -> None:
+async def test_queue_says_that_cells_take_turns(stack: LocalStack, tmp_path: Path) -> None:
     """While both compute, Grace's queue says with whom she shares and how much of the device she has."""
-
-    async def scenario() -> None:
-        async with shared_kernel(stack, "ada") as ada, shared_kernel(stack, "grace") as grace:
-            for client in (ada, grace):
-                await client.execute_interactive(SETUP, timeout=60)
-            await shown_by(grace, "queue = Queue(); queue")
-            async with busy(ada, tmp_path / "ada"), busy(grace, tmp_path / "grace") as cell:
-                await wait_for_update(grace, cell, r"takes turns with ada: it has the device \d+ % of the time\.")
-
-    asyncio.run(scenario())
+    async with shared_kernel(stack, "ada") as ada, shared_kernel(stack, "grace") as grace:
+        for client in (ada, grace):
+            await client.execute_interactive(SETUP, timeout=60)
+        await shown_by(grace, "queue = Queue(); queue")
+        async with busy(ada, tmp_path / "ada"), busy(grace, tmp_path / "grace") as cell:
+            await wait_for_update(grace, cell, r"takes turns with ada: it has the device \d+ % of the time\.")
 
 
 @pytest.mark.heavy
@@ -166,50 +158,38 @@ async def printed_by(client: AsyncKernelClient, code: str) -> str:
     return "".join(texts)
 
 
-def test_lanes_and_dashboard_follow_a_running_cell(stack: LocalStack, tmp_path: Path) -> None:
+async def test_lanes_and_dashboard_follow_a_running_cell(stack: LocalStack, tmp_path: Path) -> None:
     """While a cell runs the picture comes to show it; the dashboard says memory, queue and lanes at once."""
-
-    async def scenario() -> None:
-        async with shared_kernel(stack, "ada") as client:
-            await client.execute_interactive(SETUP, timeout=60)
-            data = await shown_by(client, "Lanes()")
-            assert "this notebook" not in data["text/plain"]
-            data = await shown_by(client, "Dashboard()")
-            assert "All your notebooks" in data["text/plain"]
-            async with busy(client, tmp_path / "end") as cell:
-                await wait_for_update(client, cell, r"this notebook \|.*\| [1-9]")
-                await wait_for_update(
-                    client, cell, r"(?s)This notebook (?:has|takes turns).*quota of 512 MiB.*this notebook \|"
-                )
-
-    asyncio.run(scenario())
+    async with shared_kernel(stack, "ada") as client:
+        await client.execute_interactive(SETUP, timeout=60)
+        data = await shown_by(client, "Lanes()")
+        assert "this notebook" not in data["text/plain"]
+        data = await shown_by(client, "Dashboard()")
+        assert "All your notebooks" in data["text/plain"]
+        async with busy(client, tmp_path / "end") as cell:
+            await wait_for_update(client, cell, r"this notebook \|.*\| [1-9]")
+            await wait_for_update(
+                client, cell, r"(?s)This notebook (?:has|takes turns).*quota of 512 MiB.*this notebook \|"
+            )
 
 
-def test_the_magic_prints_the_same(stack: LocalStack) -> None:
+async def test_the_magic_prints_the_same(stack: LocalStack) -> None:
     """``%shared`` prints all, or a part; another part is one sentence."""
-
-    async def scenario() -> None:
-        async with shared_kernel(stack, "hopper") as client:
-            await client.execute_interactive("import torch; torch.ones(10)", timeout=60)
-            everything = await printed_by(client, "%shared")
-            for part in ("of your quota of 512 MiB", "A cell is running", "This notebook: "):
-                assert part in everything
-            assert "quota" not in await printed_by(client, "%shared queue")
-            assert "write %shared, or one of usage, queue, lanes" in await printed_by(client, "%shared colour")
-
-    asyncio.run(scenario())
+    async with shared_kernel(stack, "hopper") as client:
+        await client.execute_interactive("import torch; torch.ones(10)", timeout=60)
+        everything = await printed_by(client, "%shared")
+        for part in ("of your quota of 512 MiB", "A cell is running", "This notebook: "):
+            assert part in everything
+        assert "quota" not in await printed_by(client, "%shared queue")
+        assert "write %shared, or one of usage, queue, lanes" in await printed_by(client, "%shared colour")
 
 
-def test_old_views_stand_still_when_there_are_many(stack: LocalStack) -> None:
+async def test_old_views_stand_still_when_there_are_many(stack: LocalStack) -> None:
     """A cell that makes a widget each time it runs leaves a few that are kept up to date, not all."""
-
-    async def scenario() -> None:
-        async with shared_kernel(stack, "hopper") as client:
-            await client.execute_interactive(SETUP, timeout=60)
-            await client.execute_interactive("views = [Usage() for _ in range(12)]", timeout=60)
-            code = "from sharedkernel.widgets import feed; print(len(feed.feed._followers), feed.MOST_FOLLOWERS)"
-            assert (await printed_by(client, code)).split() == ["8", "8"]
-            closed = "for view in views: view.close()\nprint(len(feed.feed._followers))"
-            assert (await printed_by(client, closed)).split() == ["0"]
-
-    asyncio.run(scenario())
+    async with shared_kernel(stack, "hopper") as client:
+        await client.execute_interactive(SETUP, timeout=60)
+        await client.execute_interactive("views = [Usage() for _ in range(12)]", timeout=60)
+        code = "from sharedkernel.widgets import feed; print(len(feed.feed._followers), feed.MOST_FOLLOWERS)"
+        assert (await printed_by(client, code)).split() == ["8", "8"]
+        closed = "for view in views: view.close()\nprint(len(feed.feed._followers))"
+        assert (await printed_by(client, closed)).split() == ["0"]

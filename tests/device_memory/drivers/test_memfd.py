@@ -7,7 +7,7 @@ import os
 import pytest
 
 from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.errors import InvalidMapping, OutOfDeviceMemory
+from sharedkernel.device_memory.errors import InvalidMapping
 from tests.device_memory.drivers.memfd import MemfdDriver
 from tests.device_memory.support import open_descriptors, tensor_at
 
@@ -53,20 +53,6 @@ def test_memory_is_shared_by_descriptor(driver, space):
     assert tensor_at(address, UNIT).eq(7).all()
     other.unmap(address, UNIT)
     other.free(address, UNIT)
-
-
-def test_a_remapped_address_shows_other_memory(driver, space):
-    """The same address, other bytes; and the bytes of before when their handle is mapped again."""
-    first, second = driver.create(UNIT), driver.create(UNIT)
-    for handle, byte in ((first, 1), (second, 2), (first, None), (second, None)):
-        driver.map(space, UNIT, handle)
-        driver.set_access(space, UNIT)
-        if byte is not None:
-            driver.fill(space, UNIT, byte)
-        assert tensor_at(space, UNIT).eq(byte or (1 if handle is first else 2)).all()
-        driver.unmap(space, UNIT)
-    driver.release(first)
-    driver.release(second)
 
 
 @pytest.mark.parametrize(
@@ -116,42 +102,3 @@ def test_what_cuda_refuses_is_refused(driver, space, call):
         driver.map(space, 2 * UNIT, spare)
     with pytest.raises(InvalidMapping):
         driver.export(spare)
-
-
-def test_a_handle_shows_at_several_addresses(driver, space):
-    """One memory, two views of it in one process."""
-    handle = driver.create(UNIT)
-    for start in (space, space + 4 * UNIT):
-        driver.map(start, UNIT, handle)
-        driver.set_access(start, UNIT)
-    driver.release(handle)
-    driver.write(space + 100, memoryview(bytearray(b"abc")))
-    back = bytearray(3)
-    driver.read(memoryview(back), space + 4 * UNIT + 100)
-    assert bytes(back) == b"abc"
-
-
-def test_access_can_be_taken_away_and_given_back(driver, space):
-    """A mapping keeps its bytes without access."""
-    handle = driver.create(UNIT)
-    driver.map(space, UNIT, handle)
-    driver.release(handle)
-    driver.set_access(space, UNIT)
-    driver.fill(space, UNIT, 9)
-    driver.set_access(space, UNIT, accessible=False)
-    with pytest.raises(InvalidMapping):
-        driver.fill(space, UNIT, 1)
-    driver.set_access(space, UNIT)
-    assert tensor_at(space, UNIT).eq(9).all()
-
-
-def test_a_capacity_holds():
-    """What is created and not released counts."""
-    driver = MemfdDriver(capacity=3 * UNIT)
-    first, second = driver.create(2 * UNIT), driver.create(UNIT)
-    with pytest.raises(OutOfDeviceMemory, match="do not fit"):
-        driver.create(UNIT)
-    driver.release(first)
-    driver.release(driver.create(2 * UNIT))
-    driver.release(second)
-    assert driver.created == 0

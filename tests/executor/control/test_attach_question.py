@@ -8,52 +8,44 @@ from functools import partial
 from tests.executor.harness import Executor, ExecutorProcess
 
 
-def test_what_else_there_is_to_say_is_no_answer(process: ExecutorProcess) -> None:
+async def test_what_else_there_is_to_say_is_no_answer(process: ExecutorProcess) -> None:
     """A notice that comes first, and an answer that came too late for the cell that asked, are shown as notices."""
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        questions: asyncio.Queue[int] = asyncio.Queue()
+        executor.client.on_earlier_wanted = lambda _session, question: questions.put_nowait(question)
 
-    async def check() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            questions: asyncio.Queue[int] = asyncio.Queue()
-            executor.client.on_earlier_wanted = lambda _session, question: questions.put_nowait(question)
+        async def tell(text: str, question: int = 0) -> None:
+            await executor.client.notify_session(notebook.session, text, question=question)
 
-            async def tell(text: str, question: int = 0) -> None:
-                await executor.client.notify_session(notebook.session, text, question=question)
+        asking = asyncio.create_task(notebook.run("%shared attach"))
+        first = await questions.get()
+        await tell("Something else.")
+        await tell("The answer.", first)
+        assert sorted((await asking).text.splitlines()) == ["The answer.", "⚠ Something else."]
 
-            asking = asyncio.create_task(notebook.run("%shared attach"))
-            first = await questions.get()
-            await tell("Something else.")
-            await tell("The answer.", first)
-            assert sorted((await asking).text.splitlines()) == ["The answer.", "⚠ Something else."]
-
-            asking = asyncio.create_task(notebook.run("%shared attach"))
-            second = await questions.get()
-            assert second != first
-            await tell("The first answer once more.", first)
-            await tell("Another answer.", second)
-            assert sorted((await asking).text.splitlines()) == ["Another answer.", "⚠ The first answer once more."]
-
-    asyncio.run(check())
+        asking = asyncio.create_task(notebook.run("%shared attach"))
+        second = await questions.get()
+        assert second != first
+        await tell("The first answer once more.", first)
+        await tell("Another answer.", second)
+        assert sorted((await asking).text.splitlines()) == ["Another answer.", "⚠ The first answer once more."]
 
 
-def test_cells_wait_for_the_session_that_takes_the_place_of_theirs(process: ExecutorProcess) -> None:
+async def test_cells_wait_for_the_session_that_takes_the_place_of_theirs(process: ExecutorProcess) -> None:
     """They go on here if that comes to nothing; what comes meanwhile is shown, and changes nothing."""
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        questions: asyncio.Queue[int] = asyncio.Queue()
+        executor.client.on_earlier_wanted = lambda _session, question: questions.put_nowait(question)
+        tell = partial(executor.client.notify_session, notebook.session)
 
-    async def check() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            questions: asyncio.Queue[int] = asyncio.Queue()
-            executor.client.on_earlier_wanted = lambda _session, question: questions.put_nowait(question)
-            tell = partial(executor.client.notify_session, notebook.session)
-
-            asking = asyncio.create_task(notebook.run("%shared attach"))
-            await tell("It takes the place of this one.", question=await questions.get(), holds_cells=True)
-            assert (await asking).text.strip() == "It takes the place of this one."
-            waiting = asyncio.create_task(notebook.run("1 + 1"))
-            await tell("Something else.")
-            await asyncio.sleep(1)
-            assert not waiting.done()
-            await tell("")
-            assert (await waiting).text == "2"
-
-    asyncio.run(check())
+        asking = asyncio.create_task(notebook.run("%shared attach"))
+        await tell("It takes the place of this one.", question=await questions.get(), holds_cells=True)
+        assert (await asking).text.strip() == "It takes the place of this one."
+        waiting = asyncio.create_task(notebook.run("1 + 1"))
+        await tell("Something else.")
+        await asyncio.sleep(1)
+        assert not waiting.done()
+        await tell("")
+        assert (await waiting).text == "2"

@@ -48,40 +48,31 @@ STRANGER = protocol.SessionHello(
     ],
     ids=["malformed", "oversized", "other-version", "stranger"],
 )
-def test_who_breaks_the_protocol_is_told_and_hung_up_on(process: ExecutorProcess, data: bytes, expected: str) -> None:
+async def test_who_breaks_the_protocol_is_told_and_hung_up_on(
+    process: ExecutorProcess, data: bytes, expected: str
+) -> None:
     """One sentence, then the connection is closed; a session beside it goes on."""
-
-    async def main() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            *_, failed = await asyncio.to_thread(say, process, data)
-            assert isinstance(failed, protocol.Failed)
-            assert expected in failed.message
-            assert (await notebook.run("import torch; int(torch.ones(2).sum())")).text == "2"
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        *_, failed = await asyncio.to_thread(say, process, data)
+        assert isinstance(failed, protocol.Failed)
+        assert expected in failed.message
+        assert (await notebook.run("import torch; int(torch.ones(2).sum())")).text == "2"
 
 
-def test_without_a_greeting_nothing_is_done(process: ExecutorProcess) -> None:
+async def test_without_a_greeting_nothing_is_done(process: ExecutorProcess) -> None:
     """A request that comes before the greeting closes the connection."""
     request = protocol.encode(protocol.StopExecutor(request=1, end_sessions=True))
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            assert await asyncio.to_thread(say, process, request) == []
-            assert to_json(await executor.client.status())["device"]["kind"] == "host"
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        assert await asyncio.to_thread(say, process, request) == []
+        assert to_json(await executor.client.status())["device"]["kind"] == "host"
 
 
-def test_a_missing_executor_is_said_with_what_to_do(tmp_path: Path) -> None:
+async def test_a_missing_executor_is_said_with_what_to_do(tmp_path: Path) -> None:
     """The client names the socket and the command that would help."""
-
-    async def main() -> None:
-        await ExecutorClient(tmp_path).connect()
-
     with pytest.raises(ExecutorUnavailable, match="start one with `sharedkernel executor --runtime-dir"):
-        asyncio.run(main())
+        await ExecutorClient(tmp_path).connect()
 
 
 def test_a_message_too_long_to_send_is_refused_where_it_is_made() -> None:
@@ -113,22 +104,16 @@ def test_a_wrong_command_line_gets_one_sentence(options: list[str], status: int,
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_one_executor_a_runtime_directory(process: ExecutorProcess) -> None:
+async def test_one_executor_a_runtime_directory(process: ExecutorProcess) -> None:
     """A second executor on the same directory says who is there, and disturbs nothing."""
-
-    async def main() -> None:
-        async with Executor(process) as executor:
-            command = [
-                sys.executable, "-m", "sharedkernel", "executor", "--runtime-dir", str(process.runtime_directory),
-            ]  # fmt: skip
-            done = await asyncio.to_thread(
-                subprocess.run, command, capture_output=True, text=True, timeout=60, check=False
-            )
-            assert done.returncode == 1
-            assert f"another executor (process {process.process.pid}) serves" in done.stderr
-            assert to_json(await executor.client.status())["device"]["kind"] == "host"
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        command = [
+            sys.executable, "-m", "sharedkernel", "executor", "--runtime-dir", str(process.runtime_directory),
+        ]  # fmt: skip
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 1
+        assert f"another executor (process {process.process.pid}) serves" in done.stderr
+        assert to_json(await executor.client.status())["device"]["kind"] == "host"
 
 
 def test_a_directory_open_to_others_is_not_used(tmp_path: Path) -> None:
@@ -150,17 +135,13 @@ def test_a_path_too_long_for_sockets_is_refused_at_once(tmp_path: Path) -> None:
     assert "too long a path for sockets" in done.stderr
 
 
-def test_who_awaits_a_change_hears_of_it(process: ExecutorProcess) -> None:
+async def test_who_awaits_a_change_hears_of_it(process: ExecutorProcess) -> None:
     """Each of a session's states is news, to everybody who asked before."""
-
-    async def main() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            changes = [asyncio.create_task(executor.client.wait_for_change()) for _ in range(2)]
-            await asyncio.sleep(0)  # they are sent
-            await executor.client.status()  # answered after both were heard
-            cell = asyncio.create_task(notebook.run("1 + 1"))
-            await asyncio.gather(*changes)
-            await cell
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        changes = [asyncio.create_task(executor.client.wait_for_change()) for _ in range(2)]
+        await asyncio.sleep(0)  # they are sent
+        await executor.client.status()  # answered after both were heard
+        cell = asyncio.create_task(notebook.run("1 + 1"))
+        await asyncio.gather(*changes)
+        await cell

@@ -225,29 +225,26 @@ def test_no_session_starts_on_a_gpu_that_is_gone(tmp_path: Path) -> None:
     asyncio.run(serving(device, recorder, tmp_path, body))
 
 
-def test_utilisation_is_told_of_who_holds_the_gpu_alone(tmp_path: Path) -> None:
+async def test_utilisation_is_told_of_who_holds_the_gpu_alone(tmp_path: Path) -> None:
     """With two at a time nobody can tell whose it is. Each look counts once, and a session's own word never."""
     fake = FakeGpu(percent=80, used=3 * GIB)
 
-    async def scenario() -> None:
-        holder, idle = make_process("p", pid=1), make_process("q", pid=2)
-        holder.page.words[Word.TURN] = Turn.HOLDING
-        device, recorder = make_device(fake), Recorder(holder, idle)
+    holder, idle = make_process("p", pid=1), make_process("q", pid=2)
+    holder.page.words[Word.TURN] = Turn.HOLDING
+    device, recorder = make_device(fake), Recorder(holder, idle)
 
-        async def body() -> None:
-            async def seen() -> float | None:
-                return device.utilisation(holder, 0.1)
+    async def body() -> None:
+        async def seen() -> float | None:
+            return device.utilisation(holder, 0.1)
 
-            assert await until(seen, "the GPU's use is seen") == 0.8
-            assert device.utilisation(holder, 0.1) is None
-            assert device.utilisation(idle, 0.1) is None
-            status = to_json(device.details())
-            assert (status["utilisation"], status["physical_used_bytes"]) == (0.8, 3 * GIB)
-            assert (status["temperature_celsius"], status["power_watts"], status["power_limit_watts"]) == (41, 58.3, 72)
+        assert await until(seen, "the GPU's use is seen") == 0.8
+        assert device.utilisation(holder, 0.1) is None
+        assert device.utilisation(idle, 0.1) is None
+        status = to_json(device.details())
+        assert (status["utilisation"], status["physical_used_bytes"]) == (0.8, 3 * GIB)
+        assert (status["temperature_celsius"], status["power_watts"], status["power_limit_watts"]) == (41, 58.3, 72)
 
-        await serving(device, recorder, tmp_path, body)
-
-    asyncio.run(scenario())
+    await serving(device, recorder, tmp_path, body)
 
 
 def test_a_quota_beyond_the_device_is_a_word_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -258,7 +255,7 @@ def test_a_quota_beyond_the_device_is_a_word_in_the_log(caplog: pytest.LogCaptur
     assert [record.getMessage().split(",")[0] for record in caplog.records] == ["the quota of ada"]
 
 
-def test_allowances_are_told_when_they_change() -> None:
+async def test_allowances_are_told_when_they_change() -> None:
     """A session's limit is torch's own, set in its process: no limit is set from outside."""
 
     class Sent(list[bytes]):
@@ -268,16 +265,13 @@ def test_allowances_are_told_when_they_change() -> None:
         def get_write_buffer_size(self) -> int:
             return 0
 
-    async def scenario() -> None:
-        device, process = make_device(), make_process(limits=Limits(user="ada", quota_bytes=8 * GIB))
-        process.transport = sent = Sent()  # type: ignore[assignment]
-        for _ in range(2):
-            device.update([UserMemory(user="ada", sessions=[process], shelf=0)])
-        assert len(sent) == 1
-        assert process.sent_allowance is not None
-        assert process.sent_allowance.limit_bytes == 8 * GIB
-
-    asyncio.run(scenario())
+    device, process = make_device(), make_process(limits=Limits(user="ada", quota_bytes=8 * GIB))
+    process.transport = sent = Sent()  # type: ignore[assignment]
+    for _ in range(2):
+        device.update([UserMemory(user="ada", sessions=[process], shelf=0)])
+    assert len(sent) == 1
+    assert process.sent_allowance is not None
+    assert process.sent_allowance.limit_bytes == 8 * GIB
 
 
 # --- MPS ------------------------------------------------------------------------------------------------------------
@@ -293,68 +287,56 @@ def mps_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
     return make_device(mps=MpsMode.REQUIRE, parallel_lanes=2)
 
 
-def test_strangers_do_not_share_an_mps_server(mps_device: CudaDevice, tmp_path: Path) -> None:
+async def test_strangers_do_not_share_an_mps_server(mps_device: CudaDevice, tmp_path: Path) -> None:
     """One client's fault reaches all: only one trust domain at a time."""
+    present = Recorder(make_process(limits=ADA))
 
-    async def scenario() -> None:
-        present = Recorder(make_process(limits=ADA))
+    async def body() -> None:
+        assert await refused(mps_device, GRACE, present) is None
+        assert await refused(mps_device, ALAN, present) == "mps"
+        assert await refused(mps_device, ALAN, Recorder()) is None
+        status = to_json(mps_device.details())
+        assert status["mps"] == "on"
+        assert "fatal fault" in status["mps_note"]
 
-        async def body() -> None:
-            assert await refused(mps_device, GRACE, present) is None
-            assert await refused(mps_device, ALAN, present) == "mps"
-            assert await refused(mps_device, ALAN, Recorder()) is None
-            status = to_json(mps_device.details())
-            assert status["mps"] == "on"
-            assert "fatal fault" in status["mps_note"]
-
-        await serving(mps_device, present, tmp_path, body)
-
-    asyncio.run(scenario())
+    await serving(mps_device, present, tmp_path, body)
 
 
-def test_shares_become_parts_of_the_processors(mps_device: CudaDevice, tmp_path: Path) -> None:
+async def test_shares_become_parts_of_the_processors(mps_device: CudaDevice, tmp_path: Path) -> None:
     """With two lanes an average share is half of them."""
 
-    async def scenario() -> None:
-        async def body() -> None:
-            heavy = Limits(user="grace", group="lab", share=3.0)
-            mps_device.check_start(heavy, [make_process(limits=ADA)])
-            percent = {
-                limits.user: mps_device.environment(limits)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]
-                for limits in (ADA, heavy)
-            }
-            assert percent == {"ada": "25", "grace": "75"}
+    async def body() -> None:
+        heavy = Limits(user="grace", group="lab", share=3.0)
+        mps_device.check_start(heavy, [make_process(limits=ADA)])
+        percent = {
+            limits.user: mps_device.environment(limits)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for limits in (ADA, heavy)
+        }
+        assert percent == {"ada": "25", "grace": "75"}
 
-        await serving(mps_device, Recorder(), tmp_path, body)
-
-    asyncio.run(scenario())
+    await serving(mps_device, Recorder(), tmp_path, body)
 
 
 # --- process checkpoint ---------------------------------------------------------------------------------------------
 
 
-def test_processes_are_suspended_only_if_asked_for(tmp_path: Path) -> None:
+async def test_processes_are_suspended_only_if_asked_for(tmp_path: Path) -> None:
     """It is opt-in, and where it cannot be had status says why."""
-
-    async def scenario() -> None:
-        driver = FakeDriver()
-        driver.cuInit(0)
-        process = make_process(pid=42)
-        process.page.words[Word.FRAMEWORK] = GIB
-        driver.processes[42] = driver.CUprocessState.CU_PROCESS_STATE_RUNNING
-        off = make_device(lanes="no.", driver=driver)
-        assert await off.suspend(process) == 0
-        assert "off" in str(off.details().process_checkpoint)
-        on = make_device(lanes="no.", driver=driver, process_checkpoint=True)
-        assert await on.suspend(process) == GIB
-        assert driver.processes[42].name.endswith("CHECKPOINTED")
-        await on.resume(process)
-        assert driver.processes[42].name.endswith("RUNNING")
-        sharing = make_device(driver=driver, process_checkpoint=True)
-        assert await sharing.suspend(process) == 0
-        assert "not available because" in str(sharing.details().process_checkpoint)
-
-    asyncio.run(scenario())
+    driver = FakeDriver()
+    driver.cuInit(0)
+    process = make_process(pid=42)
+    process.page.words[Word.FRAMEWORK] = GIB
+    driver.processes[42] = driver.CUprocessState.CU_PROCESS_STATE_RUNNING
+    off = make_device(lanes="no.", driver=driver)
+    assert await off.suspend(process) == 0
+    assert "off" in str(off.details().process_checkpoint)
+    on = make_device(lanes="no.", driver=driver, process_checkpoint=True)
+    assert await on.suspend(process) == GIB
+    assert driver.processes[42].name.endswith("CHECKPOINTED")
+    await on.resume(process)
+    assert driver.processes[42].name.endswith("RUNNING")
+    sharing = make_device(driver=driver, process_checkpoint=True)
+    assert await sharing.suspend(process) == 0
+    assert "not available because" in str(sharing.details().process_checkpoint)
 
 
 # --- the self-test --------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import sys
 from collections.abc import Iterator
@@ -36,31 +35,27 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpuProcess]:
     process.close()
 
 
-def test_sessions_are_forked_for_a_gpu_and_watched(process: FakeGpuProcess) -> None:
+async def test_sessions_are_forked_for_a_gpu_and_watched(process: FakeGpuProcess) -> None:
     """They see one GPU, compute on the processor without a turn, and are warned and ended for what they hold of it."""
-
-    async def scenario() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            outcome = await notebook.run("import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")
-            assert outcome.text == "GPU-1\n", outcome
-            outcome = await notebook.run("import torch; print(torch.ones(1000, 1000).sum().item())")
-            assert outcome.text == "1000000.0\n", outcome
-            session = await executor.session(notebook)
-            assert session["attained_service_seconds"] == 0.0, "nothing of it was the device's"
-            assert session["persistent_bytes"] == session["framework_bytes"] == 0
-            device = to_json(await executor.client.status())["device"]
-            assert device["kind"] == "cuda"
-            assert device["lanes_shared"] is False
-            assert device["lanes_shared_reason"] == "it is not there."
-            await _is_charged_for_use_without_a_grant(executor, process, notebook)
-            await _is_ended_for_overuse(executor.client, process, notebook)
-            process.process.send_signal(signal.SIGUSR1)
-            refusal = await until(lambda: _refusal(executor), "a start is refused")
-            assert refusal.reason == "device_lost"
-            assert "does not answer any more" in str(refusal)
-
-    asyncio.run(scenario())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        outcome = await notebook.run("import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")
+        assert outcome.text == "GPU-1\n", outcome
+        outcome = await notebook.run("import torch; print(torch.ones(1000, 1000).sum().item())")
+        assert outcome.text == "1000000.0\n", outcome
+        session = await executor.session(notebook)
+        assert session["attained_service_seconds"] == 0.0, "nothing of it was the device's"
+        assert session["persistent_bytes"] == session["framework_bytes"] == 0
+        device = to_json(await executor.client.status())["device"]
+        assert device["kind"] == "cuda"
+        assert device["lanes_shared"] is False
+        assert device["lanes_shared_reason"] == "it is not there."
+        await _is_charged_for_use_without_a_grant(executor, process, notebook)
+        await _is_ended_for_overuse(executor.client, process, notebook)
+        process.process.send_signal(signal.SIGUSR1)
+        refusal = await until(lambda: _refusal(executor), "a start is refused")
+        assert refusal.reason == "device_lost"
+        assert "does not answer any more" in str(refusal)
 
 
 async def _is_charged_for_use_without_a_grant(executor: Executor, process: FakeGpuProcess, notebook: Notebook) -> None:

@@ -89,57 +89,45 @@ for step in sharedkernel.iterations(range(20)):
     ],
     ids=["training", "gan", "late-gan", "inference", "bare-loop", "foreign-loop", "said"],
 )
-def test_the_boundary_is_learned(process: ExecutorProcess, code: str, kind: str) -> None:
+async def test_the_boundary_is_learned(process: ExecutorProcess, code: str, kind: str) -> None:
     """Each kind of loop gets the boundary it should, and its iterations are counted."""
-
-    async def main() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            outcome = await notebook.run(PREPARE + code + LEARNED)
-            assert outcome.text == repr(kind), outcome.message
-            assert (await executor.session(notebook))["iterations"] >= 10
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        outcome = await notebook.run(PREPARE + code + LEARNED)
+        assert outcome.text == repr(kind), outcome.message
+        assert (await executor.session(notebook))["iterations"] >= 10
 
 
-def test_a_model_is_exported_whose_forwards_were_the_boundary(process: ExecutorProcess) -> None:
+async def test_a_model_is_exported_whose_forwards_were_the_boundary(process: ExecutorProcess) -> None:
     """Dynamo captures no module beside hooks on all of them, so there are none by then."""
-
-    async def main() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            outcome = await notebook.run(PREPARE + FOREIGN_LOOP + LEARNED)
-            assert outcome.text == "'forward'", outcome.message
-            export = "exported = torch.export.export(model, (inputs,), strict=True).module()\n"
-            outcome = await notebook.run(export + "torch.allclose(exported(inputs), model(inputs))")
-            assert outcome.text == "True", outcome.message
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        outcome = await notebook.run(PREPARE + FOREIGN_LOOP + LEARNED)
+        assert outcome.text == "'forward'", outcome.message
+        export = "exported = torch.export.export(model, (inputs,), strict=True).module()\n"
+        outcome = await notebook.run(export + "torch.allclose(exported(inputs), model(inputs))")
+        assert outcome.text == "True", outcome.message
 
 
-def test_plain_python_after_device_work_lets_the_device_go(process: ExecutorProcess) -> None:
+async def test_plain_python_after_device_work_lets_the_device_go(process: ExecutorProcess) -> None:
     """A cell that used the device once and computes on in Python gives the grant back though nobody asks."""
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        code = "import torch, time; x = torch.ones(3)\nend = time.monotonic() + 100\nn = 0\n"
+        cell = asyncio.create_task(notebook.run(code + "while time.monotonic() < end: n = max(n, 1) + 1"))
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            code = "import torch, time; x = torch.ones(3)\nend = time.monotonic() + 100\nn = 0\n"
-            cell = asyncio.create_task(notebook.run(code + "while time.monotonic() < end: n = max(n, 1) + 1"))
+        async def let_go() -> bool:
+            assert not cell.done(), cell.result()
+            session = await executor.session(notebook)
+            return session["attained_service_seconds"] > 0 and session["state"] == "ready"
 
-            async def let_go() -> bool:
-                assert not cell.done(), cell.result()
-                session = await executor.session(notebook)
-                return session["attained_service_seconds"] > 0 and session["state"] == "ready"
-
-            await until(let_go, "the grant is given back")
-            assert not cell.done()
-            await executor.client.signal_session(notebook.session, 2)
-            assert (await cell).error == "KeyboardInterrupt"
-
-    asyncio.run(main())
+        await until(let_go, "the grant is given back")
+        assert not cell.done()
+        await executor.client.signal_session(notebook.session, 2)
+        assert (await cell).error == "KeyboardInterrupt"
 
 
-def test_torch_compile_and_other_modes_work_under_the_gate(process: ExecutorProcess) -> None:
+async def test_torch_compile_and_other_modes_work_under_the_gate(process: ExecutorProcess) -> None:
     """Compiled functions, vmap, checkpointing, deepcopy and a user's own dispatch mode give the plain results."""
     code = """
     import copy, torch
@@ -171,10 +159,7 @@ def test_torch_compile_and_other_modes_work_under_the_gate(process: ExecutorProc
     checks
     """
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            outcome = await notebook.run("\n".join(line[4:] for line in code.splitlines()))
-            assert outcome.text == str([True] * 6), outcome.message
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        outcome = await notebook.run("\n".join(line[4:] for line in code.splitlines()))
+        assert outcome.text == str([True] * 6), outcome.message

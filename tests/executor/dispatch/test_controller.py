@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -56,33 +55,29 @@ HELLO = protocol.SessionHello(
     [HELLO, protocol.DeviceWantWithdrawnReport(), protocol.CellClosedReport(memory=MEMORY)],
     ids=lambda report: type(report).__name__,
 )
-def test_who_was_stopped_and_holds_nothing_runs_again(
+async def test_who_was_stopped_and_holds_nothing_runs_again(
     tmp_path: Path, sleepers: list[int], report: protocol.Message
 ) -> None:
     """Its report was under way when it was stopped, or it has connected anew: no grant would resume it."""
-
-    async def main() -> None:
-        config = SchedulerConfig(capacity=GIB, quantum=0.01, preempt_patience=0.01)
-        served = HostLimits(Device(name="host", kind="host", capacity_bytes=GIB, reserve_bytes=0))
-        controller = SessionController(
-            served, config, EventLog(tmp_path / "events.jsonl"), WorkloadHistory(tmp_path), lambda *_: None
+    config = SchedulerConfig(capacity=GIB, quantum=0.01, preempt_patience=0.01)
+    served = HostLimits(Device(name="host", kind="host", capacity_bytes=GIB, reserve_bytes=0))
+    controller = SessionController(
+        served, config, EventLog(tmp_path / "events.jsonl"), WorkloadHistory(tmp_path), lambda *_: None
+    )
+    try:
+        ada, grace = (
+            make_process(name, pid=pid, limits=Limits(user=name))
+            for name, pid in zip(("ada", "grace"), sleepers, strict=True)
         )
-        try:
-            ada, grace = (
-                make_process(name, pid=pid, limits=Limits(user=name))
-                for name, pid in zip(("ada", "grace"), sleepers, strict=True)
-            )
-            for process in (ada, grace):
-                controller.add(process)
-                controller.handle(process, protocol.CellOpenedReport())
-                controller.handle(process, protocol.DeviceWantedReport(memory=MEMORY, data_bytes=0))
-            await until(lambda: is_stopped(ada.pid), "the holder is stopped for the other")
-            if isinstance(report, protocol.SessionHello):
-                controller.take_over(ada, report)
-            else:
-                controller.handle(ada, report)
-            await until(lambda: runs(ada.pid), "it runs again")
-        finally:
-            controller.close()
-
-    asyncio.run(main())
+        for process in (ada, grace):
+            controller.add(process)
+            controller.handle(process, protocol.CellOpenedReport())
+            controller.handle(process, protocol.DeviceWantedReport(memory=MEMORY, data_bytes=0))
+        await until(lambda: is_stopped(ada.pid), "the holder is stopped for the other")
+        if isinstance(report, protocol.SessionHello):
+            controller.take_over(ada, report)
+        else:
+            controller.handle(ada, report)
+        await until(lambda: runs(ada.pid), "it runs again")
+    finally:
+        controller.close()

@@ -27,19 +27,15 @@ print(torch.equal(jacfwd(predict, argnums=2)(weight, bias, x), expected))
 
 
 @pytest.mark.heavy
-def test_transforms_are_not_disturbed_by_others_turns() -> None:
+async def test_transforms_are_not_disturbed_by_others_turns() -> None:
     """The device changes hands between them: torch's dispatch keys are as they were whenever one goes on."""
-
-    async def check() -> None:
-        process = ExecutorProcess("--spares", "0", place=take_place())
-        try:
-            async with Executor(process) as executor:
-                notebooks = [await executor.notebook(user) for user in ("ada", "grace")]
-                cells = (notebook.run(_DIFFERENTIATE.format(seconds=12), 120.0) for notebook in notebooks)
-                for outcome in await asyncio.gather(*cells):
-                    assert outcome.status == "ok", outcome.message
-                    assert outcome.text == "True\n"
-        finally:
-            await asyncio.to_thread(process.close)
-
-    asyncio.run(check())
+    process = ExecutorProcess("--spares", "0", place=take_place())
+    try:
+        async with Executor(process) as executor:
+            notebooks = [await executor.notebook(user) for user in ("ada", "grace")]
+            cells = (notebook.run(_DIFFERENTIATE.format(seconds=12), 120.0) for notebook in notebooks)
+            for outcome in await asyncio.gather(*cells):
+                assert outcome.status == "ok", outcome.message
+                assert outcome.text == "True\n"
+    finally:
+        await asyncio.to_thread(process.close)

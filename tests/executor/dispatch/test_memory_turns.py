@@ -66,84 +66,72 @@ async def kept_by(executor: Executor, user: str, seed: int) -> tuple[Notebook, s
 
 
 @pytest.mark.parametrize("cell", [_TRAIN, _PLAIN], ids=["training", "plain Python"])
-def test_an_endless_cell_keeps_its_memory_from_nobody(cell: str) -> None:
+async def test_an_endless_cell_keeps_its_memory_from_nobody(cell: str) -> None:
     """It moves out whole, others' cells run, it comes back, and goes on where it was."""
+    async with small_device() as executor:
+        holder, held = await kept_by(executor, "ada", 1)
+        other, expected = await kept_by(executor, "grace", 2)
+        endless = asyncio.create_task(holder.run(cell, 10 * PATIENCE))
 
-    async def check() -> None:
-        async with small_device() as executor:
-            holder, held = await kept_by(executor, "ada", 1)
-            other, expected = await kept_by(executor, "grace", 2)
-            endless = asyncio.create_task(holder.run(cell, 10 * PATIENCE))
+        async def is_under_way() -> bool:
+            entry = await executor.session(holder)
+            return entry["state"] in ("ready", "running") and entry["persistent_bytes"] > 100 * MIB
 
-            async def is_under_way() -> bool:
-                entry = await executor.session(holder)
-                return entry["state"] in ("ready", "running") and entry["persistent_bytes"] > 100 * MIB
-
-            await until(is_under_way, "the endless cell runs", 2 * PATIENCE)
-            for _ in range(2):
-                moved = (await executor.session(holder))["offloads"]
-                assert (await other.run("print(total())", 2 * PATIENCE)).text == expected
-                assert (await executor.session(holder))["offloads"] > moved
-                await until(is_under_way, "the endless cell is back", 2 * PATIENCE)
-            await executor.client.signal_session(holder.session, 2)
-            assert (await endless).error == "KeyboardInterrupt"
-            outcome = await holder.run("print(steps if 'steps' in globals() else int(seconds * 100)); print(total())")
-            count, text = outcome.text.splitlines()
-            assert int(count) > 0
-            assert text == held.strip()
-
-    asyncio.run(check())
+        await until(is_under_way, "the endless cell runs", 2 * PATIENCE)
+        for _ in range(2):
+            moved = (await executor.session(holder))["offloads"]
+            assert (await other.run("print(total())", 2 * PATIENCE)).text == expected
+            assert (await executor.session(holder))["offloads"] > moved
+            await until(is_under_way, "the endless cell is back", 2 * PATIENCE)
+        await executor.client.signal_session(holder.session, 2)
+        assert (await endless).error == "KeyboardInterrupt"
+        outcome = await holder.run("print(steps if 'steps' in globals() else int(seconds * 100)); print(total())")
+        count, text = outcome.text.splitlines()
+        assert int(count) > 0
+        assert text == held.strip()
 
 
-def test_a_cell_that_is_interrupted_while_its_memory_is_away_ends() -> None:
+async def test_a_cell_that_is_interrupted_while_its_memory_is_away_ends() -> None:
     """It comes back for that, though another training has the memory, and nothing is lost."""
+    async with small_device() as executor:
+        first, held = await kept_by(executor, "ada", 5)
+        second, _ = await kept_by(executor, "grace", 6)
+        cells = [asyncio.create_task(notebook.run(_TRAIN, 10 * PATIENCE)) for notebook in (first, second)]
 
-    async def check() -> None:
-        async with small_device() as executor:
-            first, held = await kept_by(executor, "ada", 5)
-            second, _ = await kept_by(executor, "grace", 6)
-            cells = [asyncio.create_task(notebook.run(_TRAIN, 10 * PATIENCE)) for notebook in (first, second)]
+        async def is_away() -> bool:
+            entry = await executor.session(first)
+            return entry["restores"] > 0 and entry["state"] == "restoring" and entry["offloaded_bytes"] > 0
 
-            async def is_away() -> bool:
-                entry = await executor.session(first)
-                return entry["restores"] > 0 and entry["state"] == "restoring" and entry["offloaded_bytes"] > 0
-
-            await until(is_away, "the first training has moved out", 4 * PATIENCE)
-            await executor.client.signal_session(first.session, 2)
-            assert (await cells[0]).error == "KeyboardInterrupt"
-            assert (await first.run("print(total())", 4 * PATIENCE)).text == held
-            await executor.client.signal_session(second.session, 2)
-            assert (await cells[1]).error == "KeyboardInterrupt"
-
-    asyncio.run(check())
+        await until(is_away, "the first training has moved out", 4 * PATIENCE)
+        await executor.client.signal_session(first.session, 2)
+        assert (await cells[0]).error == "KeyboardInterrupt"
+        assert (await first.run("print(total())", 4 * PATIENCE)).text == held
+        await executor.client.signal_session(second.session, 2)
+        assert (await cells[1]).error == "KeyboardInterrupt"
 
 
-def test_who_waits_is_told_when_its_turn_comes() -> None:
+async def test_who_waits_is_told_when_its_turn_comes() -> None:
     """From the quantum and the transfers, as figures in status."""
+    async with small_device() as executor:
+        holder, _ = await kept_by(executor, "ada", 3)
+        other, expected = await kept_by(executor, "grace", 4)
+        endless = asyncio.create_task(holder.run(_TRAIN, 10 * PATIENCE))
 
-    async def check() -> None:
-        async with small_device() as executor:
-            holder, _ = await kept_by(executor, "ada", 3)
-            other, expected = await kept_by(executor, "grace", 4)
-            endless = asyncio.create_task(holder.run(_TRAIN, 10 * PATIENCE))
+        async def is_back() -> bool:
+            return bool((await executor.session(holder))["state"] == "running")
 
-            async def is_back() -> bool:
-                return bool((await executor.session(holder))["state"] == "running")
+        await until(is_back, "the training runs", 2 * PATIENCE)
+        cell = asyncio.create_task(other.run("print(total())", 2 * PATIENCE))
+        told: list[float] = []
 
-            await until(is_back, "the training runs", 2 * PATIENCE)
-            cell = asyncio.create_task(other.run("print(total())", 2 * PATIENCE))
-            told: list[float] = []
+        async def is_done() -> bool:
+            entry = await executor.session(other)
+            if entry["memory_wait_seconds"] is not None:
+                told.append(entry["memory_wait_seconds"])
+            return cell.done()
 
-            async def is_done() -> bool:
-                entry = await executor.session(other)
-                if entry["memory_wait_seconds"] is not None:
-                    told.append(entry["memory_wait_seconds"])
-                return cell.done()
-
-            await until(is_done, "the short cell ends", 2 * PATIENCE)
-            assert (await cell).text == expected
-            assert all(0 <= seconds < 60 for seconds in told)
-            await executor.client.signal_session(holder.session, 2)
-            assert (await endless).error == "KeyboardInterrupt"
-
-    asyncio.run(check())
+        await until(is_done, "the short cell ends", 2 * PATIENCE)
+        assert (await cell).text == expected
+        assert all(0 <= seconds < 60 for seconds in told)
+        await executor.client.signal_session(holder.session, 2)
+        assert (await endless).error == "KeyboardInterrupt"

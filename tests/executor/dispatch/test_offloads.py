@@ -61,26 +61,22 @@ async def in_state(executor: Executor, notebook: Notebook, state: str) -> None:
     await until(there, f"the session is {state}")
 
 
-def test_an_offloaded_session_comes_back_as_it_was(process: ExecutorProcess) -> None:
+async def test_an_offloaded_session_comes_back_as_it_was(process: ExecutorProcess) -> None:
     """Its memory is free meanwhile, also as the system sees it; its next cell finds everything."""
-
-    async def check() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            before = (await notebook.run(keep(1, 128))).text
-            resident = psutil.Process(notebook.record.pid).memory_info().rss
-            await executor.client.offload_session(notebook.session)
-            entry = await executor.session(notebook)
-            assert entry["state"] == "offloaded"
-            assert entry["offloaded_bytes"] > 127 * MIB > 16 * MIB > entry["persistent_bytes"]
-            assert resident - psutil.Process(notebook.record.pid).memory_info().rss > 100 * MIB
-            await executor.client.offload_session(notebook.session)  # there is nothing left to do
-            assert (await notebook.run("print(total())")).text == before
-            entry = await executor.session(notebook)
-            assert (entry["state"], entry["offloaded_bytes"]) == ("idle", 0)
-            assert (entry["offloads"], entry["restores"]) == (1, 1)
-
-    asyncio.run(check())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        before = (await notebook.run(keep(1, 128))).text
+        resident = psutil.Process(notebook.record.pid).memory_info().rss
+        await executor.client.offload_session(notebook.session)
+        entry = await executor.session(notebook)
+        assert entry["state"] == "offloaded"
+        assert entry["offloaded_bytes"] > 127 * MIB > 16 * MIB > entry["persistent_bytes"]
+        assert resident - psutil.Process(notebook.record.pid).memory_info().rss > 100 * MIB
+        await executor.client.offload_session(notebook.session)  # there is nothing left to do
+        assert (await notebook.run("print(total())")).text == before
+        entry = await executor.session(notebook)
+        assert (entry["state"], entry["offloaded_bytes"]) == ("idle", 0)
+        assert (entry["offloads"], entry["restores"]) == (1, 1)
 
 
 #: makes the way back slow: two looks at memory by its address take as long as it takes until there is a line
@@ -95,173 +91,142 @@ sys.addaudithook(look)
 """
 
 
-def test_the_way_back_is_shown_under_the_cell_that_waits_for_it(process: ExecutorProcess) -> None:
+async def test_the_way_back_is_shown_under_the_cell_that_waits_for_it(process: ExecutorProcess) -> None:
     """How much is back of how much, more and more of it, and nothing any more once the cell runs."""
-
-    async def check() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            await notebook.run("import torch; kept = torch.arange(3 << 20)" + _SLOW)  # 24 MiB, which come in pieces
-            await executor.client.offload_session(notebook.session)
-            away = format_bytes((await executor.session(notebook))["offloaded_bytes"])
-            outcome = await notebook.run("is_slow = False; print(int(kept[-1]))")
-            assert outcome.text == f"{(3 << 20) - 1}\n"
-            *shown, end = outcome.displays
-            assert end == ""
-            pattern = re.compile(rf"memory: ([0-9.]+) (?:B|MiB) of {re.escape(away)}")
-            # Before it, there may be the line of a wait for the executor, which is shown and taken away.
-            back = [float(found[1]) for line in shown if (found := pattern.search(line))]
-            assert len(back) > 1
-            assert back == sorted(set(back))
-
-    asyncio.run(check())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        await notebook.run("import torch; kept = torch.arange(3 << 20)" + _SLOW)  # 24 MiB, which come in pieces
+        await executor.client.offload_session(notebook.session)
+        away = format_bytes((await executor.session(notebook))["offloaded_bytes"])
+        outcome = await notebook.run("is_slow = False; print(int(kept[-1]))")
+        assert outcome.text == f"{(3 << 20) - 1}\n"
+        *shown, end = outcome.displays
+        assert end == ""
+        pattern = re.compile(rf"memory: ([0-9.]+) (?:B|MiB) of {re.escape(away)}")
+        # Before it, there may be the line of a wait for the executor, which is shown and taken away.
+        back = [float(found[1]) for line in shown if (found := pattern.search(line))]
+        assert len(back) > 1
+        assert back == sorted(set(back))
 
 
-def test_who_runs_code_is_not_offloaded(process: ExecutorProcess) -> None:
+async def test_who_runs_code_is_not_offloaded(process: ExecutorProcess) -> None:
     """A cell, or a thread of the user's: each is a sentence, and nothing is moved."""
-
-    async def check() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            await notebook.run(keep(2, 16) + "import threading; end = threading.Event()")
-            cell = asyncio.create_task(notebook.run("print('here', flush=True); end.wait()"))
-            await in_state(executor, notebook, "ready")
-            with pytest.raises(Refused, match="its code runs"):
-                await executor.client.offload_session(notebook.session)
-            await executor.client.signal_session(notebook.session, 2)
-            assert (await cell).error == "KeyboardInterrupt"
-            await notebook.run("thread = threading.Thread(target=end.wait, name='mine'); thread.start()")
-            await in_state(executor, notebook, "idle")
-            with pytest.raises(Refused, match="mine"):
-                await executor.client.offload_session(notebook.session)
-            entry = await executor.session(notebook)
-            assert entry["offloaded_bytes"] == 0
-            assert "mine" in entry["offload_note"]
-            await notebook.run("end.set(); thread.join()")
-
-    asyncio.run(check())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        await notebook.run(keep(2, 16) + "import threading; end = threading.Event()")
+        cell = asyncio.create_task(notebook.run("print('here', flush=True); end.wait()"))
+        await in_state(executor, notebook, "ready")
+        with pytest.raises(Refused, match="its code runs"):
+            await executor.client.offload_session(notebook.session)
+        await executor.client.signal_session(notebook.session, 2)
+        assert (await cell).error == "KeyboardInterrupt"
+        await notebook.run("thread = threading.Thread(target=end.wait, name='mine'); thread.start()")
+        await in_state(executor, notebook, "idle")
+        with pytest.raises(Refused, match="mine"):
+            await executor.client.offload_session(notebook.session)
+        entry = await executor.session(notebook)
+        assert entry["offloaded_bytes"] == 0
+        assert "mine" in entry["offload_note"]
+        await notebook.run("end.set(); thread.join()")
 
 
 @pytest.mark.heavy
-def test_an_offloaded_session_outlives_its_executor() -> None:
+async def test_an_offloaded_session_outlives_its_executor() -> None:
     """The next one knows that it is offloaded, and lets it come back."""
-
-    async def check() -> None:
-        async with small_device("2GiB") as executor:
-            notebook = await executor.notebook()
-            before = (await notebook.run(keep(3, 64))).text
-            await executor.client.offload_session(notebook.session)
-            await executor.replace()
-            await in_state(executor, notebook, "offloaded")
-            assert (await executor.session(notebook))["offloaded_bytes"] > 63 * MIB
-            assert (await notebook.run("print(total())")).text == before
-            await in_state(executor, notebook, "idle")
-
-    asyncio.run(check())
+    async with small_device("2GiB") as executor:
+        notebook = await executor.notebook()
+        before = (await notebook.run(keep(3, 64))).text
+        await executor.client.offload_session(notebook.session)
+        await executor.replace()
+        await in_state(executor, notebook, "offloaded")
+        assert (await executor.session(notebook))["offloaded_bytes"] > 63 * MIB
+        assert (await notebook.run("print(total())")).text == before
+        await in_state(executor, notebook, "idle")
 
 
-def test_memory_is_taken_from_the_longest_idle_while_somebody_waits() -> None:
+async def test_memory_is_taken_from_the_longest_idle_while_somebody_waits() -> None:
     """And from nobody else, and not before."""
-
-    async def check() -> None:
-        async with small_device("800MiB") as executor:
-            first, second = [await executor.notebook(user, limits=at_once(user)) for user in ("ada", "grace")]
-            sums = [(await first.run(keep(4, 256))).text, (await second.run(keep(5, 256))).text]
-            assert [(await executor.session(each))["offloads"] for each in (first, second)] == [0, 0]
-            third = await executor.notebook("hedy", limits=at_once("hedy"))
-            outcome = await third.run(keep(6, 256))
-            assert outcome.status == "ok", outcome.message
-            assert [(await executor.session(each))["offloads"] for each in (first, second, third)] == [1, 0, 0]
-            assert (await first.run("print(total())")).text == sums[0]
-            assert (await second.run("print(total())")).text == sums[1]
-
-    asyncio.run(check())
+    async with small_device("800MiB") as executor:
+        first, second = [await executor.notebook(user, limits=at_once(user)) for user in ("ada", "grace")]
+        sums = [(await first.run(keep(4, 256))).text, (await second.run(keep(5, 256))).text]
+        assert [(await executor.session(each))["offloads"] for each in (first, second)] == [0, 0]
+        third = await executor.notebook("hedy", limits=at_once("hedy"))
+        outcome = await third.run(keep(6, 256))
+        assert outcome.status == "ok", outcome.message
+        assert [(await executor.session(each))["offloads"] for each in (first, second, third)] == [1, 0, 0]
+        assert (await first.run("print(total())")).text == sums[0]
+        assert (await second.run("print(total())")).text == sums[1]
 
 
-def test_a_cell_that_waits_to_be_restored_can_be_interrupted() -> None:
+async def test_a_cell_that_waits_to_be_restored_can_be_interrupted() -> None:
     """It is told that it waits and for what; afterwards everything is still there to come back to."""
+    async with small_device("700MiB") as executor:
+        first = await executor.notebook("ada", limits=at_once("ada"))
+        before = (await first.run(keep(7, 256))).text
+        await executor.client.offload_session(first.session)
+        never = Limits(user="grace", offload_after=None)
+        second = await executor.notebook("grace", limits=never)
+        assert (await second.run(keep(8, 420))).status == "ok"
+        cell = asyncio.create_task(first.run("print(total())"))
 
-    async def check() -> None:
-        async with small_device("700MiB") as executor:
-            first = await executor.notebook("ada", limits=at_once("ada"))
-            before = (await first.run(keep(7, 256))).text
-            await executor.client.offload_session(first.session)
-            never = Limits(user="grace", offload_after=None)
-            second = await executor.notebook("grace", limits=never)
-            assert (await second.run(keep(8, 420))).status == "ok"
-            cell = asyncio.create_task(first.run("print(total())"))
+        async def waiting() -> bool:
+            return (await executor.session(first))["waiting_for"] == "restore"
 
-            async def waiting() -> bool:
-                return (await executor.session(first))["waiting_for"] == "restore"
-
-            await until(waiting, "it waits to be restored")
-            await first.shows("bringing back this notebook's memory needs")
-            await executor.client.signal_session(first.session, 2)
-            assert (await cell).error == "KeyboardInterrupt"
-            await in_state(executor, first, "offloaded")
-            await second.run("del kept")
-            assert (await first.run("print(total())")).text == before
-
-    asyncio.run(check())
+        await until(waiting, "it waits to be restored")
+        await first.shows("bringing back this notebook's memory needs")
+        await executor.client.signal_session(first.session, 2)
+        assert (await cell).error == "KeyboardInterrupt"
+        await in_state(executor, first, "offloaded")
+        await second.run("del kept")
+        assert (await first.run("print(total())")).text == before
 
 
-def test_a_cell_grows_into_what_idle_sessions_give_back() -> None:
+async def test_a_cell_grows_into_what_idle_sessions_give_back() -> None:
     """One allocation larger than what was left when the cell began waits for room instead of failing."""
-
-    async def check() -> None:
-        async with small_device("800MiB") as executor:
-            idle = await executor.notebook("ada", limits=at_once("ada"))
-            before = (await idle.run(keep(9, 300))).text
-            notebook = await executor.notebook("grace", limits=at_once("grace"))
-            outcome = await notebook.run(
-                "import torch; x = torch.ones(1); y = torch.ones(500 << 18); print(int(y.sum()))"
-            )
-            assert outcome.text == f"{500 << 18}\n", outcome.message
-            assert (await executor.session(idle))["offloads"] == 1
-            await notebook.run("del y")
-            assert (await idle.run("print(total())")).text == before
-
-    asyncio.run(check())
+    async with small_device("800MiB") as executor:
+        idle = await executor.notebook("ada", limits=at_once("ada"))
+        before = (await idle.run(keep(9, 300))).text
+        notebook = await executor.notebook("grace", limits=at_once("grace"))
+        outcome = await notebook.run("import torch; x = torch.ones(1); y = torch.ones(500 << 18); print(int(y.sum()))")
+        assert outcome.text == f"{500 << 18}\n", outcome.message
+        assert (await executor.session(idle))["offloads"] == 1
+        await notebook.run("del y")
+        assert (await idle.run("print(total())")).text == before
 
 
-def test_what_can_never_fit_is_refused_with_who_holds_what() -> None:
+async def test_what_can_never_fit_is_refused_with_who_holds_what() -> None:
     """Nobody can give way, so the cell fails at once, and its session goes on."""
-
-    async def check() -> None:
-        async with small_device("800MiB") as executor:
-            other = await executor.notebook("ada", limits=Limits(user="ada", offload_after=None))
-            await other.run(keep(10, 300))
-            notebook = await executor.notebook("grace")
-            outcome = await notebook.run("import torch; x = torch.ones(1); y = torch.ones(600 << 18)")
-            assert outcome.error == "OutOfMemoryError"
-            assert "ada" in outcome.message
-            assert (await notebook.run("print(x.item())")).text == "1.0\n"
-
-    asyncio.run(check())
+    async with small_device("800MiB") as executor:
+        other = await executor.notebook("ada", limits=Limits(user="ada", offload_after=None))
+        await other.run(keep(10, 300))
+        notebook = await executor.notebook("grace")
+        outcome = await notebook.run("import torch; x = torch.ones(1); y = torch.ones(600 << 18)")
+        assert outcome.error == "OutOfMemoryError"
+        assert "ada" in outcome.message
+        assert (await notebook.run("print(x.item())")).text == "1.0\n"
 
 
-def test_a_cell_that_frees_memory_once_it_is_refused_goes_on(tmp_path: Path) -> None:
+async def test_a_cell_that_frees_memory_once_it_is_refused_goes_on(tmp_path: Path) -> None:
     """Two have taken more than there is, where nothing asks before: what one frees then counts with its next request.
 
     Arrays of NumPy are seen once a boundary or a cell's end measures them.
     """
     taken, measured = tmp_path / "taken", tmp_path / "measured"
 
-    async def check() -> None:
-        async with small_device("800MiB") as executor:
-            ada = await executor.notebook("ada", limits=Limits(user="ada", offload_after=None))
-            grace = await executor.notebook("grace")
-            for notebook in (ada, grace):
-                await notebook.run("import time, torch, numpy; from pathlib import Path")
-            first = asyncio.create_task(
-                ada.run(
-                    f"large = numpy.ones(400 << 17)\nwhile not Path({str(taken)!r}).exists():\n    time.sleep(0.01)",
-                    2 * PATIENCE,
-                )
+    async with small_device("800MiB") as executor:
+        ada = await executor.notebook("ada", limits=Limits(user="ada", offload_after=None))
+        grace = await executor.notebook("grace")
+        for notebook in (ada, grace):
+            await notebook.run("import time, torch, numpy; from pathlib import Path")
+        first = asyncio.create_task(
+            ada.run(
+                f"large = numpy.ones(400 << 17)\nwhile not Path({str(taken)!r}).exists():\n    time.sleep(0.01)",
+                2 * PATIENCE,
             )
-            second = asyncio.create_task(
-                grace.run(
-                    f"""if True:
+        )
+        second = asyncio.create_task(
+            grace.run(
+                f"""if True:
                 large, refusals = numpy.ones(400 << 17), 0
                 Path({str(taken)!r}).touch()
                 while not Path({str(measured)!r}).exists():
@@ -274,88 +239,74 @@ def test_a_cell_that_frees_memory_once_it_is_refused_goes_on(tmp_path: Path) -> 
                 large = None
                 print(refusals, sum(float(torch.ones(1)) for _ in range(3)))
                 """,
-                    2 * PATIENCE,
-                )
+                2 * PATIENCE,
             )
-            assert (await first).status == "ok"
+        )
+        assert (await first).status == "ok"
 
-            async def is_measured() -> bool:
-                return bool((await executor.session(ada))["persistent_bytes"] > 390 * MIB)
+        async def is_measured() -> bool:
+            return bool((await executor.session(ada))["persistent_bytes"] > 390 * MIB)
 
-            await until(is_measured, "the first one's array is counted")
-            measured.touch()
-            outcome = await second
-            assert (outcome.text, outcome.message) == ("1 3.0\n", "")
-
-    asyncio.run(check())
+        await until(is_measured, "the first one's array is counted")
+        measured.touch()
+        outcome = await second
+        assert (outcome.text, outcome.message) == ("1 3.0\n", "")
 
 
-def test_what_fails_within_backward_is_told_with_who_holds_most() -> None:
+async def test_what_fails_within_backward_is_told_with_who_holds_most() -> None:
     """There nobody can be waited for, so the error's figures must do: whose memory it is that is missing."""
-
-    async def check() -> None:
-        async with small_device("800MiB") as executor:
-            other = await executor.notebook("ada", limits=Limits(user="ada", offload_after=None))
-            await other.run(keep(10, 300))
-            notebook = await executor.notebook("grace")
-            await notebook.run(
-                "import torch\n"
-                "class Large(torch.autograd.Function):\n"
-                "    forward = staticmethod(lambda context, x: x * 2)\n"
-                "    backward = staticmethod(lambda context, gradient: torch.ones(600 << 18)[:1] * gradient)\n"
-                "x = torch.ones(1, requires_grad=True)"
-            )
-            outcome = await notebook.run("y = [Large.apply(x) for _ in range(100)][0]; y.backward()")
-            assert outcome.error == "OutOfMemoryError"
-            assert re.search(r"ada 3\d\d MiB|ada keeps 3\d\d MiB", outcome.message), outcome.message
-            assert (await notebook.run("print(x.item())")).text == "1.0\n"
-
-    asyncio.run(check())
+    async with small_device("800MiB") as executor:
+        other = await executor.notebook("ada", limits=Limits(user="ada", offload_after=None))
+        await other.run(keep(10, 300))
+        notebook = await executor.notebook("grace")
+        await notebook.run(
+            "import torch\n"
+            "class Large(torch.autograd.Function):\n"
+            "    forward = staticmethod(lambda context, x: x * 2)\n"
+            "    backward = staticmethod(lambda context, gradient: torch.ones(600 << 18)[:1] * gradient)\n"
+            "x = torch.ones(1, requires_grad=True)"
+        )
+        outcome = await notebook.run("y = [Large.apply(x) for _ in range(100)][0]; y.backward()")
+        assert outcome.error == "OutOfMemoryError"
+        assert re.search(r"ada 3\d\d MiB|ada keeps 3\d\d MiB", outcome.message), outcome.message
+        assert (await notebook.run("print(x.item())")).text == "1.0\n"
 
 
-def test_what_an_earlier_cell_needed_keeps_no_other_cell_out() -> None:
+async def test_what_an_earlier_cell_needed_keeps_no_other_cell_out() -> None:
     """Beside what is kept by now it would not fit; the next cell is not refused for it, but measured anew."""
-
-    async def check() -> None:
-        async with small_device("800MiB") as executor:
-            notebook = await executor.notebook("ada")
-            await notebook.run("import torch; float((torch.ones(200 << 18) + 1).sum())")
-            kept = await notebook.run(keep(10, 500))
-            outcome = await notebook.run("print(total())")
-            assert outcome.text == kept.text, outcome.message
-            outcome = await notebook.run("float((torch.ones(200 << 18) + 1).sum())")
-            assert outcome.error == "OutOfMemoryError"
-            assert (await notebook.run("print(total())")).text == kept.text
-
-    asyncio.run(check())
+    async with small_device("800MiB") as executor:
+        notebook = await executor.notebook("ada")
+        await notebook.run("import torch; float((torch.ones(200 << 18) + 1).sum())")
+        kept = await notebook.run(keep(10, 500))
+        outcome = await notebook.run("print(total())")
+        assert outcome.text == kept.text, outcome.message
+        outcome = await notebook.run("float((torch.ones(200 << 18) + 1).sum())")
+        assert outcome.error == "OutOfMemoryError"
+        assert (await notebook.run("print(total())")).text == kept.text
 
 
 @pytest.mark.heavy
-def test_notebooks_that_keep_three_times_the_device_all_finish() -> None:
+async def test_notebooks_that_keep_three_times_the_device_all_finish() -> None:
     """Six of them, each several cells long and half of the device large: nobody sees an error, nothing changes."""
+    async with small_device("600MiB") as executor:
+        notebooks = [await executor.notebook(user, limits=at_once(user)) for user in _USERS]
 
-    async def check() -> None:
-        async with small_device("600MiB") as executor:
-            notebooks = [await executor.notebook(user, limits=at_once(user)) for user in _USERS]
-
-            async def work(number: int, notebook: Notebook) -> None:
-                # In steps: there has to be room for as much as a cell needed once beside what its notebook keeps.
-                # They wait for each other, and for the disk.
-                patience = 4 * PATIENCE
-                outcome = await notebook.run(keep(20 + number, 100), patience)
+        async def work(number: int, notebook: Notebook) -> None:
+            # In steps: there has to be room for as much as a cell needed once beside what its notebook keeps.
+            # They wait for each other, and for the disk.
+            patience = 4 * PATIENCE
+            outcome = await notebook.run(keep(20 + number, 100), patience)
+            assert outcome.status == "ok", outcome.message
+            for _ in range(2):
+                outcome = await notebook.run("kept += [part + 1 for part in kept[:8]]; print(total())", patience)
                 assert outcome.status == "ok", outcome.message
-                for _ in range(2):
-                    outcome = await notebook.run("kept += [part + 1 for part in kept[:8]]; print(total())", patience)
-                    assert outcome.status == "ok", outcome.message
-                again = await notebook.run("print(total())", patience)
-                assert (again.status, again.text) == ("ok", outcome.text), again.message
+            again = await notebook.run("print(total())", patience)
+            assert (again.status, again.text) == ("ok", outcome.text), again.message
 
-            await asyncio.gather(*(work(number, notebook) for number, notebook in enumerate(notebooks)))
-            entries = [await executor.session(notebook) for notebook in notebooks]
-            assert sum(entry["offloads"] for entry in entries) >= 5
-            assert sum(entry["restores"] for entry in entries) >= 5
-
-    asyncio.run(check())
+        await asyncio.gather(*(work(number, notebook) for number, notebook in enumerate(notebooks)))
+        entries = [await executor.session(notebook) for notebook in notebooks]
+        assert sum(entry["offloads"] for entry in entries) >= 5
+        assert sum(entry["restores"] for entry in entries) >= 5
 
 
 _LOSE_THE_REQUEST = """if True:
@@ -386,19 +337,15 @@ _LOSE_THE_REQUEST = """if True:
 """
 
 
-def test_who_waits_for_a_session_that_greets_anew_is_answered(process: ExecutorProcess) -> None:
+async def test_who_waits_for_a_session_that_greets_anew_is_answered(process: ExecutorProcess) -> None:
     """It does not know of the request, so whoever asked is told so, and may ask again."""
-
-    async def main() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            await notebook.run(keep(1, 8))
-            path = str(process.runtime_directory / EXECUTOR_SOCKET)
-            name = Path(notebook.record.connection["ip"]).name.removesuffix("-ipc")
-            await notebook.run(_LOSE_THE_REQUEST.format(path=path, name=name))
-            await in_state(executor, notebook, "idle")
-            with pytest.raises(Refused, match="connection was lost") as refused:
-                await asyncio.wait_for(executor.client.offload_session(notebook.session), PATIENCE)
-            assert refused.value.reason == "busy"
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        await notebook.run(keep(1, 8))
+        path = str(process.runtime_directory / EXECUTOR_SOCKET)
+        name = Path(notebook.record.connection["ip"]).name.removesuffix("-ipc")
+        await notebook.run(_LOSE_THE_REQUEST.format(path=path, name=name))
+        await in_state(executor, notebook, "idle")
+        with pytest.raises(Refused, match="connection was lost") as refused:
+            await asyncio.wait_for(executor.client.offload_session(notebook.session), PATIENCE)
+        assert refused.value.reason == "busy"

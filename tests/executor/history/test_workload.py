@@ -97,35 +97,32 @@ async def foreseen(executor: Executor, notebook: Notebook, is_so: Callable[[dict
     [LOADER, BAR, NESTED_BARS, UPDATED_BAR, RANGE, FUNCTION, SAID],
     ids=["loader", "bar", "nested-bars", "updated-bar", "range", "function", "said"],
 )
-def test_what_a_loop_shows_tells_how_much_is_left(process: ExecutorProcess, code: str, tmp_path: Path) -> None:
+async def test_what_a_loop_shows_tells_how_much_is_left(process: ExecutorProcess, code: str, tmp_path: Path) -> None:
     """After 120 of 160 steps a quarter of the work is foreseen, from what the notebook shows, and none at the end."""
     gate = tmp_path / "gate"
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            await prepare(notebook, gate)
-            cell = asyncio.create_task(notebook.run(code))
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        await prepare(notebook, gate)
+        cell = asyncio.create_task(notebook.run(code))
 
-            def is_near(session: dict[str, Any]) -> bool:
-                if session["remaining_from"] != "declared":
-                    return False
-                left = session["remaining_seconds"] / session["iteration_seconds"]
-                return session["iterations"] >= STOP_AT - 1 and left <= 2 * (STEPS - STOP_AT)
+        def is_near(session: dict[str, Any]) -> bool:
+            if session["remaining_from"] != "declared":
+                return False
+            left = session["remaining_seconds"] / session["iteration_seconds"]
+            return session["iterations"] >= STOP_AT - 1 and left <= 2 * (STEPS - STOP_AT)
 
-            session = await foreseen(executor, notebook, is_near)
-            assert session["remaining_seconds"] >= 0
-            assert not cell.done()
-            gate.touch()
-            outcome = await cell
-            assert outcome.status == "ok", outcome.message
-            session = await executor.session(notebook)
-            assert (session["remaining_seconds"], session["remaining_from"]) == (None, None)
-
-    asyncio.run(main())
+        session = await foreseen(executor, notebook, is_near)
+        assert session["remaining_seconds"] >= 0
+        assert not cell.done()
+        gate.touch()
+        outcome = await cell
+        assert outcome.status == "ok", outcome.message
+        session = await executor.session(notebook)
+        assert (session["remaining_seconds"], session["remaining_from"]) == (None, None)
 
 
-def test_an_earlier_run_of_the_same_source_is_remembered_by_the_next_executor(
+async def test_an_earlier_run_of_the_same_source_is_remembered_by_the_next_executor(
     process: ExecutorProcess, tmp_path: Path
 ) -> None:
     """However it is written: what shows no end is expected to take as long as before, also after a crash."""
@@ -133,38 +130,31 @@ def test_an_earlier_run_of_the_same_source_is_remembered_by_the_next_executor(
     gate = tmp_path / "gate"
     loop = "while steps < 30:\n    step(data.tensors[0])"
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook("edsger")
-            gate.touch()
-            await prepare(notebook, gate, stop_at=3)
-            assert (await notebook.run(f"steps = 0\n{loop}")).status == "ok"
+    async with Executor(process) as executor:
+        notebook = await executor.notebook("edsger")
+        gate.touch()
+        await prepare(notebook, gate, stop_at=3)
+        assert (await notebook.run(f"steps = 0\n{loop}")).status == "ok"
 
-            async def is_kept() -> bool:
-                return history.exists() and history.read_bytes().count(b"edsger") == 2
+        async def is_kept() -> bool:
+            return history.exists() and history.read_bytes().count(b"edsger") == 2
 
-            await until(is_kept, "both cells are kept")
-            await executor.replace()
-            gate.unlink()
-            cell = asyncio.create_task(notebook.run(f"steps  =  0  # again\n\n{loop}  # the same"))
-            session = await foreseen(executor, notebook, lambda session: session["remaining_from"] == "earlier")
-            assert session["remaining_seconds"] > 0
-            gate.touch()
-            assert (await cell).status == "ok"
-
-    asyncio.run(main())
+        await until(is_kept, "both cells are kept")
+        await executor.replace()
+        gate.unlink()
+        cell = asyncio.create_task(notebook.run(f"steps  =  0  # again\n\n{loop}  # the same"))
+        session = await foreseen(executor, notebook, lambda session: session["remaining_from"] == "earlier")
+        assert session["remaining_seconds"] > 0
+        gate.touch()
+        assert (await cell).status == "ok"
 
 
-def test_learned_iterations_hold_for_the_next_run_of_the_cell(process: ExecutorProcess, tmp_path: Path) -> None:
+async def test_learned_iterations_hold_for_the_next_run_of_the_cell(process: ExecutorProcess, tmp_path: Path) -> None:
     """A loop over `sharedkernel.iterations` is known by its place: the next run is counted from its first pass."""
-
-    async def main() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            await prepare(notebook, tmp_path, stop_at=-1)
-            for run in range(1, 4):
-                assert (await notebook.run(SAID)).status == "ok"
-                # All but the pass before a run's first device operation.
-                assert (await executor.session(notebook))["iterations"] >= run * (STEPS - 1)
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        await prepare(notebook, tmp_path, stop_at=-1)
+        for run in range(1, 4):
+            assert (await notebook.run(SAID)).status == "ok"
+            # All but the pass before a run's first device operation.
+            assert (await executor.session(notebook))["iterations"] >= run * (STEPS - 1)

@@ -27,24 +27,20 @@ pytestmark = needs_root
 
 
 @pytest.mark.heavy
-def test_numbers_stay_and_are_nobody_else_s(apart: ApartExecutor) -> None:
+async def test_numbers_stay_and_are_nobody_else_s(apart: ApartExecutor) -> None:
     """A user has the same number in every session and after a restart; names that look alike have others."""
-
-    async def main() -> None:
-        async with Executor(apart) as executor:
-            first = {}
-            for user in (ADA, ADA.title(), f"../{ADA}", f".{ADA}"):
-                notebook = await executor.notebook(user)
-                first[user] = (await notebook.run("import os; os.getuid(), os.getcwd()")).text
-            assert len(set(first.values())) == 4
-            await executor.replace()
-            again = await executor.notebook(f"../{ADA}")
-            assert (await again.run("import os; os.getuid(), os.getcwd()")).text == first[f"../{ADA}"]
-            given = json.loads((apart.homes / NUMBERS_FILE).read_text())["uids"]
-            assert len(set(given.values())) == len(given)
-            assert all(Path(folder).parent == apart.homes for _, folder in map(ast.literal_eval, first.values()))
-
-    asyncio.run(main())
+    async with Executor(apart) as executor:
+        first = {}
+        for user in (ADA, ADA.title(), f"../{ADA}", f".{ADA}"):
+            notebook = await executor.notebook(user)
+            first[user] = (await notebook.run("import os; os.getuid(), os.getcwd()")).text
+        assert len(set(first.values())) == 4
+        await executor.replace()
+        again = await executor.notebook(f"../{ADA}")
+        assert (await again.run("import os; os.getuid(), os.getcwd()")).text == first[f"../{ADA}"]
+        given = json.loads((apart.homes / NUMBERS_FILE).read_text())["uids"]
+        assert len(set(given.values())) == len(given)
+        assert all(Path(folder).parent == apart.homes for _, folder in map(ast.literal_eval, first.values()))
 
 
 @pytest.mark.parametrize(
@@ -116,41 +112,33 @@ async def a_spare(process: ExecutorProcess) -> PersistedSession:
     return found
 
 
-def test_spares_that_were_forked_for_users_outlive_the_executor(apart: ApartExecutor) -> None:
+async def test_spares_that_were_forked_for_users_outlive_the_executor(apart: ApartExecutor) -> None:
     """The next executor keeps them: they were made ready for what it does with them."""
-
-    async def main() -> None:
-        async with Executor(apart) as executor:
-            spare = await a_spare(apart)
-            await executor.replace()
-            await executor.notebook()
-            assert start_time(spare.pid) == spare.started
-
-    asyncio.run(main())
+    async with Executor(apart) as executor:
+        spare = await a_spare(apart)
+        await executor.replace()
+        await executor.notebook()
+        assert start_time(spare.pid) == spare.started
 
 
-def test_a_session_that_was_not_yet_its_user_s_is_not_adopted(apart: ApartExecutor) -> None:
+async def test_a_session_that_was_not_yet_its_user_s_is_not_adopted(apart: ApartExecutor) -> None:
     """The executor ended between giving a spare to a user and the spare's becoming the user: it still has rights."""
+    async with Executor(apart) as executor:
+        spare = await a_spare(apart)
+        os.kill(spare.pid, signal.SIGSTOP)  # it does not hear that it is given away
+        start = asyncio.create_task(executor.client.start_session("half-given", Limits(user=ADA)))
 
-    async def main() -> None:
-        async with Executor(apart) as executor:
-            spare = await a_spare(apart)
-            os.kill(spare.pid, signal.SIGSTOP)  # it does not hear that it is given away
-            start = asyncio.create_task(executor.client.start_session("half-given", Limits(user=ADA)))
+        async def is_given() -> bool:
+            return "half-given" in [record.session for record in await executor.client.sessions()]
 
-            async def is_given() -> bool:
-                return "half-given" in [record.session for record in await executor.client.sessions()]
+        await until(is_given, "the spare is given away")
+        await executor.replace()
+        with pytest.raises(ExecutorUnavailable):
+            await start
+        assert not await is_given()
 
-            await until(is_given, "the spare is given away")
-            await executor.replace()
-            with pytest.raises(ExecutorUnavailable):
-                await start
-            assert not await is_given()
+        async def is_gone() -> bool:
+            return start_time(spare.pid) != spare.started
 
-            async def is_gone() -> bool:
-                return start_time(spare.pid) != spare.started
-
-            await until(is_gone, "it is ended")
-            assert (await (await executor.notebook()).run("import os; os.getuid() >= 1000")).text == "True"
-
-    asyncio.run(main())
+        await until(is_gone, "it is ended")
+        assert (await (await executor.notebook()).run("import os; os.getuid() >= 1000")).text == "True"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 from collections.abc import Iterator
@@ -76,39 +75,31 @@ def small(tmp_path: Path) -> Iterator[ApartExecutor]:
     process.close()
 
 
-def test_a_user_takes_no_space_that_others_need_to_start(small: ApartExecutor) -> None:
+async def test_a_user_takes_no_space_that_others_need_to_start(small: ApartExecutor) -> None:
     """A user's directories and session log can be full, and yet the services have as much space as before."""
-
-    async def main() -> None:
-        async with Executor(small) as executor:
-            grace = await executor.notebook(GRACE)  # a first start needs a home
+    async with Executor(small) as executor:
+        grace = await executor.notebook(GRACE)  # a first start needs a home
+        await executor.client.end_session(grace.session)
+        ada = await executor.notebook(ADA)
+        before = os.statvfs(small.runtime_directory).f_bavail
+        filled = await ada.run(_FILL)
+        assert filled.text.splitlines().count("No space left on device") >= 2, filled
+        after = os.statvfs(small.runtime_directory).f_bavail
+        page = os.statvfs(small.runtime_directory).f_frsize
+        assert (before - after) * page < 1 << 20
+        for _ in range(6):  # more than there are spares
+            grace = await executor.notebook(GRACE)
+            assert (await grace.run("6 * 7")).text == "42"
             await executor.client.end_session(grace.session)
-            ada = await executor.notebook(ADA)
-            before = os.statvfs(small.runtime_directory).f_bavail
-            filled = await ada.run(_FILL)
-            assert filled.text.splitlines().count("No space left on device") >= 2, filled
-            after = os.statvfs(small.runtime_directory).f_bavail
-            page = os.statvfs(small.runtime_directory).f_frsize
-            assert (before - after) * page < 1 << 20
-            for _ in range(6):  # more than there are spares
-                grace = await executor.notebook(GRACE)
-                assert (await grace.run("6 * 7")).text == "42"
-                await executor.client.end_session(grace.session)
-
-    asyncio.run(main())
 
 
-def test_a_log_is_removed_with_its_session(small: ApartExecutor) -> None:
+async def test_a_log_is_removed_with_its_session(small: ApartExecutor) -> None:
     """What a session that was shut down leaves in its user's directory: nothing."""
-
-    async def main() -> None:
-        async with Executor(small) as executor:
-            ada = await executor.notebook(ADA)
-            own = (await ada.run("import os; print(os.environ['XDG_RUNTIME_DIR'])")).text.strip()
-            log, socket = sorted(os.listdir(own), reverse=True)
-            assert log.startswith("session-")
-            assert socket == str(ada.record.pid)
-            await executor.client.end_session(ada.session)
-            assert os.listdir(own) == []
-
-    asyncio.run(main())
+    async with Executor(small) as executor:
+        ada = await executor.notebook(ADA)
+        own = (await ada.run("import os; print(os.environ['XDG_RUNTIME_DIR'])")).text.strip()
+        log, socket = sorted(os.listdir(own), reverse=True)
+        assert log.startswith("session-")
+        assert socket == str(ada.record.pid)
+        await executor.client.end_session(ada.session)
+        assert os.listdir(own) == []

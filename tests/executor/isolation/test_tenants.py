@@ -76,149 +76,128 @@ _GREET = """if True:
 """
 
 
-def test_a_cell_cannot_stop_the_starts_of_others(apart: ApartExecutor) -> None:
+async def test_a_cell_cannot_stop_the_starts_of_others(apart: ApartExecutor) -> None:
     """A session has no end of the pipe that wakes its parent, which it could fill so that the parent waits for ever."""
-
-    async def main() -> None:
-        async with Executor(apart) as executor:
-            ada = await executor.notebook(ADA)
-            parent = psutil.Process(ada.record.pid).ppid()
-            pipes = sorted(name for name in open_files(parent).values() if name.startswith("pipe:"))
-            assert pipes
-            assert (await ada.run(_FILL_PIPES.format(pipes=pipes))).text.strip() == "0"
-            for _ in range(6):  # more than there are spares, and each end of a process wakes the parent
-                grace = await executor.notebook(GRACE)
-                assert (await grace.run("6 * 7")).text == "42"
-                await executor.client.end_session(grace.session)
-
-    asyncio.run(main())
+    async with Executor(apart) as executor:
+        ada = await executor.notebook(ADA)
+        parent = psutil.Process(ada.record.pid).ppid()
+        pipes = sorted(name for name in open_files(parent).values() if name.startswith("pipe:"))
+        assert pipes
+        assert (await ada.run(_FILL_PIPES.format(pipes=pipes))).text.strip() == "0"
+        for _ in range(6):  # more than there are spares, and each end of a process wakes the parent
+            grace = await executor.notebook(GRACE)
+            assert (await grace.run("6 * 7")).text == "42"
+            await executor.client.end_session(grace.session)
 
 
-def test_no_session_listens_where_others_could_connect(apart: ApartExecutor) -> None:
+async def test_no_session_listens_where_others_could_connect(apart: ApartExecutor) -> None:
     """Not for the debugger, which is off and says so, nor for what its forked processes print, which still arrives."""
     forked = "import os\nif os.fork() == 0:\n    print('from a child', flush=True); os._exit(0)\n_ = os.wait()"
 
-    async def main() -> None:
-        async with Executor(apart) as executor:
-            ada = await executor.notebook(ADA)
-            information = await ada.client.kernel_info(reply=True)
-            assert "debugger" not in information["content"]["supported_features"]
-            reply = await debug(ada, "initialize", clientID="c", adapterID="", pathFormat="path")
-            assert (reply["success"], reply["command"]) == (False, "initialize")
-            assert "other users could connect" in reply["message"]
-            assert not (await debug(ada, "disconnect"))["success"]
-            assert (await ada.run("6 * 7")).text == "42"
+    async with Executor(apart) as executor:
+        ada = await executor.notebook(ADA)
+        information = await ada.client.kernel_info(reply=True)
+        assert "debugger" not in information["content"]["supported_features"]
+        reply = await debug(ada, "initialize", clientID="c", adapterID="", pathFormat="path")
+        assert (reply["success"], reply["command"]) == (False, "initialize")
+        assert "other users could connect" in reply["message"]
+        assert not (await debug(ada, "disconnect"))["success"]
+        assert (await ada.run("6 * 7")).text == "42"
 
-            async def has_printed() -> bool:
-                return "from a child" in (await ada.run(forked)).text
+        async def has_printed() -> bool:
+            return "from a child" in (await ada.run(forked)).text
 
-            await until(has_printed, "what a child prints is shown")
-            parent = psutil.Process(psutil.Process(ada.record.pid).ppid())
-            for process in (parent, *parent.children(recursive=True)):
-                assert tcp_listeners(process.pid) == set()
-                # others pass no directory on the way to these
-                own = (f"{apart.runtime_directory}/", f"{apart.homes / '.run'}/{process.uids().real}/")
-                assert all(path.startswith(own) for path in unix_listeners(process.pid))
-
-    asyncio.run(main())
+        await until(has_printed, "what a child prints is shown")
+        parent = psutil.Process(psutil.Process(ada.record.pid).ppid())
+        for process in (parent, *parent.children(recursive=True)):
+            assert tcp_listeners(process.pid) == set()
+            # others pass no directory on the way to these
+            own = (f"{apart.runtime_directory}/", f"{apart.homes / '.run'}/{process.uids().real}/")
+            assert all(path.startswith(own) for path in unix_listeners(process.pid))
 
 
 @pytest.mark.heavy
-def test_a_package_that_a_user_s_own_version_cannot_replace_is_named(apart: ApartExecutor) -> None:
+async def test_a_package_that_a_user_s_own_version_cannot_replace_is_named(apart: ApartExecutor) -> None:
     """Such sessions cannot start afresh; it is said before the first cell's output, and changes nothing."""
     install = """if True:
         from sharedkernel.session.kernel import packages
         (packages.overlay_site_packages() / "typing_extensions.py").write_text("mine = True")
     """
 
-    async def main() -> None:
-        async with Executor(apart) as executor:
-            assert (await (await executor.notebook(ADA)).run(install)).status == "ok"
-            notebook = await executor.notebook(ADA)
-            outcome = await notebook.run("import typing_extensions; hasattr(typing_extensions, 'mine')")
-            assert "Your own typing_extensions is not used" in outcome.text
-            assert outcome.text.endswith("False")
-            assert "is not used" not in (await (await executor.notebook(GRACE)).run("print(1)")).text
-            await notebook.run(install.replace('.write_text("mine = True")', ".unlink()"))
-
-    asyncio.run(main())
+    async with Executor(apart) as executor:
+        assert (await (await executor.notebook(ADA)).run(install)).status == "ok"
+        notebook = await executor.notebook(ADA)
+        outcome = await notebook.run("import typing_extensions; hasattr(typing_extensions, 'mine')")
+        assert "Your own typing_extensions is not used" in outcome.text
+        assert outcome.text.endswith("False")
+        assert "is not used" not in (await (await executor.notebook(GRACE)).run("print(1)")).text
+        await notebook.run(install.replace('.write_text("mine = True")', ".unlink()"))
 
 
 @pytest.mark.heavy
-def test_connections_that_never_greet_keep_nobody_out(apart: ApartExecutor) -> None:
+async def test_connections_that_never_greet_keep_nobody_out(apart: ApartExecutor) -> None:
     """One user has few of them, with little in each and for seconds only; others are served meanwhile."""
+    async with Executor(apart) as executor:
+        ada = await executor.notebook(ADA)
+        pid = apart.process.pid
+        before, most = _sockets(pid), resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        memory = psutil.Process(pid).memory_info().rss
+        # as few as many systems allow
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (1024, most[1]))
+        try:
+            attack = _CONNECT.format(number=3000, path=str(apart.runtime_directory / EXECUTOR_SOCKET))
+            running = asyncio.create_task(ada.run(attack))
+            grace = await executor.notebook(GRACE)
+            assert (await grace.run("6 * 7")).text == "42"
+            assert (await running).status == "ok"
+            # beside those that it has just accepted and is about to hang up on, and the new spares' (as below)
+            assert _sockets(pid) < before + MOST_UNGREETED + 300 + 32
+            assert psutil.Process(pid).memory_info().rss < memory + (64 << 20)
+            assert apart.log().count("too many connections; refused") < 50
+            assert (await ada.run("import torch; torch.ones(2).sum().item()")).text == "2.0"
 
-    async def main() -> None:
-        async with Executor(apart) as executor:
-            ada = await executor.notebook(ADA)
-            pid = apart.process.pid
-            before, most = _sockets(pid), resource.prlimit(pid, resource.RLIMIT_NOFILE)
-            memory = psutil.Process(pid).memory_info().rss
-            # as few as many systems allow
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, (1024, most[1]))
-            try:
-                attack = _CONNECT.format(number=3000, path=str(apart.runtime_directory / EXECUTOR_SOCKET))
-                running = asyncio.create_task(ada.run(attack))
-                grace = await executor.notebook(GRACE)
-                assert (await grace.run("6 * 7")).text == "42"
-                assert (await running).status == "ok"
-                # beside those that it has just accepted and is about to hang up on, and the new spares' (as below)
-                assert _sockets(pid) < before + MOST_UNGREETED + 300 + 32
-                assert psutil.Process(pid).memory_info().rss < memory + (64 << 20)
-                assert apart.log().count("too many connections; refused") < 50
-                assert (await ada.run("import torch; torch.ones(2).sum().item()")).text == "2.0"
+            async def are_gone() -> bool:
+                return _sockets(pid) < before + 32  # each spare has one, and a rush leaves a dozen spares
 
-                async def are_gone() -> bool:
-                    return _sockets(pid) < before + 32  # each spare has one, and a rush leaves a dozen spares
-
-                await until(are_gone, "those that have not greeted are hung up on")
-            finally:
-                resource.prlimit(pid, resource.RLIMIT_NOFILE, most)
-
-    asyncio.run(main())
+            await until(are_gone, "those that have not greeted are hung up on")
+        finally:
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, most)
 
 
-def test_a_session_that_greets_again_and_again_has_few_connections(apart: ApartExecutor) -> None:
+async def test_a_session_that_greets_again_and_again_has_few_connections(apart: ApartExecutor) -> None:
     """Those before its last one count as if they had not greeted."""
+    async with Executor(apart) as executor:
+        ada = await executor.notebook(ADA)
+        before = _sockets(apart.process.pid)
+        name = Path(ada.record.connection["ip"]).name.removesuffix("-ipc")
+        greet = _GREET.format(name=name, path=str(apart.runtime_directory / EXECUTOR_SOCKET))
+        assert (await ada.run(greet)).status == "ok"
+        most = before + MOST_UNGREETED + 32
 
-    async def main() -> None:
-        async with Executor(apart) as executor:
-            ada = await executor.notebook(ADA)
-            before = _sockets(apart.process.pid)
-            name = Path(ada.record.connection["ip"]).name.removesuffix("-ipc")
-            greet = _GREET.format(name=name, path=str(apart.runtime_directory / EXECUTOR_SOCKET))
-            assert (await ada.run(greet)).status == "ok"
-            most = before + MOST_UNGREETED + 32
+        async def are_few() -> bool:
+            return _sockets(apart.process.pid) < most
 
-            async def are_few() -> bool:
-                return _sockets(apart.process.pid) < most
-
-            # Those that were refused are closed one after the other; and spares are being started.
-            await until(are_few, "those before the last one are closed")
-            assert (await (await executor.notebook(GRACE)).run("6 * 7")).text == "42"
-
-    asyncio.run(main())
+        # Those that were refused are closed one after the other; and spares are being started.
+        await until(are_few, "those before the last one are closed")
+        assert (await (await executor.notebook(GRACE)).run("6 * 7")).text == "42"
 
 
-def test_a_session_is_ended_before_a_service_when_memory_runs_out(apart: ApartExecutor) -> None:
+async def test_a_session_is_ended_before_a_service_when_memory_runs_out(apart: ApartExecutor) -> None:
     """As are the programs that it starts; where the executor has the right to say so, no user changes that."""
     lower = "import os; os.write(os.open('/proc/self/oom_score_adj', os.O_WRONLY), b'-500')"
     child = "import subprocess; subprocess.check_output(['cat', '/proc/self/oom_score_adj'], text=True).strip()"
 
-    async def main() -> None:
-        async with Executor(apart) as executor:
-            ada = await executor.notebook(ADA)
-            parent = psutil.Process(ada.record.pid).ppid()
-            services = _score(os.getpid())
-            assert _score(parent) == _score(apart.process.pid) == services
-            assert _score(ada.record.pid) == services + 300
-            assert (await ada.run(child)).text == repr(str(services + 300))
-            assert (await ada.run(lower)).error == "PermissionError"
-            assert _score(ada.record.pid) == services + 300
-            assert (await ada.run(lower.replace("-500", str(services)))).status in ("ok", "error")
-            assert _score(ada.record.pid) >= services
-
-    asyncio.run(main())
+    async with Executor(apart) as executor:
+        ada = await executor.notebook(ADA)
+        parent = psutil.Process(ada.record.pid).ppid()
+        services = _score(os.getpid())
+        assert _score(parent) == _score(apart.process.pid) == services
+        assert _score(ada.record.pid) == services + 300
+        assert (await ada.run(child)).text == repr(str(services + 300))
+        assert (await ada.run(lower)).error == "PermissionError"
+        assert _score(ada.record.pid) == services + 300
+        assert (await ada.run(lower.replace("-500", str(services)))).status in ("ok", "error")
+        assert _score(ada.record.pid) >= services
 
 
 def _sockets(pid: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -66,8 +67,9 @@ def _analyze(directory: Path, *arguments: str) -> subprocess.CompletedProcess[st
 
 
 @needs_systemd
-@pytest.mark.parametrize("drop_in", [False, True])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "drop_in"), [*itertools.product(NAMES, [False, True]), ("sharedkernel-host.service", False)]
+)
 def test_systemd_understands_them(tmp_path: Path, name: str, drop_in: bool) -> None:
     """No unknown setting, no value that it ignores."""
     checked = _analyze(tmp_path, "verify", "--man=no", str(_install(tmp_path, name, drop_in=drop_in)))

@@ -79,55 +79,44 @@ _SAY_MUCH = """if True:
 """
 
 
-def test_a_session_that_says_much_costs_nobody_the_status(process: ExecutorProcess) -> None:
+async def test_a_session_that_says_much_costs_nobody_the_status(process: ExecutorProcess) -> None:
     """Two of them would be more than a message can hold; of each, a line is passed on."""
+    async with Executor(process) as executor:
+        for user in ("liar", "other-liar"):
+            notebook = await executor.notebook(user)
+            await notebook.run(_SAY_MUCH)
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            for user in ("liar", "other-liar"):
-                notebook = await executor.notebook(user)
-                await notebook.run(_SAY_MUCH)
+            async def heard(notebook: Notebook = notebook) -> bool:
+                return (await executor.session(notebook))["offload_note"] == "x" * 300
 
-                async def heard(notebook: Notebook = notebook) -> bool:
-                    return (await executor.session(notebook))["offload_note"] == "x" * 300
-
-                await until(heard, "a line of it is passed on")
-
-    asyncio.run(main())
+            await until(heard, "a line of it is passed on")
 
 
-def test_what_a_session_starts_with_has_a_limit(process: ExecutorProcess) -> None:
+async def test_what_a_session_starts_with_has_a_limit(process: ExecutorProcess) -> None:
     """It is kept for the next executor and told in every list of sessions, so more is refused before anything is done.
 
     What is within the limit outlives the executor.
     """
-
-    async def main() -> None:
-        async with Executor(process) as executor:
-            with pytest.raises(Refused, match="more than the 49152") as refused:
-                await executor.notebook(env={"KERNEL_X": "x" * (48 << 10)})
-            assert refused.value.reason == "bad_request"
-            notebook = await executor.notebook(env={"KERNEL_X": "x" * (47 << 10)})
-            await executor.replace()
-            assert [record.session for record in await executor.client.sessions()] == [notebook.session]
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        with pytest.raises(Refused, match="more than the 49152") as refused:
+            await executor.notebook(env={"KERNEL_X": "x" * (48 << 10)})
+        assert refused.value.reason == "bad_request"
+        notebook = await executor.notebook(env={"KERNEL_X": "x" * (47 << 10)})
+        await executor.replace()
+        assert [record.session for record in await executor.client.sessions()] == [notebook.session]
 
 
-def test_an_answer_may_be_longer_than_a_request(start_executor: StartExecutor) -> None:
+async def test_an_answer_may_be_longer_than_a_request(start_executor: StartExecutor) -> None:
     """Whoever asks for the status gets it however many users there are."""
     process = start_executor("--spares", "0")
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            users = [f"user-{number}-{'x' * 100}" for number in range(6000)]
-            for part in (users[:3000], users[3000:]):
-                await executor.client.configure_users([Limits(user=user) for user in part])
-            status = to_json(await executor.client.status())
-            assert {user["name"] for user in status["users"]} >= set(users)
-            assert len(msgspec.msgpack.encode(status)) > protocol.MAX_MESSAGE_BYTES
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        users = [f"user-{number}-{'x' * 100}" for number in range(6000)]
+        for part in (users[:3000], users[3000:]):
+            await executor.client.configure_users([Limits(user=user) for user in part])
+        status = to_json(await executor.client.status())
+        assert {user["name"] for user in status["users"]} >= set(users)
+        assert len(msgspec.msgpack.encode(status)) > protocol.MAX_MESSAGE_BYTES
 
 
 _SPOIL = """if True:
@@ -147,42 +136,34 @@ _SPOIL = """if True:
 
 
 @pytest.mark.parametrize("value", [(1 << 63) - 1, -(1 << 63)])
-def test_a_page_full_of_lies_harms_nobody_else(process: ExecutorProcess, value: int) -> None:
+async def test_a_page_full_of_lies_harms_nobody_else(process: ExecutorProcess, value: int) -> None:
     """It cannot be cut off, others compute and allocate as before, and its own service is measured all the same."""
-
-    async def main() -> None:
-        async with Executor(process) as executor:
-            limits = Limits(user="liar", quota_bytes=100 * MIB)
-            liar, other = await executor.notebook("liar", limits=limits), await executor.notebook("grace")
-            outcome = await liar.run(_SPOIL.format(first=2, value=value))
-            assert outcome.text == "sealed\n" * 3, outcome
-            train = "import torch; x = torch.ones(1 << 24); sum((x * 2).sum().item() for _ in range(20))"
-            assert (await other.run(train)).text == f"{20 * 2.0 * (1 << 24)}"
-            status = to_json(await executor.client.status())
-            assert next(user for user in status["users"] if user["name"] == "grace")["attained_service_seconds"] > 0
-            await liar.run("import torch; torch.ones(1 << 20).sum()")
-            assert (await executor.session(liar))["attained_service_seconds"] > 0
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        limits = Limits(user="liar", quota_bytes=100 * MIB)
+        liar, other = await executor.notebook("liar", limits=limits), await executor.notebook("grace")
+        outcome = await liar.run(_SPOIL.format(first=2, value=value))
+        assert outcome.text == "sealed\n" * 3, outcome
+        train = "import torch; x = torch.ones(1 << 24); sum((x * 2).sum().item() for _ in range(20))"
+        assert (await other.run(train)).text == f"{20 * 2.0 * (1 << 24)}"
+        status = to_json(await executor.client.status())
+        assert next(user for user in status["users"] if user["name"] == "grace")["attained_service_seconds"] > 0
+        await liar.run("import torch; torch.ones(1 << 20).sum()")
+        assert (await executor.session(liar))["attained_service_seconds"] > 0
 
 
-def test_a_session_that_spoils_its_page_does_not_keep_executors_from_starting(process: ExecutorProcess) -> None:
+async def test_a_session_that_spoils_its_page_does_not_keep_executors_from_starting(process: ExecutorProcess) -> None:
     """The next executor ends it and adopts the others."""
+    async with Executor(process) as executor:
+        liar, other = await executor.notebook("liar"), await executor.notebook("grace")
+        await other.run("kept = 1")
+        await liar.run(_SPOIL.format(first=0, value=7))
+        await executor.replace()
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            liar, other = await executor.notebook("liar"), await executor.notebook("grace")
-            await other.run("kept = 1")
-            await liar.run(_SPOIL.format(first=0, value=7))
-            await executor.replace()
+        async def gone() -> bool:
+            return liar.session not in [record.session for record in await executor.client.sessions()]
 
-            async def gone() -> bool:
-                return liar.session not in [record.session for record in await executor.client.sessions()]
-
-            await until(gone, "the liar is gone")
-            assert (await other.run("kept")).text == "1"
-
-    asyncio.run(main())
+        await until(gone, "the liar is gone")
+        assert (await other.run("kept")).text == "1"
 
 
 _TAKE = """
@@ -193,27 +174,24 @@ for place in range(0, 1 << 30, 4096):
 """
 
 
-def test_a_session_that_has_more_than_its_quota_is_warned_and_ended(start_executor: StartExecutor) -> None:
+async def test_a_session_that_has_more_than_its_quota_is_warned_and_ended(start_executor: StartExecutor) -> None:
     """What it has is seen from outside; its neighbour, within its own limit, is left alone."""
     process = start_executor("--overuse-patience", "0.5s")
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            limits = Limits(user="liar", quota_bytes=100 * MIB)
-            liar, other = await executor.notebook("liar", limits=limits), await executor.notebook("grace")
-            assert (await liar.run("import torch; x = torch.ones(1 << 28)")).error == "OutOfMemoryError"
-            assert (await other.run("import torch; x = torch.ones(1 << 26); x.sum().item()")).text == f"{1 << 26}.0"
-            # Its end is what is waited for: it may come before the cell's reply.
-            liar.client.execute(_TAKE)
+    async with Executor(process) as executor:
+        limits = Limits(user="liar", quota_bytes=100 * MIB)
+        liar, other = await executor.notebook("liar", limits=limits), await executor.notebook("grace")
+        assert (await liar.run("import torch; x = torch.ones(1 << 28)")).error == "OutOfMemoryError"
+        assert (await other.run("import torch; x = torch.ones(1 << 26); x.sum().item()")).text == f"{1 << 26}.0"
+        # Its end is what is waited for: it may come before the cell's reply.
+        liar.client.execute(_TAKE)
 
-            async def gone() -> bool:
-                return liar.session not in [record.session for record in await executor.client.sessions()]
+        async def gone() -> bool:
+            return liar.session not in [record.session for record in await executor.client.sessions()]
 
-            await until(gone, "the liar is ended")
-            assert re.search(r"of liar holds .*: warned", process.log())
-            assert (await other.run("x.sum().item()")).text == f"{1 << 26}.0"
-
-    asyncio.run(main())
+        await until(gone, "the liar is ended")
+        assert re.search(r"of liar holds .*: warned", process.log())
+        assert (await other.run("x.sum().item()")).text == f"{1 << 26}.0"
 
 
 _CLAIM = """if True:
@@ -232,53 +210,50 @@ _CLAIM = """if True:
 
 
 @pytest.mark.parametrize("value", [(1 << 63) - 1, 1 << 40, -(1 << 63)])
-def test_absurd_figures_change_nobody_elses_placement_status_or_quota(
+async def test_absurd_figures_change_nobody_elses_placement_status_or_quota(
     process: ExecutorProcess, tmp_path: Path, value: int
 ) -> None:
     """A session writes them into its page in the middle of a cell: each counts for what it can have at most."""
     began, end = tmp_path / "began", tmp_path / "end"
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            limits = Limits(user="liar", quota_bytes=100 * MIB)
-            liars = [await executor.notebook("liar", limits=limits) for _ in range(2)]
-            grace = await executor.notebook("grace")
-            assert (await grace.run("import torch; x = torch.ones(1 << 24); x.sum().item()")).text == f"{1 << 24}.0"
-            before = await executor.client.status()
-            for liar in liars:
-                await liar.run("import torch; torch.ones(1 << 18).sum()")
-            began.unlink(missing_ok=True)
-            claim = asyncio.create_task(liars[0].run(_CLAIM.format(value=value, began=str(began), end=str(end))))
+    async with Executor(process) as executor:
+        limits = Limits(user="liar", quota_bytes=100 * MIB)
+        liars = [await executor.notebook("liar", limits=limits) for _ in range(2)]
+        grace = await executor.notebook("grace")
+        assert (await grace.run("import torch; x = torch.ones(1 << 24); x.sum().item()")).text == f"{1 << 24}.0"
+        before = await executor.client.status()
+        for liar in liars:
+            await liar.run("import torch; torch.ones(1 << 18).sum()")
+        began.unlink(missing_ok=True)
+        claim = asyncio.create_task(liars[0].run(_CLAIM.format(value=value, began=str(began), end=str(end))))
 
-            async def has_claimed() -> bool:
-                return began.exists()
+        async def has_claimed() -> bool:
+            return began.exists()
 
-            await until(has_claimed, "the page is written")
-            status = await executor.client.status()
-            assert 0 <= status.device.used_bytes <= status.device.capacity_bytes
-            for session in status.sessions:
-                if session.user == "liar":
-                    for amount in (session.persistent_bytes, session.ephemeral_bytes, session.live_bytes):
-                        assert 0 <= (amount or 0) <= 100 * MIB
-                    assert 0 <= session.framework_bytes <= 1 << 30
-                    assert 0 <= session.iterations < 1 << 30
-            others = [_without_service(found.session(grace.session)) for found in (before, status)]
-            assert others[0] == others[1]
-            users = [found.user("grace") for found in (before, status)]
-            assert users[0] is not None
-            assert users[1] is not None
-            assert users[0].quota_bytes == users[1].quota_bytes
-            # Two devices, one of them with the liars: the next notebook of another user goes where its memory fits.
-            empty = msgspec.structs.replace(status, lanes=[], users=[], sessions=[])
-            demand = Demand(memory=before.device.capacity_bytes // 4)
-            documents, in_use = {"lies": status, "full": _full(empty)}, {"lies": 1, "full": 1}
-            assert choose("least-loaded", demand, documents, in_use) == "lies"
-            # Grace's next cell has as much as before.
-            assert (await grace.run("y = torch.ones(1 << 25); y.sum().item()")).text == f"{1 << 25}.0"
-            end.touch()
-            assert (await claim).status == "ok"
-
-    asyncio.run(main())
+        await until(has_claimed, "the page is written")
+        status = await executor.client.status()
+        assert 0 <= status.device.used_bytes <= status.device.capacity_bytes
+        for session in status.sessions:
+            if session.user == "liar":
+                for amount in (session.persistent_bytes, session.ephemeral_bytes, session.live_bytes):
+                    assert 0 <= (amount or 0) <= 100 * MIB
+                assert 0 <= session.framework_bytes <= 1 << 30
+                assert 0 <= session.iterations < 1 << 30
+        others = [_without_service(found.session(grace.session)) for found in (before, status)]
+        assert others[0] == others[1]
+        users = [found.user("grace") for found in (before, status)]
+        assert users[0] is not None
+        assert users[1] is not None
+        assert users[0].quota_bytes == users[1].quota_bytes
+        # Two devices, one of them with the liars: the next notebook of another user goes where its memory fits.
+        empty = msgspec.structs.replace(status, lanes=[], users=[], sessions=[])
+        demand = Demand(memory=before.device.capacity_bytes // 4)
+        documents, in_use = {"lies": status, "full": _full(empty)}, {"lies": 1, "full": 1}
+        assert choose("least-loaded", demand, documents, in_use) == "lies"
+        # Grace's next cell has as much as before.
+        assert (await grace.run("y = torch.ones(1 << 25); y.sum().item()")).text == f"{1 << 25}.0"
+        end.touch()
+        assert (await claim).status == "ok"
 
 
 def _without_service(session: SessionStatus | None) -> SessionStatus:

@@ -15,36 +15,28 @@ _ASKED = {"KERNEL_ENV_PYTORCH_JIT": "0", "KERNEL_ENV_MINE": "a b"}
 _LOOK = "import os, torch; os.environ['MINE'], torch.jit._state._enabled.enabled"
 
 
-def test_torch_is_imported_with_them(process: ExecutorProcess) -> None:
+async def test_torch_is_imported_with_them(process: ExecutorProcess) -> None:
     """In that session alone, which is a session like any other: measured, granted the device, restored, adopted."""
-
-    async def main() -> None:
-        async with Executor(process) as executor:
-            stock, notebook = await executor.notebook(), await executor.notebook(env=_ASKED)
-            assert (await notebook.run(_LOOK)).text == "('a b', False)"
-            assert (await stock.run("import torch; torch.jit._state._enabled.enabled")).text == "True"
-            assert (await notebook.run("kept = torch.arange(4 << 20); print('seen')")).text == "seen\n"
-            assert (await notebook.run("!echo out")).text.strip() == "out"
-            entry = await executor.session(notebook)
-            assert entry["persistent_bytes"] >= 32 << 20
-            assert entry["attained_service_seconds"] > 0
-            await executor.client.offload_session(notebook.session)
-            assert (await executor.session(notebook))["state"] == "offloaded"
-            await executor.replace()
-            assert (await notebook.run("int(kept[-1])")).text == str((4 << 20) - 1)
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        stock, notebook = await executor.notebook(), await executor.notebook(env=_ASKED)
+        assert (await notebook.run(_LOOK)).text == "('a b', False)"
+        assert (await stock.run("import torch; torch.jit._state._enabled.enabled")).text == "True"
+        assert (await notebook.run("kept = torch.arange(4 << 20); print('seen')")).text == "seen\n"
+        assert (await notebook.run("!echo out")).text.strip() == "out"
+        entry = await executor.session(notebook)
+        assert entry["persistent_bytes"] >= 32 << 20
+        assert entry["attained_service_seconds"] > 0
+        await executor.client.offload_session(notebook.session)
+        assert (await executor.session(notebook))["state"] == "offloaded"
+        await executor.replace()
+        assert (await notebook.run("int(kept[-1])")).text == str((4 << 20) - 1)
 
 
-def test_its_end_is_told(process: ExecutorProcess) -> None:
+async def test_its_end_is_told(process: ExecutorProcess) -> None:
     """It is the child of the warm parent as any other, which reaps it."""
-
-    async def main() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook(env=_ASKED)
-            died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-            executor.client.on_died = lambda message: died.done() or died.set_result(message.message)
-            notebook.client.execute("import os; os._exit(3)")
-            assert "code 3" in await asyncio.wait_for(died, PATIENCE)
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook(env=_ASKED)
+        died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        executor.client.on_died = lambda message: died.done() or died.set_result(message.message)
+        notebook.client.execute("import os; os._exit(3)")
+        assert "code 3" in await asyncio.wait_for(died, PATIENCE)

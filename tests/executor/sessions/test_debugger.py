@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, Notebook
@@ -20,15 +19,11 @@ async def debug(notebook: Notebook, command: str, **arguments: Any) -> dict[str,
             return dict(reply["content"])
 
 
-def test_it_can_be_used(process: ExecutorProcess) -> None:
+async def test_it_can_be_used(process: ExecutorProcess) -> None:
     """It is offered, and starts."""
-
-    async def main() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            information = await notebook.client.kernel_info(reply=True)
-            assert "debugger" in information["content"]["supported_features"]
-            assert (await debug(notebook, "initialize", clientID="c", adapterID="", pathFormat="path"))["success"]
-            assert (await debug(notebook, "disconnect", restart=False, terminateDebuggee=False))["success"]
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        information = await notebook.client.kernel_info(reply=True)
+        assert "debugger" in information["content"]["supported_features"]
+        assert (await debug(notebook, "initialize", clientID="c", adapterID="", pathFormat="path"))["success"]
+        assert (await debug(notebook, "disconnect", restart=False, terminateDebuggee=False))["success"]

@@ -39,30 +39,27 @@ def make_hello(*, holding: bool = False) -> protocol.SessionHello:
     )
 
 
-def test_what_follows_a_greeting_is_heard_after_it() -> None:
+async def test_what_follows_a_greeting_is_heard_after_it() -> None:
     """Holders are taken over first; then all others; then everybody is heard, and from then on at once."""
     heard: list[tuple[str, Any]] = []
 
     def hear(process: Any, message: Any) -> None:
         heard.append((process.process, message))
 
-    async def main() -> None:
-        adoption = SessionAdoption(hear, hear)
-        idle, holder = make_peer("idle"), make_peer("holder")
-        for peer in (idle, holder):
-            adoption.expect(peer.session)
-        rest, hold = make_hello(), make_hello(holding=True)
-        adoption.greeted(idle, rest)
-        assert adoption.defers(idle.session, "opened")
-        assert not heard
-        adoption.greeted(holder, hold)
-        assert heard == [("holder", hold), ("idle", rest), ("idle", "opened")]
-        assert not adoption.defers(idle.session, "closed")
-
-    asyncio.run(main())
+    adoption = SessionAdoption(hear, hear)
+    idle, holder = make_peer("idle"), make_peer("holder")
+    for peer in (idle, holder):
+        adoption.expect(peer.session)
+    rest, hold = make_hello(), make_hello(holding=True)
+    adoption.greeted(idle, rest)
+    assert adoption.defers(idle.session, "opened")
+    assert not heard
+    adoption.greeted(holder, hold)
+    assert heard == [("holder", hold), ("idle", rest), ("idle", "opened")]
+    assert not adoption.defers(idle.session, "closed")
 
 
-def test_only_whose_greeting_cannot_be_heard_is_hung_up_on() -> None:
+async def test_only_whose_greeting_cannot_be_heard_is_hung_up_on() -> None:
     """The others are taken over; who was hung up on meanwhile, or has greeted anew, is not heard as it was before."""
     heard: list[str] = []
 
@@ -71,44 +68,37 @@ def test_only_whose_greeting_cannot_be_heard_is_hung_up_on() -> None:
         if process.process == "liar":
             raise ValueError(message)
 
-    async def main() -> None:
-        adoption = SessionAdoption(hear, hear)
-        peers = {name: make_peer(name) for name in ("liar", "gone", "honest")}
-        for peer in peers.values():
-            adoption.expect(peer.session)
-        adoption.greeted(peers["liar"], make_hello(holding=True))
-        peers["liar"].transport.close.side_effect = (  # type: ignore[attr-defined]
-            lambda: peers["liar"].transport.is_closing.configure_mock(return_value=True)  # type: ignore[attr-defined]
-        )
-        assert adoption.defers(peers["liar"].session, "opened")
-        adoption.greeted(peers["gone"], make_hello())
-        peers["gone"].session.transport = None
-        adoption.greeted(peers["honest"], make_hello())
-        assert heard == ["liar", "honest"]
-        peers["liar"].transport.close.assert_called_once()  # type: ignore[attr-defined]
-
-    asyncio.run(main())
+    adoption = SessionAdoption(hear, hear)
+    peers = {name: make_peer(name) for name in ("liar", "gone", "honest")}
+    for peer in peers.values():
+        adoption.expect(peer.session)
+    adoption.greeted(peers["liar"], make_hello(holding=True))
+    peers["liar"].transport.close.side_effect = (  # type: ignore[attr-defined]
+        lambda: peers["liar"].transport.is_closing.configure_mock(return_value=True)  # type: ignore[attr-defined]
+    )
+    assert adoption.defers(peers["liar"].session, "opened")
+    adoption.greeted(peers["gone"], make_hello())
+    peers["gone"].session.transport = None
+    adoption.greeted(peers["honest"], make_hello())
+    assert heard == ["liar", "honest"]
+    peers["liar"].transport.close.assert_called_once()  # type: ignore[attr-defined]
 
 
 @pytest.mark.heavy
-def test_cells_run_although_another_session_does_not_greet(fifo_process: ExecutorProcess) -> None:
+async def test_cells_run_although_another_session_does_not_greet(fifo_process: ExecutorProcess) -> None:
     """One that opens while an executor still waits for another session is no other than it would be later."""
+    async with Executor(fifo_process) as executor:
+        deaf, first, second = [await executor.notebook(user) for user in ("ada", "grace", "lin")]
+        for notebook in (first, second):
+            await notebook.run("import time, torch; torch.ones(1)")
+        waits = asyncio.create_task(deaf.run(_DEAF))
 
-    async def main() -> None:
-        async with Executor(fifo_process) as executor:
-            deaf, first, second = [await executor.notebook(user) for user in ("ada", "grace", "lin")]
-            for notebook in (first, second):
-                await notebook.run("import time, torch; torch.ones(1)")
-            waits = asyncio.create_task(deaf.run(_DEAF))
+        async def runs() -> bool:
+            return (await executor.session(deaf))["state"] != "idle"
 
-            async def runs() -> bool:
-                return (await executor.session(deaf))["state"] != "idle"
-
-            await until(runs, "the cell is open")
-            await executor.replace()
-            cells = [notebook.run("x = torch.ones(2); time.sleep(3); float(x.sum())") for notebook in (first, second)]
-            assert [outcome.text for outcome in await asyncio.gather(*cells)] == ["2.0", "2.0"]
-            assert (await waits).status == "ok"
-            assert "Traceback" not in executor.process.log()
-
-    asyncio.run(main())
+        await until(runs, "the cell is open")
+        await executor.replace()
+        cells = [notebook.run("x = torch.ones(2); time.sleep(3); float(x.sum())") for notebook in (first, second)]
+        assert [outcome.text for outcome in await asyncio.gather(*cells)] == ["2.0", "2.0"]
+        assert (await waits).status == "ok"
+        assert "Traceback" not in executor.process.log()

@@ -42,27 +42,23 @@ async def start_daemon(notebook: Notebook, and_then: str = "pass") -> psutil.Pro
 
 
 @pytest.mark.parametrize(("how", "and_then"), [("shut down", "pass"), ("killed", _HIDE)], ids=["daemon", "hidden"])
-def test_a_daemon_ends_with_its_session(process: ExecutorProcess, how: str, and_then: str) -> None:
+async def test_a_daemon_ends_with_its_session(process: ExecutorProcess, how: str, and_then: str) -> None:
     """However the session ends, and however the daemon hides; not before, and others' daemons live on."""
+    async with Executor(process) as executor:
+        notebook, other = await executor.notebook(), await executor.notebook()
+        daemon, others = await start_daemon(notebook, and_then), await start_daemon(other)
+        assert (await notebook.run("6 * 7")).text == "42"
+        assert daemon.is_running()
+        if how == "shut down":
+            await executor.client.end_session(notebook.session)
+        else:
+            os.kill(notebook.record.pid, signal.SIGKILL)
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            notebook, other = await executor.notebook(), await executor.notebook()
-            daemon, others = await start_daemon(notebook, and_then), await start_daemon(other)
-            assert (await notebook.run("6 * 7")).text == "42"
-            assert daemon.is_running()
-            if how == "shut down":
-                await executor.client.end_session(notebook.session)
-            else:
-                os.kill(notebook.record.pid, signal.SIGKILL)
+        async def gone() -> bool:
+            return not daemon.is_running()
 
-            async def gone() -> bool:
-                return not daemon.is_running()
-
-            await until(gone, "the daemon ended")
-            assert others.is_running()
-
-    asyncio.run(main())
+        await until(gone, "the daemon ended")
+        assert others.is_running()
 
 
 def test_nothing_is_left_of_an_executor_that_ends_its_sessions() -> None:
@@ -88,24 +84,21 @@ def test_nothing_is_left_of_an_executor_that_ends_its_sessions() -> None:
     assert daemons
 
 
-def test_a_stopped_executor_says_what_runs_on(start_executor: StartExecutor) -> None:
+async def test_a_stopped_executor_says_what_runs_on(start_executor: StartExecutor) -> None:
     """And what ends it: the next one, if it is told to."""
     process = start_executor("--spares", "0")
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            pid = notebook.record.pid
-            process.process.terminate()
-            assert await asyncio.to_thread(process.process.wait) == 0
-            assert "stopping; 1 sessions and the warm parent run on: the next executor adopts them" in process.log()
-            assert psutil.pid_exists(pid)
-            process.options = ("--end-sessions-on-exit",)
-            process.start()
-            await executor.connect()
-            process.process.terminate()
-            assert await asyncio.to_thread(process.process.wait) == 0
-            assert not psutil.pid_exists(pid)
-            assert process.log().count("run on") == 1
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        pid = notebook.record.pid
+        process.process.terminate()
+        assert await asyncio.to_thread(process.process.wait) == 0
+        assert "stopping; 1 sessions and the warm parent run on: the next executor adopts them" in process.log()
+        assert psutil.pid_exists(pid)
+        process.options = ("--end-sessions-on-exit",)
+        process.start()
+        await executor.connect()
+        process.process.terminate()
+        assert await asyncio.to_thread(process.process.wait) == 0
+        assert not psutil.pid_exists(pid)
+        assert process.log().count("run on") == 1

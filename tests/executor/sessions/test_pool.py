@@ -93,60 +93,50 @@ class _Machine(_FullMachine):
                 self.changed.clear()
 
 
-def test_spares_follow_demand() -> None:
+async def test_spares_follow_demand() -> None:
     """One is there for the first user; a second start soon after brings four, and a quiet time one again."""
-
-    async def main() -> None:
-        machine = _Machine()
-        pool = SessionPool(machine, 1, quiet=3.0)
-        pool.want()
-        await machine.until_spares(1)
-        await pool.take(OWN)
-        await machine.until_spares(1)
-        assert len(machine.tried_at) == 2, "one start is no demand"
-        await pool.take(OWN)
-        await machine.until_spares(4)
-        await machine.until_spares(1)
-        pool.close()
-        assert sum(process.session is not None for process in machine.processes.values()) == 2, "nobody's session ends"
-        for process in machine.processes.values():
-            process.page.close()
-
-    asyncio.run(main())
+    machine = _Machine()
+    pool = SessionPool(machine, 1, quiet=3.0)
+    pool.want()
+    await machine.until_spares(1)
+    await pool.take(OWN)
+    await machine.until_spares(1)
+    assert len(machine.tried_at) == 2, "one start is no demand"
+    await pool.take(OWN)
+    await machine.until_spares(4)
+    await machine.until_spares(1)
+    pool.close()
+    assert sum(process.session is not None for process in machine.processes.values()) == 2, "nobody's session ends"
+    for process in machine.processes.values():
+        process.page.close()
 
 
-def test_after_a_rush_as_many_spares_are_kept_as_came() -> None:
+async def test_after_a_rush_as_many_spares_are_kept_as_came() -> None:
     """Up to three times the usual number, and one again after a quiet time."""
-
-    async def main() -> None:
-        machine = _Machine()
-        pool = SessionPool(machine, 1, in_demand=2, quiet=3.0)
-        for _ in range(4):
-            await pool.take(OWN)
-        await machine.until_spares(4)
-        for _ in range(5):
-            await pool.take(OWN)
-        await machine.until_spares(6)
-        await machine.until_spares(1)
-        pool.close()
-        for process in machine.processes.values():
-            process.page.close()
-
-    asyncio.run(main())
+    machine = _Machine()
+    pool = SessionPool(machine, 1, in_demand=2, quiet=3.0)
+    for _ in range(4):
+        await pool.take(OWN)
+    await machine.until_spares(4)
+    for _ in range(5):
+        await pool.take(OWN)
+    await machine.until_spares(6)
+    await machine.until_spares(1)
+    pool.close()
+    for process in machine.processes.values():
+        process.page.close()
 
 
-def test_no_spares_are_kept_where_none_are_wanted() -> None:
+async def test_no_spares_are_kept_where_none_are_wanted() -> None:
     """Whatever the demand: their memory is to be saved."""
-
-    async def main() -> None:
-        machine = _Machine()
-        pool = SessionPool(machine, 0)
-        for _ in range(3):
-            assert (await pool.take(OWN)).session is not None
-        await asyncio.sleep(1.0)  # longer than spares would be waited for
-        pool.close()
-        assert len(machine.tried_at) == 3
-        for process in machine.processes.values():
-            process.page.close()
-
-    asyncio.run(main())
+    machine, other = _Machine(), _Machine()
+    pool, with_spares = SessionPool(machine, 0), SessionPool(other, 1)
+    for _ in range(3):
+        assert (await pool.take(OWN)).session is not None
+        await with_spares.take(OWN)
+    await other.until_spares(4)
+    pool.close()
+    with_spares.close()
+    assert len(machine.tried_at) == 3
+    for process in [*machine.processes.values(), *other.processes.values()]:
+        process.page.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 
@@ -65,24 +64,20 @@ _HARMLESS = re.compile(
 )
 
 
-def test_forked_sessions_share_nothing_that_each_should_have_alone(process: ExecutorProcess) -> None:
+async def test_forked_sessions_share_nothing_that_each_should_have_alone(process: ExecutorProcess) -> None:
     """A value that two forked sessions have alike, and that differs between two that started afresh."""
-
-    async def main() -> None:
-        async with Executor(process) as executor:
-            afresh = {"KERNEL_ENV_PYTORCH_JIT": "1"}
-            found = []
-            for environment in ({}, {}, afresh, afresh):
-                notebook = await executor.notebook(env=environment)
-                found.append(json.loads((await notebook.run(_WALK)).text.splitlines()[-1]))
-            one, other, first, second = found
-            assert len(one) > 10_000
-            assert one["authkey"] != other["authkey"]
-            shared = sorted(
-                name
-                for name, value in one.items()
-                if other.get(name) == value and name in first and name in second and first[name] != second[name]
-            )
-            assert [name for name in shared if not _HARMLESS.fullmatch(name)] == []
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        afresh = {"KERNEL_ENV_PYTORCH_JIT": "1"}
+        found = []
+        for environment in ({}, {}, afresh, afresh):
+            notebook = await executor.notebook(env=environment)
+            found.append(json.loads((await notebook.run(_WALK)).text.splitlines()[-1]))
+        one, other, first, second = found
+        assert len(one) > 10_000
+        assert one["authkey"] != other["authkey"]
+        shared = sorted(
+            name
+            for name, value in one.items()
+            if other.get(name) == value and name in first and name in second and first[name] != second[name]
+        )
+        assert [name for name in shared if not _HARMLESS.fullmatch(name)] == []

@@ -18,7 +18,6 @@ from tornado.httpclient import AsyncHTTPClient
 from tests.cli.support import COMMAND
 from tests.gateway.auth.conftest import HubStack
 from tests.gateway.client import Channels, Client
-from tests.gateway.conftest import run
 from tests.gateway.hub import SERVICE
 
 pytest.importorskip("jupyterhub")
@@ -42,47 +41,40 @@ async def until(client: Client, status: int) -> list[Any]:
     return answers
 
 
-def test_a_hub_user_is_known_by_token_with_groups_as_quotas(stack: HubStack) -> None:
+async def test_a_hub_user_is_known_by_token_with_groups_as_quotas(stack: HubStack) -> None:
     """Name and groups are the hub's; where a user is in several, the quotas' order decides."""
-
-    async def scenario() -> None:
-        emil, lise = stack.client("emil"), stack.client("lise")
-        await emil.start(KERNEL_USERNAME="rosa")
-        await lise.start()
-        identity = (await emil.request("GET", "/api/me")).body["identity"]
-        assert (identity["username"], identity["admin"]) == ("emil", False)
-        quotas = {}
-        for client in (emil, lise):
-            quotas |= (await client.request("GET", "/sharedkernel/api/quotas")).body["users"]
-        assert quotas["emil"]["share"] == {"value": 2.0, "source": "config: group class"}
-        assert quotas["lise"]["sessions"] == {"value": 1, "source": "config: group class"}
-        assert (await emil.request("POST", "/api/kernels", {})).status == 429
-        status = (await emil.request("GET", "/sharedkernel/api/status")).body
-        assert {user["name"]: user["share"] for user in status["users"]} == {"emil": 2.0, "lise": 2.0}
-
-    run(scenario())
+    emil, lise = stack.client("emil"), stack.client("lise")
+    await emil.start(KERNEL_USERNAME="rosa")
+    await lise.start()
+    identity = (await emil.request("GET", "/api/me")).body["identity"]
+    assert (identity["username"], identity["admin"]) == ("emil", False)
+    quotas = {}
+    for client in (emil, lise):
+        quotas |= (await client.request("GET", "/sharedkernel/api/quotas")).body["users"]
+    assert quotas["emil"]["share"] == {"value": 2.0, "source": "config: group class"}
+    assert quotas["lise"]["sessions"] == {"value": 1, "source": "config: group class"}
+    assert (await emil.request("POST", "/api/kernels", {})).status == 429
+    status = (await emil.request("GET", "/sharedkernel/api/status")).body
+    assert {user["name"]: user["share"] for user in status["users"]} == {"emil": 2.0, "lise": 2.0}
 
 
-def test_a_class_of_hub_users_is_invited_to_the_hub(stack: HubStack) -> None:
+async def test_a_class_of_hub_users_is_invited_to_the_hub(stack: HubStack) -> None:
     """The hub signs them in, so there are no codes; limits and the end are as elsewhere."""
     until = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)).isoformat()
     path = "/sharedkernel/api/class"
 
-    async def scenario() -> None:
-        rosa, emil, lise = (stack.client(user) for user in ("rosa", "emil", "lise"))
-        body = {"users": ["emil"], "limits": {"memory": "64MiB"}, "until": until}
-        begun = await rosa.request("PUT", path, body)
-        assert (begun.status, begun.body["codes"], begun.body["hub_url"]) == (200, {}, stack.hub.url)
-        await emil.start()
-        await lise.start()
-        quotas = (await emil.request("GET", "/sharedkernel/api/quotas")).body["users"]["emil"]
-        assert quotas["memory"] == {"value": "64MiB", "source": "class: user emil"}
-        assert quotas["share"] == {"value": 2.0, "source": "config: group class"}
-        assert (await rosa.request("DELETE", path)).body == {"ended": 1, "left": 0}
-        assert (await emil.request("GET", "/api/kernels")).body == []
-        assert len((await lise.request("GET", "/api/kernels")).body) == 1
-
-    run(scenario())
+    rosa, emil, lise = (stack.client(user) for user in ("rosa", "emil", "lise"))
+    body = {"users": ["emil"], "limits": {"memory": "64MiB"}, "until": until}
+    begun = await rosa.request("PUT", path, body)
+    assert (begun.status, begun.body["codes"], begun.body["hub_url"]) == (200, {}, stack.hub.url)
+    await emil.start()
+    await lise.start()
+    quotas = (await emil.request("GET", "/sharedkernel/api/quotas")).body["users"]["emil"]
+    assert quotas["memory"] == {"value": "64MiB", "source": "class: user emil"}
+    assert quotas["share"] == {"value": 2.0, "source": "config: group class"}
+    assert (await rosa.request("DELETE", path)).body == {"ended": 1, "left": 0}
+    assert (await emil.request("GET", "/api/kernels")).body == []
+    assert len((await lise.request("GET", "/api/kernels")).body) == 1
 
 
 def test_the_links_of_a_hub_s_class_lead_to_the_hub(stack: HubStack, tmp_path: Path) -> None:
@@ -100,33 +92,26 @@ def test_the_links_of_a_hub_s_class_lead_to_the_hub(stack: HubStack, tmp_path: P
         subprocess.run([*COMMAND, "class", "end"], capture_output=True, env=environment, check=True)
 
 
-def test_an_admin_is_one_by_scope(stack: HubStack) -> None:
+async def test_an_admin_is_one_by_scope(stack: HubStack) -> None:
     """The hub says who administers; a token with fewer scopes than its user has is no admin's."""
-
-    async def scenario() -> None:
-        await stack.client("emil").start()
-        rosa = stack.client("rosa")
-        assert (await rosa.request("GET", "/api/me")).body["identity"]["admin"] is True
-        assert len((await rosa.request("GET", "/api/kernels")).body) == 1
-        lesser = Client(stack.gateway_url, stack.hub.token("rosa", scopes=[f"access:services!service={SERVICE}"]))
-        assert (await lesser.request("GET", "/api/kernels")).body == []
-
-    run(scenario())
+    await stack.client("emil").start()
+    rosa = stack.client("rosa")
+    assert (await rosa.request("GET", "/api/me")).body["identity"]["admin"] is True
+    assert len((await rosa.request("GET", "/api/kernels")).body) == 1
+    lesser = Client(stack.gateway_url, stack.hub.token("rosa", scopes=[f"access:services!service={SERVICE}"]))
+    assert (await lesser.request("GET", "/api/kernels")).body == []
 
 
-def test_a_classroom_that_comes_back_at_once_is_let_in(stack: HubStack) -> None:
+async def test_a_classroom_that_comes_back_at_once_is_let_in(stack: HubStack) -> None:
     """A gateway that knows none of its tokens yet does not take those that it is asking the hub about for guesses."""
     tokens = [stack.hub.token("emil") for _ in range(40)]
     stack.gateway.stop()
     stack.restart_gateway()
 
-    async def scenario() -> None:
-        AsyncHTTPClient(max_clients=len(tokens))  # this event loop's: usually ten requests at a time
-        clients = [Client(stack.gateway_url, token) for token in tokens]
-        answers = await asyncio.gather(*(client.request("GET", "/api/me") for client in clients))
-        assert [answer.status for answer in answers] == [200] * len(tokens)
-
-    run(scenario())
+    AsyncHTTPClient(max_clients=len(tokens))  # this event loop's: usually ten requests at a time
+    clients = [Client(stack.gateway_url, token) for token in tokens]
+    answers = await asyncio.gather(*(client.request("GET", "/api/me") for client in clients))
+    assert [answer.status for answer in answers] == [200] * len(tokens)
 
 
 @contextlib.asynccontextmanager
@@ -143,117 +128,94 @@ async def open_in_server(stack: HubStack, gateway_url: str | None) -> AsyncItera
         await asyncio.to_thread(stack.hub.stop_server, "tove")
 
 
-def test_a_server_of_the_hub_brings_its_users_identity_along(stack: HubStack) -> None:
+async def test_a_server_of_the_hub_brings_its_users_identity_along(stack: HubStack) -> None:
     """Its own token, which may do little at the hub, makes its notebooks the user's; so does their next server's."""
-
-    async def scenario() -> None:
-        async with open_in_server(stack, stack.gateway_url) as channels:
-            scopes = stack.hub.server_token_scopes("tove")
-            assert f"access:services!service={SERVICE}" in scopes
-            assert not {scope.partition("!")[0] for scope in scopes} & {"users", "read:users", "servers", "tokens"}
-            assert (await channels.run("kept = 6 * 7; kept"))["text"] == "42"
-            sessions = (await stack.client("rosa").request("GET", "/sharedkernel/api/status")).body["sessions"]
-            assert [session["user"] for session in sessions] == ["tove"]
-        async with open_in_server(stack, stack.gateway_url) as channels:
-            # It comes when that cell has ended, and only once the first server's relay has gone: that may take a while.
-            while (await channels.run("globals().get('kept')"))["text"] != "42":
-                await channels.run("%shared attach")
-
-    run(scenario())
+    async with open_in_server(stack, stack.gateway_url) as channels:
+        scopes = stack.hub.server_token_scopes("tove")
+        assert f"access:services!service={SERVICE}" in scopes
+        assert not {scope.partition("!")[0] for scope in scopes} & {"users", "read:users", "servers", "tokens"}
+        assert (await channels.run("kept = 6 * 7; kept"))["text"] == "42"
+        sessions = (await stack.client("rosa").request("GET", "/sharedkernel/api/status")).body["sessions"]
+        assert [session["user"] for session in sessions] == ["tove"]
+    async with open_in_server(stack, stack.gateway_url) as channels:
+        # It comes when that cell has ended, and only once the first server's relay has gone: that may take a while.
+        while (await channels.run("globals().get('kept')"))["text"] != "42":
+            await channels.run("%shared attach")
 
 
-def test_a_server_needs_nothing_but_an_image_in_which_it_is_installed(stack: HubStack) -> None:
+async def test_a_server_needs_nothing_but_an_image_in_which_it_is_installed(stack: HubStack) -> None:
     """The hub's administrator sets no variable, and keeps no token in the image: each server's own is shown."""
     command = [sys.executable, "-m", "sharedkernel", "install", "--jupyterhub"]
     environment = os.environ | {"JUPYTER_CONFIG_PATH": str(stack.hub.image / "etc" / "jupyter")}
-    installed = subprocess.run(
+    installed = subprocess.run(  # noqa: ASYNC221
         [*command, "--prefix", str(stack.hub.image), "--gateway-url", stack.gateway_url],
         env=environment, capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert installed.returncode == 0, installed.stderr
 
-    async def scenario() -> None:
-        async with open_in_server(stack, None) as channels:
-            assert (await channels.run("6 * 7"))["text"].endswith("42")
-            sessions = (await stack.client("rosa").request("GET", "/sharedkernel/api/status")).body["sessions"]
-            assert "tove" in [session["user"] for session in sessions]
-
-    run(scenario())
+    async with open_in_server(stack, None) as channels:
+        assert (await channels.run("6 * 7"))["text"].endswith("42")
+        sessions = (await stack.client("rosa").request("GET", "/sharedkernel/api/status")).body["sessions"]
+        assert "tove" in [session["user"] for session in sessions]
 
 
-def test_a_token_without_the_services_scope_lets_nobody_in(stack: HubStack) -> None:
+async def test_a_token_without_the_services_scope_lets_nobody_in(stack: HubStack) -> None:
     """Nor does one that the hub never gave."""
-
-    async def scenario() -> None:
-        for token in (stack.hub.token("emil", scopes=["self"]), "0" * 32):
-            assert (await Client(stack.gateway_url, token).request("GET", "/api/kernels")).status == 403
-
-    run(scenario())
+    for token in (stack.hub.token("emil", scopes=["self"]), "0" * 32):
+        assert (await Client(stack.gateway_url, token).request("GET", "/api/kernels")).status == 403
 
 
-def test_groups_outlive_the_gateway_and_follow_the_hub(stack: HubStack) -> None:
+async def test_groups_outlive_the_gateway_and_follow_the_hub(stack: HubStack) -> None:
     """A gateway that finds a session running knows its owner's quota; a change counts with a later request."""
+    emil, rosa = stack.client("emil"), stack.client("rosa")
+    kernel = await emil.start()
 
-    async def scenario() -> None:
-        emil, rosa = stack.client("emil"), stack.client("rosa")
-        kernel = await emil.start()
+    async def share() -> Any:
+        users = (await rosa.request("GET", "/sharedkernel/api/status")).body["users"]
+        return next(user["share"] for user in users if user["name"] == "emil")
 
-        async def share() -> Any:
-            users = (await rosa.request("GET", "/sharedkernel/api/status")).body["users"]
-            return next(user["share"] for user in users if user["name"] == "emil")
-
-        stack.gateway.kill()
-        stack.restart_gateway()
-        while (await rosa.request("GET", f"/api/kernels/{kernel}")).status != 200:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-        assert await share() == 2.0
-        try:
-            stack.hub.call("DELETE", "/groups/class/users", {"users": ["emil"]})
-            stack.hub.call("POST", "/groups/staff/users", {"users": ["emil"]})
-            while await share() != 3.0:
-                assert (await emil.request("GET", "/api/kernels")).status == 200
-        finally:
-            stack.hub.call("POST", "/groups/class/users", {"users": ["emil"]})
-            stack.hub.call("DELETE", "/groups/staff/users", {"users": ["emil"]})
-
-    run(scenario())
+    stack.gateway.kill()
+    stack.restart_gateway()
+    while (await rosa.request("GET", f"/api/kernels/{kernel}")).status != 200:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    assert await share() == 2.0
+    try:
+        stack.hub.call("DELETE", "/groups/class/users", {"users": ["emil"]})
+        stack.hub.call("POST", "/groups/staff/users", {"users": ["emil"]})
+        while await share() != 3.0:
+            assert (await emil.request("GET", "/api/kernels")).status == 200
+    finally:
+        stack.hub.call("POST", "/groups/class/users", {"users": ["emil"]})
+        stack.hub.call("DELETE", "/groups/staff/users", {"users": ["emil"]})
 
 
-def test_a_revoked_token_stops_working_within_the_cache_time(stack: HubStack) -> None:
+async def test_a_revoked_token_stops_working_within_the_cache_time(stack: HubStack) -> None:
     """Nothing has to be restarted for it."""
-
-    async def scenario() -> None:
+    try:
         client = Client(stack.gateway_url, stack.hub.token("lise"))
         assert (await client.request("GET", "/api/kernels")).status == 200
         stack.hub.revoke_all("lise")
         answers = await until(client, 403)
         assert {answer.status for answer in answers} <= {200, 403}
-
-    try:
-        run(scenario())
     finally:
         stack.forget("lise")
 
 
-def test_a_hub_that_is_away_is_a_sentence_and_nobody_is_let_in(stack: HubStack) -> None:
+async def test_a_hub_that_is_away_is_a_sentence_and_nobody_is_let_in(stack: HubStack) -> None:
     """Known tokens work until their time is over; then requests wait for the hub, and sessions run on."""
-
-    async def scenario() -> None:
-        emil = stack.client("emil")
-        kernel = await emil.start()
-        stack.hub.stop()
-        try:
-            answers = await until(emil, 503)
-            assert {answer.status for answer in answers} <= {200, 503}
-            assert answers[-1].body["reason"] == "identity_unavailable"
-            assert answers[-1].body["message"].startswith("JupyterHub does not answer")
-            assert int(answers[-1].headers["Retry-After"]) > 0
-            assert (await Client(stack.gateway_url, "0" * 32).request("GET", "/api/me")).status == 503
-        finally:
-            stack.hub.start()
-            await asyncio.to_thread(stack.hub.wait_until_ready)
-        await until(emil, 200)
-        async with emil.attach(kernel) as channels:
-            assert (await channels.run("6 * 7"))["text"] == "42"
-
-    run(scenario())
+    emil = stack.client("emil")
+    kernel = await emil.start()
+    stack.hub.stop()
+    try:
+        answers = await until(emil, 503)
+        assert {answer.status for answer in answers} <= {200, 503}
+        assert answers[-1].body["reason"] == "identity_unavailable"
+        assert answers[-1].body["message"].startswith("JupyterHub does not answer")
+        assert int(answers[-1].headers["Retry-After"]) > 0
+        assert (await Client(stack.gateway_url, "0" * 32).request("GET", "/api/me")).status == 503
+    finally:
+        stack.hub.start()
+        await asyncio.to_thread(stack.hub.wait_until_ready)
+    await until(emil, 200)
+    async with emil.attach(kernel) as channels:
+        assert (await channels.run("6 * 7"))["text"] == "42"

@@ -9,7 +9,6 @@ import pytest
 
 from tests.gateway.auth.conftest import HubStack
 from tests.gateway.client import Answer
-from tests.gateway.conftest import run
 from tests.gateway.page.browser import FORM, Browser
 
 pytest.importorskip("jupyterhub")
@@ -57,84 +56,68 @@ class Person:
         return await self.gateway.request("GET", await self.go_through_hub(await self.begin()))
 
 
-def test_who_is_signed_in_at_the_hub_is_on_the_page(hub_stack: HubStack) -> None:
+async def test_who_is_signed_in_at_the_hub_is_on_the_page(hub_stack: HubStack) -> None:
     """Without a token to type; the page shows what its user may see, until the hub takes the token back."""
-
-    async def scenario() -> None:
-        emil = Person(hub_stack, "emil")
-        done = await emil.sign_in()
-        assert (done.status, done.headers["Location"]) == (303, "/")
-        name = next(name for name in emil.gateway.cookies if name.startswith("sharedkernel-page-"))
-        flags = emil.gateway.flags[name]
-        assert (flags["httponly"], flags["samesite"], flags["path"]) == (True, "Lax", "/")
-        me = (await emil.gateway.request("GET", ME)).body
-        assert (me["user"], me["admin"], me["auth"]) == ("emil", False, "hub")
-        quotas = (await emil.gateway.request("GET", "/sharedkernel/api/quotas")).body["users"]["emil"]
-        assert quotas["share"] == {"value": 2.0, "source": "config: group class"}
-        hub_stack.hub.revoke_all("emil")
-        hub_stack.forget("emil")
-        while (await emil.gateway.request("GET", ME)).status == 200:
-            pass  # for as long as the hub's answer is kept
-        assert (await emil.gateway.request("GET", "/")).headers["Location"] == FORM
-
-    run(scenario())
+    emil = Person(hub_stack, "emil")
+    done = await emil.sign_in()
+    assert (done.status, done.headers["Location"]) == (303, "/")
+    name = next(name for name in emil.gateway.cookies if name.startswith("sharedkernel-page-"))
+    flags = emil.gateway.flags[name]
+    assert (flags["httponly"], flags["samesite"], flags["path"]) == (True, "Lax", "/")
+    me = (await emil.gateway.request("GET", ME)).body
+    assert (me["user"], me["admin"], me["auth"]) == ("emil", False, "hub")
+    quotas = (await emil.gateway.request("GET", "/sharedkernel/api/quotas")).body["users"]["emil"]
+    assert quotas["share"] == {"value": 2.0, "source": "config: group class"}
+    hub_stack.hub.revoke_all("emil")
+    hub_stack.forget("emil")
+    while (await emil.gateway.request("GET", ME)).status == 200:
+        pass  # for as long as the hub's answer is kept
+    assert (await emil.gateway.request("GET", "/")).headers["Location"] == FORM
     audit = (hub_stack.runtime_directory / "audit.jsonl").read_text()
     assert '"action": "sign in", "by": "JupyterHub"' in audit
 
 
-def test_an_admin_by_scope_is_one_on_the_page(hub_stack: HubStack) -> None:
+async def test_an_admin_by_scope_is_one_on_the_page(hub_stack: HubStack) -> None:
     """Where the hub's configuration lets the service have the scope."""
-
-    async def scenario() -> None:
-        rosa = Person(hub_stack, "rosa")
-        assert (await rosa.sign_in()).status == 303
-        assert (await rosa.gateway.request("GET", ME)).body["admin"] is True
-        assert (await rosa.gateway.request("GET", "/sharedkernel/api/audit")).status == 200
-
-    run(scenario())
+    rosa = Person(hub_stack, "rosa")
+    assert (await rosa.sign_in()).status == 303
+    assert (await rosa.gateway.request("GET", ME)).body["admin"] is True
+    assert (await rosa.gateway.request("GET", "/sharedkernel/api/audit")).status == 200
 
 
-def test_a_sign_in_ends_in_the_browser_in_which_it_began(hub_stack: HubStack) -> None:
+async def test_a_sign_in_ends_in_the_browser_in_which_it_began(hub_stack: HubStack) -> None:
     """A link of somebody else's sign-in signs nobody in, nor does a code that is used again or invented."""
+    emil, lise = Person(hub_stack, "emil"), Person(hub_stack, "lise")
+    back = await emil.go_through_hub(await emil.begin())
+    for forged in (back, f"{BEGIN}/return?code=invented"):
+        refused = await lise.gateway.request("GET", forged)
+        assert refused.status == 403
+        assert "began in another browser" in refused.body
+    await lise.begin()
+    assert (await lise.gateway.request("GET", back)).status == 403
+    assert (await lise.gateway.request("GET", ME)).status == 401
 
-    async def scenario() -> None:
-        emil, lise = Person(hub_stack, "emil"), Person(hub_stack, "lise")
-        back = await emil.go_through_hub(await emil.begin())
-        for forged in (back, f"{BEGIN}/return?code=invented"):
-            refused = await lise.gateway.request("GET", forged)
-            assert refused.status == 403
-            assert "began in another browser" in refused.body
-        await lise.begin()
-        assert (await lise.gateway.request("GET", back)).status == 403
-        assert (await lise.gateway.request("GET", ME)).status == 401
+    state = parse_qs(urlsplit(await lise.begin()).query)["state"][0]
+    wrong = await lise.gateway.request("GET", f"{BEGIN}/return?code=invented&state={state}")
+    assert (wrong.status, "does not let you use" in wrong.body) == (403, True)
+    state = parse_qs(urlsplit(await lise.begin()).query)["state"][0]
+    refused = await lise.gateway.request("GET", f"{BEGIN}/return?error=%3Cb%3Edenied&state={state}")
+    assert (refused.status, "(&lt;b&gt;denied)" in refused.body) == (403, True)
 
-        state = parse_qs(urlsplit(await lise.begin()).query)["state"][0]
-        wrong = await lise.gateway.request("GET", f"{BEGIN}/return?code=invented&state={state}")
-        assert (wrong.status, "does not let you use" in wrong.body) == (403, True)
-        state = parse_qs(urlsplit(await lise.begin()).query)["state"][0]
-        refused = await lise.gateway.request("GET", f"{BEGIN}/return?error=%3Cb%3Edenied&state={state}")
-        assert (refused.status, "(&lt;b&gt;denied)" in refused.body) == (403, True)
-
-        assert (await emil.gateway.request("GET", back)).status == 303
-        assert (await emil.gateway.request("GET", back)).status == 403
-
-    run(scenario())
+    assert (await emil.gateway.request("GET", back)).status == 303
+    assert (await emil.gateway.request("GET", back)).status == 403
 
 
-def test_a_hub_that_is_away_is_a_sentence(hub_stack: HubStack) -> None:
+async def test_a_hub_that_is_away_is_a_sentence(hub_stack: HubStack) -> None:
     """The form is there again, and so is the way of the token."""
-
-    async def scenario() -> None:
-        emil = Person(hub_stack, "emil")
-        back = await emil.go_through_hub(await emil.begin())
-        hub_stack.hub.stop()
-        try:
-            answer = await emil.gateway.request("GET", back)
-            assert (answer.status, "does not let you use" in answer.body) == (403, True)
-            assert 'name="token"' in answer.body
-        finally:
-            hub_stack.hub.start()
-            hub_stack.hub.wait_until_ready()
-        assert (await emil.sign_in()).status == 303
-
-    run(scenario())
+    emil = Person(hub_stack, "emil")
+    back = await emil.go_through_hub(await emil.begin())
+    hub_stack.hub.stop()
+    try:
+        answer = await emil.gateway.request("GET", back)
+        assert (answer.status, "does not let you use" in answer.body) == (403, True)
+        assert 'name="token"' in answer.body
+    finally:
+        hub_stack.hub.start()
+        hub_stack.hub.wait_until_ready()
+    assert (await emil.sign_in()).status == 303

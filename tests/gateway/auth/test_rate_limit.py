@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sharedkernel.gateway.auth.rate_limit import LoginLimit, TooManyFailures
 from tests.gateway.client import Client
-from tests.gateway.conftest import Stack, run
+from tests.gateway.conftest import Stack
 
 
 def guess(limit: LoginLimit, address: str, token: str, now: float) -> bool:
@@ -69,38 +69,35 @@ def test_never_more_different_wrong_tokens_than_allowed_in_any_window(shown: lis
 
 
 @pytest.mark.parametrize(("num_wrong", "at_a_time"), [(0, 2), (6, 1)])
-def test_the_new_tokens_of_an_address_are_checked_a_few_at_a_time(num_wrong: int, at_a_time: int) -> None:
+async def test_the_new_tokens_of_an_address_are_checked_a_few_at_a_time(num_wrong: int, at_a_time: int) -> None:
     """However slowly that is; all are checked in the end, and one that is known to be right does not wait."""
+    limit, may_end = LoginLimit(6, 60), asyncio.Event()
+    under_way: list[str] = []
 
-    async def scenario() -> None:
-        limit, may_end = LoginLimit(6, 60), asyncio.Event()
-        under_way: list[str] = []
+    async def come(token: str) -> None:
+        async with limit.turn("10.0.0.1", token, now=0.0):
+            under_way.append(token)
+            await may_end.wait()
+            limit.succeeded(token)
 
-        async def come(token: str) -> None:
-            async with limit.turn("10.0.0.1", token, now=0.0):
-                under_way.append(token)
-                await may_end.wait()
-                limit.succeeded(token)
-
-        for number in range(num_wrong):
-            guess(limit, "10.0.0.1", f"wrong{number}", now=0.0)
-        limit.succeeded("known")
-        coming = [asyncio.create_task(come(f"t{number}")) for number in range(20)]
-        coming.append(asyncio.create_task(come("known")))
-        while "known" not in under_way:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        assert sorted(under_way) == sorted(["known", "t0", "t1"][: 1 + at_a_time])
-        may_end.set()
-        await asyncio.gather(*coming)
-        assert len(under_way) == 21
-
-    run(scenario())
+    for number in range(num_wrong):
+        guess(limit, "10.0.0.1", f"wrong{number}", now=0.0)
+    limit.succeeded("known")
+    coming = [asyncio.create_task(come(f"t{number}")) for number in range(20)]
+    coming.append(asyncio.create_task(come("known")))
+    while "known" not in under_way:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert sorted(under_way) == sorted(["known", "t0", "t1"][: 1 + at_a_time])
+    may_end.set()
+    await asyncio.gather(*coming)
+    assert len(under_way) == 21
 
 
-def test_a_guesser_locks_out_nobody_behind_the_same_address(stack: Stack) -> None:
+async def test_a_guesser_locks_out_nobody_behind_the_same_address(stack: Stack) -> None:
     """Many guesses are answered with 429 and when to try again; a token that nobody has used yet works all the same."""
-
-    async def scenario() -> None:
+    stack.gateway.stop()  # which has seen mary's token before
+    stack.restart_gateway()
+    try:
         guesses = [Client(stack.gateway_url, f"sk-{n:08x}-{n:064x}") for n in range(40)]
         answers = await asyncio.gather(*(guess.request("GET", "/api/kernels") for guess in guesses))
         refused = [answer for answer in answers if answer.status == 429]
@@ -113,11 +110,6 @@ def test_a_guesser_locks_out_nobody_behind_the_same_address(stack: Stack) -> Non
         kernel = await newcomer.start()
         async with newcomer.attach(kernel) as channels:
             assert (await channels.run("1 + 1"))["text"] == "2"
-
-    stack.gateway.stop()  # which has seen mary's token before
-    stack.restart_gateway()
-    try:
-        run(scenario())
     finally:
         stack.gateway.stop()
         stack.restart_gateway()

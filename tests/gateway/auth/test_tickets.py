@@ -20,7 +20,7 @@ from sharedkernel.gateway.auth.tickets import (
     read_key,
 )
 from tests.gateway.client import Client
-from tests.gateway.conftest import Stack, clean_gateway, run
+from tests.gateway.conftest import Stack, clean_gateway
 from tests.gateway.devices import until
 
 SECRET = b"the secret of this cluster is long enough"
@@ -85,46 +85,38 @@ def test_a_key_is_refused_that_others_can_read_or_guess(tmp_path: Path) -> None:
         check_host_name("a/b")
 
 
-def test_a_host_believes_its_own_tickets_only(host: Stack) -> None:
+async def test_a_host_believes_its_own_tickets_only(host: Stack) -> None:
     """Forged, expired, misused tickets and those of another host get 403."""
-
-    async def test() -> None:
-        bad = [
-            ticket(TicketKey.of_host(SECRET, "h2")),
-            ticket(TicketKey(SECRET)),
-            ticket(age=2 * LIFETIME),
-            ticket(purpose=Purpose.REGISTER),
-            ticket().replace(".0.", ".1."),
-            "ticket.nonsense",
-        ]
-        for each in bad:
-            assert (await Client(host.gateway_url, each).request("GET", "/api/kernels")).status == 403
-        grace = Client(host.gateway_url, ticket())
-        kernel = await grace.start()
-        assert kernel.startswith(host_prefix("h1"))
-        assert [entry["id"] for entry in (await grace.request("GET", "/api/kernels")).body] == [kernel]
-        linus = Client(host.gateway_url, ticket(name="linus"))
-        assert (await linus.request("GET", f"/api/kernels/{kernel}")).status == 404
-        admin = Client(host.gateway_url, ticket(name="linus", admin=True))
-        assert (await admin.request("GET", f"/api/kernels/{kernel}")).status == 200
-
-    run(test())
+    bad = [
+        ticket(TicketKey.of_host(SECRET, "h2")),
+        ticket(TicketKey(SECRET)),
+        ticket(age=2 * LIFETIME),
+        ticket(purpose=Purpose.REGISTER),
+        ticket().replace(".0.", ".1."),
+        "ticket.nonsense",
+    ]
+    for each in bad:
+        assert (await Client(host.gateway_url, each).request("GET", "/api/kernels")).status == 403
+    grace = Client(host.gateway_url, ticket())
+    kernel = await grace.start()
+    assert kernel.startswith(host_prefix("h1"))
+    assert [entry["id"] for entry in (await grace.request("GET", "/api/kernels")).body] == [kernel]
+    linus = Client(host.gateway_url, ticket(name="linus"))
+    assert (await linus.request("GET", f"/api/kernels/{kernel}")).status == 404
+    admin = Client(host.gateway_url, ticket(name="linus", admin=True))
+    assert (await admin.request("GET", f"/api/kernels/{kernel}")).status == 200
 
 
-def test_a_websocket_outlives_its_ticket(host: Stack) -> None:
+async def test_a_websocket_outlives_its_ticket(host: Stack) -> None:
     """Its front is to close it; the host checks tokens many times a second here, and this ticket is expired at once."""
+    grace = Client(host.gateway_url, ticket())
+    kernel = await grace.start()
+    soon_over = Client(host.gateway_url, ticket(age=LIFETIME - 5))
+    async with soon_over.attach(kernel) as channels:
 
-    async def test() -> None:
-        grace = Client(host.gateway_url, ticket())
-        kernel = await grace.start()
-        soon_over = Client(host.gateway_url, ticket(age=LIFETIME - 5))
-        async with soon_over.attach(kernel) as channels:
+        async def is_over() -> bool:
+            return (await soon_over.request("GET", "/api/kernels")).status == 403
 
-            async def is_over() -> bool:
-                return (await soon_over.request("GET", "/api/kernels")).status == 403
-
-            await until(is_over)
-            for number in range(3):
-                assert (await channels.run(f"import time; time.sleep(0.2); print({number})"))["text"] == f"{number}\n"
-
-    run(test())
+        await until(is_over)
+        for number in range(3):
+            assert (await channels.run(f"import time; time.sleep(0.2); print({number})"))["text"] == f"{number}\n"

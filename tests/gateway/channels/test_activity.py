@@ -16,7 +16,6 @@ from sharedkernel.errors import ProtocolError
 from sharedkernel.gateway.channels.activity import KernelActivity
 from sharedkernel.gateway.channels.backlog import ANYBODY, Backlog
 from sharedkernel.jupyter.session_socket import SessionSocket
-from tests.gateway.conftest import run
 
 
 def published(message_type: str, parent: dict[str, Any], **content: Any) -> list[bytes]:
@@ -122,31 +121,27 @@ def test_an_update_that_a_later_one_outdates_is_looked_for_among_the_newest() ->
     assert kept == [name for place, name in enumerate(names) if place != names.index("near")]
 
 
-def test_replies_beyond_the_limit_wait_in_the_channel() -> None:
+async def test_replies_beyond_the_limit_wait_in_the_channel() -> None:
     """The client that comes back gets all of them, in order; the gateway has held only so many."""
-
-    async def scenario() -> None:
-        with zmq.Context() as context, context.socket(zmq.PAIR) as session:
-            connected = context.socket(zmq.PAIR)
-            session.bind("inproc://replies")
-            connected.connect("inproc://replies")
-            channel = SessionSocket(connected, "shell")
-            backlog = Backlog("ada", {"shell": channel}, limit_bytes=10_000)
-            for number in range(100):
-                session.send(f"{number:01000d}".encode())
-            while len(backlog.replies) < 11:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-            for _ in range(10):
-                await asyncio.sleep(0)
-            told = [int(frame) for _, (frame,) in backlog.replies]
-            assert told == list(range(11))
-            channel.on_recv(lambda frames: told.append(int(frames[0])))
-            while len(told) < 100:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-            assert told == list(range(100))
-            backlog.close()
-
-    run(scenario())
+    with zmq.Context() as context, context.socket(zmq.PAIR) as session:
+        connected = context.socket(zmq.PAIR)
+        session.bind("inproc://replies")
+        connected.connect("inproc://replies")
+        channel = SessionSocket(connected, "shell")
+        backlog = Backlog("ada", {"shell": channel}, limit_bytes=10_000)
+        for number in range(100):
+            session.send(f"{number:01000d}".encode())
+        while len(backlog.replies) < 11:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        told = [int(frame) for _, (frame,) in backlog.replies]
+        assert told == list(range(11))
+        channel.on_recv(lambda frames: told.append(int(frames[0])))
+        while len(told) < 100:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert told == list(range(100))
+        backlog.close()
 
 
 def test_requests_that_a_session_makes_up_are_forgotten() -> None:

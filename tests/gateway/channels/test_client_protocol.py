@@ -104,18 +104,14 @@ async def send_raw(client: WebSocketClientConnection, data: bytes, cuts: Iterabl
 
 
 @pytest.mark.parametrize("compression", [False, True])
-def test_many_messages_of_one_turn_arrive_whole_and_in_order(compression: bool) -> None:
+async def test_many_messages_of_one_turn_arrive_whole_and_in_order(compression: bool) -> None:
     """Short ones, those of two and of eight bytes of length, and an empty one; compressed where both ends agree."""
-
-    async def scenario() -> None:
-        async with served(compression=compression) as (url, _):
-            client = await websocket_connect(url, compression_options={} if compression else None)
-            sent = ["", "a", "b" * 125, "c" * 126, "d" * 65_535, "e" * 65_536, "f" * 3 * MIB, *map(str, range(500))]
-            await client.write_message(json.dumps(sent))
-            assert [await client.read_message() for _ in sent] == sent
-            client.close()
-
-    run(scenario())
+    async with served(compression=compression) as (url, _):
+        client = await websocket_connect(url, compression_options={} if compression else None)
+        sent = ["", "a", "b" * 125, "c" * 126, "d" * 65_535, "e" * 65_536, "f" * 3 * MIB, *map(str, range(500))]
+        await client.write_message(json.dumps(sent))
+        assert [await client.read_message() for _ in sent] == sent
+        client.close()
 
 
 @given(
@@ -148,74 +144,58 @@ def test_messages_in_pieces_are_read_however_they_are_cut(
     run(scenario())
 
 
-def test_a_long_frame_behind_short_ones_is_read() -> None:
+async def test_a_long_frame_behind_short_ones_is_read() -> None:
     """What was read ahead of it is its beginning."""
-
-    async def scenario() -> None:
-        async with served() as (url, _):
-            client = await websocket_connect(url)
-            payload = bytes(200_000)
-            await send_raw(client, masked(_FINAL | _TEXT, b"one") + masked(_FINAL | _BINARY, payload))
-            assert await client.read_message() == "3"
-            assert await client.read_message() == struct.pack("<Q", 200_000) + bytes(10)
-            client.close()
-
-    run(scenario())
+    async with served() as (url, _):
+        client = await websocket_connect(url)
+        payload = bytes(200_000)
+        await send_raw(client, masked(_FINAL | _TEXT, b"one") + masked(_FINAL | _BINARY, payload))
+        assert await client.read_message() == "3"
+        assert await client.read_message() == struct.pack("<Q", 200_000) + bytes(10)
+        client.close()
 
 
-def test_a_compressed_message_in_pieces_is_read() -> None:
+async def test_a_compressed_message_in_pieces_is_read() -> None:
     """The compression is the message's, not the frame's."""
-
-    async def scenario() -> None:
-        async with served(compression=True) as (url, _):
-            client = await websocket_connect(url, compression_options={})
-            compressor = zlib.compressobj(wbits=-zlib.MAX_WBITS)
-            text = b"abc" * 1000
-            data = compressor.compress(text) + compressor.flush(zlib.Z_SYNC_FLUSH)
-            data = data.removesuffix(b"\x00\x00\xff\xff")
-            await send_raw(client, masked(0x40 | _TEXT, data[:5]) + masked(_FINAL | _REST, data[5:]))
-            assert await client.read_message() == "3000"
-            client.close()
-
-    run(scenario())
+    async with served(compression=True) as (url, _):
+        client = await websocket_connect(url, compression_options={})
+        compressor = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+        text = b"abc" * 1000
+        data = compressor.compress(text) + compressor.flush(zlib.Z_SYNC_FLUSH)
+        data = data.removesuffix(b"\x00\x00\xff\xff")
+        await send_raw(client, masked(0x40 | _TEXT, data[:5]) + masked(_FINAL | _REST, data[5:]))
+        assert await client.read_message() == "3000"
+        client.close()
 
 
-def test_an_oversized_frame_closes_its_websocket_unread() -> None:
+async def test_an_oversized_frame_closes_its_websocket_unread() -> None:
     """By its length alone."""
-
-    async def scenario() -> None:
-        async with served() as (url, _):
-            client = await websocket_connect(url)
-            await send_raw(client, bytes([_FINAL | _BINARY, 0x80 | 127]) + struct.pack("!Q", 9 * MIB))
-            assert await client.read_message() is None
-            assert client.close_code in (1009, None)
-            client.close()
-
-    run(scenario())
+    async with served() as (url, _):
+        client = await websocket_connect(url)
+        await send_raw(client, bytes([_FINAL | _BINARY, 0x80 | 127]) + struct.pack("!Q", 9 * MIB))
+        assert await client.read_message() is None
+        assert client.close_code in (1009, None)
+        client.close()
 
 
-def test_what_a_client_does_not_take_is_counted_and_forgotten() -> None:
+async def test_what_a_client_does_not_take_is_counted_and_forgotten() -> None:
     """Beyond the user's budget the websocket is closed; what waited counts no more."""
-
-    async def scenario() -> None:
-        async with served(limit_bytes=20 * MIB) as (url, application):
-            client = await websocket_connect(url, max_message_size=1 << 30)
-            assert client.protocol is not None
-            await client.write_message("[]")
-            while not application.settings["opened"]:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-            (handler,) = application.settings["opened"]
-            budget: Any = application.settings["user_budgets"].unsent
-            handler.writer.send([bytes(16 * MIB)])
-            handler.writer.flush()
-            assert budget._totals["ada"] > 15 * MIB
-            handler.writer.send([bytes(8 * MIB)])
-            handler.writer.flush()
-            assert handler.ws_connection is None
-            while await client.read_message() is not None:
-                pass
-            while budget._totals:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-            client.close()
-
-    run(scenario())
+    async with served(limit_bytes=20 * MIB) as (url, application):
+        client = await websocket_connect(url, max_message_size=1 << 30)
+        assert client.protocol is not None
+        await client.write_message("[]")
+        while not application.settings["opened"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        (handler,) = application.settings["opened"]
+        budget: Any = application.settings["user_budgets"].unsent
+        handler.writer.send([bytes(16 * MIB)])
+        handler.writer.flush()
+        assert budget._totals["ada"] > 15 * MIB
+        handler.writer.send([bytes(8 * MIB)])
+        handler.writer.flush()
+        assert handler.ws_connection is None
+        while await client.read_message() is not None:
+            pass
+        while budget._totals:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        client.close()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharedkernel.gateway.channels.flow_control import TokenBucket
-from tests.gateway.conftest import Stack, run
+from tests.gateway.conftest import Stack
 
 MIB = 1024**2
 
@@ -23,54 +23,44 @@ def test_never_more_is_spent_than_allowed_whoever_pauses_as_told(steps: list[tup
         assert spent <= rate * (now + 1) + 1e-6
 
 
-def test_a_slow_client_slows_its_session_and_fills_nobodys_memory(stack: Stack) -> None:
+async def test_a_slow_client_slows_its_session_and_fills_nobodys_memory(stack: Stack) -> None:
     """Of a hundred megabytes that nobody reads the gateway holds a few; later all of them arrive, in order."""
-
-    async def scenario() -> None:
-        grace, mary = stack.client("grace"), stack.client("mary")
-        assert stack.gateway.process is not None
-        gateway = psutil.Process(stack.gateway.process.pid)
-        kernel = await grace.start()
-        async with grace.attach(kernel) as channels, mary.attach(await mary.start()) as other:
-            await channels.run("1")
-            await other.run("1")
-            before = gateway.memory_info().rss
-            flood = "for n in range(100): print(f'{n:03d}' + 'x' * 1_000_000)\nopen(DONE, 'w').close()"
-            done = stack.directory / "printed"
-            code = flood.replace("DONE", repr(str(done)))
-            await channels.send("execute_request", {"code": code, "silent": False})
-            grown = 0
-            for _ in range(20):  # nothing is received meanwhile
-                assert (await other.run("6 * 7"))["text"] == "42"
-                grown = max(grown, gateway.memory_info().rss - before)
-            assert not done.exists()
-            assert grown < 60 * MIB
-            messages = await channels.until("status", execution_state="idle")
-            text = "".join(message["content"]["text"] for message in messages if message["type"] == "stream")
-            assert [line[:3] for line in text.splitlines()] == [f"{n:03d}" for n in range(100)]
-
-    run(scenario())
+    grace, mary = stack.client("grace"), stack.client("mary")
+    assert stack.gateway.process is not None
+    gateway = psutil.Process(stack.gateway.process.pid)
+    kernel = await grace.start()
+    async with grace.attach(kernel) as channels, mary.attach(await mary.start()) as other:
+        await channels.run("1")
+        await other.run("1")
+        before = gateway.memory_info().rss
+        flood = "for n in range(100): print(f'{n:03d}' + 'x' * 1_000_000)\nopen(DONE, 'w').close()"
+        done = stack.directory / "printed"
+        code = flood.replace("DONE", repr(str(done)))
+        await channels.send("execute_request", {"code": code, "silent": False})
+        grown = 0
+        for _ in range(20):  # nothing is received meanwhile
+            assert (await other.run("6 * 7"))["text"] == "42"
+            grown = max(grown, gateway.memory_info().rss - before)
+        assert not done.exists()
+        assert grown < 60 * MIB
+        messages = await channels.until("status", execution_state="idle")
+        text = "".join(message["content"]["text"] for message in messages if message["type"] == "stream")
+        assert [line[:3] for line in text.splitlines()] == [f"{n:03d}" for n in range(100)]
 
 
-def test_a_session_that_reads_nothing_fills_nobodys_memory_either(stack: Stack) -> None:
+async def test_a_session_that_reads_nothing_fills_nobodys_memory_either(stack: Stack) -> None:
     """What a client sends to it waits up to a limit; beyond that the notebook says so, and later all is well."""
-
-    async def scenario() -> None:
-        grace = stack.client("grace")
-        async with grace.attach(await grace.start()) as channels:
-            session = psutil.Process(int((await channels.run("import os; os.getpid()"))["text"]))
-            session.suspend()
-            try:
-                for number in range(100):
-                    await channels.send(
-                        "comm_msg", {"comm_id": "", "data": {"number": number}}, "shell", bytes(2 * MIB)
-                    )
-                said = (await channels.until("stream"))[-1]["content"]["text"]
-                assert "wait for this session already, which does not read them now" in said
-            finally:
-                session.resume()
-            while (answer := await channels.run("1 + 1")).get("ename") == "MessageRefused":
-                pass  # until it has read some of what waits
-            assert answer["text"] == "2"
-
-    run(scenario())
+    grace = stack.client("grace")
+    async with grace.attach(await grace.start()) as channels:
+        session = psutil.Process(int((await channels.run("import os; os.getpid()"))["text"]))
+        session.suspend()
+        try:
+            for number in range(100):
+                await channels.send("comm_msg", {"comm_id": "", "data": {"number": number}}, "shell", bytes(2 * MIB))
+            said = (await channels.until("stream"))[-1]["content"]["text"]
+            assert "wait for this session already, which does not read them now" in said
+        finally:
+            session.resume()
+        while (answer := await channels.run("1 + 1")).get("ename") == "MessageRefused":
+            pass  # until it has read some of what waits
+        assert answer["text"] == "2"

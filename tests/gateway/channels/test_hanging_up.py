@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from sharedkernel.jupyter.names import WEBSOCKET_PROTOCOL
 from tests.gateway.client import Client
-from tests.gateway.conftest import Stack, run
+from tests.gateway.conftest import Stack
 
 NOTEBOOK = "/home/me/left.ipynb"
 
@@ -34,30 +34,27 @@ def ask_and_hang_up(client: Client, kernel: str) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
 
 
-def test_a_client_that_hung_up_at_once_is_none(stack: Stack) -> None:
+async def test_a_client_that_hung_up_at_once_is_none(stack: Stack) -> None:
     """It does not count, and its session can be taken over by the notebook's next one."""
     process = stack.gateway.process
     assert process is not None
 
-    async def scenario() -> None:
-        grace = stack.client("grace")
-        left = await grace.start(KERNEL_NOTEBOOK=NOTEBOOK)
-        async with grace.attach(left) as channels:
-            assert (await channels.run("x = 41"))["status"] == "ok"
-        for _ in range(5):
-            os.kill(process.pid, signal.SIGSTOP)
-            try:
-                ask_and_hang_up(grace, left)
-            finally:
-                os.kill(process.pid, signal.SIGCONT)
-            await grace.request("GET", "/api/kernels")
-        assert (await grace.request("GET", f"/api/kernels/{left}")).body["connections"] == 0
-        new = await grace.start(KERNEL_NOTEBOOK=NOTEBOOK)
-        async with grace.attach(new) as channels:
-            cell = await channels.send("execute_request", {"code": "%shared attach", "silent": False})
-            promise = "The earlier session takes the place of this one as soon as this cell has ended.\n"
-            await channels.until("stream", cell, text=promise)
-            await channels.until("status", execution_state="restarting")
-            assert (await channels.run("print(x + 1)"))["text"] == "42\n"
-
-    run(scenario())
+    grace = stack.client("grace")
+    left = await grace.start(KERNEL_NOTEBOOK=NOTEBOOK)
+    async with grace.attach(left) as channels:
+        assert (await channels.run("x = 41"))["status"] == "ok"
+    for _ in range(5):
+        os.kill(process.pid, signal.SIGSTOP)
+        try:
+            ask_and_hang_up(grace, left)
+        finally:
+            os.kill(process.pid, signal.SIGCONT)
+        await grace.request("GET", "/api/kernels")
+    assert (await grace.request("GET", f"/api/kernels/{left}")).body["connections"] == 0
+    new = await grace.start(KERNEL_NOTEBOOK=NOTEBOOK)
+    async with grace.attach(new) as channels:
+        cell = await channels.send("execute_request", {"code": "%shared attach", "silent": False})
+        promise = "The earlier session takes the place of this one as soon as this cell has ended.\n"
+        await channels.until("stream", cell, text=promise)
+        await channels.until("status", execution_state="restarting")
+        assert (await channels.run("print(x + 1)"))["text"] == "42\n"

@@ -12,7 +12,7 @@ import pytest
 from tornado.iostream import StreamClosedError
 
 from tests.gateway.client import Channels
-from tests.gateway.conftest import Stack, clean_gateway, run
+from tests.gateway.conftest import Stack, clean_gateway
 
 pytestmark = pytest.mark.heavy
 
@@ -49,88 +49,72 @@ async def send_frame(channels: Channels, kind: int, says: int, has: int) -> None
         await asyncio.wait_for(asyncio.shield(protocol.stream.write(frame)), 0.2)
 
 
-def test_unfinished_frames_take_no_more_than_the_budget(small_stack: Stack) -> None:
+async def test_unfinished_frames_take_no_more_than_the_budget(small_stack: Stack) -> None:
     """They wait at their clients; their user's short messages pass, and those of others; later a long one, too."""
-
-    async def scenario() -> None:
-        grace, mary = small_stack.client("grace"), small_stack.client("mary")
-        gateway = gateway_of(small_stack)
-        kernel = await grace.start()
-        async with mary.attach(await mary.start()) as other:
+    grace, mary = small_stack.client("grace"), small_stack.client("mary")
+    gateway = gateway_of(small_stack)
+    kernel = await grace.start()
+    async with mary.attach(await mary.start()) as other:
+        assert (await other.run("1 + 1"))["text"] == "2"
+        before = gateway.memory_info().rss
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(20):
+                channels = await stack.enter_async_context(grace.attach(kernel))
+                await send_frame(channels, _LAST, 4 * MIB, 4 * MIB - 1)
+            short = await stack.enter_async_context(grace.attach(kernel))
+            assert (await short.run("1 + 1"))["text"] == "2"
             assert (await other.run("1 + 1"))["text"] == "2"
-            before = gateway.memory_info().rss
-            async with contextlib.AsyncExitStack() as stack:
-                for _ in range(20):
-                    channels = await stack.enter_async_context(grace.attach(kernel))
-                    await send_frame(channels, _LAST, 4 * MIB, 4 * MIB - 1)
-                short = await stack.enter_async_context(grace.attach(kernel))
-                assert (await short.run("1 + 1"))["text"] == "2"
-                assert (await other.run("1 + 1"))["text"] == "2"
-                assert gateway.memory_info().rss - before < 30 * MIB
-        async with grace.attach(await grace.start()) as channels:
-            assert (await channels.run(f"len({'x' * 2 * MIB!r})"))["text"] == str(2 * MIB)
-
-    run(scenario())
+            assert gateway.memory_info().rss - before < 30 * MIB
+    async with grace.attach(await grace.start()) as channels:
+        assert (await channels.run(f"len({'x' * 2 * MIB!r})"))["text"] == str(2 * MIB)
 
 
-def test_a_message_in_many_pieces_takes_no_more_either(small_stack: Stack) -> None:
+async def test_a_message_in_many_pieces_takes_no_more_either(small_stack: Stack) -> None:
     """Its connection is closed with a sentence where the budget ends."""
-
-    async def scenario() -> None:
-        grace = small_stack.client("grace")
-        async with grace.attach(await grace.start()) as channels:
-            await send_frame(channels, _FIRST, 60_000, 60_000)
-            with contextlib.suppress(StreamClosedError):
-                for _ in range(200):
-                    await send_frame(channels, _NEXT, 60_000, 60_000)
-            while await channels.receive() is not None:
-                pass
-            if channels.socket.close_code is not None:  # it is lost where the client still sends
-                assert channels.socket.close_code == 1009
-                assert "the gateway holds" in str(channels.socket.close_reason)
-
-    run(scenario())
+    grace = small_stack.client("grace")
+    async with grace.attach(await grace.start()) as channels:
+        await send_frame(channels, _FIRST, 60_000, 60_000)
+        with contextlib.suppress(StreamClosedError):
+            for _ in range(200):
+                await send_frame(channels, _NEXT, 60_000, 60_000)
+        while await channels.receive() is not None:
+            pass
+        if channels.socket.close_code is not None:  # it is lost where the client still sends
+            assert channels.socket.close_code == 1009
+            assert "the gateway holds" in str(channels.socket.close_reason)
 
 
-def test_messages_that_a_session_does_not_read_count(small_stack: Stack) -> None:
+async def test_messages_that_a_session_does_not_read_count(small_stack: Stack) -> None:
     """More of them are refused in the notebook."""
-
-    async def scenario() -> None:
-        grace = small_stack.client("grace")
-        async with grace.attach(await grace.start()) as channels:
-            session = psutil.Process(int((await channels.run("import os; os.getpid()"))["text"]))
-            session.suspend()
-            try:
-                for _ in range(20):
-                    await channels.send("comm_msg", {"comm_id": "", "data": {}}, "shell", bytes(2 * MIB))
-                said = (await channels.until("stream"))[-1]["content"]["text"]
-                assert "may hold 8.0 MiB (c.SharedKernelGateway.max_user_bytes)" in said
-            finally:
-                session.resume()
-            while (answer := await channels.run("1 + 1")).get("ename") == "MessageRefused":
-                pass  # until it has read some of what waits
-            assert answer["text"] == "2"
-
-    run(scenario())
+    grace = small_stack.client("grace")
+    async with grace.attach(await grace.start()) as channels:
+        session = psutil.Process(int((await channels.run("import os; os.getpid()"))["text"]))
+        session.suspend()
+        try:
+            for _ in range(20):
+                await channels.send("comm_msg", {"comm_id": "", "data": {}}, "shell", bytes(2 * MIB))
+            said = (await channels.until("stream"))[-1]["content"]["text"]
+            assert "may hold 8.0 MiB (c.SharedKernelGateway.max_user_bytes)" in said
+        finally:
+            session.resume()
+        while (answer := await channels.run("1 + 1")).get("ename") == "MessageRefused":
+            pass  # until it has read some of what waits
+        assert answer["text"] == "2"
 
 
-def test_outputs_that_no_client_reads_count(small_stack: Stack) -> None:
+async def test_outputs_that_no_client_reads_count(small_stack: Stack) -> None:
     """Connections whose clients do not read are closed where the budget ends; those of others are not."""
-
-    async def scenario() -> None:
-        grace, mary = small_stack.client("grace"), small_stack.client("mary")
-        gateway = gateway_of(small_stack)
-        kernel = await grace.start()
-        async with mary.attach(await mary.start()) as other, contextlib.AsyncExitStack() as stack:
+    grace, mary = small_stack.client("grace"), small_stack.client("mary")
+    gateway = gateway_of(small_stack)
+    kernel = await grace.start()
+    async with mary.attach(await mary.start()) as other, contextlib.AsyncExitStack() as stack:
+        assert (await other.run("1 + 1"))["text"] == "2"
+        before = gateway.memory_info().rss
+        idle = [await stack.enter_async_context(grace.attach(kernel)) for _ in range(20)]
+        cell = f"display({{'text/plain': 'x' * {7 * MIB}}}, raw=True)"
+        await idle[0].send("execute_request", {"code": cell, "silent": False})
+        for _ in range(50):
             assert (await other.run("1 + 1"))["text"] == "2"
-            before = gateway.memory_info().rss
-            idle = [await stack.enter_async_context(grace.attach(kernel)) for _ in range(20)]
-            cell = f"display({{'text/plain': 'x' * {7 * MIB}}}, raw=True)"
-            await idle[0].send("execute_request", {"code": cell, "silent": False})
-            for _ in range(50):
-                assert (await other.run("1 + 1"))["text"] == "2"
-            assert gateway.memory_info().rss - before < 60 * MIB
-        async with grace.attach(kernel) as channels:
-            assert (await channels.run("1 + 1"))["text"] == "2"
-
-    run(scenario())
+        assert gateway.memory_info().rss - before < 60 * MIB
+    async with grace.attach(kernel) as channels:
+        assert (await channels.run("1 + 1"))["text"] == "2"

@@ -12,47 +12,35 @@ def users_of(status: dict[str, Any]) -> dict[str, Any]:
     return {user["name"]: user for user in status["users"]}
 
 
-def test_parallel_requests_cannot_slip_past_the_limit(stack: Stack) -> None:
+async def test_parallel_requests_cannot_slip_past_the_limit(stack: Stack) -> None:
     """Of six requests at once exactly as many are granted as are allowed; the others get a sentence."""
-
-    async def scenario() -> None:
-        grace = stack.client("grace")
-        answers = await asyncio.gather(*(grace.request("POST", "/api/kernels", {}) for _ in range(6)))
-        refused = [answer for answer in answers if answer.status != 201]
-        assert [answer.status for answer in refused] == [429] * 3
-        assert refused[0].body["reason"] == "quota"
-        assert "grace may have 3 sessions at a time and has 3" in refused[0].body["message"]
-        kernels = (await grace.request("GET", "/api/kernels")).body
-        assert len(kernels) == 3
-        await grace.end(kernels[0]["id"])
-        await grace.start()
-
-    run(scenario())
+    grace = stack.client("grace")
+    answers = await asyncio.gather(*(grace.request("POST", "/api/kernels", {}) for _ in range(6)))
+    refused = [answer for answer in answers if answer.status != 201]
+    assert [answer.status for answer in refused] == [429] * 3
+    assert refused[0].body["reason"] == "quota"
+    assert "grace may have 3 sessions at a time and has 3" in refused[0].body["message"]
+    kernels = (await grace.request("GET", "/api/kernels")).body
+    assert len(kernels) == 3
+    await grace.end(kernels[0]["id"])
+    await grace.start()
 
 
-def test_notebook_sessions_count_too(stack: Stack) -> None:
+async def test_notebook_sessions_count_too(stack: Stack) -> None:
     """`/api/sessions` is no way around, and its refusal is as readable."""
-
-    async def scenario() -> None:
-        linus = stack.client("linus")
-        await linus.start()
-        body = {"path": "a.ipynb", "type": "notebook", "name": "", "kernel": {"name": "shared-gpu"}}
-        answer = await linus.request("POST", "/api/sessions", body)
-        assert (answer.status, answer.body["reason"]) == (429, "quota")
-
-    run(scenario())
+    linus = stack.client("linus")
+    await linus.start()
+    body = {"path": "a.ipynb", "type": "notebook", "name": "", "kernel": {"name": "shared-gpu"}}
+    answer = await linus.request("POST", "/api/sessions", body)
+    assert (answer.status, answer.body["reason"]) == (429, "quota")
 
 
-def test_limits_reach_the_executor(stack: Stack) -> None:
+async def test_limits_reach_the_executor(stack: Stack) -> None:
     """Memory and share are in force, percentages of the device resolved."""
-
-    async def scenario() -> None:
-        await asyncio.gather(stack.client("grace").start(), stack.client("linus").start())
-        users = users_of((await stack.client("ada").request("GET", "/sharedkernel/api/status")).body)
-        assert (users["grace"]["share"], users["grace"]["quota_bytes"]) == (2.0, 1024**3)
-        assert (users["linus"]["share"], users["linus"]["quota_bytes"]) == (1.0, 256 * 1024**2)
-
-    run(scenario())
+    await asyncio.gather(stack.client("grace").start(), stack.client("linus").start())
+    users = users_of((await stack.client("ada").request("GET", "/sharedkernel/api/status")).body)
+    assert (users["grace"]["share"], users["grace"]["quota_bytes"]) == (2.0, 1024**3)
+    assert (users["linus"]["share"], users["linus"]["quota_bytes"]) == (1.0, 256 * 1024**2)
 
 
 def test_limits_that_an_earlier_gateway_knew_do_not_stay(stack: Stack) -> None:
@@ -80,51 +68,43 @@ def test_limits_that_an_earlier_gateway_knew_do_not_stay(stack: Stack) -> None:
     run(are_as_configured())
 
 
-def test_an_admin_changes_quotas_until_the_configuration_is_read_again(stack: Stack) -> None:
+async def test_an_admin_changes_quotas_until_the_configuration_is_read_again(stack: Stack) -> None:
     """A PUT holds at once and says that it was one; a reload ends it."""
-
-    async def scenario() -> None:
-        ada, linus = stack.client("ada"), stack.client("linus")
-        await linus.start()
-        answer = await ada.request("PUT", "/sharedkernel/api/quotas", {"users": {"linus": {"sessions": 2, "share": 4}}})
-        assert answer.body["users"]["linus"]["share"] == {"value": 4.0, "source": "put: user linus"}
-        await linus.start()
-        users = users_of((await ada.request("GET", "/sharedkernel/api/status")).body)
-        assert users["linus"]["share"] == 4.0
-        seen = (await linus.request("GET", "/sharedkernel/api/quotas")).body["users"]
-        assert list(seen) == ["linus"]
-        assert seen["linus"]["memory"] == {"value": "256MiB", "source": "config: user linus"}
-        stack.reload(stack.config_path.read_text())
-        seen = (await linus.request("GET", "/sharedkernel/api/quotas")).body["users"]
-        assert seen["linus"]["sessions"] == {"value": 1, "source": "config: user linus"}
-
-    run(scenario())
+    ada, linus = stack.client("ada"), stack.client("linus")
+    await linus.start()
+    answer = await ada.request("PUT", "/sharedkernel/api/quotas", {"users": {"linus": {"sessions": 2, "share": 4}}})
+    assert answer.body["users"]["linus"]["share"] == {"value": 4.0, "source": "put: user linus"}
+    await linus.start()
+    users = users_of((await ada.request("GET", "/sharedkernel/api/status")).body)
+    assert users["linus"]["share"] == 4.0
+    seen = (await linus.request("GET", "/sharedkernel/api/quotas")).body["users"]
+    assert list(seen) == ["linus"]
+    assert seen["linus"]["memory"] == {"value": "256MiB", "source": "config: user linus"}
+    stack.reload(stack.config_path.read_text())
+    seen = (await linus.request("GET", "/sharedkernel/api/quotas")).body["users"]
+    assert seen["linus"]["sessions"] == {"value": 1, "source": "config: user linus"}
 
 
-def test_only_admins_change_quotas_and_only_to_what_makes_sense(stack: Stack) -> None:
+async def test_only_admins_change_quotas_and_only_to_what_makes_sense(stack: Stack) -> None:
     """A user's PUT and a wrong one are refused, and change nothing."""
-
-    async def scenario() -> None:
-        ada, grace = stack.client("ada"), stack.client("grace")
-        path, before = "/sharedkernel/api/quotas", (await ada.request("GET", "/sharedkernel/api/quotas")).body
-        answer = await grace.request("PUT", path, {"users": {"grace": {"share": 100}}})
-        assert (answer.status, answer.body["reason"]) == (403, "not_admin")
-        answer = await ada.request("PUT", path, {"users": {"grace": {"memory": "8-Gb"}}})
-        assert answer.status == 400
-        assert "quotas['users']['grace']['memory']: '8-Gb' is not an amount of memory" in answer.body["message"]
-        for wrong in (["x"], {"users": 3}, {"colour": {}}):
-            assert (await ada.request("PUT", path, wrong)).status == 400
-        assert (await ada.request("PUT", path, raw=b"{")).status == 400
-        assert (await ada.request("GET", path)).body == before
-
-    run(scenario())
+    ada, grace = stack.client("ada"), stack.client("grace")
+    path, before = "/sharedkernel/api/quotas", (await ada.request("GET", "/sharedkernel/api/quotas")).body
+    answer = await grace.request("PUT", path, {"users": {"grace": {"share": 100}}})
+    assert (answer.status, answer.body["reason"]) == (403, "not_admin")
+    answer = await ada.request("PUT", path, {"users": {"grace": {"memory": "8-Gb"}}})
+    assert answer.status == 400
+    assert "quotas['users']['grace']['memory']: '8-Gb' is not an amount of memory" in answer.body["message"]
+    for wrong in (["x"], {"users": 3}, {"colour": {}}):
+        assert (await ada.request("PUT", path, wrong)).status == 400
+    assert (await ada.request("PUT", path, raw=b"{")).status == 400
+    assert (await ada.request("GET", path)).body == before
 
 
-def test_a_reload_brings_quotas_groups_and_admins(stack: Stack) -> None:
+async def test_a_reload_brings_quotas_groups_and_admins(stack: Stack) -> None:
     """SIGHUP reads the file again; sessions that run get the new limits."""
     old = stack.config_path.read_text()
 
-    async def scenario() -> None:
+    try:
         ada, grace = stack.client("ada"), stack.client("grace")
         await grace.start()
         news = "c.SharedKernelGateway.quotas = {'default': {'share': 9}}\nc.SharedKernelGateway.admins = {'grace'}\n"
@@ -135,9 +115,6 @@ def test_a_reload_brings_quotas_groups_and_admins(stack: Stack) -> None:
             share = users_of(status)["grace"]["share"]
         assert (await ada.request("PUT", "/sharedkernel/api/quotas", {})).status == 403
         assert (await grace.request("PUT", "/sharedkernel/api/quotas", {})).status == 200
-
-    try:
-        run(scenario())
     finally:
         stack.reload(old)
 

@@ -20,42 +20,39 @@ from tests.gateway.devices import STATUS, devices_of, execute, start_on_each, st
 pytestmark = pytest.mark.heavy
 
 
-def test_an_executor_that_is_away_concerns_its_own_sessions_only(devices: Stack) -> None:
+async def test_an_executor_that_is_away_concerns_its_own_sessions_only(devices: Stack) -> None:
     """They cannot be ended or restarted, though their cells run on; everything else works, and it is said."""
     grace = devices.client("grace")
     executor = devices.executors["host:1"]
 
-    async def scenario() -> None:
-        kernels = await start_on_each(devices, grace)
-        lost, here = kernels["host:1"], kernels["host"]
-        pid = await execute(grace, lost, "import os; x = 41; print(os.getpid())")
-        executor.kill()
-        await until(lambda: is_away(devices))
-        for method, path in (("DELETE", f"/api/kernels/{lost}"), ("POST", f"/api/kernels/{lost}/restart")):
-            answer = await grace.request(method, path)
-            assert (answer.status, answer.body["reason"]) == (503, "executor_unavailable")
-            assert "`sharedkernel executor --device host:1 --runtime-dir" in answer.body["message"]
-        assert await execute(grace, lost, "x + 1") == "42"
-        status = await status_of(devices)
-        assert status["device"]["name"] == "host"
-        assert status["device"]["capacity_bytes"] == 1 << 30
-        assert [session["id"] for session in status["sessions"]] == [here]
-        away = status["devices"][1]
-        assert (away["num_sessions"], away["capacity_bytes"], away["used_bytes"]) == (1, 1 << 30, None)
-        assert "--device host:1" in away["message"]
-        assert (await grace.request("POST", f"/api/kernels/{here}/restart")).status == 200
-        new = [await grace.start(), await grace.start()]
-        assert await devices_of(devices, *new) == ["host", "host"]
-        assert (await grace.request("GET", f"/api/kernels/{'0' * 8}-0000-0000-0000-{'0' * 12}")).status == 404
-        executor.start()
-        await until(lambda: is_available(devices))
-        assert await devices_of(devices, lost) == ["host:1"]
-        assert await execute(grace, lost, "print(os.getpid(), x + 1)") == f"{pid} 42"
-
-    run(scenario())
+    kernels = await start_on_each(devices, grace)
+    lost, here = kernels["host:1"], kernels["host"]
+    pid = await execute(grace, lost, "import os; x = 41; print(os.getpid())")
+    executor.kill()
+    await until(lambda: is_away(devices))
+    for method, path in (("DELETE", f"/api/kernels/{lost}"), ("POST", f"/api/kernels/{lost}/restart")):
+        answer = await grace.request(method, path)
+        assert (answer.status, answer.body["reason"]) == (503, "executor_unavailable")
+        assert "`sharedkernel executor --device host:1 --runtime-dir" in answer.body["message"]
+    assert await execute(grace, lost, "x + 1") == "42"
+    status = await status_of(devices)
+    assert status["device"]["name"] == "host"
+    assert status["device"]["capacity_bytes"] == 1 << 30
+    assert [session["id"] for session in status["sessions"]] == [here]
+    away = status["devices"][1]
+    assert (away["num_sessions"], away["capacity_bytes"], away["used_bytes"]) == (1, 1 << 30, None)
+    assert "--device host:1" in away["message"]
+    assert (await grace.request("POST", f"/api/kernels/{here}/restart")).status == 200
+    new = [await grace.start(), await grace.start()]
+    assert await devices_of(devices, *new) == ["host", "host"]
+    assert (await grace.request("GET", f"/api/kernels/{'0' * 8}-0000-0000-0000-{'0' * 12}")).status == 404
+    executor.start()
+    await until(lambda: is_available(devices))
+    assert await devices_of(devices, lost) == ["host:1"]
+    assert await execute(grace, lost, "print(os.getpid(), x + 1)") == f"{pid} 42"
 
 
-def test_an_executor_that_hangs_after_its_greeting_keeps_nobody_waiting(devices: Stack) -> None:
+async def test_an_executor_that_hangs_after_its_greeting_keeps_nobody_waiting(devices: Stack) -> None:
     """Sessions are started on the other one; which sessions it has, it may say later."""
     grace = devices.client("grace")
     executor = devices.executors["host:1"]
@@ -64,32 +61,29 @@ def test_an_executor_that_hangs_after_its_greeting_keeps_nobody_waiting(devices:
     requests = [kind.__name__ for kind in get_args(protocol.FromGateway)]
     welcome = protocol.Welcome(version=protocol.PROTOCOL_VERSION, device=device, pid=os.getpid(), requests=requests)
 
-    async def scenario() -> None:
-        asked, writers = asyncio.Event(), []
+    asked, writers = asyncio.Event(), []
 
-        async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writers.append(writer)
-            await reader.read(65536)
-            writer.write(protocol.encode(welcome))
-            while await reader.read(65536):
-                asked.set()
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        await reader.read(65536)
+        writer.write(protocol.encode(welcome))
+        while await reader.read(65536):
+            asked.set()
 
-        executor.kill()
-        await until(lambda: is_away(devices))
+    executor.kill()
+    await until(lambda: is_away(devices))
+    path.unlink(missing_ok=True)
+    server = await asyncio.start_unix_server(greet, path)
+    try:
+        await asked.wait()
+        kernels = await asyncio.gather(grace.start(KERNEL_CLIENT_KEY="place"), grace.start())
+        assert await devices_of(devices, *kernels) == ["host", "host"]
+    finally:
+        server.close()
+        for writer in writers:
+            writer.close()
+            await writer.wait_closed()
         path.unlink(missing_ok=True)
-        server = await asyncio.start_unix_server(greet, path)
-        try:
-            await asked.wait()
-            kernels = await asyncio.gather(grace.start(KERNEL_CLIENT_KEY="place"), grace.start())
-            assert await devices_of(devices, *kernels) == ["host", "host"]
-        finally:
-            server.close()
-            for writer in writers:
-                writer.close()
-                await writer.wait_closed()
-            path.unlink(missing_ok=True)
-
-    run(scenario())
 
 
 async def is_away(stack: Stack) -> bool:
@@ -132,87 +126,70 @@ def test_a_gateway_serves_before_all_executors_are_there(devices: Stack) -> None
     run(scenario())
 
 
-def test_an_executor_that_does_not_answer_keeps_nobody_waiting(devices: Stack) -> None:
+async def test_an_executor_that_does_not_answer_keeps_nobody_waiting(devices: Stack) -> None:
     """It is stopped, not gone: status says so, and sessions start on the other."""
     process = devices.executors["host:1"].process
     assert process is not None
 
-    async def scenario() -> None:
-        grace = devices.client("grace")
-        os.kill(process.pid, signal.SIGSTOP)
-        try:
-            kernels = [await grace.start() for _ in range(3)]
-            status = await status_of(devices)
-            assert "does not answer" in status["devices"][1]["message"]
-            assert await devices_of(devices, *kernels) == ["host"] * 3
-        finally:
-            os.kill(process.pid, signal.SIGCONT)
-        await until(lambda: is_available(devices))
-
-    run(scenario())
+    grace = devices.client("grace")
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        kernels = [await grace.start() for _ in range(3)]
+        status = await status_of(devices)
+        assert "does not answer" in status["devices"][1]["message"]
+        assert await devices_of(devices, *kernels) == ["host"] * 3
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+    await until(lambda: is_available(devices))
 
 
-def test_an_executor_that_hangs_is_named_and_holds_up_nobody_else(devices: Stack) -> None:
+async def test_an_executor_that_hangs_is_named_and_holds_up_nobody_else(devices: Stack) -> None:
     """Readiness names its device; whatever concerns the other one, or all, is answered meanwhile."""
-
-    async def scenario() -> None:
-        ada, grace = devices.client("ada"), devices.client("grace")
-        kernel = (await start_on_each(devices, grace))["host"]
-        with stopped(devices, "host:1"):
-            while (answer := await ada.request("GET", "/readyz")).status == 200:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-            assert answer.status == 503
-            assert answer.body == "there, but does not answer; its log may say why: the executor of host:1\n"
-            entries = {entry["name"]: entry for entry in (await status_of(devices))["devices"]}
-            assert [entries[name]["available"] for name in ("host", "host:1")] == [True, False]
-            assert await execute(grace, kernel, "1 + 1") == "2"
-            quotas = {"users": {"mary": {"memory": "1MiB"}}}
-            assert (await ada.request("PUT", "/sharedkernel/api/quotas", quotas)).status == 200
-            assert (await ada.request("PUT", "/sharedkernel/api/policy", {"policy": "fifo"})).status == 200
-            assert (await ada.request("GET", "/metrics")).status == 200
-            assert (await grace.request("DELETE", f"/api/kernels/{kernel}")).status == 204
-        await until(lambda: is_available(devices))
-        policies = (await ada.request("GET", "/sharedkernel/api/policy")).body["devices"]
-        assert policies == {"host": "fifo", "host:1": "fifo"}
-
-    run(scenario())
+    ada, grace = devices.client("ada"), devices.client("grace")
+    kernel = (await start_on_each(devices, grace))["host"]
+    with stopped(devices, "host:1"):
+        while (answer := await ada.request("GET", "/readyz")).status == 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        assert answer.status == 503
+        assert answer.body == "there, but does not answer; its log may say why: the executor of host:1\n"
+        entries = {entry["name"]: entry for entry in (await status_of(devices))["devices"]}
+        assert [entries[name]["available"] for name in ("host", "host:1")] == [True, False]
+        assert await execute(grace, kernel, "1 + 1") == "2"
+        quotas = {"users": {"mary": {"memory": "1MiB"}}}
+        assert (await ada.request("PUT", "/sharedkernel/api/quotas", quotas)).status == 200
+        assert (await ada.request("PUT", "/sharedkernel/api/policy", {"policy": "fifo"})).status == 200
+        assert (await ada.request("GET", "/metrics")).status == 200
+        assert (await grace.request("DELETE", f"/api/kernels/{kernel}")).status == 204
+    await until(lambda: is_available(devices))
+    policies = (await ada.request("GET", "/sharedkernel/api/policy")).body["devices"]
+    assert policies == {"host": "fifo", "host:1": "fifo"}
 
 
-def test_a_session_is_started_when_executors_that_all_hung_go_on(devices: Stack) -> None:
+async def test_a_session_is_started_when_executors_that_all_hung_go_on(devices: Stack) -> None:
     """As on a machine that is busy for some seconds: who asks waits, and is not told that there is none."""
-
-    async def scenario() -> None:
-        grace = devices.client("grace")
-        with stopped(devices, "host"), stopped(devices, "host:1"):
-            starting = asyncio.create_task(grace.start())
-            while (answer := await grace.request("GET", STATUS)).status == 200:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-            assert "none of the executors" in answer.body["message"]
-            assert not starting.done()
-        assert await execute(grace, await starting, "1 + 1") == "2"
-
-    run(scenario())
+    grace = devices.client("grace")
+    with stopped(devices, "host"), stopped(devices, "host:1"):
+        starting = asyncio.create_task(grace.start())
+        while (answer := await grace.request("GET", STATUS)).status == 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        assert "none of the executors" in answer.body["message"]
+        assert not starting.done()
+    assert await execute(grace, await starting, "1 + 1") == "2"
 
 
-def test_who_has_a_shelf_waits_for_an_executor_that_hangs(devices: Stack) -> None:
+async def test_who_has_a_shelf_waits_for_an_executor_that_hangs(devices: Stack) -> None:
     """A session elsewhere would be without it for good; others are placed elsewhere meanwhile."""
-
-    async def scenario() -> None:
-        grace, linus = devices.client("grace"), devices.client("linus")
-        kernels = await start_on_each(devices, grace)
-        await execute(
-            grace, kernels["host:1"], "import torch; from sharedkernel import shelf; shelf['x'] = torch.ones(3)"
-        )
-        assert await devices_of(devices, await grace.start()) == ["host:1"]
-        with stopped(devices, "host:1"):
-            starting = asyncio.create_task(grace.start())
-            await until(lambda: is_away(devices))
-            assert await devices_of(devices, await linus.start()) == ["host"]
-            assert not starting.done()
-        assert await devices_of(devices, await starting) == ["host:1"]
-        await execute(grace, kernels["host:1"], "del shelf['x']")
-
-    run(scenario())
+    grace, linus = devices.client("grace"), devices.client("linus")
+    kernels = await start_on_each(devices, grace)
+    await execute(grace, kernels["host:1"], "import torch; from sharedkernel import shelf; shelf['x'] = torch.ones(3)")
+    assert await devices_of(devices, await grace.start()) == ["host:1"]
+    with stopped(devices, "host:1"):
+        starting = asyncio.create_task(grace.start())
+        await until(lambda: is_away(devices))
+        assert await devices_of(devices, await linus.start()) == ["host"]
+        assert not starting.done()
+    assert await devices_of(devices, await starting) == ["host:1"]
+    await execute(grace, kernels["host:1"], "del shelf['x']")
 
 
 @contextlib.contextmanager
@@ -227,32 +204,29 @@ def stopped(stack: Stack, device: str) -> Iterator[None]:
         process.send_signal(signal.SIGCONT)
 
 
-def test_a_start_that_an_executor_did_not_live_to_answer_is_made_on_another(devices: Stack) -> None:
+async def test_a_start_that_an_executor_did_not_live_to_answer_is_made_on_another(devices: Stack) -> None:
     """And what it has started all the same is ended when it is back: it would be nobody's."""
     executor = devices.executors["host:1"]
 
-    async def scenario() -> None:
-        grace = devices.client("grace")
-        first = await grace.start()
-        spare = await spare_of(devices, "host:1")
-        spare.suspend()  # it is made a session, and does not say so
-        try:
-            start = asyncio.create_task(grace.start())
-            await until(lambda: has_session_on(devices, "host:1"))
-            assert not start.done()
-            executor.kill()
-            second = await start
-        finally:
-            spare.resume()
-        assert await devices_of(devices, first, second) == ["host", "host"]
-        executor.start()
-        await until(lambda: is_available(devices))
-        wait_for(lambda: "it was not assigned to its user yet" in executor.log_path.read_text())
-        while len((await status_of(devices))["sessions"]) > 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-        assert {model["id"] for model in (await grace.request("GET", "/api/kernels")).body} == {first, second}
-
-    run(scenario())
+    grace = devices.client("grace")
+    first = await grace.start()
+    spare = await spare_of(devices, "host:1")
+    spare.suspend()  # it is made a session, and does not say so
+    try:
+        start = asyncio.create_task(grace.start())
+        await until(lambda: has_session_on(devices, "host:1"))
+        assert not start.done()
+        executor.kill()
+        second = await start
+    finally:
+        spare.resume()
+    assert await devices_of(devices, first, second) == ["host", "host"]
+    executor.start()
+    await until(lambda: is_available(devices))
+    wait_for(lambda: "it was not assigned to its user yet" in executor.log_path.read_text())
+    while len((await status_of(devices))["sessions"]) > 2:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    assert {model["id"] for model in (await grace.request("GET", "/api/kernels")).body} == {first, second}
 
 
 async def spare_of(stack: Stack, device: str) -> psutil.Process:

@@ -12,152 +12,120 @@ from tests.gateway.devices import DEVICES, KEEP, STATUS, devices_of, execute, ke
 from tests.status.documents import to_json
 
 
-def test_sessions_go_where_there_is_least_to_do(devices: Stack) -> None:
+async def test_sessions_go_where_there_is_least_to_do(devices: Stack) -> None:
     """One each, then where one has gone; sessions being started count, so that five at once are spread."""
-
-    async def scenario() -> None:
-        grace = devices.client("grace")
-        started = [await grace.start(), await grace.start()]
-        kernels = dict(zip(await devices_of(devices, *started), started, strict=True))
-        assert sorted(kernels) == DEVICES
-        for device in DEVICES:
-            await grace.end(kernels[device])
-            kernels[device] = await grace.start()
-            assert await devices_of(devices, kernels[device]) == [device]
-        more = await asyncio.gather(*(grace.start() for _ in range(4)))
-        assert sorted(await devices_of(devices, *more)) == ["host", "host", "host:1", "host:1"]
-
-    run(scenario())
+    grace = devices.client("grace")
+    started = [await grace.start(), await grace.start()]
+    kernels = dict(zip(await devices_of(devices, *started), started, strict=True))
+    assert sorted(kernels) == DEVICES
+    for device in DEVICES:
+        await grace.end(kernels[device])
+        kernels[device] = await grace.start()
+        assert await devices_of(devices, kernels[device]) == [device]
+    more = await asyncio.gather(*(grace.start() for _ in range(4)))
+    assert sorted(await devices_of(devices, *more)) == ["host", "host", "host:1", "host:1"]
 
 
-def test_a_notebook_is_placed_by_the_memory_it_had(devices: Stack) -> None:
+async def test_a_notebook_is_placed_by_the_memory_it_had(devices: Stack) -> None:
     """A device that lacks it is passed over, for this notebook only."""
-
-    async def scenario() -> None:
-        grace = devices.client("grace")
-        big = await grace.start(KERNEL_NOTEBOOK="big.ipynb")
-        await keep(devices, grace, big, 400)
-        await grace.end(big)
-        full = await grace.start(KERNEL_NOTEBOOK="full.ipynb")
-        await keep(devices, grace, full, 700)
-        others = [await grace.start(), await grace.start()]
-        where, *elsewhere = await devices_of(devices, full, *others)
-        assert where not in elsewhere
-        assert await devices_of(devices, await grace.start(KERNEL_NOTEBOOK="big.ipynb")) == elsewhere[:1]
-        assert await devices_of(devices, await grace.start(KERNEL_NOTEBOOK="new.ipynb")) == [where]
-
-    run(scenario())
+    grace = devices.client("grace")
+    big = await grace.start(KERNEL_NOTEBOOK="big.ipynb")
+    await keep(devices, grace, big, 400)
+    await grace.end(big)
+    full = await grace.start(KERNEL_NOTEBOOK="full.ipynb")
+    await keep(devices, grace, full, 700)
+    others = [await grace.start(), await grace.start()]
+    where, *elsewhere = await devices_of(devices, full, *others)
+    assert where not in elsewhere
+    assert await devices_of(devices, await grace.start(KERNEL_NOTEBOOK="big.ipynb")) == elsewhere[:1]
+    assert await devices_of(devices, await grace.start(KERNEL_NOTEBOOK="new.ipynb")) == [where]
 
 
-def test_all_that_can_be_done_to_a_session_reaches_its_executor(devices: Stack) -> None:
+async def test_all_that_can_be_done_to_a_session_reaches_its_executor(devices: Stack) -> None:
     """Restart, interrupt, offload, the end: on either device."""
-
-    async def scenario() -> None:
-        grace = devices.client("grace")
-        for kernel in (await start_on_each(devices, grace)).values():
-            path = f"/api/kernels/{kernel}"
-            before = await execute(grace, kernel, "import os; print(os.getpid())")
-            assert (await grace.request("POST", f"{path}/restart")).status == 200
-            assert await execute(grace, kernel, "import os; print(os.getpid())") != before
-            async with grace.attach(kernel) as channels:
-                # What comes right behind a cell that failed is aborted, unless that was said not to stop it.
-                cell = {"code": "print('on')\nwhile True: pass", "silent": False, "stop_on_error": False}
-                await channels.send("execute_request", cell)
-                await channels.until("stream", text="on\n")
-                assert (await grace.request("POST", f"{path}/interrupt")).status == 204
-                await channels.until("execute_reply", status="error")
-            await execute(grace, kernel, KEEP.format(8))
-            offload = f"/sharedkernel/api/sessions/{kernel}/offload"
-            while (answer := await grace.request("POST", offload)).status == 409:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)  # the cell's end is not known yet
-            assert answer.status == 204
-            sessions = {session["id"]: session for session in (await status_of(devices))["sessions"]}
-            assert sessions[kernel]["offloaded_bytes"] > 7 << 20
-            assert await execute(grace, kernel, "print(int(kept.sum()))") == str(8 << 18)
-            await grace.end(kernel)
-        assert (await status_of(devices))["sessions"] == []
-
-    run(scenario())
+    grace = devices.client("grace")
+    for kernel in (await start_on_each(devices, grace)).values():
+        path = f"/api/kernels/{kernel}"
+        before = await execute(grace, kernel, "import os; print(os.getpid())")
+        assert (await grace.request("POST", f"{path}/restart")).status == 200
+        assert await execute(grace, kernel, "import os; print(os.getpid())") != before
+        async with grace.attach(kernel) as channels:
+            # What comes right behind a cell that failed is aborted, unless that was said not to stop it.
+            cell = {"code": "print('on')\nwhile True: pass", "silent": False, "stop_on_error": False}
+            await channels.send("execute_request", cell)
+            await channels.until("stream", text="on\n")
+            assert (await grace.request("POST", f"{path}/interrupt")).status == 204
+            await channels.until("execute_reply", status="error")
+        await execute(grace, kernel, KEEP.format(8))
+        offload = f"/sharedkernel/api/sessions/{kernel}/offload"
+        while (answer := await grace.request("POST", offload)).status == 409:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)  # the cell's end is not known yet
+        assert answer.status == 204
+        sessions = {session["id"]: session for session in (await status_of(devices))["sessions"]}
+        assert sessions[kernel]["offloaded_bytes"] > 7 << 20
+        assert await execute(grace, kernel, "print(int(kept.sum()))") == str(8 << 18)
+        await grace.end(kernel)
+    assert (await status_of(devices))["sessions"] == []
 
 
-def test_status_is_one_document(devices: Stack) -> None:
+async def test_status_is_one_document(devices: Stack) -> None:
     """The fixed fields sum up, the new ones tell apart, and others' notebooks stay hidden; watchers get the same."""
-
-    async def scenario() -> None:
-        grace = devices.client("grace")
-        kernels = await start_on_each(devices, grace)
-        for kernel in kernels.values():
-            await keep(devices, grace, kernel, 8)
-        whole = await status_of(devices)
-        assert whole["device"]["capacity_bytes"] == 2 << 30
-        assert whole["device"]["name"] == "host + host:1"
-        assert [(device["name"], device["kind"], device["available"]) for device in whole["devices"]] == [
-            ("host", "host", True),
-            ("host:1", "host", True),
-        ]
-        assert re.match(r"host:1 \(", whole["devices"][1]["description"])
-        assert whole["device"]["used_bytes"] == sum(device["used_bytes"] for device in whole["devices"]) >= 16 << 20
-        user = next(user for user in whole["users"] if user["name"] == "grace")
-        assert [entry["device"] for entry in user["devices"]] == DEVICES
-        assert user["persistent_bytes"] >= 16 << 20
-        assert user["quota_bytes"] == 2 << 30  # each device has a quota of its own
-        seen = (await devices.client("linus").request("GET", STATUS)).body
-        assert {session["device"]: session["notebook"] for session in seen["sessions"]} == dict.fromkeys(DEVICES)
-
-    run(scenario())
+    grace = devices.client("grace")
+    kernels = await start_on_each(devices, grace)
+    for kernel in kernels.values():
+        await keep(devices, grace, kernel, 8)
+    whole = await status_of(devices)
+    assert whole["device"]["capacity_bytes"] == 2 << 30
+    assert whole["device"]["name"] == "host + host:1"
+    assert [(device["name"], device["kind"], device["available"]) for device in whole["devices"]] == [
+        ("host", "host", True),
+        ("host:1", "host", True),
+    ]
+    assert re.match(r"host:1 \(", whole["devices"][1]["description"])
+    assert whole["device"]["used_bytes"] == sum(device["used_bytes"] for device in whole["devices"]) >= 16 << 20
+    user = next(user for user in whole["users"] if user["name"] == "grace")
+    assert [entry["device"] for entry in user["devices"]] == DEVICES
+    assert user["persistent_bytes"] >= 16 << 20
+    assert user["quota_bytes"] == 2 << 30  # each device has a quota of its own
+    seen = (await devices.client("linus").request("GET", STATUS)).body
+    assert {session["device"]: session["notebook"] for session in seen["sessions"]} == dict.fromkeys(DEVICES)
 
 
-def test_the_number_of_sessions_is_limited_over_all_devices(devices: Stack) -> None:
+async def test_the_number_of_sessions_is_limited_over_all_devices(devices: Stack) -> None:
     """Two allowed: one on each device, and no third anywhere, at once or later."""
-
-    async def scenario() -> None:
-        linus = devices.client("linus")
-        answers = await asyncio.gather(*(linus.request("POST", "/api/kernels", {}) for _ in range(4)))
-        assert sorted(answer.status for answer in answers) == [201, 201, 429, 429]
-        kernels = [answer.body["id"] for answer in answers if answer.status == 201]
-        assert sorted(await devices_of(devices, *kernels)) == DEVICES
-        assert (await linus.request("POST", "/api/kernels", {})).status == 429
-
-    run(scenario())
+    linus = devices.client("linus")
+    answers = await asyncio.gather(*(linus.request("POST", "/api/kernels", {}) for _ in range(4)))
+    assert sorted(answer.status for answer in answers) == [201, 201, 429, 429]
+    kernels = [answer.body["id"] for answer in answers if answer.status == 201]
+    assert sorted(await devices_of(devices, *kernels)) == DEVICES
+    assert (await linus.request("POST", "/api/kernels", {})).status == 429
 
 
-def test_a_memory_quota_holds_on_each_device(devices: Stack) -> None:
+async def test_a_memory_quota_holds_on_each_device(devices: Stack) -> None:
     """Half of the device is half of each; what is kept on one leaves the other's quota as it was."""
-
-    async def scenario() -> None:
-        linus = devices.client("linus")
-        for kernel in (await start_on_each(devices, linus)).values():
-            await execute(linus, kernel, KEEP.format(300))
-            async with linus.attach(kernel) as channels:
-                reply = await channels.run("more = torch.ones(400 << 18)")
-            assert reply["status"] == "error"
-            assert "quota" in reply["text"]
-        user = next(user for user in (await status_of(devices))["users"] if user["name"] == "linus")
-        assert [entry["quota_bytes"] for entry in user["devices"]] == [512 << 20] * 2
-        assert user["quota_bytes"] == 1 << 30
-
-    run(scenario())
+    linus = devices.client("linus")
+    for kernel in (await start_on_each(devices, linus)).values():
+        await execute(linus, kernel, KEEP.format(300))
+        async with linus.attach(kernel) as channels:
+            reply = await channels.run("more = torch.ones(400 << 18)")
+        assert reply["status"] == "error"
+        assert "quota" in reply["text"]
+    user = next(user for user in (await status_of(devices))["users"] if user["name"] == "linus")
+    assert [entry["quota_bytes"] for entry in user["devices"]] == [512 << 20] * 2
+    assert user["quota_bytes"] == 1 << 30
 
 
-def test_who_has_a_shelf_gets_sessions_where_it_is(devices: Stack) -> None:
+async def test_who_has_a_shelf_gets_sessions_where_it_is(devices: Stack) -> None:
     """Though there is more to do: elsewhere it could not be had."""
-
-    async def scenario() -> None:
-        grace = devices.client("grace")
-        kernels = await start_on_each(devices, grace)
-        await execute(
-            grace, kernels["host:1"], "import torch; from sharedkernel import shelf; shelf['x'] = torch.ones(3)"
-        )
-        for _ in range(2):
-            later = await grace.start()
-            assert await devices_of(devices, later) == ["host:1"]
-            assert (
-                await execute(grace, later, "from sharedkernel import shelf; print(shelf['x'].sum())") == "tensor(3.)"
-            )
-        await execute(grace, later, "del shelf['x']")
-        assert await devices_of(devices, await grace.start()) == ["host"]
-
-    run(scenario())
+    grace = devices.client("grace")
+    kernels = await start_on_each(devices, grace)
+    await execute(grace, kernels["host:1"], "import torch; from sharedkernel import shelf; shelf['x'] = torch.ones(3)")
+    for _ in range(2):
+        later = await grace.start()
+        assert await devices_of(devices, later) == ["host:1"]
+        assert await execute(grace, later, "from sharedkernel import shelf; print(shelf['x'].sum())") == "tensor(3.)"
+    await execute(grace, later, "del shelf['x']")
+    assert await devices_of(devices, await grace.start()) == ["host"]
 
 
 @pytest.mark.heavy

@@ -54,50 +54,42 @@ def gateway_command(stack: Stack, *arguments: str) -> subprocess.CompletedProces
     )  # fmt: skip
 
 
-def test_health_needs_no_token_and_metrics_do(stack: Stack) -> None:
+async def test_health_needs_no_token_and_metrics_do(stack: Stack) -> None:
     """Probes are told yes or no, and nothing else."""
-
-    async def scenario() -> None:
-        nobody = Client(stack.gateway_url, "")
-        for path in ("/healthz", "/readyz"):
-            answer = await nobody.request("GET", path)
-            assert (answer.status, answer.body) == (200, "ok\n")
-        assert (await nobody.request("GET", "/metrics")).status == 403
-
-    run(scenario())
+    nobody = Client(stack.gateway_url, "")
+    for path in ("/healthz", "/readyz"):
+        answer = await nobody.request("GET", path)
+        assert (answer.status, answer.body) == (200, "ok\n")
+    assert (await nobody.request("GET", "/metrics")).status == 403
 
 
-def test_metrics_tell_memory_waits_decisions_and_refusals(stack: Stack) -> None:
+async def test_metrics_tell_memory_waits_decisions_and_refusals(stack: Stack) -> None:
     """By device, user, kind and reason; what a cell did is in them."""
-
-    async def scenario() -> None:
-        grace = stack.client("grace")
-        before = await scrape(grace)
-        async with grace.attach(await grace.start()) as channels:
-            await channels.run("import torch\nx = torch.ones(1024, 1024)\nfor _ in range(50): y = x @ x")
-        for _ in range(3):
-            await grace.request("POST", "/api/kernels", {})
+    grace = stack.client("grace")
+    before = await scrape(grace)
+    async with grace.attach(await grace.start()) as channels:
+        await channels.run("import torch\nx = torch.ones(1024, 1024)\nfor _ in range(50): y = x @ x")
+    for _ in range(3):
+        await grace.request("POST", "/api/kernels", {})
+    after = await scrape(grace)
+    # The executor hears of the cell's end on another way than its client, and the lag is measured now and then.
+    service, lag = "sharedkernel_user_service_seconds_total", "sharedkernel_gateway_loop_lag_seconds_count"
+    while total(after, service, user="grace") <= total(before, service, user="grace") or not total(after, lag):
         after = await scrape(grace)
-        # The executor hears of the cell's end on another way than its client, and the lag is measured now and then.
-        service, lag = "sharedkernel_user_service_seconds_total", "sharedkernel_gateway_loop_lag_seconds_count"
-        while total(after, service, user="grace") <= total(before, service, user="grace") or not total(after, lag):
-            after = await scrape(grace)
 
-        def grown(metric: str, **labels: str) -> float:
-            return total(after, metric, **labels) - total(before, metric, **labels)
+    def grown(metric: str, **labels: str) -> float:
+        return total(after, metric, **labels) - total(before, metric, **labels)
 
-        assert total(after, "sharedkernel_device_up", device="host") == 1
-        assert total(after, "sharedkernel_user_memory_bytes", user="grace", kind="persistent") >= 4 * 1024**2
-        assert total(after, "sharedkernel_sessions", user="grace") == 3
-        assert total(after, "sharedkernel_user_quota_bytes", user="grace") == 1024**3
-        assert grown("sharedkernel_user_service_seconds_total", user="grace") > 0
-        assert grown("sharedkernel_grants_total") >= 1
-        assert grown("sharedkernel_wait_seconds_count") >= 1
-        assert grown("sharedkernel_refused_requests_total", reason="quota") == 1
-        assert grown("http_request_duration_seconds_count") > 0
-        assert total(after, "sharedkernel_gateway_loop_lag_seconds_count") > 0
-
-    run(scenario())
+    assert total(after, "sharedkernel_device_up", device="host") == 1
+    assert total(after, "sharedkernel_user_memory_bytes", user="grace", kind="persistent") >= 4 * 1024**2
+    assert total(after, "sharedkernel_sessions", user="grace") == 3
+    assert total(after, "sharedkernel_user_quota_bytes", user="grace") == 1024**3
+    assert grown("sharedkernel_user_service_seconds_total", user="grace") > 0
+    assert grown("sharedkernel_grants_total") >= 1
+    assert grown("sharedkernel_wait_seconds_count") >= 1
+    assert grown("sharedkernel_refused_requests_total", reason="quota") == 1
+    assert grown("http_request_duration_seconds_count") > 0
+    assert total(after, "sharedkernel_gateway_loop_lag_seconds_count") > 0
 
 
 def test_metrics_and_readiness_say_when_the_executor_is_away(tmp_path: Path) -> None:
@@ -145,7 +137,7 @@ def test_an_executor_that_hangs_is_not_ready(tmp_path: Path) -> None:
         run(scenario())
 
 
-def test_the_audit_log_says_who_did_what_to_whose_session(stack: Stack) -> None:
+async def test_the_audit_log_says_who_did_what_to_whose_session(stack: Stack) -> None:
     """Refusals and wrong tokens too; never what was asked only to be read, and no token."""
 
     async def scenario() -> str:
@@ -165,10 +157,7 @@ def test_the_audit_log_says_who_did_what_to_whose_session(stack: Stack) -> None:
     before = len(audit(stack)) if (stack.runtime_directory / "audit.jsonl").exists() else 0
     kernel: list[str] = []
 
-    async def keep() -> None:
-        kernel.append(await scenario())
-
-    run(keep())
+    kernel.append(await scenario())
     entries = audit(stack)[before:]
     about = [
         (entry["user"], entry["action"], entry["owner"], entry.get("status"))
@@ -191,22 +180,19 @@ def test_the_audit_log_says_who_did_what_to_whose_session(stack: Stack) -> None:
     assert "1" * 64 not in text
 
 
-def test_the_audit_log_says_whose_limits_changed_and_which_notebook_it_was(stack: Stack) -> None:
+async def test_the_audit_log_says_whose_limits_changed_and_which_notebook_it_was(stack: Stack) -> None:
     """From what to what, as far as that is one value; a session by its notebook's name."""
     before = len(audit(stack))
 
-    async def scenario() -> None:
-        ada, grace = stack.client("ada"), stack.client("grace")
-        put = {"users": {"grace": {"memory": "64MiB"}}, "default": {"share": 2}}
-        assert (await ada.request("PUT", "/sharedkernel/api/quotas", put)).status == 200
-        again = {"users": {"grace": {"memory": "96MiB"}}}
-        assert (await ada.request("PUT", "/sharedkernel/api/quotas", again)).status == 200
-        assert (await ada.request("DELETE", "/sharedkernel/api/quotas?user=grace")).status == 200
-        assert (await ada.request("DELETE", "/sharedkernel/api/quotas")).status == 200
-        kernel = await grace.start(KERNEL_NOTEBOOK="work/train.ipynb")
-        assert (await ada.request("DELETE", f"/api/kernels/{kernel}")).status == 204
-
-    run(scenario())
+    ada, grace = stack.client("ada"), stack.client("grace")
+    put = {"users": {"grace": {"memory": "64MiB"}}, "default": {"share": 2}}
+    assert (await ada.request("PUT", "/sharedkernel/api/quotas", put)).status == 200
+    again = {"users": {"grace": {"memory": "96MiB"}}}
+    assert (await ada.request("PUT", "/sharedkernel/api/quotas", again)).status == 200
+    assert (await ada.request("DELETE", "/sharedkernel/api/quotas?user=grace")).status == 200
+    assert (await ada.request("DELETE", "/sharedkernel/api/quotas")).status == 200
+    kernel = await grace.start(KERNEL_NOTEBOOK="work/train.ipynb")
+    assert (await ada.request("DELETE", f"/api/kernels/{kernel}")).status == 204
     entries = audit(stack)[before:]
     changed = [entry["changes"] for entry in entries if entry["action"] == "change quotas"]
     assert changed[0][0] == "the default: share 2.0"
@@ -258,23 +244,20 @@ def changed(stack: Stack) -> Iterator[Stack]:
     stack.restart_gateway()
 
 
-def test_logs_for_machines_name_user_and_session(changed: Stack) -> None:
+async def test_logs_for_machines_name_user_and_session(changed: Stack) -> None:
     """Each line is JSON, tracebacks included."""
     with changed.config_path.open("a") as config:
         config.write("\nc.SharedKernelGateway.log_style = 'json'\n")
     before = len(changed.gateway_log())
     changed.restart_gateway()
 
-    async def scenario() -> None:
-        grace = changed.client("grace")
-        kernel = await grace.start()
-        await grace.request("POST", f"/api/kernels/{kernel}/restart")
-        lines = [line for line in changed.gateway_log()[before:].splitlines() if not line.startswith("Serving on")]
-        entries = [json.loads(line) for line in lines]
-        restarted = next(entry for entry in entries if "restarted" in entry["message"])
-        assert (restarted["user"], restarted["session"], restarted["level"]) == ("grace", kernel, "info")
-
-    run(scenario())
+    grace = changed.client("grace")
+    kernel = await grace.start()
+    await grace.request("POST", f"/api/kernels/{kernel}/restart")
+    lines = [line for line in changed.gateway_log()[before:].splitlines() if not line.startswith("Serving on")]
+    entries = [json.loads(line) for line in lines]
+    restarted = next(entry for entry in entries if "restarted" in entry["message"])
+    assert (restarted["user"], restarted["session"], restarted["level"]) == ("grace", kernel, "info")
 
 
 async def a_damaged_file_takes_no_rights_away(stack: Stack, file: TokenFile, user: Client) -> None:
@@ -292,36 +275,33 @@ async def a_damaged_file_takes_no_rights_away(stack: Stack, file: TokenFile, use
     assert (await user.request("GET", "/api/kernels")).status == 200
 
 
-def test_connections_are_limited_by_user_and_end_with_their_token(changed: Stack) -> None:
+async def test_connections_are_limited_by_user_and_end_with_their_token(changed: Stack) -> None:
     """Requests in parallel cannot slip past; a removed token's connection is closed, other users' go on."""
     with changed.config_path.open("a") as config:
         config.write("\nc.SharedKernelGateway.max_websockets = 3\nc.SharedKernelGateway.revocation_seconds = 0.1\n")
     changed.restart_gateway()
 
-    async def scenario() -> None:
-        file = TokenFile(changed.directory / "tokens.json")
-        mary, grace = Client(changed.gateway_url, file.add("mary")), changed.client("grace")
-        kernel, other = await mary.start(), await grace.start()
-        opened = await asyncio.gather(*(mary.attach(kernel).open() for _ in range(6)), return_exceptions=True)
-        refused = [answer for answer in opened if isinstance(answer, HTTPClientError)]
-        assert [answer.code for answer in refused] == [429] * 3
-        assert json.loads(refused[0].response.body)["reason"] == "too_many_websockets"
-        async with grace.attach(other) as channels:
-            await a_damaged_file_takes_no_rights_away(changed, file, grace)
-            assert (await channels.run("1 + 1"))["text"] == "2"
-            # Tokens of mary that were made for other tests must stay.
-            tokens = json.loads(file.path.read_text())
-            del tokens["tokens"][mary.token.split("-")[1]]
-            file.path.write_text(json.dumps(tokens))
-            for answer in opened:
-                if not isinstance(answer, BaseException):
-                    while await answer.receive() is not None:
-                        pass
-                    assert answer.socket.close_code == 1008
-                    answer.socket.close()
-            assert (await channels.run("2 + 2"))["text"] == "4"
-
-    run(scenario())
+    file = TokenFile(changed.directory / "tokens.json")
+    mary, grace = Client(changed.gateway_url, file.add("mary")), changed.client("grace")
+    kernel, other = await mary.start(), await grace.start()
+    opened = await asyncio.gather(*(mary.attach(kernel).open() for _ in range(6)), return_exceptions=True)
+    refused = [answer for answer in opened if isinstance(answer, HTTPClientError)]
+    assert [answer.code for answer in refused] == [429] * 3
+    assert json.loads(refused[0].response.body)["reason"] == "too_many_websockets"
+    async with grace.attach(other) as channels:
+        await a_damaged_file_takes_no_rights_away(changed, file, grace)
+        assert (await channels.run("1 + 1"))["text"] == "2"
+        # Tokens of mary that were made for other tests must stay.
+        tokens = json.loads(file.path.read_text())
+        del tokens["tokens"][mary.token.split("-")[1]]
+        file.path.write_text(json.dumps(tokens))
+        for answer in opened:
+            if not isinstance(answer, BaseException):
+                while await answer.receive() is not None:
+                    pass
+                assert answer.socket.close_code == 1008
+                answer.socket.close()
+        assert (await channels.run("2 + 2"))["text"] == "4"
 
 
 def test_what_a_reload_cannot_change_is_named(changed: Stack) -> None:
@@ -356,78 +336,66 @@ def test_what_a_reload_cannot_change_is_named(changed: Stack) -> None:
         changed.gateway.arguments.pop()
 
 
-def test_who_is_no_admin_any_more_is_hung_up_on_and_who_was_named_at_the_start_stays_one(changed: Stack) -> None:
+async def test_who_is_no_admin_any_more_is_hung_up_on_and_who_was_named_at_the_start_stays_one(changed: Stack) -> None:
     """A reload takes rights from connections too, and those of the command line from nobody."""
     with changed.config_path.open("a") as config:
         config.write("\nc.SharedKernelGateway.revocation_seconds = 0.1\n")
     written = changed.config_path.read_text()
     changed.restart_gateway()
 
-    async def scenario() -> None:
-        ada, grace = changed.client("ada"), changed.client("grace")
-        kernel = await grace.start()
-        async with ada.attach(kernel) as admin, grace.attach(kernel) as own:
-            assert (await admin.run("1 + 1"))["text"] == "2"
-            assert "was read again" in changed.reload(f"{written}\nc.SharedKernelGateway.admins = set()\n")
-            while await admin.receive() is not None:
-                pass
-            assert (admin.socket.close_code, admin.socket.close_reason) == (1008, "its user is no admin any more")
-            assert (await own.run("2 + 2"))["text"] == "4"
-        arguments = changed.gateway.arguments
-        changed.gateway.stop()
-        changed.gateway.arguments = [*arguments, "--SharedKernelGateway.admins=linus"]
-        try:
-            changed.restart_gateway()
-            assert "was read again" in changed.reload(written)
-        finally:
-            changed.gateway.arguments = arguments
-        linus = changed.client("linus")
-        assert (await linus.request("PUT", "/sharedkernel/api/quotas", {})).status == 200
-        assert (await grace.request("PUT", "/sharedkernel/api/quotas", {})).status == 403
-
-    run(scenario())
+    ada, grace = changed.client("ada"), changed.client("grace")
+    kernel = await grace.start()
+    async with ada.attach(kernel) as admin, grace.attach(kernel) as own:
+        assert (await admin.run("1 + 1"))["text"] == "2"
+        assert "was read again" in changed.reload(f"{written}\nc.SharedKernelGateway.admins = set()\n")
+        while await admin.receive() is not None:
+            pass
+        assert (admin.socket.close_code, admin.socket.close_reason) == (1008, "its user is no admin any more")
+        assert (await own.run("2 + 2"))["text"] == "4"
+    arguments = changed.gateway.arguments
+    changed.gateway.stop()
+    changed.gateway.arguments = [*arguments, "--SharedKernelGateway.admins=linus"]
+    try:
+        changed.restart_gateway()
+        assert "was read again" in changed.reload(written)
+    finally:
+        changed.gateway.arguments = arguments
+    linus = changed.client("linus")
+    assert (await linus.request("PUT", "/sharedkernel/api/quotas", {})).status == 200
+    assert (await grace.request("PUT", "/sharedkernel/api/quotas", {})).status == 403
 
 
-def test_a_cell_too_many_is_refused_and_the_others_run(changed: Stack) -> None:
+async def test_a_cell_too_many_is_refused_and_the_others_run(changed: Stack) -> None:
     """The queue of a session is bounded; the refusal is an error in the notebook."""
     with changed.config_path.open("a") as config:
         config.write("\nc.SessionWebsocket.max_queued_cells = 3\n")
     changed.restart_gateway()
 
-    async def scenario() -> None:
-        grace = changed.client("grace")
-        async with grace.attach(await grace.start()) as channels:
-            cell = {"silent": False, "stop_on_error": False}
-            await channels.send("execute_request", {"code": "input()", "allow_stdin": True, **cell})
-            await channels.until("input_request")
-            for code in ("a = 1", "a += 1", "a += 1"):
-                await channels.send("execute_request", {"code": code, **cell})
-            assert (await channels.until("error"))[-1]["content"]["evalue"].startswith(
-                "this session has 3 cells to run"
-            )
-            await channels.send("input_reply", {"value": ""}, "stdin")
-            await channels.until("execute_reply", execution_count=3)
-            assert (await channels.run("a"))["text"] == "2"
-
-    run(scenario())
+    grace = changed.client("grace")
+    async with grace.attach(await grace.start()) as channels:
+        cell = {"silent": False, "stop_on_error": False}
+        await channels.send("execute_request", {"code": "input()", "allow_stdin": True, **cell})
+        await channels.until("input_request")
+        for code in ("a = 1", "a += 1", "a += 1"):
+            await channels.send("execute_request", {"code": code, **cell})
+        assert (await channels.until("error"))[-1]["content"]["evalue"].startswith("this session has 3 cells to run")
+        await channels.send("input_reply", {"value": ""}, "stdin")
+        await channels.until("execute_reply", execution_count=3)
+        assert (await channels.run("a"))["text"] == "2"
 
 
-def test_an_executor_that_answers_is_not_called_absent(stack: Stack) -> None:
+async def test_an_executor_that_answers_is_not_called_absent(stack: Stack) -> None:
     """What a gateway would warn of is over once its executor is there."""
-
-    async def scenario() -> None:
-        executors = Executors(
-            stack.runtime_directory,
-            (),
-            "least-loaded",
-            on_died=lambda *_: None,
-            on_connected=lambda _: None,
-            on_earlier_wanted=lambda *_: None,
-        )
-        assert len(executors.absences()) == 1
-        executors.keep_connected()
-        while executors.absences():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-        await executors.close()
-
-    run(scenario())
+    executors = Executors(
+        stack.runtime_directory,
+        (),
+        "least-loaded",
+        on_died=lambda *_: None,
+        on_connected=lambda _: None,
+        on_earlier_wanted=lambda *_: None,
+    )
+    assert len(executors.absences()) == 1
+    executors.keep_connected()
+    while executors.absences():  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    await executors.close()

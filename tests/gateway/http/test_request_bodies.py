@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from sharedkernel.gateway.channels.user_bytes import TooManyBytes, UserBytes
-from tests.gateway.conftest import Stack, run
+from tests.gateway.conftest import Stack
 
 MIB = 1024**2
 
@@ -36,41 +36,33 @@ async def unfinished(stack: Stack, number: int, token: str, body: bytes = b"") -
 
 
 @pytest.mark.parametrize("token", ["", "sk-01234567-wrong"])
-def test_nothing_is_kept_of_a_body_without_a_right_token(stack: Stack, token: str) -> None:
+async def test_nothing_is_kept_of_a_body_without_a_right_token(stack: Stack, token: str) -> None:
     """However many such requests there are at a time."""
-
-    async def scenario() -> None:
-        assert stack.gateway.process is not None
-        gateway = psutil.Process(stack.gateway.process.pid)
-        grace = stack.client("grace")
+    assert stack.gateway.process is not None
+    gateway = psutil.Process(stack.gateway.process.pid)
+    grace = stack.client("grace")
+    assert (await grace.request("GET", "/api/kernels")).status == 200
+    before = gateway.memory_info().rss
+    async with unfinished(stack, 100, token, bytes(MIB - 1)):
         assert (await grace.request("GET", "/api/kernels")).status == 200
-        before = gateway.memory_info().rss
-        async with unfinished(stack, 100, token, bytes(MIB - 1)):
-            assert (await grace.request("GET", "/api/kernels")).status == 200
-            assert gateway.memory_info().rss - before < 30 * MIB
-
-    run(scenario())
+        assert gateway.memory_info().rss - before < 30 * MIB
 
 
-def test_a_users_unfinished_bodies_have_a_limit(stack: Stack) -> None:
+async def test_a_users_unfinished_bodies_have_a_limit(stack: Stack) -> None:
     """One more is refused with a sentence, of this user alone; and accepted when the others are gone."""
-
-    async def scenario() -> None:
-        grace, mary = stack.client("grace"), stack.client("mary")
-        path = "/api/kernels/01234567-89ab-cdef-0123-456789abcdef/interrupt"
-        async with unfinished(stack, 256, grace.token):
-            while (answer := await grace.request("POST", path, {})).status == 404:
-                pass  # the gateway has not read all of those requests yet
-            assert (answer.status, answer.body["reason"]) == (429, "too_many_bytes")
-            assert "may hold 256 MiB (c.SharedKernelGateway.max_user_bytes)" in answer.body["message"]
-            assert answer.headers["Retry-After"] == "5"
-            assert (await grace.request("GET", "/api/kernels")).status == 200
-            assert (await mary.request("POST", path, {})).status == 404
-        while (answer := await grace.request("POST", path, {})).status == 429:
-            pass  # the gateway has not noticed yet that they are gone
-        assert answer.status == 404
-
-    run(scenario())
+    grace, mary = stack.client("grace"), stack.client("mary")
+    path = "/api/kernels/01234567-89ab-cdef-0123-456789abcdef/interrupt"
+    async with unfinished(stack, 256, grace.token):
+        while (answer := await grace.request("POST", path, {})).status == 404:
+            pass  # the gateway has not read all of those requests yet
+        assert (answer.status, answer.body["reason"]) == (429, "too_many_bytes")
+        assert "may hold 256 MiB (c.SharedKernelGateway.max_user_bytes)" in answer.body["message"]
+        assert answer.headers["Retry-After"] == "5"
+        assert (await grace.request("GET", "/api/kernels")).status == 200
+        assert (await mary.request("POST", path, {})).status == 404
+    while (answer := await grace.request("POST", path, {})).status == 429:
+        pass  # the gateway has not noticed yet that they are gone
+    assert answer.status == 404
 
 
 def test_a_budget_counts_what_is_held_now() -> None:

@@ -28,74 +28,64 @@ def audited(stack: Stack) -> list[dict[str, Any]]:
     return [entry for entry in entries if entry["action"] == "take off shelf"]
 
 
-def test_a_user_sees_and_empties_an_own_shelf_and_an_admin_everybodys(stack: Stack) -> None:
+async def test_a_user_sees_and_empties_an_own_shelf_and_an_admin_everybodys(stack: Stack) -> None:
     """Names may be any text; others' shelves are refused, whether there is anything on them or not."""
     strange = "a/b ?.. %00 ä"
 
-    async def scenario() -> None:
-        ada, grace, mary = stack.client("ada"), stack.client("grace"), stack.client("mary")
-        kernel, other = await grace.start(), await mary.start()
-        await execute(grace, kernel, IMPORT + f"shelf['model'] = torch.ones(3); shelf[{strange!r}] = torch.ones(4)")
-        await execute(mary, other, IMPORT + "shelf['model'] = torch.zeros(5)")
-        assert await names(grace) == await names(grace, f"{SHELVES}/grace") == {"grace": sorted(["model", strange])}
-        everybodys = {"grace": sorted(["model", strange]), "mary": ["model"]}
-        assert await names(ada) == everybodys
-        for method in ("GET", "DELETE"):
-            for path in ("grace", "nobody"):
-                answer = await mary.request(method, f"{SHELVES}/{path}")
-                assert (answer.status, answer.body["reason"]) == (403, "not_admin")
-        assert (await mary.request("DELETE", f"{SHELVES}/grace/model")).status == 403
-        assert (await Client(stack.gateway_url, "").request("GET", SHELVES)).status == 403
-        assert (await ada.request("GET", f"{SHELVES}/grace/model")).status == 405
-        assert await names(ada) == everybodys
-        answer = await grace.request("DELETE", f"{SHELVES}/grace/{quote(strange, safe='')}")
-        assert (answer.status, [entry["name"] for entry in answer.body["removed"]]) == (200, [strange])
-        assert await names(ada) == {"grace": ["model"], "mary": ["model"]}
-        await grace.end(kernel)
-        answer = await ada.request("DELETE", f"{SHELVES}/grace")
-        assert [(entry["name"], entry["device"]) for entry in answer.body["removed"]] == [("model", None)]
-        assert await names(ada) == {"mary": ["model"]}
-        assert await execute(mary, other, "print(shelf['model'].tolist())") == str([0.0] * 5)
-        assert (await ada.request("DELETE", f"{SHELVES}/mary")).status == 200
-        assert await names(ada, f"{SHELVES}/mary") == {}
-
-    run(scenario())
+    ada, grace, mary = stack.client("ada"), stack.client("grace"), stack.client("mary")
+    kernel, other = await grace.start(), await mary.start()
+    await execute(grace, kernel, IMPORT + f"shelf['model'] = torch.ones(3); shelf[{strange!r}] = torch.ones(4)")
+    await execute(mary, other, IMPORT + "shelf['model'] = torch.zeros(5)")
+    assert await names(grace) == await names(grace, f"{SHELVES}/grace") == {"grace": sorted(["model", strange])}
+    everybodys = {"grace": sorted(["model", strange]), "mary": ["model"]}
+    assert await names(ada) == everybodys
+    for method in ("GET", "DELETE"):
+        for path in ("grace", "nobody"):
+            answer = await mary.request(method, f"{SHELVES}/{path}")
+            assert (answer.status, answer.body["reason"]) == (403, "not_admin")
+    assert (await mary.request("DELETE", f"{SHELVES}/grace/model")).status == 403
+    assert (await Client(stack.gateway_url, "").request("GET", SHELVES)).status == 403
+    assert (await ada.request("GET", f"{SHELVES}/grace/model")).status == 405
+    assert await names(ada) == everybodys
+    answer = await grace.request("DELETE", f"{SHELVES}/grace/{quote(strange, safe='')}")
+    assert (answer.status, [entry["name"] for entry in answer.body["removed"]]) == (200, [strange])
+    assert await names(ada) == {"grace": ["model"], "mary": ["model"]}
+    await grace.end(kernel)
+    answer = await ada.request("DELETE", f"{SHELVES}/grace")
+    assert [(entry["name"], entry["device"]) for entry in answer.body["removed"]] == [("model", None)]
+    assert await names(ada) == {"mary": ["model"]}
+    assert await execute(mary, other, "print(shelf['model'].tolist())") == str([0.0] * 5)
+    assert (await ada.request("DELETE", f"{SHELVES}/mary")).status == 200
+    assert await names(ada, f"{SHELVES}/mary") == {}
 
 
-def test_what_is_not_there_is_not_found(stack: Stack) -> None:
+async def test_what_is_not_there_is_not_found(stack: Stack) -> None:
     """An unknown name, an empty shelf, a user whom nobody knows; no such device, or what is no text, are mistakes."""
-
-    async def scenario() -> None:
-        ada, grace = stack.client("ada"), stack.client("grace")
-        kernel = await grace.start()
-        await execute(grace, kernel, IMPORT + "shelf['there'] = torch.ones(1)")
-        for path, status, sentence in (
-            ("grace/gone", 404, "there is no 'gone' on the shelf of 'grace'."),
-            ("linus", 404, "there is nothing on the shelf of 'linus'."),
-            ("nobody", 404, "there is nothing on the shelf of 'nobody'."),
-            ("grace?device=host", 400, "there is no device 'host' here; name none, since there is only one."),
-        ):
-            answer = await ada.request("DELETE", f"{SHELVES}/{path}")
-            assert (answer.status, answer.body["message"]) == (status, sentence)
-        assert (await ada.request("DELETE", f"{SHELVES}/grace/%FF")).status == 400
-        assert await names(ada) == {"grace": ["there"]}
-        assert (await ada.request("DELETE", f"{SHELVES}/grace")).status == 200
-
-    run(scenario())
+    ada, grace = stack.client("ada"), stack.client("grace")
+    kernel = await grace.start()
+    await execute(grace, kernel, IMPORT + "shelf['there'] = torch.ones(1)")
+    for path, status, sentence in (
+        ("grace/gone", 404, "there is no 'gone' on the shelf of 'grace'."),
+        ("linus", 404, "there is nothing on the shelf of 'linus'."),
+        ("nobody", 404, "there is nothing on the shelf of 'nobody'."),
+        ("grace?device=host", 400, "there is no device 'host' here; name none, since there is only one."),
+    ):
+        answer = await ada.request("DELETE", f"{SHELVES}/{path}")
+        assert (answer.status, answer.body["message"]) == (status, sentence)
+    assert (await ada.request("DELETE", f"{SHELVES}/grace/%FF")).status == 400
+    assert await names(ada) == {"grace": ["there"]}
+    assert (await ada.request("DELETE", f"{SHELVES}/grace")).status == 200
 
 
-def test_each_name_that_is_taken_off_is_written_down(stack: Stack) -> None:
+async def test_each_name_that_is_taken_off_is_written_down(stack: Stack) -> None:
     """By whom, whose it was, how large; and what was refused."""
     seen = len(audited(stack))
 
-    async def scenario() -> None:
-        ada, grace, mary = stack.client("ada"), stack.client("grace"), stack.client("mary")
-        await execute(grace, await grace.start(), IMPORT + "shelf['a'] = torch.ones(1); shelf['b'] = torch.ones(1500)")
-        assert (await mary.request("DELETE", f"{SHELVES}/grace/a")).status == 403
-        assert (await ada.request("DELETE", f"{SHELVES}/grace")).status == 200
-        assert (await grace.request("DELETE", f"{SHELVES}/grace")).status == 404
-
-    run(scenario())
+    ada, grace, mary = stack.client("ada"), stack.client("grace"), stack.client("mary")
+    await execute(grace, await grace.start(), IMPORT + "shelf['a'] = torch.ones(1); shelf['b'] = torch.ones(1500)")
+    assert (await mary.request("DELETE", f"{SHELVES}/grace/a")).status == 403
+    assert (await ada.request("DELETE", f"{SHELVES}/grace")).status == 200
+    assert (await grace.request("DELETE", f"{SHELVES}/grace")).status == 404
     entries = audited(stack)[seen:]
     told = [(entry["user"], entry["owner"], entry["name"], entry.get("bytes"), entry["status"]) for entry in entries]
     assert told == [
@@ -107,55 +97,47 @@ def test_each_name_that_is_taken_off_is_written_down(stack: Stack) -> None:
     assert all(entry["session"] is None and entry["address"] == "127.0.0.1" for entry in entries)
 
 
-def test_a_notebook_keeps_what_it_uses(stack: Stack) -> None:
+async def test_a_notebook_keeps_what_it_uses(stack: Stack) -> None:
     """It is charged until it lets go, which status and the listing say."""
+    ada, grace = stack.client("ada"), stack.client("grace")
+    kernel = await grace.start()
+    await execute(grace, kernel, IMPORT + "shelf['x'] = torch.arange(5000.); x = shelf['x']")
+    answer = await ada.request("DELETE", f"{SHELVES}/grace/x")
+    size = answer.body["used_bytes"]
+    assert [entry["bytes"] for entry in answer.body["removed"]] == [size]
+    (shelf,) = (await ada.request("GET", f"{SHELVES}/grace")).body["shelves"]
+    assert (shelf["entries"], shelf["charged_bytes"], shelf["used_bytes"]) == ([], size, size)
+    assert await execute(grace, kernel, "print(float(x.sum()), len(shelf))") == "12497500.0 0"
+    await execute(grace, kernel, "del x")
 
-    async def scenario() -> None:
-        ada, grace = stack.client("ada"), stack.client("grace")
-        kernel = await grace.start()
-        await execute(grace, kernel, IMPORT + "shelf['x'] = torch.arange(5000.); x = shelf['x']")
-        answer = await ada.request("DELETE", f"{SHELVES}/grace/x")
-        size = answer.body["used_bytes"]
-        assert [entry["bytes"] for entry in answer.body["removed"]] == [size]
-        (shelf,) = (await ada.request("GET", f"{SHELVES}/grace")).body["shelves"]
-        assert (shelf["entries"], shelf["charged_bytes"], shelf["used_bytes"]) == ([], size, size)
-        assert await execute(grace, kernel, "print(float(x.sum()), len(shelf))") == "12497500.0 0"
-        await execute(grace, kernel, "del x")
+    async def is_free() -> bool:
+        return await names(ada, f"{SHELVES}/grace") == {}
 
-        async def is_free() -> bool:
-            return await names(ada, f"{SHELVES}/grace") == {}
-
-        await until(is_free)
-
-    run(scenario())
+    await until(is_free)
 
 
-def test_an_executor_that_is_away_is_said(stack: Stack) -> None:
+async def test_an_executor_that_is_away_is_said(stack: Stack) -> None:
     """Nothing can be seen or taken off; afterwards everything is there."""
+    grace = stack.client("grace")
+    await execute(grace, await grace.start(), IMPORT + "shelf['kept'] = torch.ones(1)")
+    stack.executor.kill()
 
-    async def scenario() -> None:
-        grace = stack.client("grace")
-        await execute(grace, await grace.start(), IMPORT + "shelf['kept'] = torch.ones(1)")
-        stack.executor.kill()
+    async def is_away() -> bool:
+        return (await grace.request("GET", SHELVES)).status == 503
 
-        async def is_away() -> bool:
-            return (await grace.request("GET", SHELVES)).status == 503
+    await until(is_away)
+    for method in ("GET", "DELETE"):
+        answer = await grace.request(method, f"{SHELVES}/grace")
+        assert (answer.status, answer.body["reason"]) == (503, "executor_unavailable")
+        assert "no executor answers at" in answer.body["message"]
+    stack.executor.start()
 
-        await until(is_away)
-        for method in ("GET", "DELETE"):
-            answer = await grace.request(method, f"{SHELVES}/grace")
-            assert (answer.status, answer.body["reason"]) == (503, "executor_unavailable")
-            assert "no executor answers at" in answer.body["message"]
-        stack.executor.start()
+    async def is_back() -> bool:
+        return (await grace.request("GET", SHELVES)).status == 200
 
-        async def is_back() -> bool:
-            return (await grace.request("GET", SHELVES)).status == 200
-
-        await until(is_back)
-        assert await names(grace) == {"grace": ["kept"]}
-        assert (await grace.request("DELETE", f"{SHELVES}/grace")).status == 200
-
-    run(scenario())
+    await until(is_back)
+    assert await names(grace) == {"grace": ["kept"]}
+    assert (await grace.request("DELETE", f"{SHELVES}/grace")).status == 200
 
 
 def test_each_device_has_shelves_of_its_own(devices: Stack) -> None:

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from tornado.httpclient import HTTPClientError, HTTPRequest
+from tornado.httpclient import HTTPRequest
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from sharedkernel.errors import Refused
@@ -28,38 +28,23 @@ async def next_document(socket: WebSocketClientConnection) -> Any:
     return json.loads(await asyncio.wait_for(socket.read_message(), PATIENCE))
 
 
-def test_watchers_are_told_what_they_may_see(stack: Stack) -> None:
+async def test_watchers_are_told_what_they_may_see(stack: Stack) -> None:
     """Each gets the document at once and when it changes, the others' notebooks hidden."""
-
-    async def scenario() -> None:
-        grace = stack.client("grace")
-        sockets = [await watch(client) for client in (grace, stack.client("mary"))]
-        for socket in sockets:
-            assert (await next_document(socket))["sessions"] == []
-        kernel = await grace.start(KERNEL_NOTEBOOK="secret.ipynb")
-        seen = []
-        for socket in sockets:
-            while not (document := await next_document(socket))["sessions"]:
-                pass
-            seen.append([(session["kernel_id"], session["notebook"]) for session in document["sessions"]])
-            socket.close()
-        assert seen == [[(kernel, "secret.ipynb")], [(None, None)]]
-        async with grace.attach(kernel) as channels:
-            assert (await channels.run("1"))["text"] == "1"
-
-    run(scenario())
+    grace = stack.client("grace")
+    sockets = [await watch(client) for client in (grace, stack.client("mary"))]
+    for socket in sockets:
+        assert (await next_document(socket))["sessions"] == []
+    kernel = await grace.start(KERNEL_NOTEBOOK="secret.ipynb")
+    seen = []
+    for socket in sockets:
+        while not (document := await next_document(socket))["sessions"]:
+            pass
+        seen.append([(session["kernel_id"], session["notebook"]) for session in document["sessions"]])
+        socket.close()
+    assert seen == [[(kernel, "secret.ipynb")], [(None, None)]]
+    async with grace.attach(kernel) as channels:
+        assert (await channels.run("1"))["text"] == "1"
     assert "websocket_ping" not in stack.gateway_log()  # tornado has nothing to say of Jupyter's intervals
-
-
-def test_a_watcher_needs_a_token(stack: Stack) -> None:
-    """Nobody watches without being known."""
-
-    async def scenario() -> None:
-        with pytest.raises(HTTPClientError) as refused:
-            await watch(Client(stack.gateway_url, ""))
-        assert refused.value.code == 403
-
-    run(scenario())
 
 
 class Watcher:
@@ -79,29 +64,25 @@ async def at_once(_: float) -> None:
     """Take everything for a change."""
 
 
-def test_a_refused_question_does_not_end_the_feed() -> None:
+async def test_a_refused_question_does_not_end_the_feed() -> None:
     """Watchers are told what is wrong, and the next document when there is one again."""
+    one, other = document(sessions=[session("a", "ada")]), document(sessions=[session("b", "bob")])
+    answers: list[Any] = [one, Refused("too long to be told.", reason="protocol"), other]
 
-    async def scenario() -> None:
-        one, other = document(sessions=[session("a", "ada")]), document(sessions=[session("b", "bob")])
-        answers: list[Any] = [one, Refused("too long to be told.", reason="protocol"), other]
+    async def ask() -> StatusDocument:
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        assert isinstance(answer, StatusDocument)
+        return answer
 
-        async def ask() -> StatusDocument:
-            answer = answers.pop(0) if len(answers) > 1 else answers[0]
-            if isinstance(answer, Exception):
-                raise answer
-            assert isinstance(answer, StatusDocument)
-            return answer
-
-        feed, watcher = StatusFeed(ask, at_once), Watcher()
-        feed.add(watcher)  # type: ignore[arg-type]
-        assert [await watcher.shown.get() for _ in range(3)] == [
-            to_json(one), {"message": "too long to be told.", "reason": "protocol", "since": None},
-            to_json(other),
-        ]  # fmt: skip
-        feed.remove(watcher)  # type: ignore[arg-type]
-
-    run(scenario())
+    feed, watcher = StatusFeed(ask, at_once), Watcher()
+    feed.add(watcher)  # type: ignore[arg-type]
+    assert [await watcher.shown.get() for _ in range(3)] == [
+        to_json(one), {"message": "too long to be told.", "reason": "protocol", "since": None},
+        to_json(other),
+    ]  # fmt: skip
+    feed.remove(watcher)  # type: ignore[arg-type]
 
 
 def test_a_feed_that_met_an_error_begins_anew(caplog: pytest.LogCaptureFixture) -> None:

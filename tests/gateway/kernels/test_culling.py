@@ -39,11 +39,12 @@ async def offloads(client: Client) -> float:
 
 
 @pytest.mark.heavy
-def test_idle_means_that_nothing_runs(stack: Stack) -> None:
+async def test_idle_means_that_nothing_runs(stack: Stack) -> None:
     """An open page does not keep a session, a cell or a thread that computes does; who loses it is told before."""
     spinning = "import threading\ndef spin():\n    while True: sum(range(10**5))\nthreading.Thread(target=spin).start()"
 
-    async def scenario() -> None:
+    old = stack.config_path.read_text()
+    try:
         mary, admin = stack.client("mary"), stack.client("ada")
         idle, background, busy = [await mary.start() for _ in range(3)]
         async with mary.attach(idle) as page, mary.attach(background) as thread, mary.attach(busy) as cell:
@@ -60,18 +61,14 @@ def test_idle_means_that_nothing_runs(stack: Stack) -> None:
             kernels = {kernel["id"] for kernel in (await mary.request("GET", "/api/kernels")).body}
             assert kernels == {background, busy}
             assert await offloads(admin) > before
-
-    old = stack.config_path.read_text()
-    try:
-        run(scenario())
     finally:
         stack.reload(old)  # without what was PUT
 
 
-def test_nobody_is_ended_without_a_warning(stack: Stack) -> None:
+async def test_nobody_is_ended_without_a_warning(stack: Stack) -> None:
     """Even where all is due at once, as when the time is shortened to less than has passed."""
-
-    async def scenario() -> None:
+    old = stack.config_path.read_text()
+    try:
         mary, admin = stack.client("mary"), stack.client("ada")
         async with mary.attach(await mary.start()) as page:
             await page.run("1")
@@ -86,10 +83,6 @@ def test_nobody_is_ended_without_a_warning(stack: Stack) -> None:
             first, *_, last = [message["content"]["text"] for message in told if message["type"] == "stream"]
             assert "Nothing has run in this notebook" in first
             assert last.startswith("This session was ended")
-
-    old = stack.config_path.read_text()
-    try:
-        run(scenario())
     finally:
         stack.reload(old)  # without what was PUT
 
@@ -147,10 +140,10 @@ def test_a_session_whose_client_never_comes_ends(stack: Stack) -> None:
 
 
 @pytest.mark.heavy
-def test_one_that_does_not_react_keeps_no_other_from_its_end(stack: Stack) -> None:
+async def test_one_that_does_not_react_keeps_no_other_from_its_end(stack: Stack) -> None:
     """Nor itself: the offload that it never answers is not waited for when it is time to end it."""
-
-    async def scenario() -> None:
+    old = stack.config_path.read_text()
+    try:
         mary, admin = stack.client("mary"), stack.client("ada")
         stuck, other = [await mary.start() for _ in range(2)]
         async with mary.attach(stuck) as deaf, mary.attach(other) as page:
@@ -165,9 +158,5 @@ def test_one_that_does_not_react_keeps_no_other_from_its_end(stack: Stack) -> No
             texts = [message["content"]["text"] for message in told if message["type"] == "stream"]
             assert texts[-1].startswith("This session was ended: nothing has run in it for")
             await deaf.until("status", execution_state="dead")
-
-    old = stack.config_path.read_text()
-    try:
-        run(scenario())
     finally:
         stack.reload(old)  # without what was PUT

@@ -67,53 +67,47 @@ def test_a_session_that_was_shut_down_is_brought_back(lingering_stack: Stack, me
     run(scenario())
 
 
-def test_a_page_brings_back_what_was_shut_down(lingering_stack: Stack) -> None:
+async def test_a_page_brings_back_what_was_shut_down(lingering_stack: Stack) -> None:
     """By one request; not while a cell runs, and nothing where there is no earlier session. Others may not."""
     ada, grace = lingering_stack.client("ada"), lingering_stack.client("grace")
 
-    async def scenario() -> None:
-        await leave(ada, "x = 41")
-        new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY="new")
-        path = f"/sharedkernel/api/sessions/{new}/attach"
-        assert (await grace.request("POST", path)).status == 404
-        async with ada.attach(new) as channels:
-            cell = await channels.send("execute_request", {"code": "while True: pass", "silent": False})
-            await channels.until("status", cell, execution_state="busy")
-            answer = await ada.request("POST", path)
-            assert (answer.status, answer.body["message"][:35]) == (409, "a cell runs in this notebook; inter")
-            assert (await ada.request("POST", f"/api/kernels/{new}/interrupt")).status == 204
-            await channels.until("status", cell, execution_state="idle")
-            assert (await ada.request("POST", path)).status == 204
-            restarting = await channels.until("status", execution_state="restarting")
-            assert restarting[-1]["content"]["attached"] is True
-            assert (await channels.run("x + 1"))["text"] == "42"
-            answer = await ada.request("POST", path)
-            assert (answer.status, answer.body["reason"]) == (404, "session_not_found")
-        await end_at_once(ada)
-
-    asyncio.run(scenario())
+    await leave(ada, "x = 41")
+    new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY="new")
+    path = f"/sharedkernel/api/sessions/{new}/attach"
+    assert (await grace.request("POST", path)).status == 404
+    async with ada.attach(new) as channels:
+        cell = await channels.send("execute_request", {"code": "while True: pass", "silent": False})
+        await channels.until("status", cell, execution_state="busy")
+        answer = await ada.request("POST", path)
+        assert (answer.status, answer.body["message"][:35]) == (409, "a cell runs in this notebook; inter")
+        assert (await ada.request("POST", f"/api/kernels/{new}/interrupt")).status == 204
+        await channels.until("status", cell, execution_state="idle")
+        assert (await ada.request("POST", path)).status == 204
+        restarting = await channels.until("status", execution_state="restarting")
+        assert restarting[-1]["content"]["attached"] is True
+        assert (await channels.run("x + 1"))["text"] == "42"
+        answer = await ada.request("POST", path)
+        assert (answer.status, answer.body["reason"]) == (404, "session_not_found")
+    await end_at_once(ada)
 
 
-def test_a_session_that_was_brought_back_idle_is_idle(lingering_stack: Stack) -> None:
+async def test_a_session_that_was_brought_back_idle_is_idle(lingering_stack: Stack) -> None:
     """Whatever was not heard of its last cell: one that is busy for ever is never culled, and never drained."""
     ada = lingering_stack.client("ada")
 
-    async def scenario() -> None:
-        await leave(ada, "x = 41")
-        new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK)
-        async with ada.attach(new) as channels:
-            await attach(channels)
-            await until(lambda: rests(ada, new))
-            await has_given_way(ada, new)
-            first = next(iter(await sessions(ada)))
-        await leave(ada, "x = 42")
-        async with ada.attach(new) as channels:
-            await attach(channels)
-            assert (await channels.run("x"))["text"] == "42"
-        await has_given_way(ada, first)
-        await end_at_once(ada)
-
-    run(scenario())
+    await leave(ada, "x = 41")
+    new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK)
+    async with ada.attach(new) as channels:
+        await attach(channels)
+        await until(lambda: rests(ada, new))
+        await has_given_way(ada, new)
+        first = next(iter(await sessions(ada)))
+    await leave(ada, "x = 42")
+    async with ada.attach(new) as channels:
+        await attach(channels)
+        assert (await channels.run("x"))["text"] == "42"
+    await has_given_way(ada, first)
+    await end_at_once(ada)
 
 
 def test_who_was_away_is_told_who_shut_the_session_down(lingering_stack: Stack) -> None:
@@ -179,56 +173,52 @@ def test_a_kernel_whose_session_was_brought_back_outlives_gateways(lingering_sta
 
 
 @pytest.mark.heavy
-def test_what_another_page_has_brought_back_meanwhile_is_left_to_it(lingering_stack: Stack, tmp_path: Path) -> None:
+async def test_what_another_page_has_brought_back_meanwhile_is_left_to_it(
+    lingering_stack: Stack, tmp_path: Path
+) -> None:
     """A cell that asks and runs on finds out at its end; each page keeps the session that it has."""
     ada = lingering_stack.client("ada")
     go_on = tmp_path / "go on"
     code = f"%shared attach\nimport os, time\ny = 1\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.01)"
 
-    async def scenario() -> None:
-        await leave(ada, "x = 41")
-        slow, quick = [await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY=key) for key in ("here", "there")]
-        async with ada.attach(slow) as waiting, ada.attach(quick) as channels:
-            await waiting.send("execute_request", {"code": code, "silent": False})
-            told = ""
-            while "takes the place of this one" not in told:
-                told = (await waiting.until("stream", name="stdout"))[-1]["content"]["text"]
-            await attach(channels, OLDER_BACK)
-            await has_given_way(ada, quick)
-            go_on.touch()
-            while "another page or program has it open" not in told:
-                told = (await waiting.until("stream", name="stderr"))[-1]["content"]["text"]
-            assert (await channels.run("x + 1"))["text"] == "42"
-            assert (await waiting.run("y, 'x' in globals()"))["text"].endswith("(1, False)")
-        await end_at_once(ada)
-
-    run(scenario())
+    await leave(ada, "x = 41")
+    slow, quick = [await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY=key) for key in ("here", "there")]
+    async with ada.attach(slow) as waiting, ada.attach(quick) as channels:
+        await waiting.send("execute_request", {"code": code, "silent": False})
+        told = ""
+        while "takes the place of this one" not in told:
+            told = (await waiting.until("stream", name="stdout"))[-1]["content"]["text"]
+        await attach(channels, OLDER_BACK)
+        await has_given_way(ada, quick)
+        go_on.touch()
+        while "another page or program has it open" not in told:
+            told = (await waiting.until("stream", name="stderr"))[-1]["content"]["text"]
+        assert (await channels.run("x + 1"))["text"] == "42"
+        assert (await waiting.run("y, 'x' in globals()"))["text"].endswith("(1, False)")
+    await end_at_once(ada)
 
 
 @pytest.mark.heavy
-def test_a_session_left_by_its_client_is_brought_back_too(lingering_stack: Stack) -> None:
+async def test_a_session_left_by_its_client_is_brought_back_too(lingering_stack: Stack) -> None:
     """As when a Jupyter server was killed, or the notebook is opened on another machine; one in use is not taken."""
     ada = lingering_stack.client("ada")
 
-    async def scenario() -> None:
-        old = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY="here")
-        async with contextlib.AsyncExitStack() as opened, ada.attach(old) as left:
-            await left.run("x = 41")
-            new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY="there")
-            channels = await opened.enter_async_context(ada.attach(new))
-            refused = (await channels.run("%shared attach"))["text"]
-            assert "Another session of this notebook is open in another page or program" in refused
-            while "Close it there, then run `%shared attach` again" not in refused:
-                refused = (await channels.until("stream", name="stderr"))[-1]["content"]["text"]
-            left.socket.close()
-            await until(lambda: is_left(ada, old))
-            await attach(channels)
-            assert (await channels.run("x + 1"))["text"] == "42"
-        await has_given_way(ada, new)
-        assert await kernels(ada) == [new]
-        await end_at_once(ada)
-
-    run(scenario())
+    old = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY="here")
+    async with contextlib.AsyncExitStack() as opened, ada.attach(old) as left:
+        await left.run("x = 41")
+        new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY="there")
+        channels = await opened.enter_async_context(ada.attach(new))
+        refused = (await channels.run("%shared attach"))["text"]
+        assert "Another session of this notebook is open in another page or program" in refused
+        while "Close it there, then run `%shared attach` again" not in refused:
+            refused = (await channels.until("stream", name="stderr"))[-1]["content"]["text"]
+        left.socket.close()
+        await until(lambda: is_left(ada, old))
+        await attach(channels)
+        assert (await channels.run("x + 1"))["text"] == "42"
+    await has_given_way(ada, new)
+    assert await kernels(ada) == [new]
+    await end_at_once(ada)
 
 
 def test_of_several_that_were_left_the_last_started_is_brought_back(lingering_stack: Stack) -> None:
@@ -256,72 +246,47 @@ def test_of_several_that_were_left_the_last_started_is_brought_back(lingering_st
     run(scenario())
 
 
-def test_one_that_is_just_being_left_is_waited_for(lingering_stack: Stack) -> None:
+async def test_one_that_is_just_being_left_is_waited_for(lingering_stack: Stack) -> None:
     """The relay of a killed Jupyter server goes a moment later: an older session would not be what the user had."""
     ada = lingering_stack.client("ada")
 
-    async def scenario() -> None:
-        older, last, new = [await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY=key) for key in "abc"]
-        async with ada.attach(older) as channels:
-            await channels.run("x = 1")
-        async with ada.attach(last) as left, ada.attach(new) as channels:
-            await left.run("x = 2")
-            asked_at = time.monotonic()
-            await channels.send("execute_request", {"code": "%shared attach", "silent": False})
-            told = ""
-            while f"if it is closed there within {_CLIENT_PATIENCE:g} s" not in told:
-                told = (await channels.until("stream"))[-1]["content"]["text"]
-            left.socket.close()
-            await until(lambda: is_left(ada, last))
-            was_in_time = time.monotonic() - asked_at < _CLIENT_PATIENCE
-            await channels.until("status", execution_state="restarting")
-            x = (await channels.run("x"))["text"]
-            if x == "1" and not was_in_time:
-                pytest.skip("this machine stood still for longer than a client gets to go")
-            assert x == "2"
-        await has_given_way(ada, new)
-        assert sorted(await kernels(ada)) == sorted([older, new])
-        await end_at_once(ada)
-
-    run(scenario())
+    older, last, new = [await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY=key) for key in "abc"]
+    async with ada.attach(older) as channels:
+        await channels.run("x = 1")
+    async with ada.attach(last) as left, ada.attach(new) as channels:
+        await left.run("x = 2")
+        asked_at = time.monotonic()
+        await channels.send("execute_request", {"code": "%shared attach", "silent": False})
+        told = ""
+        while f"if it is closed there within {_CLIENT_PATIENCE:g} s" not in told:
+            told = (await channels.until("stream"))[-1]["content"]["text"]
+        left.socket.close()
+        await until(lambda: is_left(ada, last))
+        was_in_time = time.monotonic() - asked_at < _CLIENT_PATIENCE
+        await channels.until("status", execution_state="restarting")
+        x = (await channels.run("x"))["text"]
+        if x == "1" and not was_in_time:
+            pytest.skip("this machine stood still for longer than a client gets to go")
+        assert x == "2"
+    await has_given_way(ada, new)
+    assert sorted(await kernels(ada)) == sorted([older, new])
+    await end_at_once(ada)
 
 
-@pytest.mark.heavy
-def test_one_that_another_page_has_open_stays_with_it(lingering_stack: Stack) -> None:
-    """Its notebook on this machine gets the one before, and is told so."""
-    ada = lingering_stack.client("ada")
-
-    async def scenario() -> None:
-        await leave(ada, "x = 1")
-        last, new = [await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY=key) for key in "bc"]
-        async with ada.attach(last) as other, ada.attach(new) as channels:
-            await other.run("x = 2")
-            await attach(channels, OLDER_BACK)
-            assert (await channels.run("x"))["text"] == "1"
-            assert (await other.run("x"))["text"] == "2"
-        await has_given_way(ada, new)
-        await end_at_once(ada)
-
-    run(scenario())
-
-
-def test_the_last_started_is_meant_whether_shut_down_or_left(lingering_stack: Stack) -> None:
+async def test_the_last_started_is_meant_whether_shut_down_or_left(lingering_stack: Stack) -> None:
     """What was shut down before the user went on in a session that was left is not what the user had."""
     ada = lingering_stack.client("ada")
 
-    async def scenario() -> None:
-        await leave(ada, "x = 1")
-        left, new = [await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY=key) for key in "bc"]
-        async with ada.attach(left) as channels:
-            await channels.run("x = 2")
-        await until(lambda: is_left(ada, left))
-        async with ada.attach(new) as channels:
-            await attach(channels)
-            assert (await channels.run("x"))["text"] == "2"
-        await has_given_way(ada, new)
-        await end_at_once(ada)
-
-    run(scenario())
+    await leave(ada, "x = 1")
+    left, new = [await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY=key) for key in "bc"]
+    async with ada.attach(left) as channels:
+        await channels.run("x = 2")
+    await until(lambda: is_left(ada, left))
+    async with ada.attach(new) as channels:
+        await attach(channels)
+        assert (await channels.run("x"))["text"] == "2"
+    await has_given_way(ada, new)
+    await end_at_once(ada)
 
 
 def test_clients_hear_of_the_change_before_the_clean_session_ends(lingering_stack: Stack) -> None:
@@ -346,7 +311,7 @@ def test_clients_hear_of_the_change_before_the_clean_session_ends(lingering_stac
     assert log.index(f"kernel {new} restarted") < log.index(f"session {new} of ada ended")
 
 
-def test_what_was_left_does_not_keep_its_notebook_from_being_opened(lingering_stack: Stack) -> None:
+async def test_what_was_left_does_not_keep_its_notebook_from_being_opened(lingering_stack: Stack) -> None:
     """A hub stopped the user's server, and the next one opens all notebooks at once; each gets one session, no more."""
     grace = lingering_stack.client("grace")
     notebooks = ("a.ipynb", "b.ipynb")
@@ -356,28 +321,25 @@ def test_what_was_left_does_not_keep_its_notebook_from_being_opened(lingering_st
         answer = await grace.request("POST", "/api/kernels", body)
         return answer.status, answer.body.get("id") or answer.body["reason"], notebook
 
-    async def scenario() -> None:
-        for notebook in notebooks:
-            kernel = await grace.start(KERNEL_NOTEBOOK=notebook, KERNEL_CLIENT_KEY=f"old {notebook}")
-            async with grace.attach(kernel) as channels:
-                await channels.run(f"x = {notebook!r}")
-            await until(lambda kernel=kernel: is_left(grace, kernel))
-        asked = [(notebook, key) for key in ("new", "newer") for notebook in notebooks]
-        answers = await asyncio.gather(*(opened(*place) for place in asked))
-        kernel_of = {notebook: kernel for status, kernel, notebook in answers if status == 201}
-        assert set(kernel_of) == set(notebooks)
-        assert sorted(status for status, _, _ in answers) == [201, 201, 429, 429]
-        assert await opened("c.ipynb", "new") == (429, "quota", "c.ipynb")
-        for notebook, kernel in kernel_of.items():
-            async with grace.attach(kernel) as channels:
-                await attach(channels)
-                assert (await channels.run("x"))["text"] == repr(notebook)
-            await has_given_way(grace, kernel)
-        assert sorted(await kernels(grace)) == sorted(kernel_of.values())
-        assert await opened("c.ipynb", "new") == (429, "quota", "c.ipynb")
-        await end_at_once(grace)
-
-    run(scenario())
+    for notebook in notebooks:
+        kernel = await grace.start(KERNEL_NOTEBOOK=notebook, KERNEL_CLIENT_KEY=f"old {notebook}")
+        async with grace.attach(kernel) as channels:
+            await channels.run(f"x = {notebook!r}")
+        await until(lambda kernel=kernel: is_left(grace, kernel))
+    asked = [(notebook, key) for key in ("new", "newer") for notebook in notebooks]
+    answers = await asyncio.gather(*(opened(*place) for place in asked))
+    kernel_of = {notebook: kernel for status, kernel, notebook in answers if status == 201}
+    assert set(kernel_of) == set(notebooks)
+    assert sorted(status for status, _, _ in answers) == [201, 201, 429, 429]
+    assert await opened("c.ipynb", "new") == (429, "quota", "c.ipynb")
+    for notebook, kernel in kernel_of.items():
+        async with grace.attach(kernel) as channels:
+            await attach(channels)
+            assert (await channels.run("x"))["text"] == repr(notebook)
+        await has_given_way(grace, kernel)
+    assert sorted(await kernels(grace)) == sorted(kernel_of.values())
+    assert await opened("c.ipynb", "new") == (429, "quota", "c.ipynb")
+    await end_at_once(grace)
 
 
 #: asks for the earlier session without waiting for an answer
@@ -389,20 +351,17 @@ _ASK = """if True:
 """
 
 
-def test_a_session_that_asks_in_a_loop_is_answered_at_a_limited_pace(lingering_stack: Stack) -> None:
+async def test_a_session_that_asks_in_a_loop_is_answered_at_a_limited_pace(lingering_stack: Stack) -> None:
     """Its questions wait in one task, the newest is answered, and the earlier session comes back all the same."""
     ada = lingering_stack.client("ada")
     before = len(lingering_stack.executor.log_path.read_text())
 
-    async def scenario() -> None:
-        await leave(ada, "x = 41")
-        new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY="new")
-        async with ada.attach(new) as channels:
-            asked = await channels.send("execute_request", {"code": _ASK + "    print('asked')", "silent": False})
-            await channels.until("stream", asked, text="asked\n")
-            await channels.until("status", execution_state="restarting")
-            assert (await channels.run("x + 1"))["text"] == "42"
-
-    run(scenario())
+    await leave(ada, "x = 41")
+    new = await ada.start(KERNEL_NOTEBOOK=NOTEBOOK, KERNEL_CLIENT_KEY="new")
+    async with ada.attach(new) as channels:
+        asked = await channels.send("execute_request", {"code": _ASK + "    print('asked')", "silent": False})
+        await channels.until("stream", asked, text="asked\n")
+        await channels.until("status", execution_state="restarting")
+        assert (await channels.run("x + 1"))["text"] == "42"
     answers = lingering_stack.executor.log_path.read_text()[before:].count("takes the place of this one as soon as")
     assert 1 <= answers < 100

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from jupyter_client.manager import AsyncKernelManager
 
@@ -23,15 +21,11 @@ class Kernel(AsyncKernelManager):
 
 
 @pytest.mark.parametrize(("stable", "restarts", "deaths"), [(1000.0, 5, 1), (0.0, 8, 0)])
-def test_a_process_that_keeps_ending_is_given_up(stable: float, restarts: int, deaths: int) -> None:
+async def test_a_process_that_keeps_ending_is_given_up(stable: float, restarts: int, deaths: int) -> None:
     """Unless each has lived long enough: those are counted anew."""
-
-    async def scenario() -> None:
-        kernel, given_up = Kernel(), []
-        restarter = SessionRestarter(kernel_manager=kernel, stable_start_time=stable)
-        restarter.add_callback(lambda: given_up.append(1), "dead")
-        for _ in range(restarts + deaths):
-            await restarter.poll()
-        assert (kernel.restarts, len(given_up)) == (restarts, deaths)
-
-    asyncio.run(scenario())
+    kernel, given_up = Kernel(), []
+    restarter = SessionRestarter(kernel_manager=kernel, stable_start_time=stable)
+    restarter.add_callback(lambda: given_up.append(1), "dead")
+    for _ in range(restarts + deaths):
+        await restarter.poll()
+    assert (kernel.restarts, len(given_up)) == (restarts, deaths)

@@ -66,33 +66,30 @@ def test_sessions_survive_the_gateway(own_stack: Stack, how: str) -> None:
 
 
 @pytest.mark.heavy
-def test_a_gateway_without_descriptors_follows_a_restarted_session_later(own_stack: Stack) -> None:
+async def test_a_gateway_without_descriptors_follows_a_restarted_session_later(own_stack: Stack) -> None:
     """It can open no sockets to the new process at first; the notebook is there again once it can."""
     grace = own_stack.client("grace")
 
-    async def scenario() -> None:
-        kernel = await grace.start()
-        async with grace.attach(kernel, "me") as channels:
-            await channels.run("x = 41")
-            pid = int((await channels.run("import os; print(os.getpid())"))["text"])
-            assert own_stack.gateway.process is not None
-            gateway = psutil.Process(own_stack.gateway.process.pid)
-            limits = gateway.rlimit(resource.RLIMIT_NOFILE)
-            # So low that what it closes makes no room.
-            gateway.rlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
-            try:
-                os.kill(pid, signal.SIGKILL)
-                async with asyncio.timeout(60):
-                    while not await has_another_process(own_stack, kernel, pid):  # noqa: ASYNC110
-                        await asyncio.sleep(0.1)
-                await asyncio.sleep(1)  # so that the gateway hears of it, and cannot connect
-            finally:
-                gateway.rlimit(resource.RLIMIT_NOFILE, limits)
-        async with asyncio.timeout(60), grace.attach(kernel, "me") as channels:
-            assert (await channels.run("print('x' in globals())"))["text"] == "False\n"
-        await grace.end(kernel)
-
-    asyncio.run(scenario())
+    kernel = await grace.start()
+    async with grace.attach(kernel, "me") as channels:
+        await channels.run("x = 41")
+        pid = int((await channels.run("import os; print(os.getpid())"))["text"])
+        assert own_stack.gateway.process is not None
+        gateway = psutil.Process(own_stack.gateway.process.pid)
+        limits = gateway.rlimit(resource.RLIMIT_NOFILE)
+        # So low that what it closes makes no room.
+        gateway.rlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        try:
+            os.kill(pid, signal.SIGKILL)
+            async with asyncio.timeout(60):
+                while not await has_another_process(own_stack, kernel, pid):  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+            await asyncio.sleep(1)  # so that the gateway hears of it, and cannot connect
+        finally:
+            gateway.rlimit(resource.RLIMIT_NOFILE, limits)
+    async with asyncio.timeout(60), grace.attach(kernel, "me") as channels:
+        assert (await channels.run("print('x' in globals())"))["text"] == "False\n"
+    await grace.end(kernel)
 
 
 async def has_another_process(stack: Stack, kernel: str, pid: int) -> bool:
@@ -156,7 +153,7 @@ def test_a_client_that_comes_first_of_all_gets_its_session(own_stack: Stack) -> 
 
 
 @pytest.mark.heavy
-def test_clients_hear_of_a_process_that_was_started_without_news_of_it(own_stack: Stack) -> None:
+async def test_clients_hear_of_a_process_that_was_started_without_news_of_it(own_stack: Stack) -> None:
     """As when the executor ends between starting it and saying so: nothing that they asked before will be answered."""
     grace = own_stack.client("grace")
     gateway = own_stack.gateway.process
@@ -169,105 +166,93 @@ def test_clients_hear_of_a_process_that_was_started_without_news_of_it(own_stack
         await executor.start_session(session, Limits(user="grace"))
         await executor.close()
 
-    async def scenario() -> None:
-        kernel = await grace.start()
-        async with grace.attach(kernel) as channels:
-            assert (await channels.run("x = 41"))["status"] == "ok"
-            gateway.send_signal(signal.SIGSTOP)
-            try:
-                own_stack.executor.kill()
-                own_stack.executor.start()
-                own_stack.executor.wait_until_ready()
-                await replace(kernel)
-            finally:
-                gateway.send_signal(signal.SIGCONT)
-            await channels.until("status", execution_state="restarting")
-        async with grace.attach(kernel) as channels:
-            assert (await channels.run("'x' in globals()"))["text"] == "False"
-        await grace.end(kernel)
-
-    run(scenario())
+    kernel = await grace.start()
+    async with grace.attach(kernel) as channels:
+        assert (await channels.run("x = 41"))["status"] == "ok"
+        gateway.send_signal(signal.SIGSTOP)
+        try:
+            own_stack.executor.kill()
+            own_stack.executor.start()
+            own_stack.executor.wait_until_ready()
+            await replace(kernel)
+        finally:
+            gateway.send_signal(signal.SIGCONT)
+        await channels.until("status", execution_state="restarting")
+    async with grace.attach(kernel) as channels:
+        assert (await channels.run("'x' in globals()"))["text"] == "False"
+    await grace.end(kernel)
 
 
 @pytest.mark.heavy
-def test_a_session_that_ends_before_its_start_is_heard_of_is_started_again(own_stack: Stack) -> None:
+async def test_a_session_that_ends_before_its_start_is_heard_of_is_started_again(own_stack: Stack) -> None:
     """A gateway that was busy reads both news at once."""
     grace = own_stack.client("grace")
     gateway = own_stack.gateway.process
     assert gateway is not None
 
-    async def scenario() -> None:
-        executor = ExecutorClient(own_stack.runtime_directory)
-        await executor.connect()
-        starting = asyncio.create_task(grace.request("POST", "/api/kernels", {"name": "shared-gpu"}))
-        records = own_stack.runtime_directory / RECORDS_DIRECTORY
-        while not list(records.iterdir()):  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-        gateway.send_signal(signal.SIGSTOP)
-        try:
-            while not (there := await executor.sessions()):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(0.3)  # it becomes ready, and the news of that is on the way
-            os.kill(there[0].pid, signal.SIGKILL)
-            while await executor.sessions():  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        finally:
-            gateway.send_signal(signal.SIGCONT)
-        answer = await starting
-        kernel = answer.body["id"] if answer.status == 201 else await grace.start()  # it was not ready yet
-        async with grace.attach(kernel) as channels:
-            assert (await channels.run("1 + 1"))["text"] == "2"
-        await grace.end(kernel)
-        await executor.close()
-
-    run(scenario())
+    executor = ExecutorClient(own_stack.runtime_directory)
+    await executor.connect()
+    starting = asyncio.create_task(grace.request("POST", "/api/kernels", {"name": "shared-gpu"}))
+    records = own_stack.runtime_directory / RECORDS_DIRECTORY
+    while not list(records.iterdir()):  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    gateway.send_signal(signal.SIGSTOP)
+    try:
+        while not (there := await executor.sessions()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)  # it becomes ready, and the news of that is on the way
+        os.kill(there[0].pid, signal.SIGKILL)
+        while await executor.sessions():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    finally:
+        gateway.send_signal(signal.SIGCONT)
+    answer = await starting
+    kernel = answer.body["id"] if answer.status == 201 else await grace.start()  # it was not ready yet
+    async with grace.attach(kernel) as channels:
+        assert (await channels.run("1 + 1"))["text"] == "2"
+    await grace.end(kernel)
+    await executor.close()
 
 
 @pytest.mark.heavy
-def test_a_session_that_ends_as_it_is_shut_down_is_gone(own_stack: Stack) -> None:
+async def test_a_session_that_ends_as_it_is_shut_down_is_gone(own_stack: Stack) -> None:
     """It is no error, and no kernel is left that nothing answers for."""
     grace = own_stack.client("grace")
     executor = own_stack.executor.process
     assert executor is not None
 
-    async def scenario() -> None:
-        kernel = await grace.start(KERNEL_NOTEBOOK="a.ipynb")
-        async with grace.attach(kernel) as channels:
-            pid = int((await channels.run("import os; os.getpid()"))["text"])
-        executor.send_signal(signal.SIGSTOP)
-        try:
-            os.kill(pid, signal.SIGKILL)
-            ending = asyncio.create_task(grace.end(kernel))
-            await asyncio.sleep(0.5)  # the request is under way; should it be late, it finds another session
-        finally:
-            executor.send_signal(signal.SIGCONT)
-        await ending
-        assert (await grace.request("GET", "/api/kernels")).body == []
-
-    run(scenario())
+    kernel = await grace.start(KERNEL_NOTEBOOK="a.ipynb")
+    async with grace.attach(kernel) as channels:
+        pid = int((await channels.run("import os; os.getpid()"))["text"])
+    executor.send_signal(signal.SIGSTOP)
+    try:
+        os.kill(pid, signal.SIGKILL)
+        ending = asyncio.create_task(grace.end(kernel))
+        await grace.request("GET", "/healthz")  # the gateway has heard of it by now, and asks the executor
+    finally:
+        executor.send_signal(signal.SIGCONT)
+    await ending
+    assert (await grace.request("GET", "/api/kernels")).body == []
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("same_process", [True, False])
-def test_what_was_asked_of_a_process_does_not_run_in_the_next(own_stack: Stack, same_process: bool) -> None:
+async def test_what_was_asked_of_a_process_does_not_run_in_the_next(own_stack: Stack, same_process: bool) -> None:
     """A relay hears of the other process, and what it has sent meanwhile is gone; a browser's cell runs in any."""
     grace = own_stack.client("grace")
 
-    async def scenario() -> None:
-        kernel = await grace.start()
-        async with grace.attach(kernel, same_process=same_process) as channels:
-            await channels.run("x = 41")
-            assert (await grace.request("POST", f"/api/kernels/{kernel}/restart")).status == 200
-            if same_process:
-                await channels.send("execute_request", {"code": "y = x", "silent": False})
-                await channels.until("status", execution_state="restarting")
-            else:
-                assert (await channels.run("y = x"))["ename"] == "NameError"
-        async with grace.attach(kernel, same_process=same_process) as channels:
-            assert (await channels.run("In[1:-1]"))["text"] == ("[]" if same_process else "['y = x']")
-        await grace.end(kernel)
-
-    run(scenario())
+    kernel = await grace.start()
+    async with grace.attach(kernel, same_process=same_process) as channels:
+        await channels.run("x = 41")
+        assert (await grace.request("POST", f"/api/kernels/{kernel}/restart")).status == 200
+        if same_process:
+            await channels.send("execute_request", {"code": "y = x", "silent": False})
+            await channels.until("status", execution_state="restarting")
+        else:
+            assert (await channels.run("y = x"))["ename"] == "NameError"
+    async with grace.attach(kernel, same_process=same_process) as channels:
+        assert (await channels.run("In[1:-1]"))["text"] == ("[]" if same_process else "['y = x']")
+    await grace.end(kernel)
 
 
 def test_a_cell_that_outlives_the_gateway_is_found_busy_and_its_outputs_kept(own_stack: Stack) -> None:
@@ -354,25 +339,22 @@ def test_without_an_executor_there_is_a_sentence_and_with_the_next_one_the_sessi
 
 
 @pytest.mark.heavy
-def test_a_session_that_ended_meanwhile_is_explained_and_started_again(own_stack: Stack) -> None:
+async def test_a_session_that_ended_meanwhile_is_explained_and_started_again(own_stack: Stack) -> None:
     """The kernel id stays; the user reads that the variables are gone."""
     grace = own_stack.client("grace")
 
-    async def scenario() -> None:
-        kernel = await grace.start()
-        async with grace.attach(kernel) as channels:
-            pid = (await channels.run("import os; x = 1; print(os.getpid())"))["text"].strip()
-            own_stack.executor.kill()
-            await channels.send("execute_request", {"code": "os._exit(1)", "silent": False})
-            while (await grace.request("GET", "/sharedkernel/api/status")).status != 503:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-            own_stack.executor.start()
-            told = (await channels.until("status", execution_state="restarting"))[-1]
-            assert "session" in told["content"]["message"]
-            while (await grace.request("GET", f"/api/kernels/{kernel}")).body.get("reason"):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-            assert (await channels.run("import os; print(os.getpid(), 'x' in dir())"))["text"].strip() != f"{pid} True"
-        await grace.end(kernel)
-
-    run(scenario())
+    kernel = await grace.start()
+    async with grace.attach(kernel) as channels:
+        pid = (await channels.run("import os; x = 1; print(os.getpid())"))["text"].strip()
+        own_stack.executor.kill()
+        await channels.send("execute_request", {"code": "os._exit(1)", "silent": False})
+        while (await grace.request("GET", "/sharedkernel/api/status")).status != 503:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        own_stack.executor.start()
+        told = (await channels.until("status", execution_state="restarting"))[-1]
+        assert "session" in told["content"]["message"]
+        while (await grace.request("GET", f"/api/kernels/{kernel}")).body.get("reason"):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        assert (await channels.run("import os; print(os.getpid(), 'x' in dir())"))["text"].strip() != f"{pid} True"
+    await grace.end(kernel)
     own_stack.executor.wait_until_ready()

@@ -9,7 +9,7 @@ import pytest
 
 from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.page.audit_tail import newest_entries
-from tests.gateway.conftest import Stack, run
+from tests.gateway.conftest import Stack
 
 AUDIT = "/sharedkernel/api/audit"
 
@@ -73,41 +73,34 @@ def test_what_is_no_entry_is_left_out(tmp_path: Path) -> None:
     assert numbers(path) == ([3, 1], False)
 
 
-def test_only_admins_read_it(stack: Stack) -> None:
+async def test_only_admins_read_it(stack: Stack) -> None:
     """They find what was done just now; others are refused, and so is what is no number."""
-
-    async def scenario() -> None:
-        ada, grace = stack.client("ada"), stack.client("grace")
-        kernel = await grace.start()
-        await ada.request("DELETE", f"/api/kernels/{kernel}?linger=0")
-        answer = await ada.request("GET", f"{AUDIT}?user=grace&entries=2")
-        assert answer.status == 200
-        assert answer.body["file"] == str(stack.runtime_directory / "audit.jsonl")
-        end, start = answer.body["entries"]
-        assert (end["action"], end["user"], end["owner"], end["session"]) == ("end session", "ada", "grace", kernel)
-        assert (start["action"], start["user"], start["session"]) == ("start session", "grace", kernel)
-        refused = await grace.request("GET", AUDIT)
-        assert (refused.status, refused.body["reason"]) == (403, "not_admin")
-        for number in ("0", "501", "many", "-1"):
-            refused = await ada.request("GET", f"{AUDIT}?entries={number}")
-            assert (refused.status, refused.body["reason"]) == (400, "bad_request")
-
-    run(scenario())
+    ada, grace = stack.client("ada"), stack.client("grace")
+    kernel = await grace.start()
+    await ada.request("DELETE", f"/api/kernels/{kernel}?linger=0")
+    answer = await ada.request("GET", f"{AUDIT}?user=grace&entries=2")
+    assert answer.status == 200
+    assert answer.body["file"] == str(stack.runtime_directory / "audit.jsonl")
+    end, start = answer.body["entries"]
+    assert (end["action"], end["user"], end["owner"], end["session"]) == ("end session", "ada", "grace", kernel)
+    assert (start["action"], start["user"], start["session"]) == ("start session", "grace", kernel)
+    refused = await grace.request("GET", AUDIT)
+    assert (refused.status, refused.body["reason"]) == (403, "not_admin")
+    for number in ("0", "501", "many", "-1"):
+        refused = await ada.request("GET", f"{AUDIT}?entries={number}")
+        assert (refused.status, refused.body["reason"]) == (400, "bad_request")
 
 
-def test_a_log_that_cannot_be_read_is_told(stack: Stack) -> None:
+async def test_a_log_that_cannot_be_read_is_told(stack: Stack) -> None:
     """With the reason, as one sentence."""
     path = stack.runtime_directory / "audit.jsonl"
     kept = path.rename(path.with_name("kept"))
 
-    async def scenario() -> None:
+    path.symlink_to(kept)
+    try:
         refused = await stack.client("ada").request("GET", AUDIT)
         assert (refused.status, refused.body["reason"]) == (409, "no_audit_log")
         assert refused.body["message"].startswith(f"the audit log {path} cannot be read: ")
-
-    path.symlink_to(kept)
-    try:
-        run(scenario())
     finally:
         path.unlink()
         kept.rename(path)

@@ -35,36 +35,33 @@ HOST = "gpu.example.org"
 SENTENCE = "the proxy has to pass the header Host on as it is"
 
 
-def test_a_page_behind_a_proxy_that_names_another_host_is_told_so(stack: Stack) -> None:
+async def test_a_page_behind_a_proxy_that_names_another_host_is_told_so(stack: Stack) -> None:
     """A request with the gateway's own address as its host and the public one as its page's, as nginx sends it."""
     foreign = {"Origin": f"https://{HOST}"}
 
-    async def scenario() -> None:
-        browser = Browser(stack.gateway_url)
-        form = await browser.request("GET", FORM)
-        xsrf = re.search(r'name="_xsrf" value="([^"]+)"', form.body)
-        assert xsrf is not None
-        fields = {"token": stack.token("ada"), "_xsrf": xsrf[1]}
-        refused = await browser.request("POST", FORM, fields, form=True, **foreign)
-        assert refused.status == 403
-        assert SENTENCE in refused.body
-        assert refused.headers["Content-Type"].startswith("text/html")
-        await browser.sign_in(stack.token("ada"))
-        for path in ("/sharedkernel/page/sign-out", "/api/kernels"):
-            refused = await browser.request("POST", path, **foreign)
-            assert (refused.status, refused.body["reason"]) == (403, "not_allowed")
-            assert f"a page at https://{HOST}, but asks for 127.0.0.1:" in refused.body["message"]
-            assert SENTENCE in refused.body["message"]
-        assert (await browser.request("GET", "/")).status == 200  # it is signed in still
-        named = await browser.request("GET", FORM, Host="upstream_of_nginx")
-        assert named.status == 403
-        assert "has to pass the header Host on" in named.body["message"]
-        # A token is no cookie, which a browser adds to what any page asks for.
-        client = Client(stack.gateway_url, stack.token("ada"))
-        client.headers |= foreign
-        assert (await client.request("GET", "/api/kernels")).status == 200
-
-    run(scenario())
+    browser = Browser(stack.gateway_url)
+    form = await browser.request("GET", FORM)
+    xsrf = re.search(r'name="_xsrf" value="([^"]+)"', form.body)
+    assert xsrf is not None
+    fields = {"token": stack.token("ada"), "_xsrf": xsrf[1]}
+    refused = await browser.request("POST", FORM, fields, form=True, **foreign)
+    assert refused.status == 403
+    assert SENTENCE in refused.body
+    assert refused.headers["Content-Type"].startswith("text/html")
+    await browser.sign_in(stack.token("ada"))
+    for path in ("/sharedkernel/page/sign-out", "/api/kernels"):
+        refused = await browser.request("POST", path, **foreign)
+        assert (refused.status, refused.body["reason"]) == (403, "not_allowed")
+        assert f"a page at https://{HOST}, but asks for 127.0.0.1:" in refused.body["message"]
+        assert SENTENCE in refused.body["message"]
+    assert (await browser.request("GET", "/")).status == 200  # it is signed in still
+    named = await browser.request("GET", FORM, Host="upstream_of_nginx")
+    assert named.status == 403
+    assert "has to pass the header Host on" in named.body["message"]
+    # A token is no cookie, which a browser adds to what any page asks for.
+    client = Client(stack.gateway_url, stack.token("ada"))
+    client.headers |= foreign
+    assert (await client.request("GET", "/api/kernels")).status == 200
 
 
 def test_the_base_url_without_its_slash_leads_to_the_page(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from sharedkernel.gateway.auth.page_sessions import PageSessions
 from sharedkernel.gateway.auth.tokens import TokenFile
 from sharedkernel.gateway.page.handlers import STATIC
 from tests.gateway.client import PATIENCE, Client
-from tests.gateway.conftest import Stack, run
+from tests.gateway.conftest import Stack
 from tests.gateway.page.browser import FORM, Browser
 
 FIGURES = "/sharedkernel/page/figures"
@@ -55,13 +55,13 @@ async def next_figures(reader: asyncio.StreamReader) -> Any:
             return json.loads(line.removeprefix(b"data: "))
 
 
-def test_an_expired_token_is_told_so_and_signed_out(stack: Stack) -> None:
+async def test_an_expired_token_is_told_so_and_signed_out(stack: Stack) -> None:
     """With a sentence where a token was sent; one who was signed in sees the form again. What it made expires, too."""
     path = stack.directory / "tokens.json"
     file = TokenFile(path)
     token = file.add("brief", expires=datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1))
 
-    async def scenario() -> None:
+    try:
         browser = Browser(stack.gateway_url)
         await browser.sign_in(token)
         made = (await browser.request("POST", "/sharedkernel/page/token")).body["token"]
@@ -78,46 +78,39 @@ def test_an_expired_token_is_told_so_and_signed_out(stack: Stack) -> None:
         assert (await browser.request("GET", "/")).headers["Location"] == FORM
         assert "You were signed out: this token of brief expired at " in (await browser.request("GET", FORM)).body
         assert "expired at" in (await browser.sign_in(token)).body
-
-    try:
-        run(scenario())
     finally:
         file.remove("brief")
 
 
-def test_a_token_opens_the_page_and_signing_out_closes_it(stack: Stack) -> None:
+async def test_a_token_opens_the_page_and_signing_out_closes_it(stack: Stack) -> None:
     """The cookie holds no token, is out of reach for scripts, and is worth nothing after signing out."""
-
-    async def scenario() -> None:
-        browser = Browser(stack.gateway_url)
-        front = await browser.request("GET", "/")
-        assert (front.status, front.headers["Location"]) == (302, FORM)
-        assert (await browser.request("GET", "/sharedkernel/page/me")).status == 401
-        for path in ("", "/return?code=x&state=y"):  # there is no hub
-            assert (await browser.request("GET", f"/sharedkernel/page/hub{path}")).status == 404
-        signed_in = await browser.sign_in(stack.token("ada"))
-        assert (signed_in.status, signed_in.headers["Location"]) == (303, "/")
-        name = cookie_of(browser)
-        flags = browser.flags[name]
-        assert (flags["httponly"], flags["samesite"], flags["path"], flags["secure"]) == (True, "Lax", "/", "")
-        assert stack.token("ada") not in browser.cookies[name]
-        front = await browser.request("GET", "/")
-        assert front.status == 200
-        assert ("page.js" if (STATIC / "page.js").is_file() else "was not built") in front.body
-        policy = front.headers["Content-Security-Policy"]
-        assert "default-src 'none'; script-src 'self'" in policy
-        assert "frame-ancestors 'none'" in policy
-        assert (front.headers["X-Content-Type-Options"], front.headers["Referrer-Policy"]) == ("nosniff", "same-origin")
-        me = (await browser.request("GET", "/sharedkernel/page/me")).body
-        assert (me["user"], me["admin"], me["auth"]) == ("ada", True, "token")
-        assert me["install_command"].endswith(f" && sharedkernel install --gateway-url {stack.gateway_url} --user")
-        old = dict(browser.cookies)
-        assert (await browser.request("POST", "/sharedkernel/page/sign-out")).status == 204
-        browser.cookies = old
-        assert (await browser.request("GET", "/sharedkernel/page/me")).status == 401
-        assert (await browser.request("GET", "/sharedkernel/api/status")).status == 403
-
-    run(scenario())
+    browser = Browser(stack.gateway_url)
+    front = await browser.request("GET", "/")
+    assert (front.status, front.headers["Location"]) == (302, FORM)
+    assert (await browser.request("GET", "/sharedkernel/page/me")).status == 401
+    for path in ("", "/return?code=x&state=y"):  # there is no hub
+        assert (await browser.request("GET", f"/sharedkernel/page/hub{path}")).status == 404
+    signed_in = await browser.sign_in(stack.token("ada"))
+    assert (signed_in.status, signed_in.headers["Location"]) == (303, "/")
+    name = cookie_of(browser)
+    flags = browser.flags[name]
+    assert (flags["httponly"], flags["samesite"], flags["path"], flags["secure"]) == (True, "Lax", "/", "")
+    assert stack.token("ada") not in browser.cookies[name]
+    front = await browser.request("GET", "/")
+    assert front.status == 200
+    assert ("page.js" if (STATIC / "page.js").is_file() else "was not built") in front.body
+    policy = front.headers["Content-Security-Policy"]
+    assert "default-src 'none'; script-src 'self'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert (front.headers["X-Content-Type-Options"], front.headers["Referrer-Policy"]) == ("nosniff", "same-origin")
+    me = (await browser.request("GET", "/sharedkernel/page/me")).body
+    assert (me["user"], me["admin"], me["auth"]) == ("ada", True, "token")
+    assert me["install_command"].endswith(f" && sharedkernel install --gateway-url {stack.gateway_url} --user")
+    old = dict(browser.cookies)
+    assert (await browser.request("POST", "/sharedkernel/page/sign-out")).status == 204
+    browser.cookies = old
+    assert (await browser.request("GET", "/sharedkernel/page/me")).status == 401
+    assert (await browser.request("GET", "/sharedkernel/api/status")).status == 403
     audit = (stack.runtime_directory / "audit.jsonl").read_text()
     assert '"action": "sign in"' in audit
     assert '"action": "sign out"' in audit
@@ -127,94 +120,74 @@ def test_a_token_opens_the_page_and_signing_out_closes_it(stack: Stack) -> None:
     ("token", "sentence"),
     [("sk-00000000-wrong", "does not know that token"), ("", "Enter your token"), ("x" * 5000, "form is too old")],
 )
-def test_a_wrong_token_is_told_in_the_form(stack: Stack, token: str, sentence: str) -> None:
+async def test_a_wrong_token_is_told_in_the_form(stack: Stack, token: str, sentence: str) -> None:
     """One that is far too long is not read at all."""
-
-    async def scenario() -> None:
-        answer = await Browser(stack.gateway_url).sign_in(token)
-        assert answer.status == 403
-        assert sentence in answer.body
-        assert token not in answer.body or not token
-
-    run(scenario())
+    answer = await Browser(stack.gateway_url).sign_in(token)
+    assert answer.status == 403
+    assert sentence in answer.body
+    assert token not in answer.body or not token
 
 
-def test_what_changes_something_has_to_come_from_the_page_itself(stack: Stack) -> None:
+async def test_what_changes_something_has_to_come_from_the_page_itself(stack: Stack) -> None:
     """Neither a form of another site nor a script that cannot read the cookie signs in, out, or ends a session."""
-
-    async def scenario() -> None:
-        browser = Browser(stack.gateway_url)
-        forged = await browser.request("POST", FORM, {"token": stack.token("grace")}, form=True)
-        assert forged.status == 403
-        await browser.sign_in(stack.token("grace"))
-        kernel = await stack.client("grace").start()
-        for method, path in (
-            ("POST", "/sharedkernel/page/sign-out"),
-            ("POST", "/sharedkernel/page/token"),
-            ("POST", f"/sharedkernel/api/sessions/{kernel}/offload"),
-            ("POST", f"/api/kernels/{kernel}/interrupt"),
-            ("DELETE", f"/api/kernels/{kernel}"),
-        ):
-            assert (await browser.request(method, path, xsrf=False)).status == 403, path
-            elsewhere = await browser.request(method, path, Origin="https://elsewhere.example")
-            assert elsewhere.status in (403, 404), path
-        assert (await browser.request("POST", f"/api/kernels/{kernel}/interrupt")).status == 204
-        assert (await browser.request("DELETE", f"/api/kernels/{kernel}?linger=0")).status == 204
-
-    run(scenario())
+    browser = Browser(stack.gateway_url)
+    forged = await browser.request("POST", FORM, {"token": stack.token("grace")}, form=True)
+    assert forged.status == 403
+    await browser.sign_in(stack.token("grace"))
+    kernel = await stack.client("grace").start()
+    for method, path in (
+        ("POST", "/sharedkernel/page/sign-out"),
+        ("POST", "/sharedkernel/page/token"),
+        ("POST", f"/sharedkernel/api/sessions/{kernel}/offload"),
+        ("POST", f"/api/kernels/{kernel}/interrupt"),
+        ("DELETE", f"/api/kernels/{kernel}"),
+    ):
+        assert (await browser.request(method, path, xsrf=False)).status == 403, path
+        elsewhere = await browser.request(method, path, Origin="https://elsewhere.example")
+        assert elsewhere.status in (403, 404), path
+    assert (await browser.request("POST", f"/api/kernels/{kernel}/interrupt")).status == 204
+    assert (await browser.request("DELETE", f"/api/kernels/{kernel}?linger=0")).status == 204
 
 
-def test_a_page_session_is_for_the_page_alone(stack: Stack) -> None:
+async def test_a_page_session_is_for_the_page_alone(stack: Stack) -> None:
     """It starts no notebook and opens no websocket; it sees and does what its user may."""
-
-    async def scenario() -> None:
-        browser = Browser(stack.gateway_url)
-        await browser.sign_in(stack.token("grace"))
-        mary = stack.client("mary")
-        kernel = await mary.start(KERNEL_NOTEBOOK="secret.ipynb")
-        assert (await browser.request("POST", "/api/kernels")).status == 403
-        assert (await browser.request("GET", "/api/kernels")).status == 403
-        upgrade = {"Upgrade": "websocket", "Connection": "Upgrade"}
-        assert (await browser.request("GET", f"/api/kernels/{kernel}/channels", **upgrade)).status == 403
-        assert (await browser.request("GET", "/sharedkernel/api/events", **upgrade)).status == 403
-        assert (await browser.request("DELETE", f"/api/kernels/{kernel}")).status == 404
-        assert (await browser.request("POST", f"/sharedkernel/api/sessions/{kernel}/offload")).status == 404
-        assert (await browser.request("PUT", "/sharedkernel/api/quotas", {"users": {}})).status == 403
-        async with figures(browser) as reader:
+    browser = Browser(stack.gateway_url)
+    await browser.sign_in(stack.token("grace"))
+    mary = stack.client("mary")
+    kernel = await mary.start(KERNEL_NOTEBOOK="secret.ipynb")
+    assert (await browser.request("POST", "/api/kernels")).status == 403
+    assert (await browser.request("GET", "/api/kernels")).status == 403
+    upgrade = {"Upgrade": "websocket", "Connection": "Upgrade"}
+    assert (await browser.request("GET", f"/api/kernels/{kernel}/channels", **upgrade)).status == 403
+    assert (await browser.request("GET", "/sharedkernel/api/events", **upgrade)).status == 403
+    assert (await browser.request("DELETE", f"/api/kernels/{kernel}")).status == 404
+    assert (await browser.request("POST", f"/sharedkernel/api/sessions/{kernel}/offload")).status == 404
+    assert (await browser.request("PUT", "/sharedkernel/api/quotas", {"users": {}})).status == 403
+    async with figures(browser) as reader:
+        document = await next_figures(reader)
+        assert [entry["notebook"] for entry in document["sessions"]] == [None]
+        await mary.end(kernel)
+        while document["sessions"]:
             document = await next_figures(reader)
-            assert [entry["notebook"] for entry in document["sessions"]] == [None]
-            await mary.end(kernel)
-            while document["sessions"]:
-                document = await next_figures(reader)
-
-    run(scenario())
 
 
-def test_figures_need_a_page_session(stack: Stack) -> None:
+async def test_figures_need_a_page_session(stack: Stack) -> None:
     """Or a token, as every route."""
-
-    async def scenario() -> None:
-        assert (await Browser(stack.gateway_url).request("GET", FIGURES)).status == 403
-
-    run(scenario())
+    assert (await Browser(stack.gateway_url).request("GET", FIGURES)).status == 403
 
 
-def test_a_token_that_is_taken_back_ends_its_page_sessions(stack: Stack) -> None:
+async def test_a_token_that_is_taken_back_ends_its_page_sessions(stack: Stack) -> None:
     """A token made on the page is as good as the first, which stays good; removed, it opens nothing."""
-
-    async def scenario() -> None:
-        browser, other = Browser(stack.gateway_url), Browser(stack.gateway_url)
-        await browser.sign_in(stack.token("linus"))
-        made = await browser.request("POST", "/sharedkernel/page/token")
-        token = made.body["token"]
-        assert (await Client(stack.gateway_url, token).request("GET", "/sharedkernel/api/status")).status == 200
-        assert (await other.sign_in(token)).status == 303
-        assert (await other.request("GET", "/sharedkernel/page/me")).status == 200
-        take_back(stack, token)
-        assert (await other.request("GET", "/sharedkernel/page/me")).status == 401
-        assert (await browser.request("GET", "/sharedkernel/page/me")).status == 200
-
-    run(scenario())
+    browser, other = Browser(stack.gateway_url), Browser(stack.gateway_url)
+    await browser.sign_in(stack.token("linus"))
+    made = await browser.request("POST", "/sharedkernel/page/token")
+    token = made.body["token"]
+    assert (await Client(stack.gateway_url, token).request("GET", "/sharedkernel/api/status")).status == 200
+    assert (await other.sign_in(token)).status == 303
+    assert (await other.request("GET", "/sharedkernel/page/me")).status == 200
+    take_back(stack, token)
+    assert (await other.request("GET", "/sharedkernel/page/me")).status == 401
+    assert (await browser.request("GET", "/sharedkernel/page/me")).status == 200
 
 
 @pytest.mark.heavy
@@ -255,37 +228,27 @@ def test_the_form_says_why_one_is_signed_out(stack: Stack) -> None:
     asyncio.run(after(browser))
 
 
-def test_nobody_can_make_tokens_without_end(stack: Stack) -> None:
+async def test_nobody_can_make_tokens_without_end(stack: Stack) -> None:
     """The file of tokens is read by every request that brings a new one."""
-
-    async def scenario() -> None:
-        browser = Browser(stack.gateway_url)
-        await browser.sign_in(stack.token("linus"))
-        answers = [await browser.request("POST", "/sharedkernel/page/token") for _ in range(20)]
-        for answer in answers[:-1]:
-            take_back(stack, answer.body["token"])
-        assert answers[-1].status == 403
-        assert "linus has 20 tokens" in answers[-1].body["message"]
-
-    run(scenario())
+    browser = Browser(stack.gateway_url)
+    await browser.sign_in(stack.token("linus"))
+    answers = [await browser.request("POST", "/sharedkernel/page/token") for _ in range(20)]
+    for answer in answers[:-1]:
+        take_back(stack, answer.body["token"])
+    assert answers[-1].status == 403
+    assert "linus has 20 tokens" in answers[-1].body["message"]
 
 
-def test_the_last_hour_is_kept(stack: Stack) -> None:
+async def test_the_last_hour_is_kept(stack: Stack) -> None:
     """In steps of ten seconds, for the device that there is."""
-
-    async def scenario() -> None:
-        mary = stack.client("mary")
-        for _ in range(int(PATIENCE)):
-            answer = await mary.request("GET", "/sharedkernel/api/history")
-            if answer.body["devices"]:
-                break
-            await asyncio.sleep(1)  # the gateway has just been started
-        (device,) = answer.body["devices"]
-        assert answer.body["step_seconds"] == 10
-        assert device["capacity_bytes"] == 2 << 30
-        assert len(device["used_bytes"]) == len(device["utilisation"]) > 0
-
-    run(scenario())
+    mary = stack.client("mary")
+    async with asyncio.timeout(PATIENCE):  # the gateway has just been started
+        while not (answer := await mary.request("GET", "/sharedkernel/api/history")).body["devices"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    (device,) = answer.body["devices"]
+    assert answer.body["step_seconds"] == 10
+    assert device["capacity_bytes"] == 2 << 30
+    assert len(device["used_bytes"]) == len(device["utilisation"]) > 0
 
 
 def test_page_sessions_are_bounded() -> None:

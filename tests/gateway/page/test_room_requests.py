@@ -11,7 +11,7 @@ from sharedkernel.errors import Refused
 from sharedkernel.gateway.page.room_requests import RoomRequests
 from sharedkernel.status.document import SessionStatus, StatusDocument
 from tests.gateway.client import Client
-from tests.gateway.conftest import Stack, run
+from tests.gateway.conftest import Stack
 from tests.gateway.devices import STATUS, execute, until
 from tests.status.documents import MIB, document, session
 
@@ -91,33 +91,29 @@ async def requests_seen_by(client: Client) -> list[dict[str, Any]]:
 
 
 @pytest.mark.heavy
-def test_a_request_is_seen_by_whom_it_concerns_and_answered_by_an_offload(stack: Stack) -> None:
+async def test_a_request_is_seen_by_whom_it_concerns_and_answered_by_an_offload(stack: Stack) -> None:
     """Nobody else sees it, except admins; the cell goes on."""
+    ada, grace, mary = stack.client("ada"), stack.client("grace"), stack.client("mary")
+    other, idle, waits = await ada.start(), await grace.start(), await mary.start()
+    await execute(ada, other, "import torch; kept = torch.ones(600 << 18)")
+    await execute(grace, idle, "import torch; kept = torch.ones(900 << 18)")
+    path = f"/sharedkernel/api/sessions/{waits}/ask-for-room"
+    assert (await mary.request("POST", path)).body["reason"] == "not_waiting"
+    running = asyncio.create_task(execute(mary, waits, "import torch; kept = torch.ones(900 << 18); print('ran')"))
 
-    async def scenario() -> None:
-        ada, grace, mary = stack.client("ada"), stack.client("grace"), stack.client("mary")
-        other, idle, waits = await ada.start(), await grace.start(), await mary.start()
-        await execute(ada, other, "import torch; kept = torch.ones(600 << 18)")
-        await execute(grace, idle, "import torch; kept = torch.ones(900 << 18)")
-        path = f"/sharedkernel/api/sessions/{waits}/ask-for-room"
-        assert (await mary.request("POST", path)).body["reason"] == "not_waiting"
-        running = asyncio.create_task(execute(mary, waits, "import torch; kept = torch.ones(900 << 18); print('ran')"))
+    async def is_waiting() -> bool:
+        status = (await mary.request("GET", STATUS)).body["sessions"]
+        return any(entry["needed_bytes"] for entry in status if entry["id"] == waits)
 
-        async def is_waiting() -> bool:
-            status = (await mary.request("GET", STATUS)).body["sessions"]
-            return any(entry["needed_bytes"] for entry in status if entry["id"] == waits)
-
-        await until(is_waiting)
-        assert (await grace.request("POST", path)).status == 404
-        answer = await mary.request("POST", path)
-        assert (answer.status, answer.body) == (200, {"asked": ["grace"]})
-        assert (await mary.request("POST", path)).status == 429
-        for client in (ada, grace, mary):
-            (request,) = await requests_seen_by(client)
-            assert (request["session"], request["asked_by"]) == (idle, "mary")
-        assert await requests_seen_by(stack.client("linus")) == []
-        assert (await grace.request("POST", f"/sharedkernel/api/sessions/{idle}/offload")).status == 204
-        assert "ran" in await running
-        assert await requests_seen_by(grace) == []
-
-    run(scenario())
+    await until(is_waiting)
+    assert (await grace.request("POST", path)).status == 404
+    answer = await mary.request("POST", path)
+    assert (answer.status, answer.body) == (200, {"asked": ["grace"]})
+    assert (await mary.request("POST", path)).status == 429
+    for client in (ada, grace, mary):
+        (request,) = await requests_seen_by(client)
+        assert (request["session"], request["asked_by"]) == (idle, "mary")
+    assert await requests_seen_by(stack.client("linus")) == []
+    assert (await grace.request("POST", f"/sharedkernel/api/sessions/{idle}/offload")).status == 204
+    assert "ran" in await running
+    assert await requests_seen_by(grace) == []

@@ -68,7 +68,8 @@ def test_outputs_are_whole_after_interrupts_where_a_cell_prints(session: Session
             time.sleep(1e-4)
             if has_begun:
                 _thread.interrupt_main()
-    threading.Thread(target=interrupt).start()
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
     while num_interrupts < 300:
         try:
             has_begun = True
@@ -81,7 +82,7 @@ def test_outputs_are_whole_after_interrupts_where_a_cell_prints(session: Session
     while has_begun or not is_over:
         try:
             is_over = True
-            time.sleep(0.1)  # one may be on its way
+            interrupting.join()
             has_begun = False
         except KeyboardInterrupt:
             pass

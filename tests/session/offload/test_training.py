@@ -27,55 +27,6 @@ ITERATIONS = 120
 Loss = Callable[[], float]
 
 
-def mlp_with_adam() -> Iterator[Loss]:
-    model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    inputs, labels = torch.randn(128, 64), torch.randint(10, (128,))
-
-    def iterate() -> float:
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(inputs), labels)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    yield iterate
-
-
-class Block(nn.Module):
-    """A block of ResNet-18."""
-
-    def __init__(self, width: int, out: int, stride: int) -> None:
-        super().__init__()
-        self.first = nn.Sequential(nn.Conv2d(width, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU())
-        self.second = nn.Sequential(nn.Conv2d(out, out, 3, 1, 1, bias=False), nn.BatchNorm2d(out))
-        self.shortcut = nn.Conv2d(width, out, 1, stride, bias=False) if stride > 1 else nn.Identity()
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.second(self.first(inputs)) + self.shortcut(inputs))
-
-
-def resnet18_with_momentum() -> Iterator[Loss]:
-    width = 16
-    layers: list[nn.Module] = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
-    for stage in range(4):
-        out = width if stage == 0 else 2 * width
-        layers += [Block(width, out, 1 if stage == 0 else 2), Block(out, out, 1)]
-        width = out
-    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    inputs, labels = torch.randn(4, 3, 16, 16), torch.randint(10, (4,))
-
-    def iterate() -> float:
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(inputs), labels)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    yield iterate
-
-
 def mixed_precision_with_grad_scaler() -> Iterator[Loss]:
     model = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Dropout(0.2), nn.Linear(512, 10))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -132,10 +83,7 @@ def losses(training: Callable[[], Iterator[Loss]], disturb: Callable[[], None], 
 
 
 @pytest.mark.parametrize("times", TIMES)
-@pytest.mark.parametrize(
-    "training",
-    [mlp_with_adam, resnet18_with_momentum, mixed_precision_with_grad_scaler, data_loader_with_workers],
-)
+@pytest.mark.parametrize("training", [mixed_precision_with_grad_scaler, data_loader_with_workers])
 @pytest.mark.heavy
 def test_the_loss_is_the_same_to_the_bit(training: Callable[[], Iterator[Loss]], times: int, directory: Path) -> None:
     """Moved away and back again and again, at random points, a training has the losses of an undisturbed one."""
