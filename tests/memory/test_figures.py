@@ -106,6 +106,15 @@ def test_a_small_quota_is_usable_too() -> None:
         walk.check()
 
 
+def test_what_a_loop_frees_can_be_had_again(walk: Walk) -> None:
+    """Whatever pieces the heap is in: the limit on the process leaves room for what the quota does."""
+    for size in (64 * MIB, 100_000_000):
+        walk.begin(OWNERS[:1])
+        walk.request(0, 900 * MIB, keeps=True, way="slow")
+        walk.run(walk.notebooks[0], f"for _ in range(40): float(make({size}).sum())")
+        walk.check()
+
+
 def test_what_was_shut_down_and_cannot_be_moved_is_ended_for_others(walk: Walk) -> None:
     """A thread of its own keeps it where it is; it refuses neither its owner nor anybody else."""
     walk.begin(("ada", "bob"))

@@ -37,7 +37,7 @@ PATIENCE = 20.0
 #: by how much a figure may differ from what was made: a part of it, or bytes
 TOLERANCE, LEAST_TOLERANCE = 0.03, 16 * MIB
 #: bytes by which a session on the host may exceed its quota before an allocation fails, see `executor/devices/host.py`
-SLACK = 128 * MIB
+SLACK = 64 * MIB
 #: part of what is left that must be usable
 USABLE = 0.95
 USERS = ("ada", "bob")

@@ -39,7 +39,7 @@ _LOOK_INTERVAL = 2.0
 _MOST_LOOKING = 0.1
 #: private memory allowed besides what the figures say: stacks of new threads, fragments of the heap, what is allocated
 #: between two looks; at the limit itself not even the session's sockets work
-SLACK_BYTES = 128 << 20
+SLACK_BYTES = 64 << 20
 #: part of the machine's memory that is the device's when nothing else is said
 _DEFAULT_PART = 0.5
 #: less holds no batch of anything, and is mostly a number without its unit

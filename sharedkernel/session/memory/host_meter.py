@@ -46,14 +46,15 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 #: `mallopt` parameters and their values. Memory freed by an iteration stays on the heap for the next one, instead of
 #: going back to the system and coming anew page by page (twice as many page faults as an unforked process, and 8 % of
-#: the speed of a small CNN); what is left over goes back once the session has settled. And there are at most
-#: two heaps: free memory of one (64 MiB with this padding) counts against the limit on private memory, and threads of
-#: the other cannot use it. With a single heap, autograd's thread waits for the main thread's lock
-#: (docs/decisions/2026-11-23-last-bytes.md).
+#: the speed of a small CNN); what is left over goes back once the session has settled. Large allocations have maps of
+#: their own, from the size at which glibc itself makes no larger exception: on the heap each might fit in no piece of
+#: what is free, and free memory counts against the limit on private memory. And there are at most two heaps, since
+#: threads of one cannot use what is free on the other. With a single heap, autograd's thread waits for the main
+#: thread's lock (docs/decisions/2026-11-23-last-bytes.md).
 _HEAP = {
-    -3: 256 << 20,  # M_MMAP_THRESHOLD
+    -3: 32 << 20,  # M_MMAP_THRESHOLD
     -1: 512 << 20,  # M_TRIM_THRESHOLD
-    -2: 64 << 20,  # M_TOP_PAD
+    -2: 16 << 20,  # M_TOP_PAD
     -8: 2,  # M_ARENA_MAX
 }
 
@@ -90,12 +91,12 @@ def bytes_in_use() -> int:
 
 
 def bytes_kept_apart(in_use: int) -> int:
-    """Return the private writable bytes of this process that are not *in_use* on its heap and cannot become so.
+    """Return the private writable bytes of this process that are not *in_use* on its heap.
 
-    This is what a limit on private memory has to allow besides the tensors: stacks, libraries' data. Free heap memory
-    is not counted, since an allocation may be served from it.
+    This is what a limit on private memory has to allow besides the tensors: stacks, libraries' data, and what is free
+    on the heap, since that lies in pieces in which a large allocation may not fit.
     """
-    return max(0, reserved_bytes() - in_use - int(_mallinfo2().fordblks))
+    return max(0, reserved_bytes() - in_use)
 
 
 def limit_headroom() -> int | None:
@@ -110,16 +111,6 @@ def reserved_bytes() -> int:
     """Return the bytes of this process that count against a limit on private memory: reserved, used or not."""
     with open("/proc/self/statm", "rb") as statm:
         return int(statm.read().split()[5]) * _PAGE_BYTES
-
-
-def free_heap_bytes() -> int:
-    """Return the bytes of the heap that are free, given back to the system but for their addresses (milliseconds).
-
-    They cost nothing then, but still count against a limit on private memory; and as they may lie in many places, a
-    large allocation may not fit in any of them.
-    """
-    trim()
-    return int(_mallinfo2().fordblks)
 
 
 def private_bytes() -> int:
