@@ -1,4 +1,4 @@
-"""How this package and those around it are installed: the one place for error texts and the documentation's tests.
+"""The installation of this package and those around it: the one place for error texts and the documentation's tests.
 
 The package index has a stranger's `sharedkernel`, so the distribution is called `jupyter-sharedkernel`; the import
 package, the command and the kernel keep their names.

@@ -117,7 +117,7 @@ class LocalStack:
 
     @property
     def runtime_directory(self) -> Path:
-        """Where executor and gateway meet."""
+        """The directory in which executor and gateway meet."""
         return self.directory / "run"
 
     @property
@@ -126,7 +126,7 @@ class LocalStack:
 
     @property
     def kernels_directory(self) -> Path:
-        """What holds the kernelspec ``shared-gpu``, as a ``KernelSpecManager.kernel_dirs`` entry."""
+        """The directory with the kernelspec ``shared-gpu``, as a ``KernelSpecManager.kernel_dirs`` entry."""
         return self.directory / "jupyter" / "kernels"
 
     @property

@@ -1,4 +1,4 @@
-"""What counts against a user's quota of memory, and whether more bytes fit. Pure; it raises nothing.
+"""The check of a user's quota of memory: what counts, and whether more bytes fit. Pure; it raises nothing.
 
 The rule, here and nowhere else: a user has the persistent memory of all their notebooks and their shelf, and for each
 open section what is live, or what it was measured to need if that is more. Needs count once, the largest of them:

@@ -7,6 +7,7 @@ longer needed, until its line is deleted.
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -331,3 +332,16 @@ def test_public_classes_have_unique_names() -> None:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     check({name for name, number in names.items() if number > 1}, frozenset(), "class names used twice")
+
+
+def test_docstrings_begin_with_a_noun_or_an_imperative() -> None:
+    """Not with a clause, such as "What it has" or "How it ends"; "Whether" begins those of yes and no."""
+    begins = re.compile(r"(If|How|That|What|When|Where|Which|Who|Whose)\b")
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    found = {
+        f"{name}:{getattr(node, 'lineno', 1)}"
+        for name in modules()
+        for node in ast.walk(tree(name))
+        if isinstance(node, documented) and begins.match(ast.get_docstring(node) or "")
+    }
+    check(found, frozenset(), "docstrings that begin with a clause")

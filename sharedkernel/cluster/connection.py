@@ -1,4 +1,4 @@
-"""How commands reach Ray: the connection, the directory, and a bound on every wait."""
+"""The way of commands to Ray: the connection, the directory, and a bound on every wait."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Directory:
-    """Who takes part in the cluster. Its methods are called through Ray, and take and return plain values.
+    """The members of the cluster. Its methods are called through Ray, and take and return plain values.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What all hosts of a cluster are started with, as `sharedkernel cluster up` was given it."""
+"""The settings that all hosts of a cluster are started with, as `sharedkernel cluster up` was given it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PLACEHOLDER = "{host}"
 
 
 class ClusterSettings(msgspec.Struct, kw_only=True):
-    """What all hosts are started with. The cluster's secret is not in here: it stays in its file."""
+    """The settings that all hosts are started with. The cluster's secret is not in here: it stays in its file."""
 
     #: the file with the cluster's secret, on the machine of the directory
     key_file: str

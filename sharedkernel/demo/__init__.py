@@ -1,1 +1,1 @@
-"""What `sharedkernel demo` is made of: the notebooks at once (`runs.py`), the figures (`report.py`), the tables."""
+"""The parts of `sharedkernel demo`: the notebooks at once (`runs.py`), the figures (`report.py`), the tables."""

@@ -1,4 +1,4 @@
-"""What the demo has shown: figures per user, how fair it was, what stayed resident.
+"""The report of the demo: figures per user, how fair it was, what stayed resident.
 
 Fairness is measured where it means something: over the moments in which at least two users wanted the device. What
 each of them got there, over what its share entitled it to, goes into Jain's index (1: everybody got the same part of

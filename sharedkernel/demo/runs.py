@@ -70,7 +70,7 @@ class NotebookRun:
 
     @property
     def seconds(self) -> float:
-        """How long it has run, or ran."""
+        """The time for which it has run, or ran."""
         if self.started_at is None:
             return 0.0
         return (self.ended_at or time.monotonic()) - self.started_at

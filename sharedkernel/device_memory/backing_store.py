@@ -1,4 +1,4 @@
-"""Where the bytes of offloaded memory stay meanwhile: host memory."""
+"""The backing store of offloaded memory: host memory."""
 
 from __future__ import annotations
 

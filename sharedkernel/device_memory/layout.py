@@ -1,4 +1,4 @@
-"""What a lane is made of: units, each with a handle of its own, since only whole handles can be remapped.
+"""The layout of a lane: units, each with a handle of its own, since only whole handles can be remapped.
 
 Torch's allocator takes blocks up to 1 MiB from segments of 2 MiB and all others from large segments. A lane has an
 area for each: units of 2 MiB for the small blocks, where most survivors are, and units as large as the lane's size

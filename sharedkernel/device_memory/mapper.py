@@ -1,4 +1,4 @@
-"""What is mapped in an arena's slots: changed in all of them or in none, whatever the driver refuses half-way.
+"""The mappings of an arena's slots: changed in all of them or in none, whatever the driver refuses half-way.
 
 A :class:`Slot` says what it shows (the arena's affair) and what is mapped in it (:class:`Mapper`'s).
 """
@@ -26,7 +26,7 @@ SCRATCH = 4 * UNIT_SIZES[-1]
 
 
 class SlotState(StrEnum):
-    """What a slot shows."""
+    """The kinds of memory that a slot shows."""
 
     UNMAPPED = "unmapped"
     LANE = "lane"
@@ -64,7 +64,7 @@ class Area:
 
     @property
     def address(self) -> int:
-        """Where it starts."""
+        """The address at which it starts."""
         return self.slots[0].address
 
     @property

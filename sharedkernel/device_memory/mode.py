@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class DeviceMemoryMode(StrEnum):
-    """How sessions on a GPU have device memory."""
+    """The ways in which sessions on a GPU get device memory."""
 
     #: sessions share lanes' bytes by turns; all of torch's memory comes by page from the executor
     SHARED = "shared"
@@ -22,7 +22,7 @@ class DeviceMemoryMode(StrEnum):
 
     @property
     def meaning(self) -> str:
-        """What sessions do without, as the end of a sentence; empty for the first mode."""
+        """The features that sessions lack, as the end of a sentence; empty for the first mode."""
         return _MEANINGS[self]
 
 

@@ -13,7 +13,7 @@ from sharedkernel.device_memory.layout import UnitInfo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitAccount:
-    """Where every byte is; the figures for the ledger."""
+    """The place of every byte; the figures for the ledger."""
 
     #: bytes of each lane, by its number
     lanes: dict[int, int]

@@ -1,4 +1,4 @@
-"""What a host's gateway and its cluster's agent tell each other, in two small files of the runtime directory.
+"""Two small files of the runtime directory, by which a host's gateway and its cluster's agent tell each other of it.
 
 Each file is replaced every few seconds; one that is older than :data:`FRESH` is what somebody said who is gone since.
 Neither process waits for the other, or needs to be there.
@@ -24,7 +24,7 @@ _MAX_BYTES = 64 * 1024
 
 
 class HostState(msgspec.Struct, kw_only=True):
-    """What the gateway tells of its host."""
+    """The gateway's report on its host."""
 
     name: str
     version: str
@@ -37,7 +37,7 @@ class HostState(msgspec.Struct, kw_only=True):
 
 
 class AgentState(msgspec.Struct, kw_only=True):
-    """What the agent tells the gateway, after each answer of the cluster's directory."""
+    """The agent's report to the gateway, after each answer of the cluster's directory."""
 
     #: whether the agent found the host's services running, rather than starting them
     has_adopted: bool = False

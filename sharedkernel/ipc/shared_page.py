@@ -1,4 +1,4 @@
-"""What passes between one session and its executor without a message: a page of shared memory, and a signal.
+"""The shared page between one session and its executor, for what passes without a message, and a signal.
 
 The executor writes the words *preempt*, *summoned* and *interrupts*; the session writes the rest. A word is read and
 written in one machine instruction, so neither side locks. What the session writes is its own word about itself: it
@@ -50,7 +50,7 @@ class Word(IntEnum):
 
 
 class Turn(IntEnum):
-    """Where the session stands with the device, as it sees it itself."""
+    """The session's state with the device, as it sees it itself."""
 
     IDLE = 0
     READY = 1

@@ -1,4 +1,4 @@
-"""What gateways ask an executor about users' shelves, as a part of its client."""
+"""The requests of gateways about users' shelves, as a part of its client."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What Jupyter's sockets carry: messages as bytes, and the names of kernels and headers."""
+"""Jupyter's wire: messages as bytes, and the names of kernels and headers."""

@@ -1,4 +1,4 @@
-"""How Jupyter messages look on both wires, as bytes: nothing is decoded that need not be.
+"""Jupyter messages on both wires, as bytes: nothing is decoded that need not be.
 
 A message's *parts* are its header, parent header, metadata and content (JSON) and any number of binary buffers. They
 pass as they are, so that what one end signed or encoded the other end reads. Headers are parsed, and the contents of

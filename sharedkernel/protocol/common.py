@@ -1,4 +1,4 @@
-"""What messages of several conversations are made of, and the answers that all have."""
+"""Parts of the messages of several conversations, and the answers that all have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one user may use; absent values mean "not limited"."""
+    """The limits of one user; absent values mean "not limited"."""
 
     user: str
     #: bytes of device memory over all the user's sessions; None: the device's capacity
@@ -28,7 +28,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Who a user's sessions are to the operating system."""
+    """The account under which a user's sessions run."""
 
     name: str
     home: str
@@ -59,7 +59,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """What an executor serves."""
+    """The device that an executor serves."""
 
     name: str
     kind: str
@@ -68,7 +68,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def usable_bytes(self) -> int:
-        """What users can have of it."""
+        """The bytes that users can have of it."""
         return self.capacity_bytes - self.reserve_bytes
 
 

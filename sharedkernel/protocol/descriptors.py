@@ -1,4 +1,4 @@
-"""What a session and its executor say to each other on the descriptor socket: the shelf, lanes and units.
+"""Messages between a session and its executor on the descriptor socket: the shelf, lanes and units.
 
 Each message is one packet, and descriptors travel along.
 """

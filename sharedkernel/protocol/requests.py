@@ -1,4 +1,4 @@
-"""What a gateway or a command asks an executor, and what it says to them."""
+"""Requests of gateways and commands to an executor, and its messages to them."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class StopExecutor(ControlRequest, frozen=True, kw_only=True):
 
 
 class SessionIdentity(msgspec.Struct, kw_only=True):
-    """Whose process a session's is, and how it was started: what all records of a session have."""
+    """The owner of a session's process, and how it was started: the part that all records of a session share."""
 
     #: None: a spare, which is nobody's
     session: str | None = None
@@ -199,7 +199,7 @@ class SessionIdentity(msgspec.Struct, kw_only=True):
 
 
 class SessionRecord(SessionIdentity, kw_only=True):
-    """What a gateway needs to adopt a running session."""
+    """The record that a gateway needs to adopt a running session."""
 
     session: str
     user: str
@@ -233,7 +233,7 @@ class Status(Message, frozen=True, kw_only=True):
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """How often what happened on a device since its executor started."""
+    """The counts of events on a device since its executor started."""
 
     #: decisions, by name: grants, preemptions, forced_yields, offloads, restores
     actions: dict[str, int]

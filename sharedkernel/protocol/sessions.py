@@ -1,4 +1,4 @@
-"""What a session and its executor say to each other on the control socket.
+"""Messages between a session and its executor on the control socket.
 
 What a session reports becomes an event of the scheduling core, and an action of the core a command. These messages have
 the tags of the events and actions, and class names that end in ``Report`` and ``Command``.
@@ -51,7 +51,7 @@ class CellOpenedReport(Message, frozen=True, kw_only=True, tag="CellOpened"):
 
 
 class Foreseen(Message, frozen=True, kw_only=True):
-    """What the session foresees of the code that runs: said when it becomes known and when it turns out otherwise."""
+    """The session's forecast of the code that runs: sent when it becomes known and when it turns out otherwise."""
 
     #: the same for each run of the same source: a hash of it; None: not known
     source: str | None = None
@@ -82,7 +82,7 @@ class DeviceWantWithdrawnReport(Message, frozen=True, kw_only=True, tag="DeviceW
 
 
 class GrantMeasuredReport(Message, frozen=True, kw_only=True, tag="GrantMeasured"):
-    """What a grant that is kept came to since it began, or was measured last."""
+    """The use of a grant that is kept, since it began or was last measured."""
 
     iterations: int
     #: processor-seconds used meanwhile, per second and processor (0 to 1)
@@ -143,7 +143,7 @@ class IdleReport(Message, frozen=True, kw_only=True, tag="Idle"):
 
 
 class ActivityReport(Message, frozen=True, kw_only=True, tag="Activity"):
-    """What of its user's goes on or is held without a cell, in a few words each (see `session/kernel/activity.py`)."""
+    """The activity of its user without a cell, in a few words each (see `session/kernel/activity.py`)."""
 
     found: tuple[str, ...] = ()
 
@@ -264,7 +264,7 @@ class RestoreCommand(Message, frozen=True, kw_only=True, tag="Restore"):
 
 
 class Allowance(Message, frozen=True, kw_only=True):
-    """How far the session's memory may grow, and out of what; shown when it is exceeded."""
+    """The bound on the session's memory, and what it is out of; shown when it is exceeded."""
 
     #: largest persistent + ephemeral bytes of this session
     limit_bytes: int

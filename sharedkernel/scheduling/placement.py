@@ -77,7 +77,7 @@ class DeviceState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What a session or a job needs of the devices it is placed on."""
+    """The needs of a session or a job that is placed on a device."""
 
     #: bytes it will need on each device
     memory: int = 0

@@ -162,7 +162,7 @@ class Scheduler:
 
     @property
     def config(self) -> SchedulerConfig:
-        """How the device is scheduled now."""
+        """The present configuration."""
         return self._records.config
 
     @property

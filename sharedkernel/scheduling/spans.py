@@ -23,7 +23,7 @@ from sharedkernel.scheduling.scheduler import Scheduler
 
 
 class Activity(StrEnum):
-    """What a session can do for a while that others should know of."""
+    """The activities of a session that others should know of."""
 
     #: holds a grant
     RUNNING = "running"
@@ -81,7 +81,7 @@ class Span:
 
 @dataclass(slots=True, kw_only=True)
 class _Doing:
-    """What a session does now."""
+    """The present activity of a session."""
 
     user: str
     activity: Activity | None

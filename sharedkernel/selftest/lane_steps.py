@@ -1,4 +1,4 @@
-"""What shared mode needs besides: memory of one lane that several processes map, and torch's allocator over it."""
+"""The further needs of shared mode: memory of one lane that several processes map, and torch's allocator over it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What plain mode needs: public functions of torch, and nothing of ours."""
+"""The needs of plain mode: public functions of torch, and nothing of ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What private mode needs besides: torch's figures of memory as the meter takes them, and tensors that move."""
+"""The further needs of private mode: torch's figures of memory as the meter takes them, and tensors that move."""
 
 from __future__ import annotations
 

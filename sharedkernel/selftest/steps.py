@@ -47,7 +47,7 @@ STEPS = (
 
 
 class Outcome(StrEnum):
-    """How a step ended."""
+    """The outcome of a step."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -59,7 +59,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What came of one step."""
+    """The result of one step."""
 
     step: str
     outcome: Outcome
@@ -70,7 +70,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What came of the self-test."""
+    """The result of the self-test."""
 
     results: tuple[StepResult, ...]
     #: the mode to use

@@ -1,4 +1,4 @@
-"""Which steps of the self-test passed before, with the same driver, torch, card and version of ours: a JSON file.
+"""Steps of the self-test that passed before, with the same driver, torch, card and version of ours: a JSON file.
 
 ::
 
@@ -34,7 +34,7 @@ class TrustUnusable(SharedKernelError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What has to be the same for earlier results to count."""
+    """The circumstances under which earlier results still count."""
 
     #: version of the driver
     driver: str

@@ -1,4 +1,4 @@
-"""What notebooks and libraries look at to learn what kernel they run in: as in a kernel that jupyter_client started.
+"""The likeness to a kernel that jupyter_client started, in what notebooks and libraries look at.
 
 Rich, plotly, tqdm and others choose how to show things by the names of the shell's and the streams' classes; argument
 parsers, `multiprocessing` and notebooks look at arguments, folders and variables.

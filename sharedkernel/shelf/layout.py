@@ -1,4 +1,4 @@
-"""How a value lies in a shelf's file: a safetensors file, with a table of what its tensors were part of.
+"""The layout of a value in a shelf's file: a safetensors file, with a table of what its tensors were part of.
 
 A value is a tensor, or dicts, lists and tuples of tensors and of plain things (numbers, text, bytes, None). Nothing
 else is taken and nothing is ever unpickled, so to read a layout runs nobody's code.

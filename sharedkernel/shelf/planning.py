@@ -73,7 +73,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What has to be written where."""
+    """The places of what has to be written."""
 
     header: bytes
     pieces: list[Piece]

@@ -109,7 +109,7 @@ class ClassPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassForecast:
-    """What became of a simulated class."""
+    """The outcome of a simulated class."""
 
     plan: ClassPlan
     contexts: int
@@ -131,7 +131,7 @@ class ClassForecast:
 
     @property
     def num_resident(self) -> int:
-        """How many notebooks' kept memory fits at a time, beside all contexts and what one running cell needs."""
+        """The number of notebooks whose kept memory fits at a time, beside all contexts and one running cell."""
         room = self.room - self.plan.ephemeral
         return max(0, room) // max(1, self.plan.persistent)
 

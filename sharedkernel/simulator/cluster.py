@@ -40,7 +40,7 @@ class JobRun:
 
     @property
     def waited(self) -> float:
-        """How long of that it did not run."""
+        """The part of that in which it did not run."""
         return self.jct - self.job.duration
 
 

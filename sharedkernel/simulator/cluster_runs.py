@@ -32,7 +32,7 @@ _GRAIN = 1.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """How a cluster is run.
+    """The configuration of a cluster's run.
 
     Raises
     ------

@@ -148,7 +148,7 @@ def _run(
 
 
 class _Attained:
-    """What each user was served, in seconds of the device that suits each job best."""
+    """The service of each user, in seconds of the device that suits each job best."""
 
     def __init__(self) -> None:
         self.by_user: dict[str, float] = {}

@@ -47,7 +47,7 @@ _UNBOUNDED = 10**6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """How many of something there were over time."""
+    """The number of something over time."""
 
     mean: float
     p95: float
@@ -56,7 +56,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedOptions:
-    """How devices are shared.
+    """The ways of sharing devices.
 
     Raises
     ------

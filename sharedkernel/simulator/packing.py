@@ -1,4 +1,4 @@
-"""How many devices hold some models at once, by three rules; arithmetic of memory, without time.
+"""Packing: the number of devices that hold some models at once, by three rules; arithmetic of memory, without time.
 
 lanes
     Salus's safety condition for one lane: what is persistent of all, and the largest ephemeral need, fit together.

@@ -1,4 +1,4 @@
-"""What a simulation came to: figures under fixed names, as tables and as JSON.
+"""The report of a simulation: figures under fixed names, as tables and as JSON.
 
 Every scenario reports the same figures about its jobs (whole jobs, or cells of notebooks) and may add its own.
 """

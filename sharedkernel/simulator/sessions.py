@@ -43,7 +43,7 @@ class SimulatedSession:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class CellRun:
-    """What became of one cell. Times are seconds."""
+    """The outcome of one cell. Times are seconds."""
 
     session: SimulatedSession
     cell: SimulatedCell

@@ -50,7 +50,7 @@ class TraceJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What was read of a file."""
+    """The content of a file."""
 
     path: Path
     #: in the order of the file

@@ -19,7 +19,7 @@ from sharedkernel.status.timeline import DeviceTimeline
 
 
 class DeviceDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of some devices only."""
+    """The figures that are known of some devices only."""
 
     #: the executor's name for the device, where `name` is the configuration's
     description: str | UnsetType | None = UNSET
@@ -106,7 +106,7 @@ class LaneStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryByKind(msgspec.Struct, frozen=True, kw_only=True):
-    """What a user has, the sum over their sessions, and their quota."""
+    """The figures of a user: the sum over their sessions, and their quota."""
 
     #: None: no quota
     quota_bytes: int | None = None

@@ -17,7 +17,7 @@ from sharedkernel.units import format_bytes, format_seconds
 
 
 class Place(Flag):
-    """Where figures are shown."""
+    """The places where figures are shown."""
 
     #: a column of the table that `status` prints, or that `top` shows
     STATUS = auto()
@@ -32,7 +32,7 @@ class Place(Flag):
 
 
 class Unit(Enum):
-    """How a number is written: Python's format, and the characters of the longest."""
+    """The format of a number: Python's format, and the characters of the longest."""
 
     BYTES = format_bytes, 8
     SECONDS = format_seconds, 9

@@ -1,4 +1,4 @@
-"""What the status document of several hosts has besides: an entry for each, and what is left out of a large one."""
+"""The status document's parts for several hosts: an entry for each, and what is left out of a large one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class HostEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of a large cluster a document leaves out."""
+    """The part of a large cluster that a document leaves out."""
 
     hosts: int = 0
     devices: int = 0

@@ -156,11 +156,11 @@ class Waiter(Protocol):
 
     @property
     def waiting_for(self) -> str | None:
-        """What it waits for."""
+        """The reason of its wait."""
 
     @property
     def memory_wait_seconds(self) -> float | None:
-        """How much longer it may wait for memory."""
+        """The time that it may still wait for memory."""
 
     @property
     def remaining_seconds(self) -> float | None:
@@ -168,7 +168,7 @@ class Waiter(Protocol):
 
     @property
     def remaining_from(self) -> str | None:
-        """Where that is known from."""
+        """The source of the forecast."""
 
 
 def expected_waits(

@@ -22,7 +22,7 @@ MAX_ROWS = 24
 
 
 class TimelineSegment(msgspec.Struct, frozen=True, array_like=True):
-    """What a session did from `begin` to `end`, seconds since the begin of the timeline."""
+    """The activity of a session from `begin` to `end`, seconds since the begin of the timeline."""
 
     begin: float
     end: float
@@ -63,7 +63,7 @@ class TimelineRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceTimeline(msgspec.Struct, frozen=True, kw_only=True):
-    """What the sessions of one device did in a window of time."""
+    """The activities of the sessions of one device in a window of time."""
 
     #: seconds since 1970
     begin: float

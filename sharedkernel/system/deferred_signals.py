@@ -37,7 +37,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Held:
-    """What is held of this process's signals."""
+    """The signals of this process that are held."""
 
     def __init__(self) -> None:
         #: how many stretches the main thread is in

@@ -1,4 +1,4 @@
-"""How the main thread waits for another one, and looks at it: by what an interrupt cannot leave half done."""
+"""An event that the main thread waits for and looks at, which an interrupt cannot leave half done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What NVML (the driver's management library) tells of one NVIDIA GPU, without a CUDA context.
+"""The figures of NVML (the driver's management library) for one NVIDIA GPU, without a CUDA context.
 
 Device totals can be had wherever the library works. Figures *per process* often cannot: in a container the driver
 names processes as the host numbers them, or none at all. A number that happens to be one of ours would then be taken
@@ -42,7 +42,7 @@ class GpuLost(NvmlUnavailable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts:
-    """What does not change about one GPU."""
+    """The constant properties of one GPU."""
 
     name: str
     uuid: str

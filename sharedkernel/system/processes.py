@@ -1,4 +1,4 @@
-"""What the operating system lets a process say about itself and its children (Linux).
+"""The settings of a process for itself and its children (Linux).
 
 All of it holds for the calling thread, and for threads and processes that it starts afterwards: call it before there
 are others.

@@ -1,4 +1,4 @@
-"""What a service leaves to the next one, in one small JSON file that is replaced as a whole.
+"""The state that a service leaves to the next one, in one small JSON file that is replaced as a whole.
 
 The owner hands over its whole state now and then; what changed after the last time is lost when the service is killed.
 A file that cannot be read, or is of another version, is set aside with the suffix ``.old``. A disk that is full or gone

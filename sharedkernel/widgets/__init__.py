@@ -1,4 +1,4 @@
-"""What a notebook shows of the shared device: ``Usage()``, ``Queue()``, ``Lanes()``, and ``Dashboard()``: all three.
+"""Widgets of the shared device in a notebook: ``Usage()``, ``Queue()``, ``Lanes()``, and ``Dashboard()``: all three.
 
 They follow the device while a cell runs or waits, and say so on a kernel that is not shared. A JupyterLab with this
 project's extension draws them as its panel, from the panel's figures. All others see text, the same that ``%shared``

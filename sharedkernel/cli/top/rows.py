@@ -1,4 +1,4 @@
-"""What ``sharedkernel top`` shows of a status document: one view each of sessions, people and lanes.
+"""The rows of ``sharedkernel top`` from a status document: one view each of sessions, people and lanes.
 
 A view has rows that can be sorted by each column and filtered by their text. No terminal is needed to make one.
 """

@@ -67,7 +67,7 @@ class StatusArrived(Message):
 
 
 class ActEnded(Message):
-    """What came of offloading or stopping a session."""
+    """The outcome of offloading or stopping a session."""
 
     def __init__(self, sentence: str, *, failed: bool) -> None:
         super().__init__()

@@ -35,7 +35,7 @@ TraceEvent = dict[str, Any]
 
 @dataclass(slots=True, kw_only=True)
 class Recording:
-    """What happened on a device from `begin` to `end`, seconds on one axis."""
+    """The spans of a device from `begin` to `end`, seconds on one axis."""
 
     #: what to call it beside others
     device: str = ""

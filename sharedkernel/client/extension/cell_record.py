@@ -1,4 +1,4 @@
-"""What the cells of one kernel have shown, so that a page that comes later can show it too.
+"""The outputs of the cells of one kernel, so that a page that comes later can show them too.
 
 Built from what the kernel publishes, the way a notebook builds its outputs: streams are joined, displays updated,
 outputs cleared, and the views of widgets removed that are closed. It holds the last cells only, and of these no more

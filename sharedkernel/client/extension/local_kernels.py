@@ -1,4 +1,4 @@
-"""Which of this Jupyter server's kernels is which session on the gateway.
+"""The kernels of this Jupyter server that are sessions on the gateway.
 
 A kernel of ``jupyter lab --gateway-url`` has its session's id. A relay is a kernel of this server with an id of its
 own; it asks for its session under a name made of its connection file, and the same name is made here.

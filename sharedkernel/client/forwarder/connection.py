@@ -63,7 +63,7 @@ class SessionConnection:
 
     @property
     def process(self) -> str | None:
-        """What the gateway calls the session's process at the other end of the websocket; None: it does not say."""
+        """The gateway's name for the session's process at the other end of the websocket; None: it does not say."""
         return None if self._websocket is None else self._websocket.headers.get(PROCESS_HEADER)
 
     @property

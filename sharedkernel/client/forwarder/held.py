@@ -1,4 +1,4 @@
-"""What a client sends while no gateway is reached: kept in order, within bounds."""
+"""The messages that a client sends while no gateway is reached: kept in order, within bounds."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from sharedkernel.jupyter import wire
 
 
 class ClientEnd(Protocol):
-    """What a client listens to, or several do."""
+    """The channels that a client listens to, or several do."""
 
     def send(self, channel: str, identities: Sequence[bytes], parts: Sequence[bytes]) -> None:
         """Send a message to the client with these *identities*, in the way in which its request came."""

@@ -1,4 +1,4 @@
-"""What a running cell is told while the gateway is away: that it is, and when it is back."""
+"""The messages to a running cell while the gateway is away: that it is, and when it is back."""
 
 from __future__ import annotations
 

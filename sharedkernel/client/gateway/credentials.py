@@ -1,4 +1,4 @@
-"""Which gateway, and which token: from the environment, or from the file that `sharedkernel install` wrote.
+"""The address of the gateway and the token: from the environment, or from the file that `sharedkernel install` wrote.
 
 The file belongs to one kernelspec, lies in the user's Jupyter configuration folder and is readable by that user only.
 In an image for JupyterHub's servers it lies in the environment's folder, is everybody's to read, and holds no token:

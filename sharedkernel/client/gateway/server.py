@@ -1,4 +1,4 @@
-"""Where a gateway listens, and one request to it over a connection of its own (HTTP/1.1, by `http.client`).
+"""The address of a gateway, and one request to it over a connection of its own (HTTP/1.1, by `http.client`).
 
 Everything here blocks. :func:`in_thread` is for programs with an event loop, and for a relay before it has one.
 """
@@ -32,7 +32,7 @@ class Answer(NamedTuple):
 
 
 class Server:
-    """Where a gateway listens, as its URL says.
+    """The address of a gateway, as its URL says.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class Server:
 
     @property
     def context(self) -> ssl.SSLContext | None:
-        """How the connection is encrypted; None: not at all."""
+        """The encryption of the connection; None: there is none."""
         if self.is_encrypted and self._context is None:
             self._context = self._make_context()
         return self._context

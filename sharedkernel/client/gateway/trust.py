@@ -1,4 +1,4 @@
-"""Which gateways' certificates are trusted: those of authorities that a machine knows, or a single one."""
+"""Trust in gateways' certificates: in those of authorities that a machine knows, or in a single one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a relay is started with: its command line, and the connection file that the client writes for its kernel."""
+"""The arguments of a relay: its command line, and the connection file that the client writes for its kernel."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Options:
 
 
 class ConnectionInfo:
-    """What a connection file says.
+    """The content of a connection file.
 
     Parameters
     ----------

@@ -40,7 +40,7 @@ _SMALL_MARGIN = 1.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandOver:
-    """What a hand-over, or the end of a warm-up, did."""
+    """The outcome of a hand-over, or of the end of a warm-up."""
 
     #: pages that became private, and their bytes: charged to persistent memory from now on
     num_pages: int = 0

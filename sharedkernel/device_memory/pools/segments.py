@@ -94,7 +94,7 @@ class Generation:
 
     @property
     def num_small_used(self) -> int:
-        """How many segments for small blocks torch has asked for."""
+        """The number of segments for small blocks that torch has asked for."""
         return sum(size == SMALL_UNIT for size in list(self.pool.segments.values()))
 
     def fits(self, layout: LaneLayout) -> bool:

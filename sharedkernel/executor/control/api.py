@@ -1,4 +1,4 @@
-"""What gateways and commands ask of an executor, and what gateways are told unasked.
+"""The requests of gateways and commands to an executor, and the news that gateways get unasked.
 
 Each request is answered, by what it asked for or by why that was not done. Who may ask at all, `handshake.py` sees to.
 """

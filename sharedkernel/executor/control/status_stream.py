@@ -1,4 +1,4 @@
-"""What watching sessions are shown: the status document with the last minutes, as their users may see it."""
+"""The status that watching sessions are shown: the document with the last minutes, as their users may see it."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from sharedkernel.status.document import DeviceDetails
 
 
 class SessionControl(Protocol):
-    """What a device may do to sessions; called on the event loop."""
+    """The interventions of a device against sessions; called on the event loop."""
 
     def sessions(self) -> Iterable[SessionHandle]:
         """Return the processes that serve a session now."""
@@ -56,15 +56,15 @@ class ServedDevice(Protocol):
 
     @property
     def device(self) -> Device:
-        """What others are told of it."""
+        """Its public description."""
 
     @property
     def memory_mode(self) -> DeviceMemoryMode:
-        """How new sessions have device memory; known once :meth:`start` has returned."""
+        """The memory mode of new sessions; known once :meth:`start` has returned."""
 
     @property
     def lane_server(self) -> LaneServer | None:
-        """What gives device memory to sessions, also where only those of an executor before this share any; or None."""
+        """The server of device memory, also where only sessions of an executor before this share any; or None."""
 
     @property
     def check_lanes(self) -> bool:

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class EscalationStep(IntEnum):
-    """What happens to a session, one after the other."""
+    """The measures against a session, in their order."""
 
     #: seen once: it may be about to free it
     NOTED = 0

@@ -103,7 +103,7 @@ class HostLimits:
 
     @property
     def device(self) -> Device:
-        """What others are sent of it."""
+        """Its public description."""
         return self._device
 
     async def start(self, runtime_directory: Path, control: SessionControl) -> None:

@@ -1,4 +1,4 @@
-"""How much of the machine's memory each session has with all that it started, as the system counts it.
+"""The machine's memory that each session has with all that it started, as the system counts it.
 
 That is private memory and shared mappings of all processes below the session's own, by proportional shares: what
 forked workers have in common counts once. The page cache of files does not count: the system takes it back.

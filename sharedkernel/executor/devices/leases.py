@@ -44,7 +44,7 @@ class UserMemory:
 
 
 class Leases:
-    """Who may have how much of one device.
+    """The bytes that each session may have of one device.
 
     Parameters
     ----------

@@ -341,7 +341,7 @@ class SessionController:
 
     @property
     def config(self) -> SchedulerConfig:
-        """How the device is scheduled now."""
+        """The present configuration."""
         return self._driver.scheduler.config
 
     def is_idle(self, process: SessionHandle) -> bool:

@@ -98,7 +98,7 @@ class EventRecord(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What carrying out an action leads to."""
+    """The consequences of carrying out an action."""
 
     #: events that follow from it at once
     events: Sequence[events.Event] = ()

@@ -1,4 +1,4 @@
-"""Whose leases are renewed when: at once those of the users concerned, soon those of all others.
+"""The renewal of leases: at once those of the users concerned, soon those of all others.
 
 What one user takes or frees changes what is left for everybody. A session needs to know that when its cell opens, when
 it wants the device and when it is granted it: its user is concerned then. Others have old leases for a while. They are

@@ -1,4 +1,4 @@
-"""What each user may have, and has had of the device: of this executor in memory, over all in a file on disk.
+"""Each user's limits, and use of the device: of this executor in memory, over all in a file on disk.
 
 A session's own figures live as long as it does: in its page and in its record. The file has what is left of those
 that have ended: without it an executor that is started again would show everybody as new.
@@ -39,7 +39,7 @@ class UserTotals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PastUsage(msgspec.Struct, frozen=True, tag_field="version", tag=1):
-    """What the file has."""
+    """The content of the file."""
 
     users: list[UserTotals]
 

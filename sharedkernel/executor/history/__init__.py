@@ -1,1 +1,1 @@
-"""What an executor writes down: its events, who ran when, and how long notebooks took."""
+"""The records of an executor: its events, who ran when, and how long notebooks took."""

@@ -1,4 +1,4 @@
-"""When to try again what failed, such as to write to a full disk: ever later, so that it costs little."""
+"""The time to try again what failed, such as to write to a full disk: ever later, so that it costs little."""
 
 from __future__ import annotations
 

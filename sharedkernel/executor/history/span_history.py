@@ -1,4 +1,4 @@
-"""What each session did in the last hour, for timelines that people zoom into.
+"""The activities of each session in the last hour, for timelines that people zoom into.
 
 Sessions that share a device may take turns twenty times a second, and an hour of that would be too much to keep and
 to send. Spans (`scheduling/spans.py`) are therefore merged into segments, which say how long their session did what:
@@ -31,7 +31,7 @@ _MAX_NAMES = 2_000
 
 @dataclass(slots=True)
 class _Segment:
-    """What one session did from `begin` to `end`, seconds."""
+    """The activity of one session from `begin` to `end`, seconds."""
 
     begin: float
     end: float

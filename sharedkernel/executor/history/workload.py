@@ -1,4 +1,4 @@
-"""What sessions' cells took, kept in a file so that the next executor's core begins with it."""
+"""The service of sessions' past cells, kept in a file so that the next executor's core begins with it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CellTook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PastCells(msgspec.Struct, frozen=True, tag_field="version", tag=1):
-    """What the file has."""
+    """The content of the file."""
 
     #: oldest first
     cells: list[CellTook]

@@ -1,4 +1,4 @@
-"""Which account of the operating system a user's sessions run under.
+"""The accounts of the operating system that users' sessions run under.
 
 A user is, in this order: who the file of numbers says; the account of that name on this machine, unless it is one of
 the system's own; a new number of the range that the admin gave, kept in that file from then on and given to nobody

@@ -1,4 +1,4 @@
-"""How users' sessions are kept apart on this machine, and what that does not protect.
+"""Isolation of users' sessions on this machine, and the limits of its protection.
 
 Three kinds, decided once at the start of an executor:
 
@@ -48,7 +48,7 @@ LONGEST_HOMES = 83
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsolationOptions:
-    """What the admin wants; see the executor's options of the same names."""
+    """The admin's settings; see the executor's options of the same names."""
 
     isolate: str = "auto"
     uid_range: str = ""
@@ -144,7 +144,7 @@ class Isolation:
 
     @property
     def sentence(self) -> str:
-        """What users are protected from, and what not, for people."""
+        """The protection of users from each other and its limits, as text."""
         if self.kind == "users":
             apart = "Each user's sessions run under an account of their own"
             if self._without is None:

@@ -30,7 +30,7 @@ _RESERVED = 64
 
 
 class Listener(Protocol):
-    """Who is told what comes in."""
+    """The receiver of what comes in."""
 
     def may_connect(self, uid: int) -> bool:
         """Whether processes of the user id *uid* are heard at all."""

@@ -1,4 +1,4 @@
-"""What the executor knows of each session process, and what of it is on disk for the next one."""
+"""The handle on each session process, and the part of it that is on disk for the next executor."""
 
 from __future__ import annotations
 
@@ -105,12 +105,12 @@ class SessionHandle(PersistedSession, kw_only=True, eq=False):
 
     @property
     def persistent_bytes(self) -> int:
-        """What it keeps right now: what was measured last, or more where its page says so since."""
+        """The bytes that it keeps right now: what was measured last, or more where its page says so since."""
         return max(self.memory.persistent, self._claimed(Word.PERSISTENT))
 
     @property
     def live_bytes(self) -> int:
-        """What it uses beyond that right now, as its page says; the page's two words add up to what it has in use."""
+        """The bytes that it uses beyond that now, as its page says, whose two words add up to what it has in use."""
         return max(0, self._claimed(Word.PERSISTENT) + self._claimed(Word.LIVE) - self.persistent_bytes)
 
     def _claimed(self, word: Word) -> int:
@@ -119,7 +119,7 @@ class SessionHandle(PersistedSession, kw_only=True, eq=False):
 
     @property
     def counted(self) -> CountedMemory:
-        """What of its memory counts against its user's quota."""
+        """The part of its memory that counts against its user's quota."""
         measured = self.memory.persistent
         live = max(self.promised_bytes, self.persistent_bytes + self.live_bytes - measured)
         return CountedMemory(persistent=measured, live=live, needed=self.memory.needed)

@@ -24,7 +24,7 @@ _GRACE = 2.0
 
 @dataclass(slots=True, eq=False)
 class _Greeting:
-    """What one session has said so far."""
+    """The messages of one session so far."""
 
     peer: ControlConnection
     hello: protocol.SessionHello

@@ -1,4 +1,4 @@
-"""What the served device, which watches its sessions, may do to them."""
+"""The interventions of the served device, which watches its sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a spare becomes somebody's session.
+"""The start of a session: a spare becomes somebody's.
 
 A spare is taken, so that nobody else gets it; assigned, by which its process becomes its user's; and ready once it says
 so. A start whose asker is gone meanwhile, or that another start of the same session outran, leaves the spare to others.

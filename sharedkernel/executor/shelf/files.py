@@ -62,7 +62,7 @@ class ShelfFile:
 
     @property
     def path(self) -> Path:
-        """Where it is."""
+        """Its path."""
         return self._path_in(self.state)
 
     def _path_in(self, state: FileState) -> Path:

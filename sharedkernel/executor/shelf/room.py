@@ -1,4 +1,4 @@
-"""How much a user's shelf may take: what their quota leaves, and what everybody's sessions leave of the device."""
+"""The room for a user's shelf: what their quota leaves, and what everybody's sessions leave of the device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sharedkernel.status.refusal_text import explain_shelf_shortage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What more on a user's shelf has to fit into."""
+    """The room that more on a user's shelf has to fit into."""
 
     #: the user's quota, with what is on the shelf
     use: QuotaUse

@@ -1,4 +1,4 @@
-"""What sessions ask about their users' shelves, over the descriptor socket (`ipc/fd_server.py`)."""
+"""The requests of sessions about their users' shelves, over the descriptor socket (`ipc/fd_server.py`)."""
 
 from __future__ import annotations
 

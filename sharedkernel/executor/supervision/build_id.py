@@ -1,4 +1,4 @@
-"""Which code a process runs: what an executor has to know of the processes that it finds, before it goes on with them.
+"""The build id: names the code that a process runs, which an executor has to know before it goes on with one it finds.
 
 Sessions and warm parents outlive executors, and so an upgrade. Who starts a warm parent says of which code it is on its
 command line, where every later executor can read it; what sessions were forked from is in their

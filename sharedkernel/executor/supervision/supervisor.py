@@ -43,7 +43,7 @@ _STATUS_TIMEOUT = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkTraits:
-    """What a session is forked for, and cannot change later."""
+    """The properties that a session is forked with, and cannot change later."""
 
     #: kind of the device that it will use
     device_kind: str

@@ -51,7 +51,7 @@ class PendingSignIn:
 
     @property
     def challenge(self) -> str:
-        """What the hub is told of the verifier before it sees it (RFC 7636)."""
+        """The challenge that the hub gets before it sees the verifier (RFC 7636)."""
         digest = hashlib.sha256(self.verifier.encode()).digest()
         return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 

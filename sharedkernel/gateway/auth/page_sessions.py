@@ -1,4 +1,4 @@
-"""Who is signed in on the gateway's page: a random key in a cookie stands for the token that was typed.
+"""Sign-ins on the gateway's page: a random key in a cookie stands for the token that was typed.
 
 The token itself stays here, in memory, and is checked again with each request: a token that is taken back ends the
 session at once, and a restart of the gateway ends all of them.

@@ -27,7 +27,7 @@ _SHORTEST_KEY = 32
 
 
 class Purpose(StrEnum):
-    """What a ticket is for."""
+    """The purposes of tickets."""
 
     #: a request of a user, from a front to a host
     REQUEST = "request"
@@ -37,7 +37,7 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """What a ticket says."""
+    """The content of a ticket."""
 
     #: of the user, or of the host that registers
     name: str

@@ -1,4 +1,4 @@
-"""When each token was last used, in a file beside the file of tokens.
+"""The last use of each token, in a file beside the file of tokens.
 
 A file of its own, so that no request rewrites the tokens, which an account that may only read them serves, too. It is
 written once a minute at most: what `sharedkernel token list` shows may be a minute old.

@@ -51,7 +51,7 @@ class StoredToken:
 
     @property
     def expires_at(self) -> datetime.datetime | None:
-        """When it ends."""
+        """The time of its end."""
         return None if self.expires is None else datetime.datetime.fromisoformat(self.expires)
 
     @property

@@ -20,7 +20,7 @@ _MAX_HEADER = 16 * 1024
 
 
 class _Header(msgspec.Struct):
-    """What is read of a message's header."""
+    """The part of a message's header that is read."""
 
     msg_type: str = ""
 

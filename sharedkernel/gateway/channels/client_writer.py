@@ -1,4 +1,4 @@
-"""What one client is sent: one write for all messages of a turn of the event loop, and a count of what waits."""
+"""The writer to one client: one write for all messages of a turn of the event loop, and a count of what waits."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _PAUSE = 5.0
 
 
 class ClassChange(msgspec.Struct, kw_only=True):
-    """What an admin wants of a class."""
+    """The admin's settings of a class."""
 
     #: who is invited; the earlier invitations of users of the class are void
     users: list[str] = []

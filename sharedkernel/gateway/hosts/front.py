@@ -1,4 +1,4 @@
-"""What a front decides: which host a request is for, and where a new session starts.
+"""The decisions of a front: which host a request is for, and where a new session starts.
 
 A kernel's host follows from its id, so every front can route every request. A new session is placed by the summaries of
 the hosts, its user's limit counts over all of them. Fronts share nothing: a user who starts sessions at two of them

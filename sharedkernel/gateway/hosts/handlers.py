@@ -45,7 +45,7 @@ class FrontHandler(ErrorResponseMixin, AuditedHandler, APIHandler):
 
     @property
     def front(self) -> Front:
-        """What knows the hosts."""
+        """The registry of hosts."""
         return cast("Front", self.settings["front"])
 
     @property
@@ -87,7 +87,7 @@ def copy_headers(headers: HTTPHeaders, handler: web.RequestHandler) -> None:
 
 
 class ForwardedHandler(FrontHandler):
-    """What is about one kernel or notebook session, and goes to its host; what is about none goes to any."""
+    """Requests about one kernel or notebook session, which go to its host; those about none go to any."""
 
     @web.authenticated
     async def get(self, kernel_id: str = "", session_id: str = "", **_: str) -> None:

@@ -114,7 +114,7 @@ class RegistrationHandler(WebSocketHandler):
 
     @property
     def front(self) -> Front:
-        """What knows the hosts."""
+        """The registry of hosts."""
         return cast("Front", self.settings["front"])
 
     @allow_unauthenticated  # by its ticket, not as a user

@@ -72,7 +72,7 @@ class Host:
 
     @property
     def total_sessions(self) -> int:
-        """How many sessions it has."""
+        """The number of its sessions."""
         return sum(user.sessions for user in self.users.values())
 
     @property

@@ -34,7 +34,7 @@ _TIMEOUT = 60.0
 
 
 class CullStage(IntEnum):
-    """How far the culling of an idle session has come."""
+    """The progress of the culling of an idle session."""
 
     NONE = 0
     WARNED = 1

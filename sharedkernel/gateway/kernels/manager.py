@@ -55,7 +55,7 @@ _DRAINING_RETRY = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPeers:
-    """How the gateways of a cluster know each other."""
+    """The means by which the gateways of a cluster know each other."""
 
     #: the cluster's secret on a front, its own key on a host
     key: bytes
@@ -65,7 +65,7 @@ class ClusterPeers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """What the kernel manager serves, and by which rules; from the application's configuration."""
+    """The devices and rules of the kernel manager, from the application's configuration."""
 
     #: directory in which the gateway meets the executors
     runtime_directory: Path
@@ -86,7 +86,7 @@ class Deployment:
 
     @property
     def id_prefix(self) -> str:
-        """What ids of kernels and notebook sessions begin with."""
+        """The prefix of the ids of kernels and notebook sessions."""
         return host_prefix(self.host) if self.host else ""
 
 

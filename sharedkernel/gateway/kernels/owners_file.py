@@ -1,4 +1,4 @@
-"""Who has sessions on which device, kept in a file for the gateway's next start.
+"""The owners of sessions on each device, kept in a file for the gateway's next start.
 
 A new gateway learns of sessions from the executors. Before it has reached one, this file says whose list of kernels
 would be incomplete: stock clients give up a kernel for good that is not listed once.

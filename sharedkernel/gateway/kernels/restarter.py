@@ -1,4 +1,4 @@
-"""What starts a session's process anew when that has ended unexpectedly.
+"""The restarter: starts a session's process anew when that has ended unexpectedly.
 
 Executors report the end of a process, and the kernel then has its restarter look at once. So there is no need to look
 at each kernel every three seconds, as Jupyter's restarter does: with 200 idle kernels that took most of a gateway's

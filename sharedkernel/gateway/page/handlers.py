@@ -172,7 +172,7 @@ class HubSignInHandler(SignInFormHandler):
 
     @property
     def redirect_uri(self) -> str:
-        """Where the hub sends the browser back: its configuration names the same address."""
+        """The address to which the hub sends the browser back: its configuration names the same one."""
         named = os.environ.get("JUPYTERHUB_OAUTH_CALLBACK_URL", "")
         path = url_path_join(self.base_url, HUB_PATH, "return")
         return named or f"{self.request.protocol}://{self.request.host}{path}"

@@ -33,7 +33,7 @@ class PageHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
 
     @property
     def content_security_policy(self) -> str:
-        """What the browser may load and run."""
+        """The policy on what the browser may load and run."""
         return PAGE_POLICY
 
     def set_default_headers(self) -> None:
@@ -44,7 +44,7 @@ class PageHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
 
     @property
     def identity(self) -> TokenOnlyIdentity:
-        """What knows the users."""
+        """The identity provider."""
         return cast("TokenOnlyIdentity", self.identity_provider)
 
     def finish_page(self, body: str, *, script: str = "") -> None:

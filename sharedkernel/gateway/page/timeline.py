@@ -1,4 +1,4 @@
-"""What sessions did in the last minutes or the last hour, on each device, for timelines that people zoom into."""
+"""Timelines of the last minutes or the last hour, on each device, that people zoom into."""
 
 from __future__ import annotations
 

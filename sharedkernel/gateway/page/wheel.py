@@ -115,7 +115,7 @@ def _name_in_wheel(file: PurePosixPath, stem: str) -> str | None:
 
 
 class Installation(NamedTuple):
-    """How somebody connects a machine."""
+    """The way to connect a machine."""
 
     command: str
     #: it has to be run in a checkout

@@ -30,7 +30,7 @@ from sharedkernel.scheduling.model.types import LaneId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spot:
-    """Where a session whose own lane is busy can move."""
+    """The lanes that a session can move to when its own is busy."""
 
     #: a lane in which nothing is live; None: a new one is created
     lane: Lane | None

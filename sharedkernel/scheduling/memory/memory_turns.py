@@ -67,7 +67,7 @@ class Eviction:
 
 
 class TransferSpeed:
-    """How long offloading and restoring take, learned from past transfers."""
+    """The time that offloading and restoring take, learned from past transfers."""
 
     def __init__(self) -> None:
         self._out = _Rate()

@@ -1,4 +1,4 @@
-"""How long claims on memory wait in vain before they are refused.
+"""Patience: the time that claims on memory wait in vain before they are refused.
 
 Memory that cannot move may be released some day, so the refusal waits, above all while other cells are open, which may
 end soon or be refused. It counts from a session's first request, however often the session was moved since.

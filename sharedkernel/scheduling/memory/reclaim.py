@@ -29,7 +29,7 @@ from sharedkernel.scheduling.policies.base import Rank
 
 @dataclass(slots=True, kw_only=True)
 class LaneReclaim:
-    """What must be taken from others for the first queued session."""
+    """The lanes and grants that must be taken back for the first queued session."""
 
     #: empty lanes to clear at once
     lanes: list[Lane] = field(default_factory=list)

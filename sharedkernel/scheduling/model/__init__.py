@@ -1,1 +1,1 @@
-"""What the scheduler knows: configuration, records, and the events and actions that pass through its door."""
+"""The scheduler's knowledge: configuration, records, and the events and actions that pass through its door."""

@@ -18,7 +18,7 @@ POLICY_NAMES: list[str] = []
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """How one device is scheduled.
+    """The configuration of one device's scheduler.
 
     Raises
     ------

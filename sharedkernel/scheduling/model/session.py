@@ -148,7 +148,7 @@ class Session:
 
     @property
     def waits_since(self) -> float:
-        """When it began to wait in the memory queue, for the first time if it has not had a grant since."""
+        """The begin of its wait in the memory queue: the first one since its last grant."""
         first = self.wait.ungranted_since
         return self.wait.since if first is None else min(first, self.wait.since)
 

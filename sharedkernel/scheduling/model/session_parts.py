@@ -57,7 +57,7 @@ class AdmissionWait:
 
 @dataclass(slots=True, kw_only=True)
 class ServiceRecord:
-    """How a user, or a session, was served, see `policies/accounting.py`."""
+    """The service that a user, or a session, had, see `policies/accounting.py`."""
 
     #: device-seconds held under grants; never lifted
     attained: float = 0.0
@@ -71,7 +71,7 @@ class ServiceRecord:
 
 @dataclass(slots=True, kw_only=True)
 class SessionService(ServiceRecord):
-    """How a session was served, and its present grant."""
+    """The service that a session had, and its present grant."""
 
     #: whether it, or its user, was fresh when its present grant began
     came_fresh: bool = False
@@ -156,7 +156,7 @@ class OffloadState:
 
 @dataclass(slots=True, kw_only=True)
 class Preemption:
-    """How a session's revoked grant is demanded."""
+    """The state of the demand for a session's revoked grant."""
 
     #: when its revoked grant is demanded by a signal (again); infinite: it is not
     force_at: float = math.inf
@@ -173,7 +173,7 @@ class Preemption:
 
 @dataclass(slots=True, kw_only=True)
 class CellForecast:
-    """What a session's present cell may still need, see `policies/predictions.py`."""
+    """The service that a session's present cell may still need, see `policies/predictions.py`."""
 
     #: iterations left in its cell, as it declared last, and what it had attained then; None: it declared nothing
     declared: int | None = None

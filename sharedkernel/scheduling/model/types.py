@@ -15,7 +15,7 @@ LaneId = NewType("LaneId", int)
 
 
 class SessionState(StrEnum):
-    """What a session is doing, as the scheduler sees it."""
+    """The state of a session, as the scheduler sees it."""
 
     #: no cell is open
     IDLE = "idle"

@@ -1,1 +1,1 @@
-"""Who is served first: the policies, what they rank by, and how all are found (`registry.py`)."""
+"""The policies: who is served first, what they rank by, and how all are found (`registry.py`)."""

@@ -1,4 +1,4 @@
-"""How much service jobs come to need, and the Gittins index that follows from it.
+"""The Gittins index, which follows from the distribution of the service that jobs come to need.
 
 Known is a sample of the service that jobs needed in all, never how much a given job will need. The *Gittins index* of a
 job that has attained service a and goes on is the best rate at which it may be expected to be done with (Gittins 1979;

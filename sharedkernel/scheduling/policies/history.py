@@ -1,4 +1,4 @@
-"""What jobs turned out to need: from it thresholds and stages are learned while the work goes on.
+"""Past needs of jobs: from them thresholds and stages are learned while the work goes on.
 
 The service of the jobs that finished last is remembered, so that what is learned follows the workload, and the ages of
 those that have not finished are asked for: a history that began lately has seen none but short ones end. While too few

@@ -1,4 +1,4 @@
-"""How much sessions that run side by side slow each other, as predicted and as measured (Horus, TPDS 2022).
+"""Interference: the slowdown of sessions that run side by side, predicted and measured (Horus, TPDS 2022).
 
 Predicted: sessions keep their speed while their solo utilisations of the device sum to at most 1, and share it beyond,
 in proportion. This is Horus's premise; on the 1,388 pairs published with Gavel the mean normalised speed is at least

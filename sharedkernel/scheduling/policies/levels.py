@@ -90,7 +90,7 @@ def doubling_levels(first: float, *, ratio: float = 2.0, largest: float = 1e9) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promotion:
-    """When a job that waits is put back to the highest queue.
+    """The rule by which a waiting job is put back to the highest queue.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""How much more service a cell may need, and the origin of that estimate.
+"""Predictions: the service that a cell may still need, and the origin of that estimate.
 
 In this order:
 

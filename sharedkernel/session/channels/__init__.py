@@ -1,1 +1,1 @@
-"""What passes the kernel's sockets: at whose pace, on which thread, how much of it, and what is kept of it."""
+"""The kernel's sockets: the pace, thread and amount of the messages that pass, and what is kept of them."""

@@ -45,7 +45,7 @@ class SharedSocket:
 
     @property
     def events(self) -> int:
-        """What can be done with it: `zmq.POLLIN`, `zmq.POLLOUT`."""
+        """The events that it is ready for: `zmq.POLLIN`, `zmq.POLLOUT`."""
         with self._lock:
             return self._find_events()
 
@@ -99,7 +99,7 @@ class SharedSocket:
 
 
 class Replies:
-    """What the main thread replies on the shell channel, in the place of ipykernel's way to the thread that reads it.
+    """The main thread's replies on the shell channel, in the place of ipykernel's way to the thread that reads it.
 
     Parameters
     ----------

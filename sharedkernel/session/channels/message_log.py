@@ -36,7 +36,7 @@ _HEAD = "<BI"
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """What a client has missed."""
+    """The messages that a client has missed."""
 
     #: (channel, frames with signature) in the order in which they were sent
     messages: list[tuple[str, list[bytes]]]

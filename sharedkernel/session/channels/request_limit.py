@@ -1,4 +1,4 @@
-"""How much waits for a session that is busy.
+"""The limit on what waits for a session that is busy.
 
 A thread of ipykernel's reads the shell channel all the time and passes everything on to the thread that will handle it,
 which may be in the middle of a cell for hours. What waits there is memory of the session's, counts against its user's

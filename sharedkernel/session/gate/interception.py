@@ -1,4 +1,4 @@
-"""When the main thread's dispatch mode is in: until a grant is held, and as long as something needs it.
+"""The time for which the main thread's dispatch mode is in: until a grant is held, and as long as something needs it.
 
 What looks at dispatch itself, an *onlooker* such as a tracer or a profiler (:mod:`.onlookers`), keeps the mode out.
 Threads of subshells have modes of their own, which stay in.

@@ -1,4 +1,4 @@
-"""How far a session's code may run ahead of its GPU: to the boundary after the one that the device has come to.
+"""A bound on how far a session's code runs ahead of its GPU: to the boundary after the one that the device has come to.
 
 CUDA takes thousands of launches before any has run. A session that is asked for the device has to wait until all that
 it has queued is done, and others wait for it meanwhile. With one event at each boundary what is queued is bounded by

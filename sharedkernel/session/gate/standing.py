@@ -1,4 +1,4 @@
-"""Where a session stands with its executor: its sections, its request for a grant and the grant itself.
+"""The standing of a session with its executor: its sections, its request for a grant and the grant itself.
 
 :data:`~.table.TRANSITIONS` says which state follows. `link.lock` covers each change together with the message about it.
 One thread at a time requests the device (:mod:`.sections` sees to that), the link's thread brings the answer, and
@@ -41,7 +41,7 @@ _CHECK_INTERVAL = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateParts:
-    """What a session's gate works with."""
+    """The collaborators of a session's gate."""
 
     #: shared with the executor
     page: Page
@@ -121,7 +121,7 @@ def wait_for_answer(
 
 
 class Standing(GatePart):
-    """Where one session stands.
+    """The standing of one session.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ _IDLE, _READY, _WANTING, _HOLDING, _DISABLED = Turn
 
 
 class Input(Enum):
-    """What changes where a session stands. The session's own changes go with one message each."""
+    """The inputs that change a session's standing. The session's own go with one message each."""
 
     #: the first section opens: :class:`~sharedkernel.protocol.CellOpenedReport`
     OPENED = "opened"
@@ -69,7 +69,7 @@ class Reason(IntEnum):
 
 
 class Look(IntEnum):
-    """What looks at dispatch."""
+    """The onlookers at dispatch."""
 
     NONE = 0
     #: a profiler: after a yield in its middle, the mode may return for one operation
@@ -79,7 +79,7 @@ class Look(IntEnum):
 
 
 class Step(Enum):
-    """What the main thread does at a stop."""
+    """The main thread's step at a stop."""
 
     PASS = "nothing"
     RELEASE = "release the grant"

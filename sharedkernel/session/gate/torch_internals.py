@@ -1,4 +1,4 @@
-"""What the gate has to know of torch's internals: function transforms, Dynamo, and frames in tracebacks."""
+"""The gate's knowledge of torch's internals: function transforms, Dynamo, and frames in tracebacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a session's user goes on, or is held, where no cell runs: threads, programs, sockets that listen, and locks.
+"""The activity of a session's user where no cell runs: threads, programs, sockets that listen, and locks.
 
 After a restart nothing of the old kernel should run, listen or hold locks, so a session with any of these is not kept.
 What libraries leave to wait for work is none of it: threads of pools and monitors, and the helper processes of

@@ -1,4 +1,4 @@
-"""Which of the main thread's work an interrupt ends: the user's.
+"""Interrupts: they end the user's work in the main thread, and no other.
 
 ipykernel raises an interrupt wherever it finds the main thread while a request is handled. Around a cell's own lines,
 from what is done before its first one to what is done after its last, that ends the request without a reply, and its

@@ -143,7 +143,7 @@ class GatedKernel(IPythonKernel):
 
     @property
     def kernel_info(self) -> dict[str, Any]:
-        """What clients are told of this kernel; they offer no debugger where it cannot be used."""
+        """The description of this kernel for clients; they offer no debugger where it cannot be used."""
         information: dict[str, Any] = super().kernel_info
         if self.why_no_debugger is not None:
             features = information["supported_features"]

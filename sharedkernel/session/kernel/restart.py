@@ -36,7 +36,7 @@ PREFIX = "KERNEL_ENV_"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a session's process was started with."""
+    """The arguments that a session's process was started with."""
 
     #: its name, given by the executor
     process: str

@@ -88,7 +88,7 @@ class LaneTurns:
 
     @property
     def private_bytes(self) -> int:
-        """What is charged to the session, by page."""
+        """The bytes that are charged to the session, by page."""
         return self._memory.figures().private
 
     @property

@@ -1,1 +1,1 @@
-"""What a session uses of its device, and how much more it may take."""
+"""A session's use of its device's memory, and how much more it may take."""

@@ -1,4 +1,4 @@
-"""How much device memory a session uses, on a GPU: torch's own figures, and NVML's for the rest.
+"""The meter of a session's memory on a GPU: torch's own figures, and NVML's for the rest.
 
 Torch counts every byte of its tensors, and their peak, itself; so nothing has to be sampled but the figure that is on
 view. *Persistent* and *ephemeral* are as on the host: what is allocated at a boundary, and the peak beyond it.
@@ -48,7 +48,7 @@ _WORTH_FREEING_BYTES = 32 << 20
 
 
 class GpuSampler(Protocol):
-    """What NVML tells: :class:`sharedkernel.system.nvml.Gpu`."""
+    """The figures of NVML: :class:`sharedkernel.system.nvml.Gpu`."""
 
     def sample(self) -> GpuSample:
         """Look at the GPU."""
@@ -65,7 +65,7 @@ def find_gpu() -> Gpu | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageBytes:
-    """Where torch's memory is that comes by page, in bytes."""
+    """The place of torch's memory that comes by page, in bytes."""
 
     #: mapped, and private to the session
     private: int = 0
@@ -78,7 +78,7 @@ class PageBytes:
 
 
 class Pages(Protocol):
-    """Where torch's memory comes from that is shared: :class:`sharedkernel.session.lanes.lane_turns.LaneTurns`."""
+    """The source of torch's shared memory: :class:`sharedkernel.session.lanes.lane_turns.LaneTurns`."""
 
     #: bytes that may be private to the session; None: any number
     limit_bytes: int | None

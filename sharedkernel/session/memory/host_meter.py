@@ -1,4 +1,4 @@
-"""How much device memory a session uses, on the host device: bytes in use on the C heap.
+"""The meter of a session's memory on the host device: bytes in use on the C heap.
 
 On the host device a tensor is ordinary memory, so the meter reads `mallinfo2` (glibc): exact, 0.4 to 10 µs a call, or
 some milliseconds where the heap has many free pieces.
@@ -326,7 +326,7 @@ class HostMeter:
 
     @property
     def _patience(self) -> float | None:
-        """How long to wait for the next grant; where samples come seldom, that need not be woken."""
+        """The time to wait for the next grant; where samples come seldom, that need not be woken."""
         if self._is_unsettled:
             return STABLE_INTERVAL if self.is_stable else SETTLE_INTERVAL
         return SETTLE_INTERVAL if self._figures.has_live else None

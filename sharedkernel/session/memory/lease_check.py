@@ -36,7 +36,7 @@ _ASKED = re.compile(r"[Tt]ried to allocate (\d+(?:\.\d+)?) (bytes|[KMG]iB)")
 
 
 class LeaseCheck:
-    """What this session may use, as the executor last said."""
+    """The lease of this session, as the executor last sent it."""
 
     def __init__(self) -> None:
         self.allowance: protocol.Allowance | None = None

@@ -1,4 +1,4 @@
-"""What every meter of a session's memory can do, whatever its device."""
+"""The interface of every meter of a session's memory, whatever its device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session's meter needs of torch's CUDA allocator, and nothing that makes a context by itself.
+"""The figures of torch's CUDA allocator that a session's meter needs; nothing here makes a context by itself.
 
 A session sees one GPU, as ``cuda:0``. Before its user's code first uses it there is no context, and all figures here
 are 0: asking must not make one. Peaks are taken again and again, each for one iteration, while `torch.cuda`'s own

@@ -1,4 +1,4 @@
-"""Whether code of the user may run although no cell is open: then the session's memory has to stay where it is.
+"""Idleness: where code of the user may run although no cell is open, the session's memory has to stay where it is.
 
 Looked at are threads, asyncio tasks and timers of all event loops. Those of the kernel itself, of this package and of
 the few libraries that are known to wait until a cell calls them do not count. Whatever is not known counts.

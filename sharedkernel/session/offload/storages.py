@@ -50,7 +50,7 @@ class Region:
 
 @dataclass(slots=True)
 class Survey:
-    """What can be moved, and what stays."""
+    """The storages that can be moved, and those that stay."""
 
     #: disjoint, in order of their addresses
     regions: list[Region] = field(default_factory=list)
@@ -196,7 +196,7 @@ def _merged(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 class Mappings:
-    """What kind of memory lies where.
+    """The kind of memory at each address.
 
     Parameters
     ----------

@@ -1,1 +1,1 @@
-"""How far a cell has come, and what is left of it."""
+"""The progress of a cell, and what is left of it."""

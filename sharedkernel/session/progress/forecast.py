@@ -1,4 +1,4 @@
-"""What a session foresees of its cell, and when it says so: iterations left, and their length.
+"""A session's forecast of its cell, and when it is sent: iterations left, and their length.
 
 Iterations are counted by the known boundary, progress by loops and bars (:mod:`.progress`). Between two looks so many
 iterations passed and such a part of the work was done; so the whole is known, and what is left of it. A loop that ran
@@ -25,7 +25,7 @@ _NEWEST = 0.3
 
 @dataclass(slots=True)
 class _Look:
-    """What was seen at a boundary."""
+    """An observation at a boundary."""
 
     iterations: int
     #: the outermost loop, and when it began

@@ -1,4 +1,4 @@
-"""How far a cell has come, as its own loops and progress bars show: nothing of it costs anything per iteration.
+"""The progress of a cell, as its own loops and progress bars show: nothing of it costs anything per iteration.
 
 Looked at are, outermost first:
 

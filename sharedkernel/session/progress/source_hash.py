@@ -1,4 +1,4 @@
-"""What tells a cell's source from others: a hash of what it does, not of how it is written.
+"""The hash of a cell's source: of what it does, not of how it is written.
 
 Runs of the same source take about as long as each other, so the executor learns from them. Comments, spaces and line
 breaks make no difference; any other name or number does.

@@ -1,1 +1,1 @@
-"""What a notebook shows about its waits, and what it can see of the device."""
+"""The display of waits in a notebook, and its view of the device."""

@@ -1,4 +1,4 @@
-"""What a waiting cell shows: a sentence and a bar, as plain text and as HTML, and how far the bar has come.
+"""The wait line of a cell: a sentence and a bar, as plain text and as HTML, and how far the bar has come.
 
 A bar shows one of three things: how much of the expected wait is over, how far the place in the queue has fallen, or
 how many bytes are back. Where none is known there is no bar: it would stand still for as long as the wait lasts. So it

@@ -49,7 +49,7 @@ _RESULTS = "self-test.json"
 
 
 class LaneSharing(StrEnum):
-    """Whose sessions may share a lane's bytes."""
+    """The sessions that may share a lane's bytes."""
 
     USER = "user"
     GROUP = "group"
@@ -58,7 +58,7 @@ class LaneSharing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaOptions:
-    """What is said on the command line about one GPU."""
+    """The command line's settings for one GPU."""
 
     lane_sharing: LaneSharing = LaneSharing.GROUP
     mps: MpsMode = MpsMode.OFF
@@ -131,17 +131,17 @@ class CudaDevice:
 
     @property
     def device(self) -> Device:
-        """What others are told of it."""
+        """Its public description."""
         return self._device
 
     @property
     def memory_mode(self) -> DeviceMemoryMode:
-        """How new sessions have device memory."""
+        """The memory mode of new sessions."""
         return self._mode
 
     @property
     def lane_server(self) -> LaneServer | None:
-        """What gives device memory to sessions; None where none could be shared."""
+        """The server of device memory; None where none could be shared."""
         return self._desk
 
     @property

@@ -21,7 +21,7 @@ INTERVAL = 1.0
 
 
 class WatchedGpu(Protocol):
-    """What the watch needs of :class:`sharedkernel.system.nvml.Gpu`; called on the watch's thread."""
+    """The part that the watch needs of :class:`sharedkernel.system.nvml.Gpu`; called on the watch's thread."""
 
     def sample(self) -> GpuSample:
         """Look at it."""

@@ -40,7 +40,7 @@ _LEAST_PERCENTAGE = 10
 
 
 class MpsMode(StrEnum):
-    """What is asked for with ``--mps``."""
+    """The settings of ``--mps``."""
 
     OFF = "off"
     #: use it if it starts
