@@ -78,7 +78,7 @@ async def test_a_missing_executor_is_said_with_what_to_do(tmp_path: Path) -> Non
 def test_a_message_too_long_to_send_is_refused_where_it_is_made() -> None:
     """Nothing is sent of a message that the other end would not take."""
     with pytest.raises(ProtocolError, match="too long"):
-        protocol.encode(protocol.Put(key="k", data=bytes(protocol.MAX_MESSAGE_BYTES)))
+        protocol.encode(protocol.Notice(text="x" * protocol.MAX_MESSAGE_BYTES))
 
 
 @pytest.mark.parametrize(
