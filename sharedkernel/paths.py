@@ -162,14 +162,22 @@ def shelf_directory(named: str, homes: Path | None, state: Path | None, runtime_
         The executor's; None: it has none that outlives a reboot.
     runtime_directory
         The executor's.
+
+    Raises
+    ------
+    ConfigError
+        When the directory that is left where there is no other cannot be used.
     """
-    own = "-".join(runtime_directory.absolute().parts[1:])  # each has shelves of its own
+    # each has shelves of its own
+    own = "-".join(part.replace("%", "%25").replace("-", "%2D") for part in runtime_directory.absolute().parts[1:])
     if named:
         return Path(named).expanduser() / SHELF_DIRECTORY / own
     if homes is not None:
         return homes / SHELF_DIRECTORY / own
     if state is None:
-        return Path(f"/var/tmp/sharedkernel-{os.getuid()}") / SHELF_DIRECTORY / own
+        top = Path(f"/var/tmp/sharedkernel-{os.getuid()}")
+        make_private_directory(top, named_by="--shelf-dir")  # anybody may have made it
+        return top / SHELF_DIRECTORY / own
     return state / SHELF_DIRECTORY
 
 

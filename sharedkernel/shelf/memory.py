@@ -27,7 +27,7 @@ _has_mapped = False
 
 
 def write(plan: Plan, descriptor: int) -> None:
-    """Write what *plan* says into a new file that has its size.
+    """Write what *plan* says into a new file that has its size, and on to the disk: it may replace an older one.
 
     Raises
     ------
@@ -37,6 +37,7 @@ def write(plan: Plan, descriptor: int) -> None:
     _write_all(descriptor, memoryview(plan.header), 0)
     for piece in plan.pieces:
         _write_piece(descriptor, piece)
+    os.fdatasync(descriptor)
 
 
 def _write_piece(descriptor: int, piece: Piece) -> None:

@@ -28,8 +28,8 @@ from sharedkernel.protocol import UNREADABLE
 
 #: before the data of a slot: its number, higher than the older slot's, the length of the data, and a sum of all three
 _SLOT = struct.Struct("<QII")
-#: least bytes of a slot: any record fits that has no unusually large environment
-_SLOT_BYTES = 4096
+#: least bytes of a slot: any record fits, also when its session changes hands, but for unusually large environments
+_SLOT_BYTES = 16 << 10
 #: what the system answers where this process, or the machine, can open no more files
 _STARVED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 

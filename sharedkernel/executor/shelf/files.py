@@ -1,20 +1,20 @@
 """The files of a shelf: what their names say, how large they are, and whether any process still uses them.
 
 A user's files are in a directory of the executor's own, which alone lists, makes, names and removes them. A name says
-all that the next executor has to know: ``NAME.NUMBER.STATE``, the first escaped, the second the time in microseconds at
-which the file was made. Each descriptor that is lent is an opening of its own of the file, with a shared lock on it.
-The lock ends with the last mapping, in whichever process, however that process ends; a file is free once an exclusive
-lock can be had.
+all that the next executor has to know: ``NAME.NUMBER.LENGTH.STATE``, the first escaped, the second the time in
+microseconds at which the file was made, the third its bytes. Each descriptor that is lent is an opening of its own of
+the file, with a shared lock on it. The lock ends with the last mapping, in whichever process, however that process
+ends; a file is free once an exclusive lock can be had.
 
-Whoever has a descriptor can change the file's bytes and its size. So what is charged is measured, and no service maps
-a file or looks into it.
+Whoever has a descriptor can change the file's bytes and its size. So no service maps a file or looks into it, and what
+lies beyond its length is cut off, before it is charged to anybody.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from urllib.parse import unquote
@@ -47,18 +47,23 @@ class ShelfFile:
         Whose it is, and as what it was shelved.
     number
         A later one has a higher number.
+    length
+        Bytes that it was made for.
     state
         What it is now.
-    size
-        Bytes that are charged.
     """
 
     directory: Path
     user: str
     name: str
     number: int
+    length: int
     state: FileState
-    size: int
+    #: bytes that are charged
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.size = in_pages(self.length)
 
     @property
     def path(self) -> Path:
@@ -66,7 +71,7 @@ class ShelfFile:
         return self._path_in(self.state)
 
     def _path_in(self, state: FileState) -> Path:
-        return self.directory / f"{escaped(self.name)}.{self.number}.{state}"
+        return self.directory / f"{escaped(self.name)}.{self.number}.{self.length}.{state}"
 
     def become(self, state: FileState) -> None:
         """Change the state.
@@ -79,8 +84,8 @@ class ShelfFile:
         os.rename(self.path, self._path_in(state))
         self.state = state
 
-    def create(self, size: int) -> int:
-        """Make the file with room for *size* bytes, and return a descriptor to lend; may take seconds.
+    def create(self) -> int:
+        """Make the file with room for its bytes, and return a descriptor to lend; may take seconds.
 
         Raises
         ------
@@ -91,7 +96,7 @@ class ShelfFile:
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            os.posix_fallocate(descriptor, 0, max(1, size))
+            os.posix_fallocate(descriptor, 0, max(1, self.length))
         except OSError:
             os.close(descriptor)
             self.remove()
@@ -132,15 +137,18 @@ class ShelfFile:
         return False
 
     def measure(self) -> None:
-        """Charge what the file takes by now, but no less than before.
+        """Cut off what lies beyond the file's length, and charge what it takes then.
 
         Raises
         ------
         OSError
             When the file is gone.
         """
-        found = self.path.stat()
-        self.size = max(self.size, in_pages(found.st_size), in_pages(found.st_blocks * _BLOCK_BYTES))
+        found, room = self.path.stat(), in_pages(self.length)
+        if found.st_size > max(1, self.length) or found.st_blocks * _BLOCK_BYTES > room:
+            os.truncate(self.path, max(1, self.length))
+            found = self.path.stat()
+        self.size = max(room, in_pages(found.st_blocks * _BLOCK_BYTES))
 
     def remove(self) -> None:
         """Remove the file; for a large one that takes a while."""
@@ -178,9 +186,10 @@ def find_files(directory: Path) -> list[ShelfFile]:
     found = []
     for folder in directory.iterdir():
         for path in folder.iterdir():
-            name, number, state = [*path.name.rsplit(".", 2), "", ""][:3]
-            if number.isdecimal() and state in set(FileState):
-                file = ShelfFile(folder, unquote(folder.name), unquote(name), int(number), FileState(state), 0)
+            name, number, length, state = [*path.name.rsplit(".", 3), "", "", ""][:4]
+            if number.isdecimal() and length.isdecimal() and state in set(FileState):
+                user, name = unquote(folder.name), unquote(name)
+                file = ShelfFile(folder, user, name, int(number), int(length), FileState(state))
                 file.measure()
                 found.append(file)
     return found

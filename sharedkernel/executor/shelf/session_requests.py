@@ -39,8 +39,8 @@ class ShelfRequests:
         return FdReply(protocol.Done(request=message.request))
 
     def _fetch(self, process: SessionHandle, message: protocol.FetchShelved, _: list[int]) -> FdReply:
-        file = self._store.find(_user(process), message.name)
-        return FdReply(protocol.Shelved(request=message.request, bytes=file.size), [file.lend()])
+        size, descriptor = self._store.lend(_user(process), message.name)
+        return FdReply(protocol.Shelved(request=message.request, bytes=size), [descriptor])
 
     def _unshelve(self, process: SessionHandle, message: protocol.Unshelve, _: list[int]) -> FdReply:
         user = _user(process)

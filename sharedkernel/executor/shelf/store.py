@@ -32,8 +32,9 @@ from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
 
-#: names on one shelf at most, so that a listing is one packet; bytes of a name in UTF-8, and in the name of its file
-MOST_NAMES, LONGEST_NAME, LONGEST_ESCAPED = 256, 200, 220
+#: names on one shelf at most, so that a listing is one packet; bytes of a name in UTF-8, and in the name of its file,
+#: which has number, length and state besides
+MOST_NAMES, LONGEST_NAME, LONGEST_ESCAPED = 256, 200, 210
 
 
 class NotShelved(SharedKernelError):
@@ -129,6 +130,22 @@ class ShelfStore:
 
     # --- what is there, and what comes --------------------------------------------------------------------------------
 
+    def lend(self, user: str, name: str) -> tuple[int, int]:
+        """Return what is on the shelf of *user* under *name*: its bytes, and a descriptor to give away.
+
+        Raises
+        ------
+        NotShelved
+            When there is nothing of that name.
+        Refused
+            When it cannot be had now.
+        """
+        file = self.find(user, name)
+        try:
+            return file.size, file.lend()
+        except OSError as error:
+            raise _unusable(file, error) from None
+
     def find(self, user: str, name: str) -> ShelfFile:
         """Return what is on the shelf of *user* under *name*.
 
@@ -156,15 +173,14 @@ class ShelfStore:
         self.look(user)
         self._check_name(user, name)
         older = self._named(user, name)
-        charged = in_pages(size)
-        self.room(user).check(name, charged, replaced=None if older is None else older.size)
+        self.room(user).check(name, in_pages(size), replaced=None if older is None else older.size)
         self._number = max(self._number + 1, time.time_ns() // 1000)
-        file = ShelfFile(self._directory / escaped(user), user, name, self._number, FileState.RESERVED, charged)
+        file = ShelfFile(self._directory / escaped(user), user, name, self._number, size, FileState.RESERVED)
         self._files[file.number] = file
         self._making.add(file.number)
         self._tell_changes()
         try:
-            descriptor = await asyncio.to_thread(file.create, size)
+            descriptor = await asyncio.to_thread(file.create)
         except OSError as error:
             del self._files[file.number]
             raise Refused(
@@ -189,7 +205,7 @@ class ShelfStore:
         if file is None or file.user != user or file.state is FileState.OFF:
             raise NotShelved("what was written for the shelf is gone; shelve it again.")
         if file.state is FileState.RESERVED:
-            file.become(FileState.SHELVED)  # before the older one goes: there is never neither
+            _change(file, FileState.SHELVED)  # before the older one goes: there is never neither
             self._keep_latest(user, file.name)
             self.look(user)
 
@@ -197,11 +213,11 @@ class ShelfStore:
         """Take off all files of a name but the one that was begun last."""
         named = [file for file in self._files_of(user, FileState.SHELVED) if file.name == name]
         for file in sorted(named, key=lambda file: file.number)[:-1]:
-            file.become(FileState.OFF)
+            _change(file, FileState.OFF)
 
     def _check_name(self, user: str, name: str) -> None:
-        if not 0 < len(name.encode()) <= LONGEST_NAME or len(escaped(name)) > LONGEST_ESCAPED:
-            text = f"a name on a shelf is 1 to {LONGEST_NAME} bytes long in UTF-8; choose another."
+        if not 0 < len(name.encode()) <= LONGEST_NAME or len(escaped(name).encode()) > LONGEST_ESCAPED:
+            text = f"a name on a shelf is 1 to {LONGEST_NAME} bytes long in UTF-8, and less with signs such as `/`."
             raise Refused(text, reason="name")
         names = {file.name for file in self._files_of(user, FileState.SHELVED, FileState.RESERVED)}
         if name not in names and len(names) >= MOST_NAMES:
@@ -242,14 +258,35 @@ class ShelfStore:
         files = [file for file in self._files_of(user, FileState.SHELVED) if name in (None, file.name)]
         if not files:
             raise NotShelved(f"there is {'nothing' if name is None else f'no {name!r}'} on the shelf of {user!r}.")
-        for file in files:
-            file.become(FileState.OFF)
-        self.look(user)
+        try:
+            for file in files:
+                _change(file, FileState.OFF)
+        finally:
+            self.look(user)
         return _entries(files), _sum(file for file in files if file.number in self._files)
 
     def _free(self, file: ShelfFile) -> None:
         del self._files[file.number]
         self._tasks.spawn(asyncio.to_thread(file.remove))
+
+
+def _change(file: ShelfFile, state: FileState) -> None:
+    """Change a file's state.
+
+    Raises
+    ------
+    Refused
+        When that is not possible now.
+    """
+    try:
+        file.become(state)
+    except OSError as error:
+        raise _unusable(file, error) from None
+
+
+def _unusable(file: ShelfFile, error: OSError) -> Refused:
+    text = f"{file.name!r} on the shelf cannot be used now ({error.strerror}): its file is locked or gone; try again."
+    return Refused(text, reason="shelf")
 
 
 def _entries(files: Iterable[ShelfFile]) -> list[protocol.ShelfEntry]:
