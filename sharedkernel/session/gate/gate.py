@@ -42,6 +42,7 @@ from sharedkernel.session.gate.table import AT_BOUNDARY, AT_FORCE_SIGNAL, Look, 
 from sharedkernel.session.gate.torch_internals import is_transform_under_way, uncompiled
 from sharedkernel.session.memory import reclaimable
 from sharedkernel.session.memory.growth import BOUNDARY_INTERVAL, INTERVAL_OVER_COST, LONGEST_INTERVAL
+from sharedkernel.session.memory.host_meter import uncounted_bytes
 from sharedkernel.session.offload.idleness import is_pythons
 from sharedkernel.system.deferred_signals import holdable, signals_held
 from sharedkernel.units import format_bytes
@@ -245,7 +246,8 @@ class Gate(GatePart):
         if not growth:
             return self._reclaim()
         try:
-            self.sections.grow(growth)
+            # What is free may be in too many pieces for what failed: the limit has to leave room beside it.
+            self.sections.grow(growth, uncounted_bytes())
         except torch.OutOfMemoryError:
             if not self._reclaim():
                 raise

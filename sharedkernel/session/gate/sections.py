@@ -171,8 +171,8 @@ class Sections(GatePart):
                 log.info("runs without more memory: %s", error)
         return self._acquire()
 
-    def _acquire(self, growth: int = 0) -> None:
-        """Request a grant with *growth* more bytes, and wait for it."""
+    def _acquire(self, growth: int = 0, spare: int = 0) -> None:
+        """Request a grant with *growth* more bytes and *spare* ones that hold nothing, and wait for it."""
         is_pythons_thread, interrupts = is_pythons(threading.get_ident()), self._words[Word.INTERRUPTS]
 
         def check() -> None:
@@ -182,12 +182,12 @@ class Sections(GatePart):
 
         # Before the wait: to look at the heap takes a tenth of a millisecond in a process that has just been woken.
         is_crowded = self._standing.threads.is_due and self._growth.is_crowded
-        self._standing.ask(growth)
+        self._standing.ask(growth, spare)
         try:
             self._standing.wait(check)
             while self.eviction.is_asked and self._standing.turn is Turn.WANTING:
                 if self.eviction.give_way():
-                    self._standing.ask(0)
+                    self._standing.ask(0, spare)
                 self._standing.wait(check)
         except BaseException:
             self._standing.withdraw()
@@ -198,7 +198,7 @@ class Sections(GatePart):
             # What earlier code needed may not fit beside what is kept by now, of which this cell may have freed some.
             # What runs next may need less; if it does not, it is refused when it grows.
             if not growth and self._meter.drop_stale():
-                return self._acquire()
+                return self._acquire(spare=spare)
             raise torch.OutOfMemoryError(self._standing.refusal.message)
         self._meter.device_acquired()
         if threading.get_ident() == self._main:
@@ -207,13 +207,15 @@ class Sections(GatePart):
             if self.lanes is not None:
                 self.lanes.turn_began(has_lane=self._standing.has_lane)
 
-    def grow(self, growth: int) -> None:
+    def grow(self, growth: int, spare: int = 0) -> None:
         """Release the device in the middle of what runs, and acquire it again with more memory.
 
         Parameters
         ----------
         growth
             Bytes to request in addition.
+        spare
+            Bytes that the limit on the process has to allow beside them, because free memory is in too many pieces.
 
         Raises
         ------
@@ -224,7 +226,7 @@ class Sections(GatePart):
         with signals_held(), self.one_at_a_time():
             if not self.release("yield"):
                 raise torch.OutOfMemoryError(explain_no_pause(growth))
-            self._acquire(growth)
+            self._acquire(growth, spare)
         if threading.get_ident() == self._main:
             self._standing.threads.keep()
 

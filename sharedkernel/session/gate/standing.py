@@ -238,17 +238,19 @@ class Standing(GatePart):
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def ask(self, growth: int) -> None:
+    def ask(self, growth: int, spare: int) -> None:
         """Send a request for a grant.
 
         Parameters
         ----------
         growth
             Bytes that the session needs in addition.
+        spare
+            Bytes that the limit on the process has to allow beside them.
         """
         if self.refusal is not None:
             self._meter.measure_freed()  # code that was refused memory frees some, and no grant has ended since
-        memory, data_bytes = self._meter.memory, self._meter.data_bytes()
+        memory, data_bytes = self._meter.memory, self._meter.data_bytes() + spare
         self._notice.wait_begins()
         with self._link.lock:
             self.answered.clear()

@@ -41,6 +41,8 @@ GLANCES, _MOST_SOURCES = 10, 256
 PAUSE_OVER_COST, LONGEST_PAUSE = 100, 1.0
 #: bytes that plain Python has to free for the heap to be trimmed at its end: milliseconds each 50 MiB
 _WORTH_TRIMMING = 16 << 20
+#: bytes free on the heap that the limit on the process allows besides all else
+MOST_FREE_COUNTED = 128 << 20
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -94,9 +96,15 @@ def bytes_kept_apart(in_use: int) -> int:
     """Return the private writable bytes of this process that are not *in_use* on its heap.
 
     This is what a limit on private memory has to allow besides the tensors: stacks, libraries' data, and what is free
-    on the heap, since that lies in pieces in which a large allocation may not fit.
+    on the heap, since that lies in pieces in which a large allocation may not fit. Of much free memory a part alone is
+    counted: small allocations fit there.
     """
-    return max(0, reserved_bytes() - in_use)
+    return max(0, reserved_bytes() - in_use - uncounted_bytes())
+
+
+def uncounted_bytes() -> int:
+    """Return the bytes that are free on the heap beyond those that a limit on private memory allows besides."""
+    return max(0, int(_mallinfo2().fordblks) - MOST_FREE_COUNTED)
 
 
 def limit_headroom() -> int | None:
