@@ -12,6 +12,7 @@ import os
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from http.client import HTTPException, IncompleteRead, RemoteDisconnected
+from socket import gaierror
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -248,7 +249,7 @@ class Gateway:
             return unreachable(self.url, why, hung_up=True)
         assert isinstance(error, OSError)
         hung_up = isinstance(error, ConnectionResetError)
-        is_plain = error.errno in errno.errorcode and not hung_up and not isinstance(error, ssl.SSLError)
+        is_plain = error.errno in errno.errorcode and not hung_up and not isinstance(error, ssl.SSLError | gaierror)
         # asyncio's text names the address, too, which the sentence has
         return unreachable(self.url, os.strerror(error.errno or 0) if is_plain else error, hung_up=hung_up)
 

@@ -47,7 +47,7 @@ def check_url(url: str) -> str:
     hint = "write it like https://gpu.example.org or http://127.0.0.1:8585"
     try:
         parts = urlsplit(url.strip())
-        _ = parts.port
+        _ = parts.port, (parts.hostname or "").encode("idna")
     except ValueError as error:
         raise ConfigError(f"{url!r} is not a gateway's address ({error}); {hint}.") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:

@@ -5,12 +5,13 @@ Everything here blocks. :func:`in_thread` is for programs with an event loop, an
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from http.client import HTTPConnection, HTTPException, IncompleteRead
-from socket import socket
-from threading import Thread
+from socket import SHUT_RDWR, socket
+from threading import Event, Thread, Timer
 from typing import NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -106,7 +107,7 @@ class Server:
         method, path, headers, body
             The request; *path* is relative to the server's and has only the characters that a path may have.
         connect_seconds, seconds
-            To wait for a connection, and for each part of the answer.
+            To wait for a connection, and for the whole answer.
         on_sent
             Called when the request is on its way.
 
@@ -115,10 +116,19 @@ class Server:
         OSError, http.client.HTTPException
             When there is no answer.
         """
-        connection = HTTPConnection(self.host, self.port)
+        connection, is_late = HTTPConnection(self.host, self.port), Event()
+        connection.sock = sock = self.connect_encrypted(connect_seconds)
+
+        def cut() -> None:
+            is_late.set()
+            with contextlib.suppress(OSError):
+                sock.shutdown(SHUT_RDWR)
+
+        timer = Timer(seconds, cut)  # a timeout of the socket would begin anew with each byte
+        timer.daemon = True
+        timer.start()
         try:
-            connection.sock = self.connect_encrypted(connect_seconds)
-            connection.sock.settimeout(seconds)
+            sock.settimeout(seconds)
             connection.request(
                 method, self.path + path, body or None, {"Host": self.authority, "Connection": "close", **headers}
             )
@@ -127,10 +137,15 @@ class Server:
                 received = response.read(MAX_BODY_BYTES + 1)
                 if len(received) > MAX_BODY_BYTES:
                     raise HTTPException
-                if response.length:
+                if response.length or is_late.is_set():
                     raise IncompleteRead(received)
                 return Answer(response.status, response.reason, received)
+        except (OSError, HTTPException):
+            if is_late.is_set():
+                raise TimeoutError from None
+            raise
         finally:
+            timer.cancel()
             connection.close()
 
 

@@ -59,6 +59,7 @@ class WebSocket(ClientConnection):
     def end(self) -> None:
         """Agree with the other side to end the connection; it is cut where that takes too long."""
         self._begin(self.close())
+        self.loop.call_later(CLOSE_PATIENCE, self.transport.abort)  # the library waits first until all has left
 
     async def messages(self) -> AsyncIterator[str | bytes]:
         """Yield each message, until the connection is lost or ended by either side."""

@@ -253,7 +253,8 @@ class Classes:
         self._tried.pop(name, None)
         self._notified.pop(name, None)
         rules = self._manager.rules
-        rules.quotas.withdraw(group=name)
+        if name not in rules.quotas.groups:  # a configured group of that name keeps what was put for it
+            rules.quotas.withdraw(group=name)
         for user, member in found.members.items():
             if not member.had_limits:  # the next class may have others of these names
                 rules.quotas.withdraw(user=user)
@@ -308,8 +309,11 @@ class Classes:
         """Notify classes of their end, and end them when their time is over; runs for good."""
         await self._manager.recovery.gathered()  # else sessions of an earlier gateway would be missed
         while True:
-            for name, found in [*self._file.classes.items()]:
+            for name in [*self._file.classes]:
+                found = self._file.classes.get(name)  # as it is now: to end another takes a while
                 try:
+                    if found is None:
+                        continue
                     if found.is_over and not self._ending.locked():
                         await self.end(name)
                     elif not found.is_over:

@@ -1,7 +1,7 @@
 """Quotas and policy on the hosts, as admins have changed them through this front.
 
 A change is applied on every host that answers. A host that is away misses it, and gets what holds here as a whole once
-it is back: what it has missed is no matter. Which hosts have missed something outlives the front.
+it is back: what it has missed is no matter. What was changed outlives the front, and so does who has missed something.
 """
 
 from __future__ import annotations
@@ -150,4 +150,4 @@ class HostRules:
 
     def _write(self) -> None:
         kept = _Kept(missed=self._missed, quotas=self._rules.quotas.overrides(), policy=self._policy, admin=self._admin)
-        self._file.write(kept if self._missed else _Kept())
+        self._file.write(kept)
