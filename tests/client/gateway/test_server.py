@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 
 import pytest
@@ -90,3 +91,22 @@ def test_a_refusal_is_one_sentence(answer: bytes, sentence: str) -> None:
     """A redirect is not followed: the token is for this gateway alone."""
     with pytest.raises(GatewayRefused, match=re.escape(sentence)):
         asyncio.run(started(answer, pieces=1 << 16))
+
+
+def test_an_answer_that_comes_byte_by_byte_is_given_up() -> None:
+    """The patience is for the whole of it."""
+
+    async def serve(peer: Peer) -> None:
+        with contextlib.suppress(ConnectionError):
+            peer.writer.write(b"HTTP/1.1 200 OK\r\nX: ")
+            while True:
+                peer.writer.write(b"x")
+                await peer.writer.drain()
+                await asyncio.sleep(0.02)
+
+    async def main() -> None:
+        async with serving(serve, request_timeout=0.5) as client:
+            with pytest.raises(GatewayUnreachable, match="took too long"):
+                await asyncio.to_thread(client.gateway.fetch, "GET", "/api/me")
+
+    asyncio.run(main())

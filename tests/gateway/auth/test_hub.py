@@ -70,7 +70,7 @@ async def test_a_class_of_hub_users_is_invited_to_the_hub(stack: HubStack) -> No
     await emil.start()
     await lise.start()
     quotas = (await emil.request("GET", "/sharedkernel/api/quotas")).body["users"]["emil"]
-    assert quotas["memory"] == {"value": "64MiB", "source": "class: user emil"}
+    assert quotas["memory"] == {"value": "64MiB", "source": "class: group class"}
     assert quotas["share"] == {"value": 2.0, "source": "config: group class"}
     assert (await rosa.request("DELETE", path)).body == {"ended": 1, "left": 0}
     assert (await emil.request("GET", "/api/kernels")).body == []
