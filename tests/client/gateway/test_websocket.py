@@ -274,6 +274,28 @@ def test_a_message_may_take_longer_than_a_ping() -> None:
     asyncio.run(main())
 
 
+def test_an_end_cuts_a_connection_on_which_nothing_leaves() -> None:
+    """What was written waits for a server that reads nothing any more."""
+
+    async def main() -> None:
+        ended = asyncio.Event()
+
+        async def serve(peer: Peer) -> None:
+            peer.accept()
+            peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await ended.wait()
+
+        async with serving(serve, ping_interval=600.0) as client:
+            websocket = await client.open()
+            for _ in range(4):
+                assert websocket.write(bytes(8 << 20))
+            websocket.end()
+            assert await received(websocket) == []
+            ended.set()
+
+    asyncio.run(main())
+
+
 def test_no_more_waits_for_the_network_than_may() -> None:
     """A server that does not read is sent nothing more once the bound is reached."""
     may_read = asyncio.Event()
