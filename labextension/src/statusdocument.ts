@@ -190,7 +190,7 @@ export const readHostEntry = record({
   adopted: or(isFlag, null)
 });
 
-/** How much of a large cluster a document leaves out. */
+/** The part of a large cluster that a document leaves out. */
 export type ILeftOut = Read<typeof readLeftOut>;
 export const readLeftOut = record({
   hosts: or(isAmount, 0),
