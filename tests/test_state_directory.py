@@ -108,8 +108,9 @@ def test_each_runtime_directory_and_device_has_one_of_its_own(
 def test_shelves_are_where_a_reboot_leaves_them(tmp_path: Path) -> None:
     """Among the homes or with the state; each executor has its own, and none is in memory by default."""
     homes, state, run = Path("/srv/homes"), Path("/var/lib/state"), Path("/run/gpu/cuda-1")
-    own = Path(SHELF_DIRECTORY, "run-gpu-cuda-1")
+    own = Path(SHELF_DIRECTORY, "run-gpu-cuda%2D1")
     assert shelf_directory("", homes, state, run) == homes / own
     assert shelf_directory("", None, state, run) == state / SHELF_DIRECTORY
     assert shelf_directory(str(tmp_path), homes, state, run) == tmp_path / own
+    assert shelf_directory("", homes, state, Path("/run/gpu/cuda/1")) == homes / SHELF_DIRECTORY / "run-gpu-cuda-1"
     assert shelf_directory("", None, None, run).is_relative_to("/var/tmp")
