@@ -14,6 +14,7 @@ executor owns every byte that sessions have on the device (`lane_server.py`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -34,8 +35,9 @@ from sharedkernel.executor.devices.ungranted import Ungranted
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.records import are_there_sessions
 from sharedkernel.executor.processes.user_quota import quota_of
+from sharedkernel.executor.supervision.build_id import listener_of
 from sharedkernel.ipc.shared_page import Turn, Word
-from sharedkernel.paths import RECORDS_DIRECTORY
+from sharedkernel.paths import RECORDS_DIRECTORY, WARM_PARENT_SOCKET
 from sharedkernel.protocol import Allowance, Device, Limits
 from sharedkernel.selftest.runner import SelfTest
 from sharedkernel.selftest.steps import Verdict
@@ -170,9 +172,11 @@ class CudaDevice:
         """Use the best mode that the self-test finds to work; sessions that are there already keep theirs."""
         if self._self_test is None:
             return
-        # With their memory on the device much would fail.
+        # With their memory on the device much would fail. Where spares alone are left, their parent is.
         try:
             has_sessions = are_there_sessions(runtime_directory / RECORDS_DIRECTORY)
+            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+                has_sessions = has_sessions or listener_of(runtime_directory / WARM_PARENT_SOCKET) > 0
         except OSError as error:
             log.warning("cannot see whether sessions are on the GPU (%s); it is tried as if there were", error.strerror)
             has_sessions = True
