@@ -6,6 +6,8 @@ Everything here blocks. :func:`in_thread` is for programs with an event loop, an
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import ssl
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -125,9 +127,8 @@ class Server:
                 sock.shutdown(SHUT_RDWR)
 
         timer = Timer(seconds, cut)  # a timeout of the socket would begin anew with each byte
-        timer.daemon = True
-        timer.start()
         try:
+            _start(timer)
             sock.settimeout(seconds)
             connection.request(
                 method, self.path + path, body or None, {"Host": self.authority, "Connection": "close", **headers}
@@ -162,5 +163,23 @@ def in_thread(work: Callable[[], _Result]) -> Future[_Result]:
         else:
             future.set_result(result)
 
-    Thread(target=run, daemon=True).start()
+    try:
+        _start(Thread(target=run))
+    except OSError as error:
+        future.set_exception(error)
     return future
+
+
+def _start(thread: Thread) -> None:
+    """Start a thread for which the process's end does not wait.
+
+    Raises
+    ------
+    OSError
+        When its user may have no more of them now.
+    """
+    thread.daemon = True
+    try:
+        thread.start()
+    except RuntimeError:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from None
