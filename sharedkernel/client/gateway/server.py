@@ -6,8 +6,6 @@ Everything here blocks. :func:`in_thread` is for programs with an event loop, an
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import ssl
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -127,8 +125,10 @@ class Server:
                 sock.shutdown(SHUT_RDWR)
 
         timer = Timer(seconds, cut)  # a timeout of the socket would begin anew with each byte
+        timer.daemon = True
+        with contextlib.suppress(RuntimeError):  # its user may have no more threads now
+            timer.start()
         try:
-            _start(timer)
             sock.settimeout(seconds)
             connection.request(
                 method, self.path + path, body or None, {"Host": self.authority, "Connection": "close", **headers}
@@ -164,22 +164,7 @@ def in_thread(work: Callable[[], _Result]) -> Future[_Result]:
             future.set_result(result)
 
     try:
-        _start(Thread(target=run))
-    except OSError as error:
-        future.set_exception(error)
+        Thread(target=run, daemon=True).start()
+    except RuntimeError:  # its user may have no more threads now: what waits for this is better off late than lost
+        run()
     return future
-
-
-def _start(thread: Thread) -> None:
-    """Start a thread for which the process's end does not wait.
-
-    Raises
-    ------
-    OSError
-        When its user may have no more of them now.
-    """
-    thread.daemon = True
-    try:
-        thread.start()
-    except RuntimeError:
-        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from None
