@@ -134,7 +134,7 @@ _OWN = {
 }
 #: what libraries leave, which only waits
 _LEFT = """if True:
-    import asyncio, concurrent.futures, fcntl
+    import asyncio, concurrent.futures, fcntl, tempfile
     import matplotlib.pyplot as plt
     from tqdm.auto import tqdm
     plt.plot([1, 2]); plt.show()
@@ -143,7 +143,7 @@ _LEFT = """if True:
     pool = concurrent.futures.ThreadPoolExecutor(); pool.submit(print, 1).result()
     loader = torch.utils.data.DataLoader(torch.arange(4), num_workers=1)
     for _ in loader: pass
-    with open("of.lock", "w") as file: fcntl.flock(file, fcntl.LOCK_EX)
+    with tempfile.TemporaryFile() as file: fcntl.flock(file, fcntl.LOCK_EX)
 """
 
 
