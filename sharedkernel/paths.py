@@ -162,11 +162,6 @@ def shelf_directory(named: str, homes: Path | None, state: Path | None, runtime_
         The executor's; None: it has none that outlives a reboot.
     runtime_directory
         The executor's.
-
-    Raises
-    ------
-    ConfigError
-        When the directory that is left where there is no other cannot be used.
     """
     # each has shelves of its own
     own = "-".join(part.replace("%", "%25").replace("-", "%2D") for part in runtime_directory.absolute().parts[1:])
@@ -174,11 +169,7 @@ def shelf_directory(named: str, homes: Path | None, state: Path | None, runtime_
         return Path(named).expanduser() / SHELF_DIRECTORY / own
     if homes is not None:
         return homes / SHELF_DIRECTORY / own
-    if state is None:
-        top = Path(f"/var/tmp/sharedkernel-{os.getuid()}")
-        make_private_directory(top, named_by="--shelf-dir")  # anybody may have made it
-        return top / SHELF_DIRECTORY / own
-    return state / SHELF_DIRECTORY
+    return (state or Path(f"/var/tmp/sharedkernel-{os.getuid()}-{own}")) / SHELF_DIRECTORY
 
 
 def subdirectories_served(runtime_directory: Path) -> list[Path]:

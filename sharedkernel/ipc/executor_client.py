@@ -15,7 +15,6 @@ import msgspec
 
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable, ProtocolError, QuotaExceeded, Refused, SessionNotFound
-from sharedkernel.ipc.shelf_calls import ShelfCalls
 from sharedkernel.paths import (
     EXECUTOR_SOCKET,
     default_runtime_directory,
@@ -43,7 +42,7 @@ _REFUSALS: dict[str, Callable[[str], Exception]] = {
 }
 
 
-class ExecutorClient(ShelfCalls):
+class ExecutorClient:
     """One connection to an executor of a runtime directory, re-opened when the executor comes back.
 
     Parameters
@@ -381,6 +380,23 @@ class ExecutorClient(ShelfCalls):
         """Return what sessions did in *window*, as *user* may see it; None: an admin."""
         answer = await self._ask(protocol.GetTimeline(**msgspec.structs.asdict(window), user=user))
         return read_timeline(answer.timeline, f"the executor at {self.path}")
+
+    async def shelves(self, user: str | None = None) -> list[protocol.UserShelf]:
+        """Return what is on the shelf of *user*, or on everybody's; only shelves that anything is charged for."""
+        answer = await self._ask(protocol.ListShelves(user=user))
+        shelves: list[protocol.UserShelf] = answer.shelves
+        return shelves
+
+    async def take_off_shelf(self, user: str, name: str | None = None) -> protocol.TakenOffShelf:
+        """Take *name*, or everything, off the shelf of *user*; sessions that use it keep it.
+
+        Raises
+        ------
+        Refused
+            When there is nothing of that name, or nothing at all.
+        """
+        answer: protocol.TakenOffShelf = await self._ask(protocol.TakeOffShelf(user=user, name=name))
+        return answer
 
     async def stop_executor(self, *, end_sessions: bool) -> None:
         """Stop the executor, and its sessions if asked."""

@@ -1,4 +1,4 @@
-"""Start the small processes beside an executor, or connect to those that another executor left."""
+"""Start the warm parents beside an executor, or connect to those that another executor left."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _NAMED_BY_ADMIN = "SHAREDKERNEL_SESSION_VARIABLES"
 #: of these, what belongs to the executor's own Python
 _OF_OWN_PYTHON = frozenset({"PYTHONPATH", "VIRTUAL_ENV"})
 
-#: seconds to wait for a small process to listen
+#: seconds to wait for one to listen
 _START_TIMEOUT = 30.0
 #: seconds to wait for one to answer, or to end with all that it has started
 PATIENCE = 10.0
 
 
 def scrubbed_environment(python: str = sys.executable) -> dict[str, str]:
-    """Return what of this process's environment a small process, run by *python*, may see: nothing that is secret."""
+    """Return what of this process's environment a warm parent, run by *python*, may see: nothing that is secret."""
     named = frozenset(map(str.strip, os.environ.get(_NAMED_BY_ADMIN, "").split(",")))
     passed = {name: value for name, value in os.environ.items() if name in named or _is_passed_on(name, value)}
     if python != sys.executable:
@@ -64,7 +64,7 @@ def _is_passed_on(name: str, value: str) -> bool:
 async def reach(
     path: Path, module: str, arguments: Sequence[str], accepted: Any, *, log_path: Path, python: str = sys.executable
 ) -> PacketSocket:
-    """Connect to the small process listening at *path*, and start it if nobody does.
+    """Connect to the warm parent listening at *path*, and start it if nobody does.
 
     Parameters
     ----------

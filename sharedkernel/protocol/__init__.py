@@ -19,7 +19,7 @@ from sharedkernel.protocol.requests import *  # noqa: F403 (all of it)
 from sharedkernel.protocol.requests import FromGateway
 from sharedkernel.protocol.sessions import *  # noqa: F403 (all of it)
 from sharedkernel.protocol.sessions import FromSession
-from sharedkernel.protocol.small_processes import *  # noqa: F403 (all of it)
+from sharedkernel.protocol.warm_parent import *  # noqa: F403 (all of it)
 
 PROTOCOL_VERSION = 5
 

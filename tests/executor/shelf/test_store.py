@@ -17,7 +17,14 @@ from typing import Any, Self
 import pytest
 
 from sharedkernel import protocol
-from sharedkernel.errors import ExecutorUnavailable, ProtocolError, QuotaExceeded, Refused, SharedKernelError
+from sharedkernel.errors import (
+    ConfigError,
+    ExecutorUnavailable,
+    ProtocolError,
+    QuotaExceeded,
+    Refused,
+    SharedKernelError,
+)
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.shelf.room import Room
 from sharedkernel.executor.shelf.session_requests import ShelfRequests
@@ -255,6 +262,17 @@ def test_what_a_reservation_needs_is_there_before_anything_is_written(small_disk
         assert desk.files() == ["a.safetensors"]
 
     at_a_desk(main)
+
+
+def test_a_directory_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+    """As one in /var/tmp, which anybody may have made; none is used, and nothing is made in it."""
+    open_to_all = tmp_path / "made"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    store = ShelfStore(open_to_all / "shelf", room=lambda *_: pytest.fail("asked for"), on_change=lambda *_: None)
+    with pytest.raises(ConfigError, match="--shelf-dir"):
+        store.start()
+    assert list(open_to_all.iterdir()) == []
 
 
 def test_names_and_users_lead_nowhere_else() -> None:
