@@ -74,8 +74,8 @@ The safety condition
       sessions, then sessions are sent back to the memory queue, the latest arrival first, until the sum fits or none is
       left. No other session is admitted meanwhile.
 
-    So the condition holds, or every lane is in use or owed to an interrupted iteration: :meth:`Scheduler.validate`
-    checks that.
+    So the condition holds, or every lane is in use or owed to an interrupted iteration; the tests check that after
+    every event.
 """
 
 from __future__ import annotations
@@ -83,7 +83,6 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from sharedkernel.errors import InvalidTransition
-from sharedkernel.scheduling.invariants import check
 from sharedkernel.scheduling.model.actions import Action, RemoveLane
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.events import Event, SessionEvent
@@ -204,18 +203,6 @@ class Scheduler:
         """Return *session*'s recent history, oldest first; empty for an unknown one."""
         known = self.sessions.get(session)
         return [] if known is None else [f"{when:.6f} {what}: {state}" for when, what, state in known.story]
-
-    def validate(self) -> None:
-        """Check every invariant.
-
-        Raises
-        ------
-        AssertionError
-            With a sentence about the first that does not hold.
-        """
-        check(self._records)
-        if self._reconciler.is_stuck():
-            raise AssertionError("a session waits to grow and nothing else will ever happen")
 
     def _check(self, event: SessionEvent) -> None:
         session = self.sessions.get(event.session)

@@ -8,6 +8,7 @@ import pytest
 
 from sharedkernel.scheduling import SchedulerConfig
 from tests.scheduling.desk import Desk
+from tests.scheduling.invariants import validate
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def make_sched() -> Iterator[Callable[..., Desk]]:
 
     yield make
     for desk in desks:
-        desk.scheduler.validate()
+        validate(desk.scheduler)
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from sharedkernel.scheduling.model.events import (
     UsedWithoutGrant,
     UserConfigured,
 )
+from tests.scheduling.invariants import validate
 
 
 class Desk:
@@ -52,7 +53,7 @@ class Desk:
         self.log.append((self.now, event))
         self.answers.append(actions)
         self._touched += self.scheduler.touched
-        self.scheduler.validate()
+        validate(self.scheduler)
         return actions
 
     def take_touched(self) -> list[SessionId]:

@@ -55,6 +55,7 @@ from sharedkernel.scheduling.policies.registry import POLICIES
 from sharedkernel.scheduling.snapshot import QueueView
 from sharedkernel.scheduling.spans import Span, SpanTracker
 from sharedkernel.status.refusal_text import explain_shortage
+from tests.scheduling.invariants import validate
 
 MIB = 1 << 20
 CAPACITY, RESERVE = 100 * MIB, 5 * MIB
@@ -395,7 +396,7 @@ class Machine(RuleBasedStateMachine):
     def is_valid(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        self.scheduler.validate()
+        validate(self.scheduler)
         snapshot = self.scheduler.snapshot(self.now)
         for session in snapshot.sessions:
             assert (session.needed is None) == (session.free is None)
@@ -485,7 +486,7 @@ class Machine(RuleBasedStateMachine):
             self.check_that_nobody_waits_for_ever()
         for session in list(self.scheduler.sessions):
             self.send(SessionEnded(session=session))
-        self.scheduler.validate()
+        validate(self.scheduler)
         snapshot = self.scheduler.snapshot(self.now)
         assert (snapshot.used, snapshot.lanes, snapshot.sessions) == (snapshot.shelf, (), ())
         assert self.scheduler.next_deadline() is None

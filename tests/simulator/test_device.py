@@ -15,6 +15,7 @@ from sharedkernel.simulator.device import SimulatedDevice, shared_in_proportion
 from sharedkernel.simulator.device_runs import DEVICE_WORKLOADS, PATIENCE, simulate_device
 from sharedkernel.simulator.report import jain_index
 from sharedkernel.simulator.sessions import SimulatedCell, SimulatedSession
+from tests.scheduling.invariants import validate
 
 
 def session(name: str, seconds: float, *, iteration: float = 0.01, pause: float = 0.0, **more: object) -> object:
@@ -151,7 +152,7 @@ def test_every_cell_ends_after_its_time(
     device = run(
         *sessions, capacity=120, policy=name, backfill=backfill, parallel_lanes=lanes, preempt_patience=patience
     )
-    device.scheduler.validate()
+    validate(device.scheduler)
     for cell in device.runs:
         held = sum(until - since for since, until in cell.stretches)
         assert cell.ended < math.inf
@@ -192,7 +193,7 @@ def test_cells_begin_and_end_while_memory_is_moved(
     config = SchedulerConfig(capacity=10 * gibibyte, policy=policy, preempt_patience=PATIENCE)
     device = SimulatedDevice(config, sessions, bandwidth=bandwidth * gibibyte)
     assert all(cell.ended < math.inf for cell in device.run())
-    device.scheduler.validate()
+    validate(device.scheduler)
 
 
 @given(

@@ -14,6 +14,7 @@ from sharedkernel.scheduling import Scheduler, SchedulerConfig, SessionId, Sessi
 from sharedkernel.scheduling.model import actions, events
 from sharedkernel.scheduling.model.types import HOLDING_STATES
 from tests.scheduling.desk import Desk
+from tests.scheduling.invariants import validate
 
 MIB = 1 << 20
 CONFIG = SchedulerConfig(capacity=1000 * MIB)
@@ -91,7 +92,7 @@ class Driven(Desk):
         self._clock.now = self.now
         before = len(self.target.tried)
         self.driver.handle(event)
-        self.scheduler.validate()
+        validate(self.scheduler)
         return self.target.tried[before:]
 
     def replay(self) -> list[actions.Action]:
@@ -256,7 +257,7 @@ def test_a_grant_that_fails_later_leaves_the_device_to_others(clock: Clock) -> N
     desks: list[Driven] = []
     drive(clock, body)
     (desk,) = desks
-    desk.scheduler.validate()
+    validate(desk.scheduler)
     assert desk.target.disconnected == ["ada"]
     assert desk.holders() == desk.target.granted == {"bob"}
     assert desk.replay() == desk.target.tried

@@ -18,6 +18,7 @@ from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.types import SessionId
 from sharedkernel.scheduling.scheduler import Scheduler
 from tests.executor.harness import Executor, ExecutorProcess
+from tests.scheduling.invariants import validate
 from tests.small_disk import fill
 
 
@@ -44,7 +45,7 @@ def test_what_an_executor_recorded_can_be_replayed(fifo_process: ExecutorProcess
         plain = json.loads(line)
         now = plain.pop("now")
         scheduler.handle(events.from_dict(plain), now=now)
-        scheduler.validate()
+        validate(scheduler)
     sessions = scheduler.snapshot(now).sessions
     assert [session.state for session in sessions] == ["idle", "idle"]
     assert all(session.attained > 0 for session in sessions)

@@ -1,4 +1,4 @@
-"""The invariants of a scheduler between two events; for tests, and to look for a bug."""
+"""The invariants of a scheduler between two events."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from sharedkernel.scheduling.model.types import (
 )
 
 if TYPE_CHECKING:
+    from sharedkernel.scheduling import Scheduler
     from sharedkernel.scheduling.steps.records import Records
 
 
-def check(records: Records) -> None:
+def validate(scheduler: Scheduler) -> None:
     """Raise `AssertionError` with a sentence about the first invariant that does not hold."""
+    records = scheduler._records
     _check_sums(records)
     _check_safety(records)
     for lane in records.lanes.by_id.values():
@@ -31,6 +33,7 @@ def check(records: Records) -> None:
     _check_order(records)
     idle = [session.cell.closed_at for session in records.offloading.idle.values()]
     _require(idle == sorted(idle), "idle sessions are out of order")
+    _require(not scheduler._reconciler.is_stuck(), "a session waits to grow and nothing else will ever happen")
 
 
 def _require(holds: bool, message: str) -> None:
