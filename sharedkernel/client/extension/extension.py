@@ -14,9 +14,8 @@ from sharedkernel.client.extension.follower import Follower
 from sharedkernel.client.extension.handlers import (
     CellsHandler,
     EventsHandler,
+    QuestionHandler,
     SessionHandler,
-    SettingsHandler,
-    TimelineQueryHandler,
 )
 from sharedkernel.client.extension.local_kernels import LocalKernels
 from sharedkernel.client.extension.page_connection import RECORDER, PageConnection
@@ -76,8 +75,7 @@ class SharedKernelExtension(ExtensionApp):
         self.handlers.extend(
             [
                 (r"/sharedkernel/api/events", EventsHandler, {"follower": self._follower}),
-                (r"/sharedkernel/api/(?P<name>quotas|policy)", SettingsHandler, passing_on),
-                (r"/sharedkernel/api/timeline", TimelineQueryHandler, passing_on),
+                (r"/sharedkernel/api/(?P<name>quotas|policy|timeline)", QuestionHandler, passing_on),
                 (_SESSION, SessionHandler, passing_on),
                 (r"/sharedkernel/api/kernels/(?P<kernel_id>[\w-]+)/cells", CellsHandler, {"recorder": self._recorder}),
                 (rf"{_SESSION}/(?P<action>offload|attach|ask-for-room|interrupt)", SessionHandler, passing_on),

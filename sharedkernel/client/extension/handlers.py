@@ -73,35 +73,22 @@ class _PassingOn(APIHandler):
         self.finish(json.dumps({"message": str(error), "reason": error.reason}))
 
 
-class SettingsHandler(_PassingOn):
-    """``/sharedkernel/api/quotas`` and ``/sharedkernel/api/policy``, as the gateway has them."""
+class QuestionHandler(_PassingOn):
+    """``/sharedkernel/api/quotas``, ``policy`` and ``timeline``, as the gateway answers them."""
 
     @web.authenticated
     @authorized
     async def get(self, name: str) -> None:
-        """Answer what is set, as far as the user may see it."""
-        self.finish(json.dumps(await self.upstream().settings(name)))
+        """Answer what is set, or what sessions did in a window of the last hour, as far as the user may see it."""
+        known = [(word, self.get_query_argument(word, None)) for word in ("seconds", "columns", "end")]
+        query = urlencode([(word, value) for word, value in known if value is not None])
+        self.finish(json.dumps(await self.upstream().ask("GET", f"{name}?{query}")))
 
     @web.authenticated
     @authorized
     async def put(self, name: str) -> None:
         """Change it; the gateway lets admins do that."""
-        changes = self.get_json_body()
-        if not isinstance(changes, dict):
-            raise web.HTTPError(HTTPStatus.BAD_REQUEST, "the request's body is no JSON object.")
-        self.finish(json.dumps(await self.upstream().settings(name, changes)))
-
-
-class TimelineQueryHandler(_PassingOn):
-    """``/sharedkernel/api/timeline``, as the gateway answers it."""
-
-    @web.authenticated
-    @authorized
-    async def get(self) -> None:
-        """Answer what sessions did in a window of the last hour."""
-        known = [(name, self.get_query_argument(name, None)) for name in ("seconds", "columns", "end")]
-        query = urlencode([(name, value) for name, value in known if value is not None])
-        self.finish(json.dumps(await self.upstream().timeline(query)))
+        self.finish(json.dumps(await self.upstream().ask("PUT", name, json.dumps(self.get_json_body()))))
 
 
 class SessionHandler(_PassingOn):

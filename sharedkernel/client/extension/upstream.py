@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import ssl
 from collections.abc import Callable
 from functools import partial
@@ -52,24 +51,19 @@ class Upstream:
         """Return the status document."""
         return read_status(await self._fetch("GET", STATUS_PATH), f"the gateway at {self.url}")
 
-    async def settings(self, name: str, changes: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return what is set at the gateway, after changing it if there are changes.
+    async def ask(self, method: str, name: str, body: str | None = None) -> dict[str, Any]:
+        """Return what the gateway's own API answers.
 
         Parameters
         ----------
+        method
+            ``"GET"`` or ``"PUT"``.
         name
-            ``"quotas"`` or ``"policy"``.
-        changes
-            As the gateway's API takes them; None: no changes.
+            ``"quotas"``, ``"policy"`` or ``"timeline"``, with a query if there is one.
+        body
+            JSON, as the API takes it.
         """
-        path = f"/sharedkernel/api/{name}"
-        if changes is None:
-            return await self._fetch("GET", path)
-        return await self._fetch("PUT", path, json.dumps(changes))
-
-    async def timeline(self, query: str) -> dict[str, Any]:
-        """Return what the gateway answers of its timeline to *query*, a URL's."""
-        return await self._fetch("GET", f"/sharedkernel/api/timeline?{query}")
+        return await self._fetch(method, f"/sharedkernel/api/{name}", body)
 
     async def act(self, session: str, action: str) -> None:
         """Do something to a session.
