@@ -8,7 +8,10 @@ users see; no metric contains a notebook's name.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -71,75 +74,63 @@ class DeviceMetrics:
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics; called by the registry."""
-        up = GaugeMetricFamily("sharedkernel_device_up", "Whether the device's executor answers.", labels=["device"])
-        for device in self._devices:
-            up.add_metric([device], float(device in self._documents))
-        yield up
-        yield from self._collect_devices()
+        up = {(device,): float(device in self._documents) for device in self._devices}
+        yield _filled(GaugeMetricFamily, "device_up", "Whether the device's executor answers.", (), up)
+        for figure in shown(DEVICE, Place.METRIC):
+            values = {(device,): figure.value(document.device) for device, document in self._documents.items()}
+            yield _filled(GaugeMetricFamily, f"device_{figure.fields[0]}", figure.help, (), values)
+        lanes = {(device,): len(document.lanes) for device, document in self._documents.items()}
+        yield _filled(GaugeMetricFamily, "lanes", "Lanes on the device.", (), lanes)
         yield from self._collect_users()
-        yield self._collect_sessions()
         yield from self._collect_counts()
 
-    def _collect_devices(self) -> Iterable[Metric]:
-        for figure in shown(DEVICE, Place.METRIC):
-            name = f"sharedkernel_device_{figure.fields[0]}"
-            family = GaugeMetricFamily(name, figure.help, labels=["device"])
-            for device, document in self._documents.items():
-                if (value := figure.value(document.device)) is not None:
-                    family.add_metric([device], value)
-            yield family
-        lanes = GaugeMetricFamily("sharedkernel_lanes", "Lanes on the device.", labels=["device"])
-        for device, document in self._documents.items():
-            lanes.add_metric([device], len(document.lanes))
-        yield lanes
-
     def _collect_users(self) -> Iterable[Metric]:
-        memory = GaugeMetricFamily(
-            "sharedkernel_user_memory_bytes", "Memory of a user's sessions, by kind.", labels=["device", "user", "kind"]
-        )
-        quota = GaugeMetricFamily("sharedkernel_user_quota_bytes", "Memory quota of a user.", labels=["device", "user"])
-        service = CounterMetricFamily(
-            "sharedkernel_user_service_seconds", "Device time of a user's sessions.", labels=["device", "user"]
-        )
+        memory, quota, service, sessions = {}, {}, {}, Counter[tuple[str, ...]]()
         for device, document in self._documents.items():
             for user in document.users:
                 for figure in shown(USER, Place.METRIC):
-                    memory.add_metric([device, user.name, figure.name], figure.value(user) or 0)
-                quota.add_metric([device, user.name], user.quota_bytes or 0)
-                service.add_metric([device, user.name], user.attained_service_seconds)
-        yield from (memory, quota, service)
-
-    def _collect_sessions(self) -> Metric:
-        sessions = GaugeMetricFamily("sharedkernel_sessions", "Sessions, by state.", labels=["device", "user", "state"])
-        for device, document in self._documents.items():
-            numbers: dict[tuple[str, str], int] = {}
-            for session in document.sessions:
-                key = session.user, session.state
-                numbers[key] = numbers.get(key, 0) + 1
-            for (user, state), number in numbers.items():
-                sessions.add_metric([device, user, state], number)
-        return sessions
+                    memory[device, user.name, figure.name] = figure.value(user) or 0
+                quota[device, user.name] = user.quota_bytes or 0
+                service[device, user.name] = user.attained_service_seconds
+            sessions.update((device, session.user, session.state) for session in document.sessions)
+        help_text = "Memory of a user's sessions, by kind."
+        yield _filled(GaugeMetricFamily, "user_memory_bytes", help_text, ("user", "kind"), memory)
+        yield _filled(GaugeMetricFamily, "user_quota_bytes", "Memory quota of a user.", ("user",), quota)
+        help_text = "Device time of a user's sessions."
+        yield _filled(CounterMetricFamily, "user_service_seconds", help_text, ("user",), service)
+        yield _filled(GaugeMetricFamily, "sessions", "Sessions, by state.", ("user", "state"), sessions)
 
     def _collect_counts(self) -> Iterable[Metric]:
         for name, text in _ACTIONS.items():
-            family = CounterMetricFamily(f"sharedkernel_{name}", text, labels=["device"])
-            for device, counts in self._counts.items():
-                family.add_metric([device], counts.actions.get(name, 0))
-            yield family
-        refusals = CounterMetricFamily(
-            "sharedkernel_refusals",
-            "Requests for the device that were refused, by reason.",
-            labels=["device", "reason"],
-        )
+            numbers = {(device,): counts.actions.get(name, 0) for device, counts in self._counts.items()}
+            yield _filled(CounterMetricFamily, name, text, (), numbers)
+        refusals = {
+            (device, reason): number
+            for device, counts in self._counts.items()
+            for reason, number in counts.refusals.items()
+        }
+        help_text = "Requests for the device that were refused, by reason."
+        yield _filled(CounterMetricFamily, "refusals", help_text, ("reason",), refusals)
         waits = HistogramMetricFamily(
             "sharedkernel_wait_seconds", "How long sessions waited for the device or for memory.", labels=["device"]
         )
         for device, counts in self._counts.items():
-            for reason, number in counts.refusals.items():
-                refusals.add_metric([device, reason], number)
-            buckets, total = [], 0
-            for bound, number in zip([*map(str, counts.wait_bounds_seconds), "+Inf"], counts.waits, strict=True):
-                total += number
-                buckets.append((bound, total))
+            bounds = [*map(str, counts.wait_bounds_seconds), "+Inf"]
+            buckets = list(zip(bounds, accumulate(counts.waits), strict=True))
             waits.add_metric([device], buckets, counts.waited_seconds)
-        yield from (refusals, waits)
+        yield waits
+
+
+def _filled(
+    kind: type[GaugeMetricFamily | CounterMetricFamily],
+    name: str,
+    text: str,
+    labels: tuple[str, ...],
+    values: Mapping[Any, float | None],
+) -> Metric:
+    """Return the metrics of one name, by device and *labels*, of which *values* are known."""
+    family = kind(f"sharedkernel_{name}", text, labels=["device", *labels])
+    for key, value in values.items():
+        if value is not None:
+            family.add_metric(key, value)
+    return family
