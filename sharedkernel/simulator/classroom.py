@@ -10,7 +10,6 @@ five minutes and stay.
 
 from __future__ import annotations
 
-import bisect
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -29,8 +28,6 @@ _Z90 = 1.2815515655446004
 _ARRIVALS, _LONGEST_CELL, _OVERTIME = 300.0, 120.0, 1800.0
 #: longest turn before others may be preferred, seconds
 _QUANTUM = 1.0
-#: bounds of the classes of delay, seconds
-DELAYS = (0.5, 2.0, 5.0, 15.0, 60.0)
 #: seconds that a short cell takes alone at most: people wait for it
 SHORT = 5.0
 #: by how many seconds 95 of 100 short cells may end later, and how many times as long as alone 95 of 100 long ones may
@@ -114,8 +111,8 @@ class ClassForecast:
     plan: ClassPlan
     contexts: int
     num_cells: int
-    #: by class of delay (:data:`DELAYS`, and longer): number of short cells
-    delays: tuple[int, ...]
+    #: those of them that were short and served
+    num_short: int
     #: seconds by which short cells end later than alone: half of them, and 95 of 100; infinite: they never end
     median: float
     p95: float
@@ -163,14 +160,11 @@ def forecast_class(
     served = [run for run in runs if not run.refused]
     late = sorted(_delay(run) for run in served if run.cell.seconds < SHORT)
     stretched = sorted((run.ended - run.sent) / run.cell.seconds for run in served if run.cell.seconds >= SHORT)
-    counts = [0] * (len(DELAYS) + 1)
-    for delay in late:
-        counts[bisect.bisect_left(DELAYS, delay)] += 1
     forecast = ClassForecast(
         plan=plan,
         contexts=plan.contexts(),
         num_cells=len(runs),
-        delays=tuple(counts),
+        num_short=len(late),
         median=_quantile(late, 0.5),
         p95=_quantile(late, 0.95),
         stretch=_quantile(stretched, 0.95),

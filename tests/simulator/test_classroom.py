@@ -78,7 +78,7 @@ def test_much_work_is_too_much_for_any_memory() -> None:
 def test_the_verdict_follows_from_the_figures(p95: float, stretch: float, refused: int, verdict: ClassVerdict) -> None:
     """People wait for short cells; long ones share the card."""
     forecast = ClassForecast(
-        plan=PLAN, contexts=_GIB, num_cells=9, delays=(9,), median=0.0, p95=p95, stretch=stretch, refused=refused,
+        plan=PLAN, contexts=_GIB, num_cells=9, num_short=9, median=0.0, p95=p95, stretch=stretch, refused=refused,
         offloads=0,
     )  # fmt: skip
     assert forecast.verdict is verdict

@@ -6,11 +6,11 @@ import math
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from traitlets import Bool, Float, Int, TraitError, Unicode, validate
+from traitlets import Bool, Float, Int, Unicode
 
 from sharedkernel.cli.base import CommandApp, fail
 from sharedkernel.cli.simulate.classroom import ClassScenarioApp
-from sharedkernel.cli.simulate.scenario import OnProgress, ScenarioApp, TraceScenarioApp
+from sharedkernel.cli.simulate.scenario import OnProgress, ScenarioApp, TraceScenarioApp, check_known
 from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.scheduling.matching import AlloX
@@ -22,7 +22,7 @@ from sharedkernel.simulator.device_runs import DEVICE_WORKLOADS, PATIENCE, simul
 from sharedkernel.simulator.heterogeneous import HeterogeneousPolicyName, simulate_heterogeneous
 from sharedkernel.simulator.notebooks import SharedOptions, fewest_devices, notebooks_of, simulate_notebooks
 from sharedkernel.simulator.report import SimulationResult
-from sharedkernel.simulator.traces import TraceJob, read_samples
+from sharedkernel.simulator.traces import read_samples
 from sharedkernel.simulator.workloads import CLUSTER_WORKLOADS, notebooks
 from sharedkernel.units import parse_bytes
 
@@ -77,14 +77,7 @@ class ClusterApp(TraceScenarioApp):
         config=True
     )
 
-    @validate("workload")
-    def _check_workload(self, proposal: Any) -> str:
-        workload: str = proposal["value"]
-        if workload and workload not in CLUSTER_WORKLOADS:
-            raise TraitError(f"--workload is one of {', '.join(CLUSTER_WORKLOADS)}, not {workload!r}")
-        return workload
-
-    def prepare(self) -> None:
+    def prepare(self) -> int:
         """See :meth:`.ScenarioApp.prepare`."""
         self._kinds = _kinds(self.devices)
         count = sum(self._kinds.values())
@@ -99,15 +92,13 @@ class ClusterApp(TraceScenarioApp):
         )
         AlloX(alpha=self.alpha)
         self._check_policies()
-        self._jobs: tuple[TraceJob, ...]
-        if self.trace:
-            self._jobs = self.read().jobs
-        else:
-            workload = self.workload or ("two-kinds" if self._is_heterogeneous else "heavy-tailed")
-            self._jobs = CLUSTER_WORKLOADS[workload](jobs=self.jobs, devices=count, seed=self.seed)
+        workload = self.workload or ("two-kinds" if self._is_heterogeneous else "heavy-tailed")
+        check_known("--workload", workload, CLUSTER_WORKLOADS)
+        self._jobs = self.workload_of(CLUSTER_WORKLOADS[workload], devices=count)
         too_large = sum(job.devices > count for job in self._jobs)
         if too_large:
             self.say(f"{too_large} of {len(self._jobs)} jobs need more than {count} devices and cannot run.")
+        return len(self._jobs)
 
     @property
     def _is_heterogeneous(self) -> bool:
@@ -122,14 +113,9 @@ class ClusterApp(TraceScenarioApp):
 
     def simulate(self, policy: str, on_progress: OnProgress) -> SimulationResult:
         """See :meth:`.ScenarioApp.simulate`."""
-        total = len(self._jobs)
-
-        def progress(done: int) -> None:
-            on_progress(done, total)
-
         if self._is_heterogeneous:
-            return simulate_heterogeneous(self._jobs, policy, self._kinds, alpha=self.alpha, on_progress=progress)
-        return simulate_cluster(self._jobs, policy, self._options, on_progress=progress)
+            return simulate_heterogeneous(self._jobs, policy, self._kinds, alpha=self.alpha, on_progress=on_progress)
+        return simulate_cluster(self._jobs, policy, self._options, on_progress=on_progress)
 
 
 def _kinds(text: str) -> dict[str, int]:
@@ -171,14 +157,14 @@ class NotebooksApp(TraceScenarioApp):
         PlacementName.LEAST_LOADED, help=f"How notebooks are spread over devices: {', '.join(PLACEMENTS)}."
     ).tag(config=True)
 
-    def prepare(self) -> None:
+    def prepare(self) -> int:
         """See :meth:`.ScenarioApp.prepare`."""
         if not (self.wait >= 0 and self.devices >= 0):
             raise ConfigError("--wait and --devices are 0 or more.")
         self._options = {name: self._shared_options(name) for name in self.names()}
-        jobs = self.read().jobs if self.trace else notebooks(jobs=self.jobs, seed=self.seed)
+        jobs = self.workload_of(notebooks)
         self._notebooks = notebooks_of(jobs)
-        self._total = sum(job.devices == 1 for job in jobs)
+        return sum(job.devices == 1 for job in jobs)
 
     def _shared_options(self, policy: str) -> SharedOptions:
         return SharedOptions(
@@ -193,14 +179,10 @@ class NotebooksApp(TraceScenarioApp):
     def simulate(self, policy: str, on_progress: OnProgress) -> SimulationResult:
         """See :meth:`.ScenarioApp.simulate`."""
         options = self._options[policy]
-
-        def progress(done: int) -> None:
-            on_progress(done, self._total)
-
         if self.devices:
-            return simulate_notebooks(self._notebooks, options, on_progress=progress)
+            return simulate_notebooks(self._notebooks, options, on_progress=on_progress)
         most = replace(options, devices=len(self._notebooks))
-        return fewest_devices(self._notebooks, most, wait=self.wait, on_progress=progress)
+        return fewest_devices(self._notebooks, most, wait=self.wait, on_progress=on_progress)
 
 
 class DeviceApp(ScenarioApp):
@@ -225,17 +207,12 @@ class DeviceApp(ScenarioApp):
     parallel_lanes = Int(1, help="Most lanes that run at once.").tag(config=True)
     backfill = Bool(False, help="With fifo: later cells that fit overtake.").tag(config=True)
 
-    @validate("workload")
-    def _check_workload(self, proposal: Any) -> str:
-        workload: str = proposal["value"]
-        if workload not in DEVICE_WORKLOADS:
-            raise TraitError(f"--workload is one of {', '.join(DEVICE_WORKLOADS)}, not {workload!r}")
-        return workload
-
-    def prepare(self) -> None:
+    def prepare(self) -> int:
         """See :meth:`.ScenarioApp.prepare`."""
+        check_known("--workload", self.workload, DEVICE_WORKLOADS)
         self._sessions = DEVICE_WORKLOADS[self.workload](self.seed)
         self._configs = {name: self._config(name) for name in self.names()}
+        return sum(len(session.cells) for session in self._sessions)
 
     def _config(self, policy: str) -> SchedulerConfig:
         return SchedulerConfig(
@@ -249,9 +226,7 @@ class DeviceApp(ScenarioApp):
 
     def simulate(self, policy: str, on_progress: OnProgress) -> SimulationResult:
         """See :meth:`.ScenarioApp.simulate`."""
-        total = sum(len(session.cells) for session in self._sessions)
-        config = self._configs[policy]
-        return simulate_device(self._sessions, config, on_progress=lambda done: on_progress(done, total))
+        return simulate_device(self._sessions, self._configs[policy], on_progress=on_progress)
 
 
 def _numbers(option: str, text: str) -> tuple[float, ...]:

@@ -1,25 +1,23 @@
-"""``sharedkernel simulate class``: whether a card will do for a class, in words and a picture."""
+"""``sharedkernel simulate class``: whether a card will do for a class, in words."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 from traitlets import Int, Unicode
 
 from sharedkernel.cli.simulate.scenario import OnProgress, ScenarioApp
 from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling.policies.registry import POLICIES
-from sharedkernel.simulator.classroom import DELAYS, SHORT, ClassForecast, ClassPlan, ClassVerdict, forecast_class
+from sharedkernel.simulator.classroom import SHORT, ClassForecast, ClassPlan, ClassVerdict, forecast_class
 from sharedkernel.simulator.report import SimulationResult
 from sharedkernel.units import format_bytes, format_seconds, parse_bytes, parse_duration
 
 #: most students, and the longest class in seconds: what is simulated in minutes
 _MOST_STUDENTS, _MOST_SECONDS = 500, 8 * 3600.0
-#: characters of the pictures' bars
-_WIDTH = 50
 _OPENINGS = {
     ClassVerdict.YES: "Yes: {device} will do for {students}.",
     ClassVerdict.TIGHT: "It is tight: {device} will do for {students}, with waits.",
@@ -52,7 +50,7 @@ class ClassScenarioApp(ScenarioApp):
     cell = Unicode("500ms", help="What half of the cells take at most, alone on the card.").tag(config=True)
     pause = Unicode("60s", help="How long half of the pauses between two cells are at most.").tag(config=True)
 
-    def prepare(self) -> None:
+    def prepare(self) -> int:
         """See :meth:`.ScenarioApp.prepare`."""
         seconds, cell, pause = (parse_duration(text) for text in (self.hours, self.cell, self.pause))
         if not 1 <= self.students <= _MOST_STUDENTS:
@@ -74,23 +72,18 @@ class ClassScenarioApp(ScenarioApp):
             for name in self.names()
         }
         self._forecasts: list[ClassForecast] = []
+        return sum(len(session.cells) for session in self._plans[self.names()[0]].sessions())
 
     def simulate(self, policy: str, on_progress: OnProgress) -> SimulationResult:
         """See :meth:`.ScenarioApp.simulate`."""
-        plan = self._plans[policy]
-        total = sum(len(session.cells) for session in plan.sessions())
-        forecast, outcome = forecast_class(plan, on_progress=lambda done: on_progress(done, total))
+        forecast, outcome = forecast_class(self._plans[policy], on_progress=on_progress)
         self._forecasts.append(forecast)
         return outcome
 
     def render(self, outcomes: Sequence[SimulationResult]) -> RenderableType:
-        """Return an answer in words and a picture for each policy."""
-        shown: list[RenderableType] = []
-        for forecast in self._forecasts:
-            if len(outcomes) > 1:
-                shown.append(Text(f"\n{forecast.plan.policy}", style="bold"))
-            shown += [Text(answer(forecast)), Text(""), memory_picture(forecast), Text(""), delay_picture(forecast)]
-        return Group(*shown)
+        """Return an answer in words for each policy."""
+        titles = [f"{forecast.plan.policy}: " if len(outcomes) > 1 else "" for forecast in self._forecasts]
+        return Text("\n".join(title + answer(each) for title, each in zip(titles, self._forecasts, strict=True)))
 
 
 def _positive(option: str, text: str) -> int:
@@ -126,7 +119,7 @@ def answer(forecast: ClassForecast) -> str:
         )
     if forecast.refused:
         sentences.append(f"{forecast.refused} of {forecast.num_cells} cells found no memory.")
-    if any(forecast.delays):
+    if forecast.num_short:
         sentences.append(
             f"Half of the short cells end within {_later(forecast.median)} of the time that they take alone, 95 in 100 "
             f"within {_later(forecast.p95)}."
@@ -141,33 +134,3 @@ def answer(forecast: ClassForecast) -> str:
 
 def _later(seconds: float) -> str:
     return format_seconds(max(seconds, 0.001)) if math.isfinite(seconds) else "more than half an hour"
-
-
-def memory_picture(forecast: ClassForecast) -> Text:
-    """Return the card's memory as a bar: contexts, notebooks that fit beside them, and what is free."""
-    plan = forecast.plan
-    contexts = min(forecast.contexts, plan.capacity)
-    resident = min(forecast.num_resident, plan.students) * plan.persistent
-    running = plan.ephemeral if resident else 0
-    free = plan.capacity - contexts - resident - running
-    parts = [
-        ("█", "contexts", contexts, forecast.contexts),
-        ("▓", "tensors", resident, resident),
-        ("▒", "running", running, running),
-        ("░", "free", free, free),
-    ]
-    ends = [round(_WIDTH * sum(part[2] for part in parts[: n + 1]) / plan.capacity) for n in range(len(parts))]
-    bar = "".join(part[0] * (end - start) for part, start, end in zip(parts, [0, *ends], ends, strict=False))
-    legend = "  ".join(f"{sign} {name} {format_bytes(size)}" for sign, name, _, size in parts)
-    return Text(f"The card, {format_bytes(plan.capacity)}\n{bar}\n{legend}")
-
-
-def delay_picture(forecast: ClassForecast) -> Text:
-    """Return how many cells ended how much later than alone, a bar for each class of delay."""
-    names = [f"less than {format_seconds(bound)}" for bound in DELAYS] + ["longer"]
-    rows = [*zip(names, forecast.delays, strict=True), ("no memory", forecast.refused)]
-    most = max(1, *(count for _, count in rows))
-    width = max(len(name) for name, _ in rows)
-    short = sum(forecast.delays)
-    lines = [f"{name:>{width}} {'█' * math.ceil(_WIDTH * count / most)} {count}" for name, count in rows]
-    return Text("\n".join([f"How much later than alone {short} short cells end", *lines]))

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from traitlets import Bool, Int, TraitError, Unicode, validate
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from traitlets import Bool, Int, Unicode
 
 from sharedkernel.cli.base import CommandApp, fail
 from sharedkernel.errors import ConfigError
 from sharedkernel.simulator.plot import check_plot, plot
 from sharedkernel.simulator.report import SimulationResult, figures_tables
-from sharedkernel.simulator.traces import TIME_UNITS, Trace, read_trace
+from sharedkernel.simulator.traces import TIME_UNITS, TraceJob, read_trace
 
-#: called with how many jobs are done, and how many there are
-OnProgress = Callable[[int, int], None]
+#: called with how many jobs are done
+OnProgress = Callable[[int], None]
 #: bad rows of a trace that are named one by one
 _MOST_NAMED = 5
 
@@ -39,14 +39,15 @@ class ScenarioApp(CommandApp):
     )
     as_json = Bool(False, help="Print the figures as JSON instead of a table.").tag(config=True, option="json")
 
-    def prepare(self) -> None:
-        """Read and check what all policies run on. Called once.
+    def prepare(self) -> int:
+        """Read and check what all policies run on; return the number of jobs. Called once.
 
         Raises
         ------
         ConfigError
             When an option cannot be used; it is wrong use.
         """
+        raise NotImplementedError
 
     def simulate(self, policy: str, on_progress: OnProgress) -> SimulationResult:
         """Run one policy. Called once for each policy that was asked for, after :meth:`prepare`.
@@ -56,7 +57,7 @@ class ScenarioApp(CommandApp):
         policy
             Its name.
         on_progress
-            Called with the number of jobs that are done, and the number of all, whenever one is done.
+            Called with the number of jobs that are done, whenever one is.
         """
         raise NotImplementedError
 
@@ -72,10 +73,10 @@ class ScenarioApp(CommandApp):
         try:
             if self.plot:
                 check_plot(Path(self.plot))
-            self.prepare()
+            total = self.prepare()
         except ConfigError as error:
             fail(f"{str(error).rstrip('.')}; see `{self._command_line} --help`.", status=2)
-        outcomes = self._run(names)
+        outcomes = self._run(names, total)
         if self.as_json:
             figures = [outcome.figures() for outcome in outcomes]
             print(json.dumps(figures if self.compare else figures[0]))  # noqa: T201
@@ -108,26 +109,26 @@ class ScenarioApp(CommandApp):
         """Tell people something on standard error, which the figures do not need."""
         Console(stderr=True, highlight=False, soft_wrap=True).print(sentence, markup=False)
 
-    def _run(self, names: Sequence[str]) -> list[SimulationResult]:
+    def _run(self, names: Sequence[str], total: int) -> list[SimulationResult]:
         # Standard output belongs to the figures alone; the bar is for people who wait at a terminal.
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         outcomes = []
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
             for name in names:
-                outcomes.append(self.simulate(name, _Bar(progress, name)))
+                task = progress.add_task(name, total=total)
+
+                def show(done: int, task: TaskID = task) -> None:
+                    progress.update(task, completed=done)
+
+                outcomes.append(self.simulate(name, show))
         return outcomes
 
 
-class _Bar:
-    """Shows how far one policy's run has come."""
-
-    def __init__(self, progress: Progress, name: str) -> None:
-        self._progress = progress
-        self._task = progress.add_task(name, total=None)
-
-    def __call__(self, done: int, total: int) -> None:
-        self._progress.update(self._task, completed=done, total=total)
+def check_known(option: str, value: str, known: Iterable[str]) -> None:
+    """Raise `ConfigError` if *known* has no *value*."""
+    if value not in known:
+        raise ConfigError(f"{option} is one of {', '.join(known)}, not {value!r}.")
 
 
 class TraceScenarioApp(ScenarioApp):
@@ -138,31 +139,24 @@ class TraceScenarioApp(ScenarioApp):
     skip_bad = Bool(False, help="Leave out rows that cannot be used, and say which.").tag(config=True)
     jobs = Int(400, help="How many jobs to generate, where there is no trace.").tag(config=True)
 
-    @validate("time_unit")
-    def _check_time_unit(self, proposal: Any) -> str:
-        unit: str = proposal["value"]
-        if unit not in TIME_UNITS:
-            raise TraitError(f"--time-unit is one of {', '.join(TIME_UNITS)}, not {unit!r}")
-        return unit
-
-    @validate("jobs")
-    def _check_jobs(self, proposal: Any) -> int:
-        jobs: int = proposal["value"]
-        if jobs < 1:
-            raise TraitError(f"--jobs is a number of jobs, at least 1, not {jobs}")
-        return jobs
-
-    def read(self) -> Trace:
-        """Read the trace and say on standard error what was left out of it.
+    def workload_of(self, generate: Callable[..., tuple[TraceJob, ...]], **options: Any) -> tuple[TraceJob, ...]:
+        """Return the trace's jobs, and say on standard error what was left out of it; or generate some.
 
         Raises
         ------
+        ConfigError
+            When an option cannot be used.
         TraceError
-            When it cannot be read.
+            When the trace cannot be read.
         """
+        check_known("--time-unit", self.time_unit, TIME_UNITS)
+        if self.jobs < 1:
+            raise ConfigError(f"--jobs is a number of jobs, at least 1, not {self.jobs}.")
+        if not self.trace:
+            return generate(jobs=self.jobs, seed=self.seed, **options)
         trace = read_trace(self.trace, time_unit=self.time_unit, skip_bad=self.skip_bad)
         for sentence in trace.skipped[:_MOST_NAMED]:
             self.say(f"left out: {sentence}")
         if len(trace.skipped) > _MOST_NAMED:
             self.say(f"left out: {len(trace.skipped) - _MOST_NAMED} more rows.")
-        return trace
+        return trace.jobs

@@ -1,4 +1,4 @@
-"""``sharedkernel simulate class``: the answer in words, a picture and figures."""
+"""``sharedkernel simulate class``: the answer in words, and figures."""
 
 from __future__ import annotations
 
@@ -12,17 +12,13 @@ from tests.cli.test_simulate import simulate
 SMALL = ("class", "--students", 4, "--hours", "10m")
 
 
-def test_the_answer_is_words_and_a_picture(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within 80 columns, contexts of idle notebooks counted; the bar is as wide as the card is large."""
+def test_the_answer_is_words(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within 80 columns, contexts of idle notebooks counted."""
     monkeypatch.setenv("COLUMNS", "80")
     output, errors = simulate(capsys, *SMALL, "--device", "24GiB")
     assert errors == ""
     assert output.startswith("Yes: 24.0 GiB will do for 4 students. The contexts of 4 students take 1.")
-    lines = output.splitlines()
-    assert max(map(len, lines)) <= 80
-    (bar,) = [line for line in lines if "█▓" in line]
-    assert len(bar) == 50
-    assert "no memory  0" in output
+    assert max(map(len, output.splitlines())) <= 80
 
 
 def test_too_small_a_card_is_said_with_what_helps(capsys: pytest.CaptureFixture[str]) -> None:
