@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec import UNSET
 from rich.console import Console, RenderableType
-from rich.table import Column
 from traitlets import Bool, Unicode
 
 from sharedkernel.cli.base import fail
@@ -19,8 +19,8 @@ from sharedkernel.client.gateway.status import fetch_status
 from sharedkernel.errors import Refused
 from sharedkernel.status.document import SessionStatus
 from sharedkernel.status.figures import IDLE, MEMORY
-from sharedkernel.status.tables import cell, figure_column, new_table, text
-from sharedkernel.status.text import NOTHING, device_on_host, safe_text, session_name, session_state
+from sharedkernel.status.tables import NOTEBOOK, OWNER, STATE, TableColumn, figure_column, filled, place_columns
+from sharedkernel.status.text import NOTHING, safe_text, session_name
 
 #: characters of an id that are shown, where they suffice
 _SHORT = 8
@@ -198,21 +198,20 @@ def sessions_by_id(sessions: Sequence[SessionStatus], ids: dict[str, str]) -> Re
     ids
         What to call each, by kernel id.
     """
-    has_devices = any(session.device is not UNSET for session in sessions)
-    width = max(map(len, ids.values()), default=_SHORT)
-    columns = (Column("id", min_width=width, no_wrap=True), text("user", 2), text("notebook", 3), text("state", 3))
-    has_hosts = len({session.host for session in sessions}) > 1
-    places = [*([text("host")] if has_hosts else []), *([text("device", 2)] if has_devices else [])]
-    table = new_table(*columns, *places, figure_column(MEMORY), figure_column(IDLE))
-    for session in sorted(sessions, key=lambda session: (session.user, session_name(session))):
-        table.add_row(
-            cell(ids.get(session.kernel_id or "", NOTHING)),
-            cell(session.user, "bold"),
-            cell(session_name(session) if session.notebook else NOTHING),
-            cell(session_state(session)),
-            *([cell(session.host or "")] if has_hosts else []),
-            *([cell(device_on_host(session) if has_hosts else session.device or "")] if has_devices else []),
-            MEMORY.text(session),
-            IDLE.text(session),
-        )
-    return table
+    columns: list[TableColumn[Any]] = [
+        TableColumn(
+            name="id",
+            ratio=1,
+            width=max(map(len, ids.values()), default=_SHORT),
+            text=lambda session: ids.get(session.kernel_id or "", NOTHING),
+        ),
+        OWNER,
+        replace(NOTEBOOK, text=lambda session: session_name(session) if session.notebook else NOTHING),
+        replace(STATE, ratio=3, style=lambda session: ""),
+        *place_columns(
+            has_devices=any(session.device is not UNSET for session in sessions),
+            has_hosts=len({session.host for session in sessions}) > 1,
+        ),
+        *map(figure_column, (MEMORY, IDLE)),
+    ]
+    return filled(sorted(sessions, key=lambda session: (session.user, session_name(session))), columns)

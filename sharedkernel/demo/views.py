@@ -17,7 +17,6 @@ from sharedkernel.status.tables import (
     lanes_table,
     new_table,
     number,
-    session_cells,
     text,
 )
 from sharedkernel.status.text import NOTHING, bytes_or_nothing, safe_text, seconds_or_nothing
@@ -37,10 +36,11 @@ def progress_view(runs: Sequence[NotebookRun], status: StatusDocument) -> Render
     status
         The status document of this moment.
     """
-    table = new_table(text("user"), text("notebook", 2), number("cells", 5), *SESSION_COLUMNS)
+    columns = [column.heading() for column in SESSION_COLUMNS]
+    table = new_table(text("user"), text("notebook", 2), number("cells", 5), *columns)
     for run in runs:
         sessions = [session for session in status.sessions if session.user == run.user]
-        cells = session_cells(sessions[0]) if sessions else [cell("starting")]
+        cells = [column.cell(sessions[0]) for column in SESSION_COLUMNS] if sessions else [cell("starting")]
         if run.ended:
             cells[0] = cell("failed", "red") if run.failure else cell("done", "green")
         table.add_row(cell(run.user, "bold"), cell(run.notebook.name), f"{run.cells_done}/{run.cells}", *cells)

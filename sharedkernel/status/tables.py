@@ -6,20 +6,24 @@ below the other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
+from msgspec import UNSET
 from rich import box
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from sharedkernel.status.document import DeviceEntry, SessionStatus, StatusDocument
+from sharedkernel.status.document import DeviceEntry, LaneStatus, SessionStatus, StatusDocument, UserStatus
 from sharedkernel.status.figures import DEVICE, LEFT, SESSION, USER, Figure, Place, sentences, shown
 from sharedkernel.status.hosts import HostEntry
 from sharedkernel.status.text import (
     NOTHING,
     RUNNING,
+    device_on_host,
     device_title,
     lingering_words,
     safe_text,
@@ -43,6 +47,41 @@ _STATE_ORDER = ("running", "preempting", "queued", "waiting", "restoring", "read
 _BAR_WIDTH, _SHORT_BAR_WIDTH = 30, 10
 
 
+#: what a table has a row of
+Entry = TypeVar("Entry")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableColumn(Generic[Entry]):
+    """A column: what it says of an entry, how wide it is, and what entries are sorted by."""
+
+    name: str
+    text: Callable[[Entry], object]
+    #: part of the width that the numbers leave; 0: a number
+    ratio: int = 0
+    #: characters of a number, or of a text that is as wide as it is
+    width: int = 0
+    style: Callable[[Entry], str] = lambda entry: ""
+    #: None: its text
+    rank: Callable[[Entry], Any] | None = None
+
+    def heading(self) -> Column:
+        """Return an empty column."""
+        if not self.ratio:
+            return number(self.name, self.width)
+        if self.width:
+            return Column(self.name, min_width=self.width, no_wrap=True, overflow="ellipsis")
+        return text(self.name, self.ratio)
+
+    def cell(self, entry: Entry) -> Text:
+        """Return what it says of *entry*."""
+        return cell(self.text(entry), self.style(entry))
+
+    def ranked(self, entry: Entry) -> Any:
+        """Return what *entry* is sorted by."""
+        return str(self.text(entry)).casefold() if self.rank is None else self.rank(entry)
+
+
 def status_view(status: StatusDocument) -> RenderableType:
     """Return the whole document: hosts, the devices, their lanes, everybody's sessions and what users have."""
     documents = status.by_device().values()
@@ -62,19 +101,17 @@ def status_view(status: StatusDocument) -> RenderableType:
 
 def hosts_table(hosts: Sequence[HostEntry]) -> RenderableType:
     """Return one row per host: whether it answers, its place in a Ray cluster, devices, sessions and version."""
-    table = new_table(
-        text("host", 2), text("state", 2), text("Ray", 2), number("devices", 7), number("sessions", 8), text("version")
-    )
-    for host in hosts:
-        table.add_row(
-            cell(host.name, "bold"),
-            cell(host.state_words()),
-            cell(host.ray_words()),
-            str(host.num_devices),
-            NOTHING if host.num_sessions is None else str(host.num_sessions),
-            cell(host.version or NOTHING),
-        )
-    return table
+    columns: list[TableColumn[HostEntry]] = [
+        TableColumn(name="host", ratio=2, text=lambda host: host.name, style=lambda host: "bold"),
+        TableColumn(name="state", ratio=2, text=HostEntry.state_words),
+        TableColumn(name="Ray", ratio=2, text=HostEntry.ray_words),
+        TableColumn(name="devices", width=7, text=lambda host: host.num_devices),
+        TableColumn(
+            name="sessions", width=8, text=lambda host: NOTHING if host.num_sessions is None else host.num_sessions
+        ),
+        TableColumn(name="version", ratio=1, text=lambda host: host.version or NOTHING),
+    ]
+    return filled(hosts, columns)
 
 
 def device_line(document: StatusDocument | DeviceEntry) -> Text:
@@ -148,26 +185,12 @@ def lanes_table(status: StatusDocument) -> RenderableType:
     """Return one row per lane of one device: its size, who runs in it, who is next."""
     if not status.lanes:
         return Text("No lanes: nobody is using the device.", style="dim")
-    names = {session.id: f"{session.user} {session_name(session)}" for session in status.sessions}
-    table = new_table(number("lane", 4), number("size", 8), text("running"), text("next in line"))
-    for lane in status.lanes:
-        queue = [names.get(session, "?") for session in lane.queue]
-        table.add_row(
-            cell(lane.id),
-            format_bytes(lane.size_bytes),
-            cell(names.get(lane.holder, "?") if lane.holder else NOTHING, "green"),
-            cell(", ".join(queue) or NOTHING),
-        )
-    return table
+    return filled(status.lanes, lane_columns(status))
 
 
 def users_table(status: StatusDocument) -> RenderableType:
     """Return one row per user: share, memory by kind against the quota, device time and waits."""
-    figures = shown(USER, Place.STATUS)
-    table = new_table(text("user"), *map(figure_column, figures))
-    for user in status.users:
-        table.add_row(cell(user.name, "bold"), *(figure.text(user) for figure in figures))
-    return table
+    return filled(status.users, [USER_NAME, *figure_columns(USER, Place.STATUS)])
 
 
 def sessions_table(status: StatusDocument) -> RenderableType:
@@ -175,11 +198,8 @@ def sessions_table(status: StatusDocument) -> RenderableType:
     if not status.sessions:
         return Text("No sessions.", style="dim")
     ordered = sorted(status.sessions, key=queue_order)
-    left = [LEFT] if any(LEFT.value(session) is not None for session in ordered) else []
-    table = new_table(text("user", 2), text("notebook", 3), *SESSION_COLUMNS, *map(figure_column, left))
-    for session in ordered:
-        cells = [*session_cells(session), *(figure.text(session) for figure in left)]
-        table.add_row(cell(session.user, "bold"), cell(session_name(session)), *cells)
+    left = [figure_column(LEFT)] if any(LEFT.value(session) is not None for session in ordered) else []
+    table = filled(ordered, [OWNER, NOTEBOOK, *SESSION_COLUMNS, *left])
     notes = [
         Text(f"{safe_text(session.user)} {session_name(session)}: {safe_text(note)}", style="dim")
         for session in ordered
@@ -198,20 +218,70 @@ def queue_order(session: SessionStatus) -> tuple[int, float, str]:
     return rank, 0, session.user
 
 
-def session_cells(session: SessionStatus) -> list[RenderableType]:
-    """Return a session's cells for :data:`SESSION_COLUMNS`: state with lane or place, and its figures."""
+def _state_and_lane(session: SessionStatus) -> str:
     state = session_state(session)
-    if session.state in RUNNING and session.lane is not None:
-        state = f"{state}, lane {session.lane}"
-    figures = (figure.text(session) for figure in shown(SESSION, Place.STATUS))
-    return [cell(state, STATE_STYLES.get(session.state, "")), *figures]
+    return f"{state}, lane {session.lane}" if session.state in RUNNING and session.lane is not None else state
+
+
+def place_columns(*, has_devices: bool, has_hosts: bool) -> list[TableColumn[SessionStatus | LaneStatus]]:
+    """Return the columns that say where a session or a lane is, as far as there is more than one such place."""
+    host: TableColumn[SessionStatus | LaneStatus] = TableColumn(
+        name="host", ratio=1, text=lambda entry: entry.host or ""
+    )
+    device: TableColumn[SessionStatus | LaneStatus] = TableColumn(
+        name="device", ratio=2, text=device_on_host if has_hosts else lambda entry: entry.device or ""
+    )
+    return [host, device] if has_hosts else [device] if has_devices else []
+
+
+def lane_columns(status: StatusDocument) -> list[TableColumn[LaneStatus]]:
+    """Return the columns of lanes; the number of each is that of its own executor."""
+    names = {session.id: f"{session.user} {session_name(session)}" for session in status.sessions}
+
+    def number_of(lane: LaneStatus) -> int:
+        return lane.id if lane.number is UNSET else lane.number
+
+    def who(sessions: Sequence[str | None]) -> str:
+        return ", ".join(names.get(session, "?") for session in sessions if session) or NOTHING
+
+    return [
+        TableColumn(name="lane", width=5, text=number_of, rank=number_of),
+        TableColumn(
+            name="size", width=8, text=lambda lane: format_bytes(lane.size_bytes), rank=lambda lane: -lane.size_bytes
+        ),
+        TableColumn(name="running", ratio=3, text=lambda lane: who([lane.holder]), style=lambda lane: "green"),
+        TableColumn(
+            name="next in line", ratio=5, text=lambda lane: who(lane.queue), rank=lambda lane: -len(lane.queue)
+        ),
+    ]
+
+
+def figure_columns(figures: Sequence[Figure], place: Place) -> list[TableColumn[Any]]:
+    """Return the columns of the figures that are shown in a place."""
+    return [figure_column(figure) for figure in shown(figures, place)]
+
+
+def figure_column(figure: Figure) -> TableColumn[Any]:
+    """Return the column of a figure: the largest first, those without it last."""
+
+    def rank(entry: object) -> tuple[int, float]:
+        value = figure.value(entry)
+        return (1, 0) if value is None else (0, -value)
+
+    return TableColumn(name=figure.name, width=figure.width, text=figure.text, rank=rank)
+
+
+def filled(entries: Iterable[Entry], columns: Sequence[TableColumn[Entry]]) -> Table:
+    """Return a table with a row for each entry."""
+    table = new_table(*(column.heading() for column in columns))
+    for entry in entries:
+        table.add_row(*(column.cell(entry) for column in columns))
+    return table
 
 
 def new_table(*columns: Column) -> Table:
     """Return an empty table in the house's look, as wide as the terminal."""
-    # Copies, since a column collects its cells: a shared one would show those of the table before.
-    fresh = (column.copy() for column in columns)
-    return Table(*fresh, box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False, expand=True)
+    return Table(*columns, box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False, expand=True)
 
 
 def text(heading: str, ratio: int = 1) -> Column:
@@ -224,18 +294,24 @@ def number(heading: str, width: int) -> Column:
     return Column(heading, justify="right", min_width=width, no_wrap=True)
 
 
-def figure_column(figure: Figure) -> Column:
-    """Return the column of a figure."""
-    return number(figure.name, figure.width)
-
-
-#: the columns of :func:`session_cells`
-SESSION_COLUMNS = (
-    Column("state", min_width=18, no_wrap=True, overflow="ellipsis"),
-    *map(figure_column, shown(SESSION, Place.STATUS)),
-)
-
-
 def cell(text: object, style: str = "") -> Text:
     """Return other people's text as a cell: no markup, nothing a terminal would obey."""
     return Text(safe_text(text), style=style)
+
+
+USER_NAME: TableColumn[UserStatus] = TableColumn(
+    name="user", ratio=1, text=lambda user: user.name, style=lambda user: "bold"
+)
+OWNER: TableColumn[SessionStatus] = TableColumn(
+    name="user", ratio=2, text=lambda session: session.user, style=lambda session: "bold"
+)
+NOTEBOOK: TableColumn[SessionStatus] = TableColumn(name="notebook", ratio=3, text=session_name)
+STATE: TableColumn[SessionStatus] = TableColumn(
+    name="state",
+    ratio=4,
+    text=session_state,
+    style=lambda session: STATE_STYLES.get(session.state, ""),
+    rank=lambda session: queue_order(session)[:2],
+)
+#: what `status` says of a session beside its name: state with lane or place, and figures
+SESSION_COLUMNS = (replace(STATE, text=_state_and_lane, width=18), *figure_columns(SESSION, Place.STATUS))

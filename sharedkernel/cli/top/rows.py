@@ -5,39 +5,28 @@ A view has rows that can be sorted by each column and filtered by their text. No
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec import UNSET
 from rich.text import Text
 
-from sharedkernel.status.document import DeviceEntry, LaneStatus, SessionStatus, StatusDocument, UserStatus
-from sharedkernel.status.figures import MEMORY, SESSION, USER, Figure, Place, memory_by_kind, shown
-from sharedkernel.status.tables import STATE_STYLES, cell, queue_order
-from sharedkernel.status.text import (
-    NOTHING,
-    device_on_host,
-    lingering_words,
-    safe_text,
-    session_name,
-    session_state,
+from sharedkernel.status.document import DeviceEntry, SessionStatus, StatusDocument, UserStatus
+from sharedkernel.status.figures import MEMORY, SESSION, USER, Place, memory_by_kind
+from sharedkernel.status.tables import (
+    NOTEBOOK,
+    OWNER,
+    STATE,
+    USER_NAME,
+    TableColumn,
+    figure_column,
+    figure_columns,
+    lane_columns,
+    place_columns,
+    queue_order,
 )
-from sharedkernel.units import format_bytes
-
-#: what a column is sorted by where a row has nothing in it: behind all others
-_LAST = (1, 0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ViewColumn:
-    """A column: of text, which takes its part of the width that the numbers leave, or of numbers."""
-
-    name: str
-    #: part of the width; 0: a number
-    ratio: int = 0
-    #: characters of a number
-    width: int = 0
+from sharedkernel.status.text import lingering_words, safe_text, session_name, session_state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +53,7 @@ class ViewRow:
 class RowView:
     """A table."""
 
-    columns: tuple[ViewColumn, ...]
+    columns: Sequence[TableColumn[Any]]
     rows: tuple[ViewRow, ...]
 
     def arranged(self, *, words: str = "", column: str | None = None, reverse: bool = False) -> list[ViewRow]:
@@ -96,122 +85,46 @@ class RowView:
 
 def sessions_view(status: StatusDocument) -> RowView:
     """Return all sessions: who runs or waits first, in the order of the queue."""
-    columns = (
-        ViewColumn(name="user", ratio=2),
-        ViewColumn(name="notebook", ratio=3),
-        ViewColumn(name="state", ratio=4),
-        *_place_columns(status),
-        *_columns(SESSION),
-    )
-    return RowView(
-        columns=columns, rows=tuple(_session_row(session, _place(session, status)) for session in status.sessions)
-    )
-
-
-def _columns(figures: Sequence[Figure]) -> list[ViewColumn]:
-    return [ViewColumn(name=figure.name, width=figure.width) for figure in shown(figures, Place.TOP)]
-
-
-def _cells(figures: Sequence[Figure], entry: SessionStatus | UserStatus) -> list[Text]:
-    return [Text(figure.text(entry)) for figure in shown(figures, Place.TOP)]
-
-
-def _ranks(figures: Sequence[Figure], entry: SessionStatus | UserStatus) -> list[tuple[int, float]]:
-    return [_largest_first(figure.value(entry)) for figure in shown(figures, Place.TOP)]
-
-
-def _place_columns(status: StatusDocument) -> tuple[ViewColumn, ...]:
-    """Return the columns that say where something is, as far as there is more than one such place."""
-    if not status.devices:
-        return ()
-    device = ViewColumn(name="device", ratio=2)
-    return (ViewColumn(name="host", ratio=1), device) if status.has_hosts else (device,)
-
-
-def _place(entry: SessionStatus | LaneStatus, status: StatusDocument) -> tuple[str, ...]:
-    """Return where a session or lane is, for :func:`_place_columns`."""
-    if not status.devices:
-        return ()
-    return (entry.host or "", device_on_host(entry)) if status.has_hosts else (entry.device or "",)
-
-
-def _session_row(session: SessionStatus, place: tuple[str, ...]) -> ViewRow:
-    name, state = session_name(session), session_state(session)
-    order = queue_order(session)
-    return ViewRow(
-        key=session.id,
-        cells=(
-            cell(session.user, "bold"),
-            Text(name),
-            Text(state, STATE_STYLES.get(session.state, "")),
-            *map(cell, place),
-            *_cells(SESSION, session),
-        ),
-        ranks=(
-            session.user.casefold(),
-            name.casefold(),
-            order[:2],
-            *place,
-            *_ranks(SESSION, session),
-        ),
-        place=(*order, session.id),
-        session=session,
-    )
+    columns = [OWNER, NOTEBOOK, STATE, *_places(status), *figure_columns(SESSION, Place.TOP)]
+    return _view(columns, status.sessions, "id", lambda session: (*queue_order(session), session.id))
 
 
 def people_view(status: StatusDocument) -> RowView:
     """Return all users: who has most memory first."""
-    columns = (ViewColumn(name="user", ratio=1), ViewColumn(name="sessions", width=8), *_columns(USER))
-    numbers: dict[str, int] = {}
-    for session in status.sessions:
-        numbers[session.user] = numbers.get(session.user, 0) + 1
-    return RowView(columns=columns, rows=tuple(_user_row(user, numbers.get(user.name, 0)) for user in status.users))
-
-
-def _user_row(user: UserStatus, sessions: int) -> ViewRow:
-    return ViewRow(
-        key=user.name,
-        cells=(cell(user.name, "bold"), Text(str(sessions)), *_cells(USER, user)),
-        ranks=(user.name.casefold(), _largest_first(sessions), *_ranks(USER, user)),
-        place=(_largest_first(MEMORY.value(user)), user.name),
+    numbers = Counter(session.user for session in status.sessions)
+    sessions: TableColumn[UserStatus] = TableColumn(
+        name="sessions", width=8, text=lambda user: numbers[user.name], rank=lambda user: -numbers[user.name]
     )
+    rank = figure_column(MEMORY).ranked
+    columns = [USER_NAME, sessions, *figure_columns(USER, Place.TOP)]
+    return _view(columns, status.users, "name", lambda user: (rank(user), user.name))
 
 
 def lanes_view(status: StatusDocument) -> RowView:
     """Return the lanes of all devices: those in use first."""
-    columns = (
-        *_place_columns(status),
-        ViewColumn(name="lane", width=5),
-        ViewColumn(name="size", width=8),
-        ViewColumn(name="running", ratio=3),
-        ViewColumn(name="next in line", ratio=5),
-    )
-    names = {session.id: f"{safe_text(session.user)} {session_name(session)}" for session in status.sessions}
-    return RowView(columns=columns, rows=tuple(_lane_row(lane, names, _place(lane, status)) for lane in status.lanes))
+    columns = [*_places(status), *lane_columns(status)]
+    return _view(columns, status.lanes, "id", lambda lane: (lane.holder is None, not lane.queue, lane.id))
 
 
-def _lane_row(lane: LaneStatus, names: dict[str, str], place: tuple[str, ...]) -> ViewRow:
-    number = lane.id if lane.number is UNSET else lane.number
-    holder = names.get(lane.holder, "?") if lane.holder else NOTHING
-    queue = ", ".join(names.get(session, "?") for session in lane.queue) or NOTHING
-    return ViewRow(
-        key=str(lane.id),
-        cells=(
-            *map(cell, place),
-            Text(str(number)),
-            Text(format_bytes(lane.size_bytes)),
-            Text(holder, "green"),
-            Text(queue),
-        ),
-        ranks=(
-            *place,
-            number,
-            _largest_first(lane.size_bytes),
-            holder.casefold(),
-            _largest_first(len(lane.queue)),
-        ),
-        place=(lane.holder is None, not lane.queue, lane.id),
-    )
+def _places(status: StatusDocument) -> list[TableColumn[Any]]:
+    return place_columns(has_devices=bool(status.devices), has_hosts=status.has_hosts)
+
+
+def _view(
+    columns: Sequence[TableColumn[Any]], entries: Iterable[Any], key: str, place: Callable[[Any], object]
+) -> RowView:
+    """Return a view of *entries*, which their field *key* names."""
+    rows = [
+        ViewRow(
+            key=str(getattr(entry, key)),
+            cells=tuple(column.cell(entry) for column in columns),
+            ranks=tuple(column.ranked(entry) for column in columns),
+            place=place(entry),
+            session=entry if isinstance(entry, SessionStatus) else None,
+        )
+        for entry in entries
+    ]
+    return RowView(columns=columns, rows=tuple(rows))
 
 
 def session_words(session: SessionStatus) -> str:
@@ -239,7 +152,3 @@ def devices_away(status: StatusDocument) -> Sequence[str]:
 def left_out_words(status: StatusDocument) -> str:
     """Return what the document of a large cluster leaves out, to be added to a line; empty: nothing."""
     return f" · {status.left_out.sentence(how='`status --about NAME`')}" if status.left_out else ""
-
-
-def _largest_first(value: float | None) -> tuple[int, float]:
-    return _LAST if value is None else (0, -value)
