@@ -53,41 +53,51 @@ def merge(
     placement
         Rule that chooses the device of a new session.
     """
-    answering = [name for name in order if name in documents]
-    device = combine([documents[name].device for name in answering])
-    places = {name: order.index(name) for name in answering}
-    replace = msgspec.structs.replace
-    return StatusDocument(
-        device=replace(device, name=" + ".join(answering)),
+    parts = {place: _of_device(name, documents[name]) for place, name in enumerate(order) if name in documents}
+    return msgspec.structs.replace(
+        join(parts, len(order), placement),
         devices=[_entry(name, documents[name]) if name in documents else away[name] for name in order],
-        placement=placement,
-        lanes=[
-            replace(lane, id=unique(lane.id, places[name], len(order)), number=lane.id, device=name)
-            for name in answering
-            for lane in documents[name].lanes
-        ],
-        users=_users({name: documents[name].users for name in answering}),
-        sessions=[
-            replace(session, lane=unique(session.lane, places[name], len(order)), device=name)
-            for name in answering
-            for session in documents[name].sessions
-        ],
     )
 
 
-def unique(lane: int | None, place: int, num_devices: int) -> int | None:
-    """Return a number for a lane that is unique over all devices.
+def join(parts: Mapping[int, StatusDocument], num_places: int, placement: str) -> StatusDocument:
+    """Return what several documents come to together; their devices, lanes and sessions have their places' names.
 
     Parameters
     ----------
-    lane
-        Its number on its own device; None: no lane.
-    place
-        Index of the device in the configuration.
-    num_devices
-        Number of all devices.
+    parts
+        The documents, by the index of their place, a device or a host.
+    num_places
+        Number of all places.
+    placement
+        Rule that chooses the place of a new session.
     """
-    return None if lane is None else lane * num_devices + place
+    replace = msgspec.structs.replace
+    users: dict[str, list[UserStatus]] = {}
+    for part in parts.values():
+        for user in part.users:
+            users.setdefault(user.name, []).append(user)
+
+    def unique(lane: int | None, place: int) -> int | None:
+        return None if lane is None else lane * num_places + place
+
+    return StatusDocument(
+        device=replace(
+            combine([part.device for part in parts.values()]),
+            name=" + ".join(part.device.name for part in parts.values()),
+        ),
+        placement=placement,
+        lanes=[replace(lane, id=unique(lane.id, place)) for place, part in parts.items() for lane in part.lanes],
+        users=[
+            replace(combine(entries), devices=[each for entry in entries for each in entry.devices or ()])
+            for entries in users.values()
+        ],
+        sessions=[
+            replace(session, lane=unique(session.lane, place))
+            for place, part in parts.items()
+            for session in part.sessions
+        ],
+    )
 
 
 def away_entry(name: str, last_seen: Device | None, num_sessions: int, message: str) -> DeviceEntry:
@@ -122,22 +132,21 @@ def _entry(name: str, document: StatusDocument) -> DeviceEntry:
     return DeviceEntry(**{**fields, **named})
 
 
-def _users(users: Mapping[str, Sequence[UserStatus]]) -> list[UserStatus]:
-    """Return all users' entries; a user without an entry on some device uses nothing there."""
-    found: dict[str, dict[str, UserStatus]] = {}
-    for device, entries in users.items():
-        for entry in entries:
-            found.setdefault(entry.name, {})[device] = entry
-    return [
-        msgspec.structs.replace(
-            combine(list(by_device.values())),
-            devices=[
-                UserOnDevice(device=device, **{name: getattr(entry, name) for name in MemoryByKind.__struct_fields__})
-                for device, entry in by_device.items()
-            ],
-        )
-        for by_device in found.values()
-    ]
+def _of_device(name: str, document: StatusDocument) -> StatusDocument:
+    """Return the document of the device *name* with that name on the device, lanes, sessions and users' memory."""
+    replace = msgspec.structs.replace
+
+    def by_device(user: UserStatus) -> list[UserOnDevice]:
+        memory = {field: getattr(user, field) for field in MemoryByKind.__struct_fields__}
+        return [UserOnDevice(device=name, **memory)]
+
+    return replace(
+        document,
+        device=replace(document.device, name=name),
+        lanes=[replace(lane, number=lane.id, device=name) for lane in document.lanes],
+        users=[replace(user, devices=by_device(user)) for user in document.users],
+        sessions=[replace(session, device=name) for session in document.sessions],
+    )
 
 
 def _largest(values: Sequence[Any]) -> Any:

@@ -7,14 +7,13 @@ device, lane and session has its `host`. A device's name begins with its host's,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import count
 
 import msgspec
 from msgspec import UNSET
 
-from sharedkernel.gateway.fleet.merged_status import combine, merge
+from sharedkernel.gateway.fleet.merged_status import join, merge
 from sharedkernel.gateway.hosts.registry import Host
-from sharedkernel.status.document import DeviceEntry, StatusDocument, UserOnDevice, UserStatus
+from sharedkernel.status.document import DeviceEntry, StatusDocument, UserOnDevice
 from sharedkernel.status.hosts import HostEntry
 
 
@@ -30,36 +29,17 @@ def merge_hosts(documents: Mapping[str, StatusDocument], hosts: Sequence[Host], 
     placement
         Rule that chooses the host of a new session.
     """
-    several = {name: _with_devices(document) for name, document in sorted(documents.items())}
-    parts = [_of_host(name, document, is_alone=len(hosts) == 1) for name, document in several.items()]
-    numbers = count()
-    lanes, sessions = [], []
-    for part in parts:
-        ids = {lane.id: next(numbers) for lane in part.lanes}
-        lanes += [msgspec.structs.replace(lane, id=ids[lane.id]) for lane in part.lanes]
-        sessions += [
-            msgspec.structs.replace(entry, lane=None if entry.lane is None else ids.get(entry.lane))
-            for entry in part.sessions
-        ]
-    users: dict[str, list[UserStatus]] = {}
-    for part in parts:
-        for user in part.users:
-            users.setdefault(user.name, []).append(user)
-    return StatusDocument(
-        device=msgspec.structs.replace(combine([part.device for part in parts]), name=" + ".join(several)),
-        devices=[entry for part in parts for entry in part.devices or []]
+    parts = {
+        place: _of_host(host.name, _with_devices(documents[host.name]), is_alone=len(hosts) == 1)
+        for place, host in enumerate(sorted(hosts, key=lambda host: host.name))
+        if host.name in documents
+    }
+    return msgspec.structs.replace(
+        join(parts, len(hosts), placement),
+        devices=[entry for part in parts.values() for entry in part.devices or []]
         + [_away(host) for host in hosts if host.name not in documents],
         hosts=[host_entry(host) for host in hosts],
-        placement=placement,
-        lanes=lanes,
-        users=[
-            msgspec.structs.replace(
-                combine(entries), devices=[each for entry in entries for each in entry.devices or ()]
-            )
-            for entries in users.values()
-        ],
-        sessions=sessions,
-        room_requests=[request for part in parts for request in part.room_requests or ()] or UNSET,
+        room_requests=[request for part in parts.values() for request in part.room_requests or ()] or UNSET,
     )
 
 
@@ -81,6 +61,7 @@ def _of_host(host: str, document: StatusDocument, *, is_alone: bool) -> StatusDo
 
     return replace(
         document,
+        device=replace(document.device, name=host),
         devices=[replace(entry, name=f"{host}/{entry.name}", host=named) for entry in document.devices or ()],
         lanes=[replace(lane, device=f"{host}/{lane.device}", host=named) for lane in document.lanes],
         users=[replace(user, devices=[rename(each) for each in user.devices or ()]) for user in document.users],
