@@ -6,9 +6,8 @@ import importlib
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
-from traitlets import Bool, Int, TraitError, validate
+from traitlets import Bool, Int
 
 from sharedkernel.cli.base import fail
 from sharedkernel.cli.options import StackCommandApp
@@ -41,19 +40,12 @@ class BenchApp(StackCommandApp):
     all = Bool(False, help="Run every benchmark.").tag(config=True)
     as_json = Bool(False, help="Print the results as JSON instead of tables.").tag(config=True, option="json")
     quick = Bool(False, help="Measure a quarter as long; the figures are less certain.").tag(config=True)
-    repeats = Int(0, help="How many pairs or runs a figure is the median of; 0: as many as each benchmark needs.").tag(
-        config=True
-    )
+    repeats = Int(
+        0, min=0, help="How many pairs or runs a figure is the median of; 0: as many as each benchmark needs."
+    ).tag(config=True)
 
     devices = Int(1000, min=1, help="Of the benchmark `cluster`: number of devices.").tag(config=True)
     sessions = Int(20, min=0, help="The same: sessions on each device.").tag(config=True)
-
-    @validate("repeats")
-    def _check_repeats(self, proposal: Any) -> int:
-        repeats: int = proposal["value"]
-        if repeats < 0:
-            raise TraitError(f"--repeats is a number of runs, 0 or more, not {repeats}")
-        return repeats
 
     def start(self) -> None:
         """Run the benchmarks asked for, one after the other.

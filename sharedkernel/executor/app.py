@@ -9,9 +9,8 @@ import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from traitlets import Bool, Dict, Enum, Float, Int, List, TraitError, Unicode, Union, validate
+from traitlets import Bool, Dict, Enum, Float, Int, List, Unicode, Union
 
 from sharedkernel.cli.base import CommandApp, fail
 from sharedkernel.errors import SharedKernelError
@@ -104,7 +103,7 @@ class ExecutorApp(CommandApp):
         "leaves it there until the cell ends.",
     ).tag(config=True)
     parallel_lanes = Int(
-        1, help="Sessions that may compute at the same time, if they leave each other enough of the device."
+        1, min=1, help="Sessions that may compute at the same time, if they leave each other enough of the device."
     ).tag(config=True)
     lane_sharing = Enum(
         [str(sharing) for sharing in LaneSharing],
@@ -180,27 +179,21 @@ class ExecutorApp(CommandApp):
         "made; empty: any.",
     ).tag(config=True)
     user_processes = Int(
-        4096, help="Processes and threads that a user's sessions may have in all, under an account of their own."
+        4096, min=1, help="Processes and threads that a user's sessions may have in all, under an account of their own."
     ).tag(config=True, option=None)
     session_files = Int(
-        8192, help="Files that each process of a session may have open, under an account of its own."
+        8192, min=1, help="Files that each process of a session may have open, under an account of its own."
     ).tag(config=True, option=None)
-    spares = Int(1, help="Sessions kept ready for the next users; 0 saves their memory.").tag(config=True)
+    spares = Int(1, min=0, help="Sessions kept ready for the next users; 0 saves their memory.").tag(config=True)
     spares_in_demand = Int(
         IN_DEMAND,
+        min=0,
         help="Sessions kept ready while they are started within a minute of each other, unless `spares` is 0; in a "
         "rush, as when a class begins, as many as were started within a minute, up to three times this number.",
     ).tag(config=True, option=None)
     end_sessions_on_exit = Bool(
         False, help="End all sessions when this ends; else they run on and the next executor adopts them."
     ).tag(config=True)
-
-    @validate("parallel_lanes", "spares", "spares_in_demand", "user_processes", "session_files")
-    def _not_negative(self, proposal: Any) -> int:
-        least = 0 if proposal["trait"].name.startswith("spares") else 1
-        if proposal["value"] < least:
-            raise TraitError(f"{proposal['trait'].name} must be at least {least}, not {proposal['value']}")
-        return int(proposal["value"])
 
     def start(self) -> None:
         """Serve until SIGTERM or SIGINT, or try the GPU.
