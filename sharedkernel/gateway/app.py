@@ -197,9 +197,9 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             peers = read_peers(self)
         self.ticket_key = None if peers is None or self.front else TicketKey(peers.key)
         self.jpserver_extensions = {}
-        routes = ["http.handlers", "page.handlers", "classroom.handlers"]
+        routes = ["http.handlers", "http.shelf_handlers", "page.handlers", "classroom.handlers"]
         if self.front:
-            routes[:1] = ["hosts.handlers", "hosts.page_routes"]
+            routes[:2] = ["hosts.handlers", "hosts.page_routes"]
         elif self.ticket_key is not None:
             routes.append("hosts.cordon")
         self.extra_services = [f"sharedkernel.gateway.{module}" for module in routes]

@@ -67,8 +67,7 @@ class ClassHandler(GatewayHandler):
         self.finish(msgspec.json.encode({"ended": ended, "left": left}))
 
     def _classes(self) -> Classes:
-        if not self.current_user.admin:
-            raise Refused("only admins see and change the class.", reason="not_admin")
+        self.check_admin("see and change the class")
         if "front" in self.settings:
             raise Refused("a front of a cluster has no classes; each host has its own.", reason="not_allowed")
         return cast("Classes", self.settings["classes"])

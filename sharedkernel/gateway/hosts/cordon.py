@@ -6,7 +6,6 @@ The host itself keeps this, in a file, and says so in its summaries: so all fron
 from __future__ import annotations
 
 import logging
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -126,16 +125,14 @@ class CordonHandler(GatewayHandler):
     async def put(self) -> None:
         """Begin or end it: ``{"cordoned": true, "leave_shelves": false}``; for admins."""
         cordon = cast("Cordon | None", self.settings.get("cordon"))
-        if not self.current_user.admin:
-            raise Refused("only admins may cordon a host.", reason="not_admin")
+        self.check_admin("may cordon a host")
         body = read_body(self, {"leave_shelves": bool})
         if not isinstance(body.get("cordoned"), bool):
             raise Refused('`cordoned` is missing; send {"cordoned": true} or false.', reason="bad_request")
         if cordon is None:
             raise Refused("this host is in no cluster; there is nowhere else for sessions to start.")
         cordon.set(body["cordoned"], leaves_shelves=body.get("leave_shelves", False))
-        self.set_status(HTTPStatus.NO_CONTENT)
-        self.finish()
+        self.finish_empty()
         await cordon.tell()
 
 

@@ -16,7 +16,6 @@ from tornado.httpclient import HTTPResponse
 from tornado.httputil import HTTPHeaders
 from tornado.iostream import IOStream
 
-from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.audit import AuditedHandler
 from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.hosts.cordon import PATH as CORDON_PATH
@@ -38,10 +37,8 @@ _ANSWERED = ("Content-Type", "Location", "Retry-After", "Cache-Control")
 _ASKED = ("Content-Type", "Accept", "User-Agent")
 
 
-class FrontHandler(ErrorResponseMixin, AuditedHandler, APIHandler):
+class FrontHandler(handlers.GatewayHandler):
     """Base of the routes of a front; hosts check what a user may do there."""
-
-    auth_resource = "sharedkernel"
 
     @property
     def front(self) -> Front:
@@ -214,11 +211,9 @@ class HostHandler(FrontHandler):
     @authorized
     async def delete(self, name: str) -> None:
         """Forget a host that is gone for good; for admins."""
-        if not self.current_user.admin:
-            raise Refused("only admins may forget a host.", reason="not_admin")
+        self.check_admin("may forget a host")
         self.front.forget(name)
-        self.set_status(HTTPStatus.NO_CONTENT)
-        self.finish()
+        self.finish_empty()
 
 
 class FrontStatusHandler(FrontHandler):

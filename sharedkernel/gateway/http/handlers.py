@@ -26,12 +26,12 @@ from sharedkernel.gateway.auth.audit import AuditedHandler
 from sharedkernel.gateway.auth.identity import TokenUsers
 from sharedkernel.gateway.config.quotas import QuotaLevel
 from sharedkernel.gateway.errors import ErrorResponseMixin
-from sharedkernel.gateway.http import health, shelf_handlers
+from sharedkernel.gateway.http import health
 from sharedkernel.gateway.http.status_feed import StatusFeedHandler
 from sharedkernel.gateway.http.websocket_registry import JupyterPingMixin
 from sharedkernel.gateway.kernels.ending import check_not_ended
 from sharedkernel.gateway.kernels.kernel import SessionKernel
-from sharedkernel.gateway.kernels.manager import SessionKernels, kernel_manager_of
+from sharedkernel.gateway.kernels.manager import kernel_manager_of
 from sharedkernel.jupyter.names import EXISTING
 from sharedkernel.scheduling.policies.registry import POLICIES
 from sharedkernel.units import parse_duration
@@ -208,6 +208,16 @@ class GatewayHandler(ErrorResponseMixin, AuditedHandler, APIHandler):
 
     auth_resource = "sharedkernel"
 
+    def check_admin(self, what: str) -> None:
+        """Raise `Refused`, since only admins *what*, if somebody else asks."""
+        if not self.current_user.admin:
+            raise Refused(f"only admins {what}.", reason="not_admin")
+
+    def finish_empty(self) -> None:
+        """Answer that it is done."""
+        self.set_status(HTTPStatus.NO_CONTENT)
+        self.finish()
+
 
 class StatusHandler(GatewayHandler):
     """``/sharedkernel/api/status``: who uses and who waits for which resources."""
@@ -233,8 +243,7 @@ class OffloadHandler(GatewayHandler):
         manager = kernel_manager_of(self)
         await cast("SessionKernel", manager.get_kernel(kernel_id)).offload()
         self.log.info("%s offloaded session %s", self.current_user.username, kernel_id)
-        self.set_status(HTTPStatus.NO_CONTENT)
-        self.finish()
+        self.finish_empty()
 
 
 class BringBackHandler(GatewayHandler):
@@ -248,8 +257,7 @@ class BringBackHandler(GatewayHandler):
         """Put the earlier session in this one's place, as ``%shared attach`` does; this one ends."""
         manager = kernel_manager_of(self)
         await manager.detached.bring_back(cast("SessionKernel", manager.get_kernel(kernel_id)))
-        self.set_status(HTTPStatus.NO_CONTENT)
-        self.finish()
+        self.finish_empty()
 
 
 class QuotasHandler(GatewayHandler):
@@ -287,7 +295,8 @@ class QuotasHandler(GatewayHandler):
         What was put before stays, but for the same keys; with ``?replace=true`` nothing of it does. The answer has
         `notes`, if something about the change may not be as it was meant.
         """
-        manager = self._manager_for_admin()
+        self.check_admin("may change quotas")
+        manager = kernel_manager_of(self)
         body = read_body(self, {"default": dict, "groups": dict, "users": dict})
         before = {user: manager.rules.quotas.explain(str(user)) for user in body.get("users", {})}
         try:
@@ -308,7 +317,8 @@ class QuotasHandler(GatewayHandler):
     @authorized
     async def delete(self) -> None:
         """Undo such overrides: those of ``?user=`` or ``?group=``, or all; for admins."""
-        manager = self._manager_for_admin()
+        self.check_admin("may change quotas")
+        manager = kernel_manager_of(self)
         user, group = self.get_query_argument("user", None), self.get_query_argument("group", None)
         manager.rules.quotas.withdraw(user=user, group=group)
         self._changes = {"of": user or (f"group {group}" if group else "everybody")}
@@ -322,11 +332,6 @@ class QuotasHandler(GatewayHandler):
 
     def _answer(self, notes: list[str]) -> None:
         self.finish(json.dumps(self._limits() | ({"notes": notes} if notes else {})))
-
-    def _manager_for_admin(self) -> SessionKernels:
-        if not self.current_user.admin:
-            raise Refused("only admins may change quotas.", reason="not_admin")
-        return kernel_manager_of(self)
 
 
 def _describe_changes(level: QuotaLevel, before: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -357,8 +362,7 @@ class PolicyHandler(GatewayHandler):
     @authorized
     async def put(self) -> None:
         """Apply another policy until the executors end; for admins."""
-        if not self.current_user.admin:
-            raise Refused("only admins may change the policy.", reason="not_admin")
+        self.check_admin("may change the policy")
         policy = read_body(self, {"policy": str}).get("policy")
         if policy is None:
             raise Refused('no `policy` is named; send one such as {"policy": "fair"}.', reason="bad_request")
@@ -435,6 +439,5 @@ default_handlers = [
     (r"/sharedkernel/api/quotas", QuotasHandler),
     (r"/sharedkernel/api/policy", PolicyHandler),
     (r"/sharedkernel/api/events", StatusFeedHandler),
-    *shelf_handlers.default_handlers,
     *health.default_handlers,
 ]

@@ -14,13 +14,11 @@ from typing import Any, ClassVar
 
 import msgspec
 from jupyter_server.auth.decorator import authorized
-from jupyter_server.base.handlers import APIHandler
 from tornado import web
 
 from sharedkernel.errors import ExecutorUnavailable, Refused, SharedKernelError
-from sharedkernel.gateway.auth.audit import AuditedHandler
-from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.fleet.executors import Executors
+from sharedkernel.gateway.http.handlers import GatewayHandler
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
 from sharedkernel.protocol import TakenOffShelf, UserShelf
 
@@ -116,10 +114,8 @@ def _silent(executors: Executors, device: str, what: str = "does not answer") ->
     return ExecutorUnavailable(f"{executors.describe([device])} {what}; its log may say why.")
 
 
-class ShelvesHandler(ErrorResponseMixin, AuditedHandler, APIHandler):
+class ShelvesHandler(GatewayHandler):
     """``/sharedkernel/api/shelves``: the entries on shelves."""
-
-    auth_resource = "sharedkernel"
 
     @web.authenticated
     @authorized
@@ -130,10 +126,9 @@ class ShelvesHandler(ErrorResponseMixin, AuditedHandler, APIHandler):
         self.finish(json.dumps(await list_shelves(manager.executors, None if user.admin else user.username)))
 
 
-class ShelfHandler(ErrorResponseMixin, AuditedHandler, APIHandler):
+class ShelfHandler(GatewayHandler):
     """``/sharedkernel/api/shelves/USER``: the entries of one user."""
 
-    auth_resource = "sharedkernel"
     actions: ClassVar[dict[str, str]] = {"DELETE": "take off shelf"}
 
     #: removed entries by device

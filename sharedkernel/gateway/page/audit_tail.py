@@ -99,8 +99,7 @@ class AuditTailHandler(GatewayHandler):
     @authorized
     async def get(self) -> None:
         """Return the entries, newest first."""
-        if not self.current_user.admin:
-            raise Refused("only admins may read the audit log.", reason="not_admin")
+        self.check_admin("may read the audit log")
         user, most = self.get_query_argument("user", ""), self._num_entries()
         entries, is_cut = await self.newest(user, most)
         self.set_header("Cache-Control", "no-store")

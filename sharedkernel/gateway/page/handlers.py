@@ -222,8 +222,7 @@ class SignOutHandler(GatewayHandler):
         if key := identity.page_session_key(self.request):
             identity.page_sessions.end(key)
         self.clear_cookie(identity.page_cookie(self.request), path=self.base_url)
-        self.set_status(HTTPStatus.NO_CONTENT)
-        self.finish()
+        self.finish_empty()
 
 
 class MeHandler(GatewayHandler):
