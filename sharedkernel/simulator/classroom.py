@@ -20,7 +20,7 @@ from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.simulator.device import SimulatedDevice
 from sharedkernel.simulator.device_runs import PATIENCE, outcome_of
 from sharedkernel.simulator.report import Figure, SimulationResult
-from sharedkernel.simulator.sessions import CellRun, SimulatedCell, SimulatedSession
+from sharedkernel.simulator.sessions import SimulatedCell, SimulatedSession
 
 #: standard normal quantile of 90 %
 _Z90 = 1.2815515655446004
@@ -158,8 +158,8 @@ def forecast_class(
     runs = device.run(until=plan.seconds + _OVERTIME)
     refused = sum(bool(run.refused) for run in runs)
     served = [run for run in runs if not run.refused]
-    late = sorted(_delay(run) for run in served if run.cell.seconds < SHORT)
-    stretched = sorted((run.ended - run.sent) / run.cell.seconds for run in served if run.cell.seconds >= SHORT)
+    late = sorted(run.waited for run in served if run.duration < SHORT)
+    stretched = sorted(run.jct / run.duration for run in served if run.duration >= SHORT)
     forecast = ClassForecast(
         plan=plan,
         contexts=plan.contexts(),
@@ -183,11 +183,6 @@ def forecast_class(
         "p95_stretch": _finite(forecast.stretch),
     }
     return forecast, outcome_of(runs, plan.policy, added=added)
-
-
-def _delay(run: CellRun) -> float:
-    """Return the seconds by which a cell ended later than it would have alone."""
-    return max(0.0, run.ended - run.sent - run.cell.seconds)
 
 
 def _within(found: Sequence[float], bounds: Sequence[float]) -> bool:

@@ -13,35 +13,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from sharedkernel.scheduling.policies.whole_jobs import Job, JobId, JobPolicy, choose
+from sharedkernel.simulator.report import JobRun
 from sharedkernel.simulator.traces import TraceJob
 
 #: seconds that do not count: sums of times are not exact
 _ROUNDING = 1e-6
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class JobRun:
-    """One job's way through the cluster. Times are seconds."""
-
-    job: TraceJob
-    #: when it was done; infinite: it was not
-    ended: float = math.inf
-    #: stretches in which it ran, (from, until), in order
-    stretches: list[tuple[float, float]] = field(default_factory=list)
-    preemptions: int = 0
-
-    @property
-    def jct(self) -> float:
-        """Job completion time: from coming to being done."""
-        return self.ended - self.job.submitted
-
-    @property
-    def waited(self) -> float:
-        """The part of that in which it did not run."""
-        return self.jct - self.job.duration
 
 
 class Cluster:
@@ -74,12 +52,12 @@ class Cluster:
         self.policy = policy
         self.now = 0.0
         #: one for each job of the trace, in its order
-        self.runs = [JobRun(job=job) for job in jobs]
+        self.runs = [JobRun(came=job.submitted, duration=job.duration, devices=job.devices) for job in jobs]
         self._on_finished = on_finished
         self._on_progress = on_progress
-        fitting = [run for run in self.runs if run.job.devices <= devices]
-        fitting.sort(key=lambda run: run.job.submitted)
-        self._coming = [(run.job.submitted, number, run) for number, run in enumerate(fitting)]
+        fitting = [(job, run) for job, run in zip(jobs, self.runs, strict=True) if job.devices <= devices]
+        fitting.sort(key=lambda pair: pair[0].submitted)
+        self._coming = [(job.submitted, number, job, run) for number, (job, run) in enumerate(fitting)]
         heapq.heapify(self._coming)
         self._active: dict[Job, JobRun] = {}
         self._running: list[Job] = []
@@ -134,15 +112,11 @@ class Cluster:
             if not job.is_running and self.policy.promoted_at(job) <= self.now + _ROUNDING:
                 job.recent = 0.0
 
-    def _come(self, number: int, run: JobRun) -> None:
-        job = Job(
-            id=JobId(run.job.id),
-            devices=run.job.devices,
-            arrival=number,
-            remaining=run.job.duration,
-            waiting_since=self.now,
+    def _come(self, number: int, job: TraceJob, run: JobRun) -> None:
+        active = Job(
+            id=JobId(job.id), devices=job.devices, arrival=number, remaining=job.duration, waiting_since=self.now
         )
-        self._active[job] = run
+        self._active[active] = run
 
     def _take_turns(self) -> None:
         chosen = choose(self.policy, self._active, self.devices)

@@ -22,8 +22,8 @@ from sharedkernel.scheduling.policies.whole_jobs import (
     LasJobs,
     SrtfJobs,
 )
-from sharedkernel.simulator.cluster import Cluster, JobRun
-from sharedkernel.simulator.report import JobSpan, SimulationResult
+from sharedkernel.simulator.cluster import Cluster
+from sharedkernel.simulator.report import SimulationResult, result_of
 from sharedkernel.simulator.traces import TraceJob
 
 #: least ratio of successive stages' ends: finer ones preempt more and gain next to nothing
@@ -90,40 +90,7 @@ def simulate_cluster(
     made = _policy(policy, jobs, options, history)
     cluster = Cluster(jobs, devices=options.devices, policy=made, on_finished=history.add, on_progress=on_progress)
     label = f"{policy} with backfill" if policy == JobPolicyName.FIFO and options.backfill else policy
-    return outcome_of(cluster.run(), label, devices=options.devices)
-
-
-def outcome_of(runs: Sequence[JobRun], policy: str, *, devices: int) -> SimulationResult:
-    """Return the result of a simulated cluster.
-
-    Parameters
-    ----------
-    runs
-        Of all jobs, in the order in which they came.
-    policy
-        What the result is called.
-    devices
-        Of the cluster.
-    """
-    finished = [run for run in runs if run.ended < math.inf]
-    spans = [
-        JobSpan(job=number, started=started, ended=ended, devices=run.job.devices)
-        for number, run in enumerate(runs)
-        for started, ended in run.stretches
-    ]
-    return SimulationResult(
-        policy=policy,
-        jobs=len(runs),
-        completion_times=[run.jct for run in finished],
-        waits=[run.waited for run in finished],
-        durations=[run.job.duration for run in finished],
-        began=min((run.job.submitted for run in runs), default=0.0),
-        ended=max((run.ended for run in finished), default=0.0),
-        preemptions=sum(run.preemptions for run in runs),
-        devices=devices,
-        used=sum((span.ended - span.started) * span.devices for span in spans),
-        spans=spans,
-    )
+    return result_of(cluster.run(), label, devices=options.devices)
 
 
 def _policy(name: str, jobs: Sequence[TraceJob], options: ClusterOptions, history: ServiceHistory) -> JobPolicy:

@@ -204,7 +204,7 @@ class SimulatedDevice:
             self._tell(OffloadDeclined(session=actor.id, for_now=True))
         actor.turn += 1
         actor.done, actor.reported = 0.0, 0
-        actor.run = CellRun(session=actor.session, cell=actor.cell, sent=self.now)
+        actor.run = CellRun(session=actor.session, cell=actor.cell, came=self.now, duration=actor.cell.seconds)
         self.runs.append(actor.run)
         self._tell(CellOpened(session=actor.id))
         if not actor.offloaded:
@@ -323,7 +323,7 @@ class SimulatedDevice:
                 actor = self._actors[session]
                 actor.is_revoked = True
                 assert actor.run is not None
-                actor.run.revoked += 1
+                actor.run.preemptions += 1
                 self._plan_boundary(actor)
             case ForceYield(session=session):
                 # A signal is not the scheduler's answer: what it leads to happens after that is carried out.

@@ -25,7 +25,7 @@ from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.simulator.device import SimulatedDevice
 from sharedkernel.simulator.packing import RULES, devices_needed
-from sharedkernel.simulator.report import Figure, JobSpan, SimulationResult
+from sharedkernel.simulator.report import Figure, JobSpan, SimulationResult, result_of
 from sharedkernel.simulator.salus_models import INFERENCE, TRAINING, ModelProfile
 from sharedkernel.simulator.sessions import CellRun, SimulatedCell, SimulatedSession
 
@@ -125,26 +125,7 @@ def outcome_of(runs: Sequence[CellRun], policy: str, *, added: Mapping[str, Figu
     added
         More figures to report.
     """
-    ended = [run for run in runs if run.ended < math.inf]
-    spans = [
-        JobSpan(job=number, started=started, ended=until)
-        for number, run in enumerate(runs)
-        for started, until in run.stretches
-    ]
-    return SimulationResult(
-        policy=policy,
-        jobs=len(runs),
-        completion_times=[run.ended - run.sent for run in ended],
-        waits=[max(0.0, run.ended - run.sent - run.cell.seconds) for run in ended],
-        durations=[run.cell.seconds for run in ended],
-        began=min((run.sent for run in runs), default=0.0),
-        ended=max((run.ended for run in ended), default=0.0),
-        preemptions=sum(run.revoked for run in runs),
-        devices=1,
-        used=_busy(spans),
-        added=added or {},
-        spans=spans,
-    )
+    return result_of(runs, policy, devices=1, used=_busy, added=added)
 
 
 def _session(

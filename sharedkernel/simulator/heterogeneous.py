@@ -18,7 +18,6 @@ saves up no credit.
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -27,7 +26,7 @@ import numpy
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling.matching import AlloX, MatchedDevice, MatchedJob
-from sharedkernel.simulator.report import JobSpan, SimulationResult
+from sharedkernel.simulator.report import JobRun, SimulationResult, result_of
 from sharedkernel.simulator.traces import TraceJob
 
 #: which jobs the idle devices start now: (waiting, devices, attained by user, now) -> device id -> job
@@ -197,28 +196,27 @@ def _oldest(job: MatchedJob, device: MatchedDevice) -> tuple[float, ...]:
 
 def _outcome(policy: str, started: Sequence[_Started], devices: int) -> SimulationResult:
     in_order = sorted(started, key=lambda start: int(start.job.id))
-    times = [start.ended - start.job.arrived for start in in_order]
+    runs = [
+        JobRun(
+            came=start.job.arrived,
+            duration=start.ended - start.at,
+            ended=start.ended,
+            stretches=[(start.at, start.ended)],
+        )
+        for start in in_order
+    ]
     by_user: dict[str, list[tuple[float, float]]] = {}
-    for start, time in zip(in_order, times, strict=True):
-        by_user.setdefault(start.job.user, []).append((time, time / start.job.best))
+    for start, run in zip(in_order, runs, strict=True):
+        by_user.setdefault(start.job.user, []).append((run.jct, run.jct / start.job.best))
     means = [numpy.mean(values, axis=0) for values in by_user.values()]
-    durations = [start.ended - start.at for start in in_order]
-    return SimulationResult(
-        policy=policy,
-        jobs=len(started),
-        completion_times=times,
-        waits=[start.at - start.job.arrived for start in in_order],
-        durations=durations,
-        began=min((start.job.arrived for start in started), default=0.0),
-        ended=max((start.ended for start in started), default=math.inf),
-        preemptions=0,
+    return result_of(
+        runs,
+        policy,
         devices=devices,
-        used=sum(durations),
         services=[1 / float(slowdown) for _, slowdown in means],
         added={
             "users": len(by_user),
             "worst_user_jct_seconds": max((float(mean) for mean, _ in means), default=None),
             "worst_user_slowdown": max((float(slowdown) for _, slowdown in means), default=None),
         },
-        spans=[JobSpan(job=number, started=start.at, ended=start.ended) for number, start in enumerate(in_order)],
     )

@@ -277,7 +277,7 @@ def _simulate(
 
 def _waited(run: CellRun, now: float) -> float:
     """Return for how long a cell waited until it began, or has by *now*, seconds."""
-    return min(run.granted, now) - run.sent
+    return min(run.granted, now) - run.came
 
 
 @dataclass(slots=True, kw_only=True)
@@ -354,8 +354,8 @@ def _outcome(
     ended = [run for run in runs if run.ended < math.inf]
     bound, reserved = bound_devices(notebooks), reserved_devices(notebooks)
     present = level((*_present(cells), 1) for cells in single)
-    waits = numpy.array([run.granted - run.sent for run in runs])
-    slowdowns = [(run.ended - run.sent) / run.cell.seconds for run in ended]
+    waits = numpy.array([run.granted - run.came for run in runs])
+    slowdowns = [run.jct / run.duration for run in ended]
     added: Mapping[str, Figure] = {
         "notebooks": len(single),
         "devices": options.devices,
@@ -371,4 +371,4 @@ def _outcome(
         "p95_slowdown": float(numpy.percentile(slowdowns, 95)) if ended else None,
     }
     outcome = outcome_of(runs, options.policy, added=added)
-    return replace(outcome, devices=options.devices, used=sum(run.cell.seconds for run in ended))
+    return replace(outcome, devices=options.devices, used=sum(run.duration for run in ended))

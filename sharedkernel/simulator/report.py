@@ -5,7 +5,8 @@ Every scenario reports the same figures about its jobs (whole jobs, or cells of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy
@@ -24,6 +25,32 @@ _LABELS = {
     "jain_index": "Jain's index",
     "worst_user_jct_seconds": "worst user's mean",
 }
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class JobRun:
+    """One job's way through a simulation, or one cell's. Times are seconds."""
+
+    #: when it came
+    came: float
+    #: how long it takes on its own
+    duration: float
+    devices: float = 1.0
+    #: when it was done; infinite: it was not
+    ended: float = math.inf
+    #: stretches in which it ran, (from, until), in order
+    stretches: list[tuple[float, float]] = field(default_factory=list)
+    preemptions: int = 0
+
+    @property
+    def jct(self) -> float:
+        """Job completion time: from coming to being done."""
+        return self.ended - self.came
+
+    @property
+    def waited(self) -> float:
+        """The part of that in which it did not run."""
+        return max(0.0, self.jct - self.duration)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +120,49 @@ class SimulationResult:
             "jain_index": jain_index(fairness) if fairness else None,
             **self.added,
         }
+
+
+def result_of(
+    runs: Sequence[JobRun],
+    policy: str,
+    *,
+    devices: float,
+    used: Callable[[Sequence[JobSpan]], float] | None = None,
+    services: Sequence[float] | None = None,
+    added: Mapping[str, Figure] | None = None,
+) -> SimulationResult:
+    """Return the result of a simulation.
+
+    Parameters
+    ----------
+    runs
+        Of all jobs, in the order in which they came.
+    used
+        Device-seconds in which devices were used; None: the sum of all spans'.
+    policy, devices, services, added
+        As :class:`SimulationResult` has them.
+    """
+    finished = [run for run in runs if run.ended < math.inf]
+    spans = [
+        JobSpan(job=number, started=started, ended=ended, devices=run.devices)
+        for number, run in enumerate(runs)
+        for started, ended in run.stretches
+    ]
+    return SimulationResult(
+        policy=policy,
+        jobs=len(runs),
+        completion_times=[run.jct for run in finished],
+        waits=[run.waited for run in finished],
+        durations=[run.duration for run in finished],
+        began=min((run.came for run in runs), default=0.0),
+        ended=max((run.ended for run in finished), default=0.0),
+        preemptions=sum(run.preemptions for run in runs),
+        devices=devices,
+        used=used(spans) if used else sum((span.ended - span.started) * span.devices for span in spans),
+        services=services,
+        added=added or {},
+        spans=spans,
+    )
 
 
 def jain_index(values: Sequence[float]) -> float:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from sharedkernel.simulator.report import JobRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,20 +44,12 @@ class SimulatedSession:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class CellRun:
-    """The outcome of one cell. Times are seconds."""
+class CellRun(JobRun):
+    """The outcome of one cell, which came when it was sent."""
 
     session: SimulatedSession
     cell: SimulatedCell
-    #: when it was sent
-    sent: float
     #: when it was first granted the device; infinite: it was not
     granted: float = math.inf
-    #: when it was done; infinite: it was not
-    ended: float = math.inf
-    #: stretches in which it held a grant, (from, until), in order
-    stretches: list[tuple[float, float]] = field(default_factory=list)
     #: why it was refused; empty: it was not
     refused: str = ""
-    #: times that a grant of it was revoked
-    revoked: int = 0

@@ -34,7 +34,7 @@ def run(*sessions: object, until: float = math.inf, **config: object) -> Simulat
 def test_a_session_alone_takes_its_time() -> None:
     """Nothing is added to what it needs, and nothing revoked."""
     (only,) = run(session("a", 2.0, pause=1.0)).runs
-    assert (only.sent, only.granted, only.ended, only.revoked) == (1.0, 1.0, pytest.approx(3.0), 0)
+    assert (only.came, only.granted, only.ended, only.preemptions) == (1.0, 1.0, pytest.approx(3.0), 0)
 
 
 def test_fair_serves_equal_users_equally() -> None:
@@ -89,7 +89,7 @@ def test_idle_sessions_are_offloaded_and_restored() -> None:
     assert first.ended == pytest.approx(1.0)
     # The copy takes a second each way.
     assert squeezed.granted == pytest.approx(51.0)
-    assert second.granted == pytest.approx(second.sent + 1.0)
+    assert second.granted == pytest.approx(second.came + 1.0)
 
 
 class Recorder(SimulatedDevice):
@@ -206,7 +206,7 @@ def test_fair_serves_everybody_within_its_bound(iterations: list[float], quantum
     sessions = [session(f"s{number}", seconds, iteration=each) for number, each in enumerate(iterations)]
     bound = 2 * (len(sessions) - 1) * (quantum + max(iterations))
     for cell in run(*sessions, quantum=quantum, preempt_patience=PATIENCE).runs:
-        ends = [cell.sent, *(until for _, until in cell.stretches)]
+        ends = [cell.came, *(until for _, until in cell.stretches)]
         assert all(since - end <= bound + 1e-9 for (since, _), end in zip(cell.stretches, ends, strict=False))
 
 
