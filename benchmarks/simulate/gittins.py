@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.simulate import tables
 from sharedkernel.scheduling.policies.levels import TIRESIAS_THRESHOLDS
-from sharedkernel.simulator.cluster_runs import ClusterOptions, simulate_cluster
+from sharedkernel.simulator.cluster import ClusterOptions, simulate_cluster
 from sharedkernel.simulator.traces import TraceJob
 from sharedkernel.simulator.workloads import alike, heavy_tailed
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from benchmarks.simulate import tables
 from sharedkernel.scheduling import SchedulerConfig
-from sharedkernel.simulator.cluster_runs import ClusterOptions, simulate_cluster
+from sharedkernel.simulator.cluster import ClusterOptions, simulate_cluster
 from sharedkernel.simulator.device_runs import PATIENCE, hyperparameter_300, simulate_device, trace_100
 from sharedkernel.simulator.packing import RULES, devices_needed
 from sharedkernel.simulator.report import SimulationResult

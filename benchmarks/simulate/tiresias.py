@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.simulate import tables
 from sharedkernel.scheduling.policies.levels import TIRESIAS_THRESHOLDS
-from sharedkernel.simulator.cluster_runs import ClusterOptions, simulate_cluster
+from sharedkernel.simulator.cluster import ClusterOptions, simulate_cluster
 from sharedkernel.simulator.traces import read_samples, read_trace
 
 #: by devices: name, policy, options, published (mean, makespan, preemptions); Tiresias's simulator, measured

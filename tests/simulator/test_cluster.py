@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling.policies.levels import Levels, Promotion
 from sharedkernel.scheduling.policies.whole_jobs import JobPolicyName, LasJobs, SrtfJobs
-from sharedkernel.simulator.cluster import Cluster, JobRun
-from sharedkernel.simulator.cluster_runs import ClusterOptions, simulate_cluster
+from sharedkernel.simulator.cluster import Cluster, ClusterOptions, JobRun, simulate_cluster
 from sharedkernel.simulator.traces import TraceJob
 from sharedkernel.simulator.workloads import alike, heavy_tailed
 

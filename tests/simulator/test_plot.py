@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.simulator.cluster_runs import ClusterOptions, simulate_cluster
+from sharedkernel.simulator.cluster import ClusterOptions, simulate_cluster
 from sharedkernel.simulator.plot import check_plot, draw, plot
 from sharedkernel.simulator.report import time_unit
 from sharedkernel.simulator.workloads import alike, heavy_tailed

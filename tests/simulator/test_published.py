@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sharedkernel.simulator.cluster_runs import ClusterOptions, simulate_cluster
+from sharedkernel.simulator.cluster import ClusterOptions, simulate_cluster
 from sharedkernel.simulator.notebooks import bound_devices, notebooks_of, reserved_devices
 from sharedkernel.simulator.report import Figure
 from sharedkernel.simulator.traces import read_samples, read_trace

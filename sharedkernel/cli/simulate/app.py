@@ -17,7 +17,7 @@ from sharedkernel.scheduling.matching import AlloX
 from sharedkernel.scheduling.placement import PLACEMENTS, PlacementName
 from sharedkernel.scheduling.policies.registry import POLICIES
 from sharedkernel.scheduling.policies.whole_jobs import JobPolicyName
-from sharedkernel.simulator.cluster_runs import ClusterOptions, simulate_cluster
+from sharedkernel.simulator.cluster import ClusterOptions, simulate_cluster
 from sharedkernel.simulator.device_runs import DEVICE_WORKLOADS, PATIENCE, simulate_device
 from sharedkernel.simulator.heterogeneous import HeterogeneousPolicyName, simulate_heterogeneous
 from sharedkernel.simulator.notebooks import SharedOptions, fewest_devices, notebooks_of, simulate_notebooks
