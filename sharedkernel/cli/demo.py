@@ -14,9 +14,8 @@ from traitlets import Unicode
 
 from sharedkernel.cli.base import fail
 from sharedkernel.cli.options import StackCommandApp
-from sharedkernel.demo.report import FairnessMeter, make_report
+from sharedkernel.demo.report import FairnessMeter, ended_line, make_report, progress_line, progress_view, report_view
 from sharedkernel.demo.runs import NotebookRuns, examples_directory
-from sharedkernel.demo.views import ended_line, progress_line, progress_view, report_view
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.status.document import StatusDocument
 from sharedkernel.system.signals import ended_by_signals, uninterrupted

@@ -10,9 +10,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from sharedkernel.demo.report import FairnessMeter, jain_index, make_report
+from sharedkernel.demo.report import FairnessMeter, jain_index, make_report, progress_line
 from sharedkernel.demo.runs import NotebookRuns
-from sharedkernel.demo.views import progress_line
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.status.document import StatusDocument
 from tests.cli.support import COMMAND, PATIENCE, processes_of, wait_until
