@@ -11,8 +11,14 @@ from dataclasses import replace
 from benchmarks.simulate import tables
 from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.simulator.cluster import ClusterOptions, simulate_cluster
-from sharedkernel.simulator.device_runs import PATIENCE, hyperparameter_300, simulate_device, trace_100
-from sharedkernel.simulator.packing import RULES, devices_needed
+from sharedkernel.simulator.device_runs import (
+    PATIENCE,
+    RULES,
+    devices_needed,
+    hyperparameter_300,
+    simulate_device,
+    trace_100,
+)
 from sharedkernel.simulator.report import SimulationResult
 from sharedkernel.simulator.salus_models import INFERENCE, TRAINING, ModelProfile
 from sharedkernel.simulator.sessions import SimulatedCell, SimulatedSession
