@@ -47,6 +47,8 @@ class Word(IntEnum):
     HANDING_OVER = 10
     #: interrupts sent so far (executor): where Python cannot handle them, they are known by this
     INTERRUPTS = 11
+    #: threads of the user's in which it computes, beside its cells
+    THREADS = 12
 
 
 class Turn(IntEnum):

@@ -170,6 +170,8 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     #: path
     notebook: str | None = None
     client_key: str | None = None
+    #: threads in which it computes, beside its cells
+    threads: int = 0
     lane: int | None = None
     #: why it uses no lane whose bytes others share, for people
     lane_note: str | None = None

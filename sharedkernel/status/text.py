@@ -57,8 +57,9 @@ def session_name(session: SessionStatus) -> str:
 def session_state(session: SessionStatus) -> str:
     """Return a session's state in a few words.
 
-    With its place in the queue or what is moved away: ``running``, ``2nd in line``, ``waits for memory``,
-    ``offloaded 512 MiB``, ``shut down, ~9 m left``. Of several hosts a wait has its host, too: ``2nd in line on h2``.
+    With its place in the queue or what is moved away: ``running``, ``computing in a thread``, ``2nd in line``,
+    ``waits for memory``, ``offloaded 512 MiB``, ``shut down, ~9 m left``. Of several hosts a wait has its host, too:
+    ``2nd in line on h2``.
     """
     if session.lingering and session.state in _AT_REST:
         words, left = _end_words(session), session.lingering_seconds
@@ -72,6 +73,8 @@ def session_state(session: SessionStatus) -> str:
         return f"{ordinal(position)} in line{why}{_on_host(session)}"
     if reason is not None:
         return f"waits {_REASONS.get(reason, safe_text(reason))}{_on_host(session)}"
+    if session.threads and session.state == "running":
+        return "computing in a thread" if session.threads == 1 else f"computing in {session.threads} threads"
     return safe_text(session.state)
 
 

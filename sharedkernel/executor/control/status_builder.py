@@ -165,6 +165,7 @@ def _session(view: SessionView, process: SessionHandle) -> SessionStatus:
         used=process.used,
         notebook=process.notebook,
         client_key=process.client_key,
+        threads=process.num_threads,
         lane=view.lane,
         lane_note=process.lane_note,
         # What is about to be restored is charged before it is there.

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 #: bytes that wait to be read by a session; it is hung up on when they are more, and greets again when it reads
 _MOST_UNREAD = 4 << 20
+#: threads that a session can say it computes in
+_MOST_THREADS = 1 << 15
 
 
 class PersistedSession(SessionIdentity, kw_only=True):
@@ -112,6 +114,11 @@ class SessionHandle(PersistedSession, kw_only=True, eq=False):
     def live_bytes(self) -> int:
         """The bytes that it uses beyond that now, as its page says, whose two words add up to what it has in use."""
         return max(0, self._claimed(Word.PERSISTENT) + self._claimed(Word.LIVE) - self.persistent_bytes)
+
+    @property
+    def num_threads(self) -> int:
+        """The threads in which it computes beside its cells, as its page says."""
+        return within(self.page.words[Word.THREADS], _MOST_THREADS)
 
     def _claimed(self, word: Word) -> int:
         """Return a word of its page, as far as it can be true: it can write anything there, at any time."""

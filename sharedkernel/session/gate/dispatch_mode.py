@@ -7,7 +7,7 @@ mode cannot remove itself there. It asks for its removal instead: when the handl
 user's code. So a mode that nobody needs is gone after one operation, and the operations after it cost what they cost in
 a stock kernel. An operation costs 5 to 15 µs more while the mode is in.
 
-Modes are per thread: operations in threads that the user starts are not intercepted.
+Modes are per thread. Those of other threads stay in (:mod:`.user_threads`): signals reach only the main one.
 """
 
 from __future__ import annotations
@@ -48,6 +48,9 @@ class DeviceMode(TorchDispatchMode):
     may_leave
         Return whether the mode is not needed after this operation. Then FORCE_SIGNAL is raised as soon as the mode can
         be taken out; the handler of that signal has to do so.
+    left
+        Called after an operation, and when the mode is put in: the next operation passes *before_operation* again, but
+        for one after which the mode leaves.
     """
 
     def __init__(
@@ -57,12 +60,14 @@ class DeviceMode(TorchDispatchMode):
         *,
         concerns: OperationFilter | None = None,
         may_leave: Callable[[], bool] = lambda: False,
+        left: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
         self._before_operation = before_operation
         self._after_failure = after_failure
         self._concerns = concerns
         self._may_leave = may_leave
+        self._left = left
         self._frame_end: weakref.ref[FrameEnd] | None = None
         #: the next signal comes from here; reset by its handler
         self.is_leaving = False
@@ -104,6 +109,8 @@ class DeviceMode(TorchDispatchMode):
             error.__traceback__ = without_ours(error.__traceback__)
             del args, kwargs, keywords  # a frame that stays in the traceback may have been called from here
             raise
+        finally:
+            self._left()
 
     def _run(self, func: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         for _ in range(MOST_RETRIES):
@@ -122,6 +129,7 @@ class DeviceMode(TorchDispatchMode):
                 _push_mode(self)
                 _put_back(above)
                 self.is_in = True
+                self._left()
 
     def take_out(self) -> bool:
         """Take this mode out from below the others; False if it is not there (such as inside its own handler)."""

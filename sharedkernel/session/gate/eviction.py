@@ -1,23 +1,29 @@
 """Evictions: offload a session's memory when the executor asks for it, and restore it when there is room.
 
 An idle session's memory is moved from the kernel's event loop. A session that waits for the device in the middle of a
-cell *gives way* in its main thread: its memory is back before the wait ends, however it ends. :mod:`.residency` moves
-the memory.
+cell, or of a thread's work, *gives way* in the thread that waits, once all others that may touch the memory are held at
+the gate: its memory is back before any of these waits ends, however it ends. :mod:`.residency` moves the memory.
 """
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import logging
+import signal
+import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 import torch
 
 from sharedkernel import protocol
-from sharedkernel.ipc.shared_page import Turn
+from sharedkernel.ipc.shared_page import FORCE_SIGNAL, Turn, Word
+from sharedkernel.session.gate.passage import Passage
 from sharedkernel.session.gate.standing import GatePart, GateParts, Standing, wait_for_answer
 from sharedkernel.session.offload.host import CannotOffload, RestoreFailed
+from sharedkernel.session.offload.idleness import is_pythons
 from sharedkernel.session.ui.wait_display import RestoreProgress
 from sharedkernel.system.deferred_signals import interrupts_let_through, signals_held
 
@@ -25,6 +31,26 @@ log = logging.getLogger(__name__)
 
 #: seconds until memory that a running cell needs, and that could not be read back, is tried again
 _RESTORE_RETRY = 1.0
+#: seconds that the main thread gets to come to the gate while another thread waits there, and between two looks
+_SUMMONS_PATIENCE, _SUMMONS_INTERVAL = 1.0, 0.02
+
+
+class OpenSections(Protocol):
+    """The open sections of a session."""
+
+    @property
+    def num_mains(self) -> int:
+        """Sections of the main thread."""
+
+    @property
+    def is_main_running(self) -> bool:
+        """Whether the main thread is in a section, and not held at the gate."""
+
+    def why_running(self) -> str | None:
+        """Return whose code may run, as a sentence; None if all of it is held at the gate."""
+
+    def one_at_a_time(self) -> AbstractContextManager[None]:
+        """Wait until no other thread asks for the device or moves memory, open to interrupts."""
 
 
 class SessionEviction(GatePart):
@@ -36,8 +62,10 @@ class SessionEviction(GatePart):
         What the gate works with.
     standing
         Where the session stands.
-    one_at_a_time
-        Waits until no other thread asks for the device or brings memory back, open to interrupts.
+    passage
+        Says which threads are held.
+    sections
+        The session's.
     why_busy
         Returns why user code may run although no section is open, if it may.
     """
@@ -46,12 +74,17 @@ class SessionEviction(GatePart):
         self,
         parts: GateParts,
         standing: Standing,
-        one_at_a_time: Callable[[], contextlib.AbstractContextManager[None]],
+        passage: Passage,
+        sections: OpenSections,
         why_busy: Callable[[], str | None],
     ) -> None:
         super().__init__(parts)
         self._standing = standing
-        self._one_at_a_time = one_at_a_time
+        self._passage = passage
+        self._sections = sections
+        self._main = threading.get_ident()
+        #: the kernel's event loop, once it runs
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._why_kernel_busy = why_busy
         #: the executor asked for it, and has no answer yet
         self.is_asked = False
@@ -62,13 +95,12 @@ class SessionEviction(GatePart):
         Returns
         -------
         Whether :meth:`offload` should be called, on the kernel's event loop; else the answer was given, or will be by
-        the main thread.
+        the thread that waits for the device.
         """
         standing, keeps_addresses = self._standing, self._residency.keeps_addresses
         with self._link.lock:
             self.is_asked = True
-            is_main_waiting = standing.turn is Turn.WANTING and standing.is_mains
-            if is_main_waiting and standing.num_sections == 1 and keeps_addresses:
+            if standing.turn is Turn.WANTING and keeps_addresses:
                 standing.answered.set()
                 return False
             if standing.num_sections and not keeps_addresses:
@@ -108,7 +140,7 @@ class SessionEviction(GatePart):
 
     def restore(self) -> None:
         """Wait until there is room for what is away, and restore it (within a section)."""
-        with self._one_at_a_time():
+        with self._sections.one_at_a_time():
             if not self._residency.is_away:  # another thread has
                 return
             try:
@@ -128,7 +160,7 @@ class SessionEviction(GatePart):
                 self._link.send(note())
 
     def give_way(self) -> bool:
-        """Move the memory away while the main thread waits for the device; return whether it was, and is back.
+        """Move the memory away while this thread waits for the device; return whether it was, and is back.
 
         If so, the request has to be sent again; room has been made for it.
 
@@ -141,19 +173,38 @@ class SessionEviction(GatePart):
             if self._standing.turn is not Turn.WANTING:
                 return False
             self._standing.answered.clear()
-        try:
-            with self._residency.offload_at_once() as commit, self._link.lock:
-                if self._standing.turn is not Turn.WANTING:
-                    raise CannotOffload("Its turn has come.", reason="busy")
-                self._link.send(commit())
-                self.is_asked = False
-                self._standing.drop()
-                self._residency.answer.clear()
-        except CannotOffload as error:
-            self.decline(error.reason, str(error))
-            return False
-        self._come_back()
-        return True
+        with self._passage.moving():
+            try:
+                self._summon_main()
+                assert self.loop is not None
+                with (
+                    self._residency.offload_at_once(self.loop, self._passage.held, self._why_others_run) as commit,
+                    self._link.lock,
+                ):
+                    if self._standing.turn is not Turn.WANTING:
+                        raise CannotOffload("Its turn has come.", reason="busy")
+                    self._link.send(commit())
+                    self.is_asked = False
+                    self._standing.drop()
+                    self._residency.answer.clear()
+            except CannotOffload as error:
+                self.decline(error.reason, str(error))
+                return False
+            self._come_back()
+            return True
+
+    def _why_others_run(self) -> str | None:
+        if not is_pythons(threading.get_ident()):  # one of torch's: nothing says where the one is that it works for
+            return "Its code runs."
+        return self._sections.why_running() or (None if self._sections.num_mains else self._why_kernel_busy())
+
+    def _summon_main(self) -> None:
+        """Have the main thread come to the gate, if it is in a section and not this one, and wait until it is there."""
+        deadline = time.monotonic() + _SUMMONS_PATIENCE
+        while self._sections.is_main_running and time.monotonic() < deadline:
+            self._words[Word.SUMMONED] = 1
+            signal.pthread_kill(self._main, FORCE_SIGNAL)
+            time.sleep(_SUMMONS_INTERVAL)
 
     def _come_back(self) -> None:
         """Bring memory back in the middle of what runs: it cannot go on, nor end, without."""

@@ -8,8 +8,12 @@ between two bytecodes ("yield": device time only, the memory of the iteration st
 Three things run here at once, by these rules:
 
 - the main thread, which runs cells. It alone installs and removes its dispatch mode and runs the signal handler;
-- threads of subshells. Their dispatch mode stays in for good, so each of their operations passes the gate;
+- other threads of the user's and of subshells (:mod:`.user_threads`). Their dispatch mode stays in for good, so each of
+  their operations passes the gate. What threads of torch's compute for a backward counts for the one that began it;
 - the link's thread, which brings answers.
+
+A session has one request and one grant for all of them. The grant ends when none is inside an operation
+(:mod:`.passage`).
 
 What is decided is in :mod:`.table`, as data; here it is carried out. The gate's parts: :mod:`.standing` is where the
 session stands with its executor, :mod:`.sections` opens and closes sections and acquires and releases the device in
@@ -22,6 +26,8 @@ and an interrupt must not tear such a change apart: so both are held off in the 
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
 import os
 import signal
@@ -34,18 +40,17 @@ import torch
 
 from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import FORCE_SIGNAL, Turn, Word
-from sharedkernel.session.gate.dispatch_mode import OperationFilter
+from sharedkernel.session.gate.dispatch_mode import DeviceMode, OperationFilter
 from sharedkernel.session.gate.interception import Interception
+from sharedkernel.session.gate.passage import Passage
 from sharedkernel.session.gate.sections import Sections
+from sharedkernel.session.gate.short_memory import ShortMemory
 from sharedkernel.session.gate.standing import GateObserver, GatePart, GateParts, Standing
 from sharedkernel.session.gate.table import AT_BOUNDARY, AT_FORCE_SIGNAL, Look, Reason, Step
 from sharedkernel.session.gate.torch_internals import is_transform_under_way, uncompiled
-from sharedkernel.session.memory import reclaimable
+from sharedkernel.session.gate.user_threads import UserThread
 from sharedkernel.session.memory.growth import BOUNDARY_INTERVAL, INTERVAL_OVER_COST, LONGEST_INTERVAL
-from sharedkernel.session.memory.host_meter import uncounted_bytes
-from sharedkernel.session.offload.idleness import is_pythons
 from sharedkernel.system.deferred_signals import holdable, signals_held
-from sharedkernel.units import format_bytes
 
 if TYPE_CHECKING:
     from sharedkernel.session.lanes.session_lane import SessionLane
@@ -56,8 +61,6 @@ log = logging.getLogger(__name__)
 _ITERATIONS, _PREEMPT = int(Word.ITERATIONS), int(Word.PREEMPT)
 #: members of an enumeration cost more to look up than names of the module
 _HOLDING, _NO_REASON, _RELEASE, _PUT_IN = Turn.HOLDING, Reason.NONE, Step.RELEASE, Step.PUT_IN
-#: bytes freed for which an operation that failed is tried again
-_WORTH_TRYING_AGAIN = 1 << 20
 
 
 class Gate(GatePart):
@@ -77,6 +80,8 @@ class Gate(GatePart):
         The session's lane; None where no bytes are shared.
     run_ahead
         Called at each boundary, to wait for a device that works behind the main thread's back; None: there is none.
+    translate
+        Returns the error that a thread gets in place of an allocation's own.
     """
 
     def __init__(
@@ -88,27 +93,31 @@ class Gate(GatePart):
         concerns: OperationFilter | None = None,
         lanes: SessionLane | None = None,
         run_ahead: Callable[[], None] | None = None,
+        translate: Callable[[BaseException], BaseException | None] = lambda error: error,
     ) -> None:
         super().__init__(parts)
         self._run_ahead = run_ahead
+        self._concerns = concerns
         self._check_memory = check_memory
         self._main = threading.get_ident()
         self._observer: GateObserver | None = None
         self.standing = Standing(parts, self._turn_changed)
+        self._passage = Passage(lambda: parts.residency.is_away or parts.residency.is_moving)
         self._interception = Interception(
             self.standing,
             parts.growth,
             parts.forecast,
+            self._passage,
             before_operation=self.pass_device,
-            after_failure=self._grow_after,
+            after_failure=self._after_failure,
             concerns=concerns,
         )
         self._mode = self._interception.mode
         self.sections = Sections(
-            parts, self.standing, self._mode, lanes=lanes, check_memory=check_memory, why_busy=why_busy
+            parts, self.standing, self._passage, self._mode, lanes=lanes, check_memory=check_memory, why_busy=why_busy
         )
         self.eviction = self.sections.eviction
-        self.guard_thread = self._interception.guard_thread
+        self._short_memory = ShortMemory(parts, self.standing, self.sections, translate)
         #: until when boundaries only count, unless the executor asks: all else costs microseconds each time
         self._quiet_until = 0.0
         #: memory gets scarce (set by the meter's samples)
@@ -116,14 +125,26 @@ class Gate(GatePart):
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
-    def enforce(self, observer: GateObserver) -> None:
-        """Put the gate in force for *observer*: from now on no operation of the main thread passes without a grant."""
+    def enforce(self, observer: GateObserver, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Put the gate in force: from now on no operation of a Python thread passes without a grant.
+
+        Parameters
+        ----------
+        observer
+            Learns what happens here.
+        loop
+            The kernel's event loop, whose tasks may use memory; None: there is none.
+        """
         self._observer = observer
+        self.sections.eviction.loop = loop
+        self.sections.threads.install(self._make_mode)
         signal.signal(FORCE_SIGNAL, uncompiled(holdable(self._on_force_signal)))
         os.register_at_fork(after_in_child=self._disable_in_child)
         self._mode.put_in()
 
     def _turn_changed(self, begins: bool) -> None:
+        if not begins:
+            self._passage.has_main_passed = False
         if self._observer is not None:
             self._observer.turn_changed(begins)
 
@@ -132,8 +153,23 @@ class Gate(GatePart):
         self.standing.disable()
         self.sections.lanes = None
         self._link.forget_in_child()
+        self._passage.forget_in_child()
+        self.sections.threads.forget_in_child()
         self.standing.threads.forget_in_child()
         signal.signal(FORCE_SIGNAL, signal.SIG_DFL)
+
+    def guard_thread(self) -> None:
+        """Let every operation of the calling thread, not the main one, pass the gate from now on."""
+        if threading.get_ident() != self._main:
+            self.sections.threads.guard(self._make_mode)
+
+    def _make_mode(self, thread: UserThread) -> DeviceMode:
+        return DeviceMode(
+            functools.partial(self.pass_device, thread),
+            functools.partial(self._after_failure, thread=thread),
+            concerns=self._concerns,
+            left=self._passage.leave,
+        )
 
     def source_read(self, source: str) -> None:
         """Record which *source* the new section runs, by its hash."""
@@ -148,11 +184,13 @@ class Gate(GatePart):
 
     # --- acquire ------------------------------------------------------------------------------------------------------
 
-    def pass_device(self, *, may_reclaim: bool = True) -> None:
-        """Return once a device operation of this thread may run.
+    def pass_device(self, thread: UserThread | None = None, *, may_reclaim: bool = True) -> None:
+        """Return once a device operation of the calling thread may run, which counts as inside from then on.
 
         Parameters
         ----------
+        thread
+            Whose operation it is, which may be one of torch's own threads' here; None: the main thread's.
         may_reclaim
             Whether memory that nobody needs is freed where it is refused: not in a signal's handler.
 
@@ -163,33 +201,40 @@ class Gate(GatePart):
         KeyboardInterrupt
             When the user interrupts the wait, also of torch's threads for backward.
         """
-        turn, main = self.standing.turn, threading.get_ident() == self._main
-        if turn is _HOLDING:
-            if main:
-                if growth := self._growth.before_operation():
-                    self._grow_if_possible(growth)
+        while not self._is_inside(thread):
+            if self.standing.turn is Turn.DISABLED:
                 return
-            if not self._words[Word.PREEMPT] or self.sections.is_main_in_lane:
-                return
-            if not is_pythons(threading.get_ident()):
-                return  # one of torch's for backward: who called that, and waits for it, yields afterwards
-            self.sections.release("yield")
-        elif turn is Turn.DISABLED:
-            return
-        with signals_held(), self.sections.one_at_a_time():
-            if self.standing.num_sections == 0:
-                self.sections.open_for_stray_operation()
-            if not self.standing.is_held:
-                self._interception.device_wanted()
-                try:
-                    self.sections.acquire()
-                except torch.OutOfMemoryError:
-                    if not may_reclaim or not self._reclaim():
-                        raise
-                    self.sections.acquire()
-                self._quiet_until = 0.0
-        if main:
-            self.standing.threads.keep()
+            with signals_held(), self.sections.one_at_a_time():
+                self.sections.open_if_needed(thread)
+                if not self.standing.is_held:
+                    self._interception.device_wanted()
+                    try:
+                        self.sections.acquire(thread)
+                    except torch.OutOfMemoryError:
+                        if not may_reclaim or not self._short_memory.reclaim():
+                            raise
+                        self.sections.acquire(thread)
+                    self._quiet_until = 0.0
+            if threading.get_ident() == self._main:
+                self.standing.threads.keep()
+
+    def _is_inside(self, thread: UserThread | None) -> bool:
+        """Let the calling thread in, if its session has the device; else it has to wait for that."""
+        while self._passage.enter(thread) and self.standing.turn is _HOLDING:
+            if thread is not None and not thread.uses_device():
+                break
+            if threading.get_ident() != (self._main if thread is None else thread.ident):
+                return True  # one of torch's for backward: who called that, and waits for it, yields afterwards
+            if thread is not None and self._words[_PREEMPT] and not self.sections.is_main_in_lane:
+                self.sections.release("yield")
+                continue
+            growth = self._growth.before_operation()
+            if not growth:
+                return True
+            self._quiet_until = 0.0
+            self._short_memory.grow_if_possible(growth, thread)
+        self._passage.leave()
+        return False
 
     def on_message(self, message: Any) -> None:
         """Handle *message*, an answer of the executor (on the link's thread)."""
@@ -210,66 +255,21 @@ class Gate(GatePart):
             return
         self.standing.handle(message)
 
-    # --- growth -------------------------------------------------------------------------------------------------------
-
-    def _grow_if_possible(self, growth: int) -> None:
-        try:
-            self.sections.grow(growth)
-            self._quiet_until = 0.0
-        except torch.OutOfMemoryError as error:
-            log.info("no headroom: %s", error)
-            self.pass_device()  # what comes may fit all the same
-
     def allocation_failed(self, error: BaseException) -> bool:
-        """Record that *error* ends the cell.
+        """Record that *error* ends the cell, or a thread's operation.
 
         Returns
         -------
         Whether the same cell, run again, requests that memory first.
         """
         log.info("an allocation failed with the mode %s; %s", "in" if self._mode.is_in else "out", self._growth.figures)
-        return self._growth.failed(error, self._forecast.source)
+        return threading.get_ident() == self._main and self._growth.failed(error, self._forecast.source)
 
-    def _grow_after(self, operation: Any, error: BaseException) -> bool:
-        """Get the memory that *operation* failed for, in the main thread or in backward; whether to do it again.
-
-        The grant may be gone: the executor's signal, which came during the operation, is handled before its error.
-        """
-        if self.standing.is_disabled or not self.standing.num_sections:
+    def _after_failure(self, operation: Any, error: BaseException, thread: UserThread | None = None) -> bool:
+        if not self._short_memory.after_failure(operation, error, thread):
             return False
-        # Torch's threads for backward have the main thread's mode; that one has called them, and waits for them.
-        if threading.get_ident() != self._main and is_pythons(threading.get_ident()):
-            return False
-        if not self._growth.may_repeat(operation, error):
-            return False
-        growth = self._growth.after_failure(error)
-        if not growth:
-            return self._reclaim()
-        try:
-            # What is free may be in too many pieces for what failed: the limit has to leave room beside it.
-            self.sections.grow(growth, uncounted_bytes())
-        except torch.OutOfMemoryError:
-            if not self._reclaim():
-                raise
-            self.pass_device()  # the grant is gone
         self._quiet_until = 0.0
-        return True
-
-    def _reclaim(self) -> bool:
-        """Free what only an error of before, or garbage, holds; return whether that was anything (main thread)."""
-        if threading.get_ident() != self._main:
-            return False
-        before = self._meter.used_bytes
-        reclaimable.free()
-        freed = before - self._meter.used_bytes
-        if freed < _WORTH_TRYING_AGAIN:
-            return False
-        log.info("an earlier error, or garbage, held %s", format_bytes(freed))
-        if self.sections.lanes is not None:
-            with signals_held():
-                self.sections.lanes.memory_freed()
-        if not self.standing.is_held:
-            self._meter.drop_stale()  # the executor is asked with the figures as they are now
+        self.pass_device(thread)
         return True
 
     # --- stops of the main thread -------------------------------------------------------------------------------------
@@ -347,6 +347,11 @@ class Gate(GatePart):
 
     def _on_force_signal(self) -> None:
         is_leaving, self._mode.is_leaving = self._mode.is_leaving, False
+        if self._passage.closer is not None:  # another thread, which waits until this one is at the gate
+            if self._interception.look is not Look.FIRM and not is_transform_under_way():
+                self._mode.put_in()
+                self._passage.leave()
+            return
         if not self.standing.is_held:
             self._come_if_summoned()
             return
@@ -355,6 +360,8 @@ class Gate(GatePart):
             return  # the pools are in the middle of a change; the sender repeats the signal
         if is_leaving:  # the mode's own signal asks for no more; the executor repeats its own
             self._interception.take_out()
+            if self._mode.is_in:
+                self._passage.leave()
             return
         if self._observer is not None:
             self._observer.force_signalled()
@@ -365,17 +372,23 @@ class Gate(GatePart):
                 self.sections.release("yield")
             case Step.PUT_IN:
                 self._mode.put_in()
-            case Step.TAKE_OUT:
+            case Step.TAKE_OUT if self._passage.has_main_passed:  # else the grant is another thread's
                 self._interception.take_out()
 
     def _come_if_summoned(self) -> None:
-        """Ask for the device although nothing needs it: meanwhile the memory can be offloaded for others."""
+        """Wait for the device although nothing needs it: meanwhile the memory can be offloaded for others."""
         is_summoned, self._words[Word.SUMMONED] = self._words[Word.SUMMONED], 0
-        if is_summoned and self.standing.turn is Turn.READY:
+        if not is_summoned:
+            return
+        if self.standing.turn is Turn.READY:
             try:
                 self.pass_device(may_reclaim=False)
             except torch.OutOfMemoryError as error:
                 log.info("summoned to the gate, and refused there: %s", error)
+            self._passage.leave()
+        elif self.standing.turn is Turn.WANTING:
+            with signals_held(), self.sections.one_at_a_time():
+                pass  # another thread has waited, and is done
 
     def watch_memory(self, used: int) -> None:
         """Have the mode return if memory gets scarce, with *used* bytes in use (on the meter's thread)."""
@@ -407,10 +420,15 @@ class Gate(GatePart):
             The mode must not even return after a yield, and so there is none: an executor that cannot wait for the next
             boundary stops the process instead.
         """
-        if self.standing.is_disabled or threading.get_ident() != self._main:
+        thread = self.sections.threads.current
+        if self.standing.is_disabled or (thread is None and threading.get_ident() != self._main):
             return
         if self._observer is not None:
             self._observer.look_began()
+        if thread is not None:
+            self.pass_device(thread)
+            thread.look_began()
+            return
         self._interception.look_began(onlooker, is_firm=is_firm)
         self._quiet_until = 0.0
         try:
@@ -424,6 +442,8 @@ class Gate(GatePart):
         """Let the mode return when it is needed, unless something else than *onlooker* looks on."""
         if threading.get_ident() == self._main:
             self._interception.look_ended(onlooker)
+        elif (thread := self.sections.threads.current) is not None and thread.num_looks:
+            thread.look_ended()
 
     def _acquire_ahead(self) -> None:
         """Acquire the device at a boundary where it was given back, so that the mode need not notice the next use."""

@@ -1,7 +1,7 @@
 """The time for which the main thread's dispatch mode is in: until a grant is held, and as long as something needs it.
 
 What looks at dispatch itself, an *onlooker* such as a tracer or a profiler (:mod:`.onlookers`), keeps the mode out.
-Threads of subshells have modes of their own, which stay in.
+Other threads have modes of their own (:mod:`.user_threads`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sharedkernel.session.gate.dispatch_mode import DeviceMode, OperationFilter
+from sharedkernel.session.gate.passage import Passage
 from sharedkernel.session.gate.standing import Standing
 from sharedkernel.session.gate.table import Look
 from sharedkernel.session.gate.torch_internals import is_transform_under_way
@@ -30,7 +31,7 @@ class Interception:
 
     Parameters
     ----------
-    standing, growth, forecast
+    standing, growth, forecast, passage
         Of the session.
     before_operation
         Called before each intercepted operation; may block, and may raise.
@@ -46,6 +47,7 @@ class Interception:
         standing: Standing,
         growth: Growth,
         forecast: Forecast,
+        passage: Passage,
         *,
         before_operation: Callable[[], None],
         after_failure: Callable[[Any, BaseException], bool],
@@ -54,12 +56,12 @@ class Interception:
         self._standing = standing
         self._growth = growth
         self._forecast = forecast
-        self._before_operation = before_operation
-        self._concerns = concerns
+        self._passage = passage
         self._main = threading.get_ident()
-        self._modes = threading.local()
         #: of the main thread
-        self.mode = DeviceMode(before_operation, after_failure, concerns=concerns, may_leave=self._may_leave)
+        self.mode = DeviceMode(
+            before_operation, after_failure, concerns=concerns, may_leave=self._may_leave, left=self._operation_left
+        )
         #: what looks at dispatch now, by numbers, and the firmest of it
         self._onlookers: dict[int, Look] = {}
         self.look = Look.NONE
@@ -69,11 +71,10 @@ class Interception:
         self._left_at = 0.0
         self._times_left = 0
 
-    def guard_thread(self) -> None:
-        """Let every operation of the calling thread, not the main one, pass the gate from now on."""
-        if threading.get_ident() != self._main and not hasattr(self._modes, "mode"):
-            self._modes.mode = DeviceMode(self._before_operation, concerns=self._concerns)
-            self._modes.mode.put_in()
+    def _operation_left(self) -> None:
+        # where the mode leaves, nothing stops the main thread's next operation
+        if not self.mode.is_leaving or threading.get_ident() != self._main:
+            self._passage.leave()
 
     def look_began(self, onlooker: int, *, is_firm: bool) -> None:
         """Keep the mode out for *onlooker*, which bears no yield in its middle if *is_firm*."""
@@ -93,8 +94,11 @@ class Interception:
         """Take the mode out, in the main thread, if the grant is held and nothing needs it."""
         if self.mode.is_in and self._may_leave() and not is_transform_under_way():
             with signals_held():
-                if self._standing.is_held:  # a force signal may have ended it meanwhile
-                    self.mode.take_out()
+                # a force signal may have ended it meanwhile
+                was_inside = self._passage.is_main_inside
+                is_open = self._passage.enter()
+                if not (is_open and self._standing.is_held and self.mode.take_out()) and not was_inside:
+                    self._passage.leave()
 
     # --- where a session waits that has given the device back at a boundary -------------------------------------------
 

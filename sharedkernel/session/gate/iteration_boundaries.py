@@ -34,10 +34,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import dataloader
 
 from sharedkernel.ipc.shared_page import FORCE_SIGNAL, Turn
-from sharedkernel.session.gate import loops
 from sharedkernel.session.gate.gate import Gate
 from sharedkernel.session.gate.torch_internals import is_compiler_used, uncompiled
 from sharedkernel.session.memory.meters import Meter
+from sharedkernel.session.progress import loops
 from sharedkernel.session.progress.progress import Progress
 
 T = TypeVar("T")

@@ -4,8 +4,9 @@ While a section is open, memory is offloaded only in a wait for the device. Memo
 was idle comes back before a section's first line: the section that opens first waits for it, open to interrupts. At the
 end of the last one everything in use is measured as persistent, and the grant is released.
 
-One thread at a time requests the device or restores memory. The main thread takes its lane with a grant, and hands it
-over before it releases that; other threads neither take a lane nor hand one over.
+One thread at a time requests the device, restores memory or releases the grant; others that want to are held meanwhile.
+The main thread takes its lane with a grant, and hands it over before it releases that; other threads neither take a
+lane nor hand one over.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -23,8 +25,9 @@ from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.session.gate.dispatch_mode import DeviceMode
 from sharedkernel.session.gate.eviction import SessionEviction
+from sharedkernel.session.gate.passage import Passage
 from sharedkernel.session.gate.standing import GatePart, GateParts, ReleasePoint, Standing
-from sharedkernel.session.offload.idleness import is_pythons
+from sharedkernel.session.gate.user_threads import UserThread, UserThreads
 from sharedkernel.status.refusal_text import explain_no_pause
 from sharedkernel.system.deferred_signals import interrupts_let_through, signals_held
 from sharedkernel.units import format_bytes
@@ -44,6 +47,8 @@ class Sections(GatePart):
         What the gate works with.
     standing
         Where the session stands.
+    passage
+        Of the session's threads.
     mode
         The main thread's dispatch mode, which goes in whenever the grant is released.
     lanes
@@ -58,6 +63,7 @@ class Sections(GatePart):
         self,
         parts: GateParts,
         standing: Standing,
+        passage: Passage,
         mode: DeviceMode,
         *,
         lanes: SessionLane | None,
@@ -66,13 +72,17 @@ class Sections(GatePart):
     ) -> None:
         super().__init__(parts)
         self._standing = standing
+        self._passage = passage
         self._mode = mode
         self._check_memory = check_memory
         self._main = threading.get_ident()
         self._asking = threading.RLock()
         #: the session's lane; None where no bytes are shared, and in a forked child
         self.lanes = lanes
-        self.eviction = SessionEviction(parts, standing, self.one_at_a_time, why_busy)
+        #: sections of the main thread that are open
+        self.num_mains = 0
+        self.threads = UserThreads(self._words, passage, open_section=self._open, close_section=self._close)
+        self.eviction = SessionEviction(parts, standing, passage, self, why_busy)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
@@ -83,16 +93,33 @@ class Sections(GatePart):
         torch.OutOfMemoryError, RestoreFailed, KeyboardInterrupt
             Before the code runs, when the session's memory is away and does not come back.
         """
-        is_open = False
+        is_open, thread = False, self.threads.current
         try:
             with signals_held():
                 self._open()
                 is_open = True
+                if thread is not None:
+                    thread.num_sections += 1
             # an interrupt that came meanwhile was raised here
             yield
         finally:
             if is_open:
+                if thread is not None:
+                    thread.num_sections -= 1
                 self._close()
+
+    @property
+    def is_main_running(self) -> bool:
+        """Whether the main thread is in a section, and not held at the gate."""
+        return self.num_mains > 0 and self._main not in self._passage.held
+
+    def why_running(self) -> str | None:
+        """Return whose code may run with a section open, as a sentence; None if all of it is held at the gate."""
+        if self.is_main_running:
+            return "Its code runs."
+        held = self._passage.held
+        running = next((thread for thread in self.threads.in_sections if thread.ident not in held), None)
+        return None if running is None else f"Its thread {running.name} runs."
 
     @property
     def is_needed(self) -> bool:
@@ -103,6 +130,7 @@ class Sections(GatePart):
         with signals_held():
             if self._residency.is_away:
                 self._notice.wait_begins()
+            self.num_mains += threading.get_ident() == self._main
             with self._link.lock:
                 if self._standing.section_opened():
                     self._meter.look_closely()
@@ -124,18 +152,28 @@ class Sections(GatePart):
             return
         is_main = threading.get_ident() == self._main
         with signals_held():
+            self.num_mains -= is_main
             if is_main and self.lanes is not None:
                 if self._standing.is_held:
                     self._hand_over(self.lanes, "cell")  # what stays in the lane keeps that, but not the grant
                 if self._standing.num_sections == 1:
                     self.lanes.section_ended()
             with self._link.lock:
-                self._standing.section_closed(keeps_grant=self.is_main_in_lane)
+                self._standing.section_closed()
             if is_main:
                 self._mode.put_in()
 
-    def open_for_stray_operation(self) -> None:
-        """Open a section for an operation outside any, until the running callback of the event loop is over."""
+    def open_if_needed(self, thread: UserThread | None) -> None:
+        """Open a section for an operation of *thread* outside any; None: of the main thread."""
+        if thread is not None:
+            thread.used_at = time.monotonic()
+            if not thread.is_in_section:
+                self.threads.open_section(thread)
+        elif not self.num_mains:
+            self._open_for_stray_operation()
+
+    def _open_for_stray_operation(self) -> None:
+        """Open a section until the running callback of the event loop is over."""
         self._open()
         try:
             asyncio.get_running_loop().call_soon(self._close)
@@ -147,22 +185,31 @@ class Sections(GatePart):
     @contextlib.contextmanager
     def one_at_a_time(self) -> Iterator[None]:
         """Wait until no other thread asks for the device, open to interrupts."""
-        while not self._asking.acquire(timeout=0.1):
-            with interrupts_let_through():
-                pass
+        if not self._asking.acquire(blocking=False):
+            with self._passage.hold(self.threads.current):
+                while not self._asking.acquire(timeout=0.1):
+                    with interrupts_let_through():
+                        pass
         try:
             yield
         finally:
             self._asking.release()
 
-    def acquire(self) -> None:
+    def acquire(self, thread: UserThread | None = None) -> None:
         """Wait for a grant. If the same code ran out of memory last time, request what it lacked as well.
+
+        Parameters
+        ----------
+        thread
+            Whose operation needs it; None: the main thread's.
 
         Raises
         ------
         torch.OutOfMemoryError
             When the request is refused.
         """
+        if thread is not None:
+            return self._acquire(thread=thread)
         missed = self._growth.take_missed(self._forecast.source)
         if missed:
             try:
@@ -171,43 +218,46 @@ class Sections(GatePart):
                 log.info("runs without more memory: %s", error)
         return self._acquire()
 
-    def _acquire(self, growth: int = 0, spare: int = 0) -> None:
+    def _acquire(self, growth: int = 0, spare: int = 0, *, thread: UserThread | None = None) -> None:
         """Request a grant with *growth* more bytes and *spare* ones that hold nothing, and wait for it."""
-        is_pythons_thread, interrupts = is_pythons(threading.get_ident()), self._words[Word.INTERRUPTS]
+        is_main, interrupts = threading.get_ident() == self._main, self._words[Word.INTERRUPTS]
 
         def check() -> None:
-            # Where Python did not start this thread, the main one waits for it in C++, and runs no signal handlers.
-            if not is_pythons_thread and self._words[Word.INTERRUPTS] != interrupts:
+            # In one of torch's threads, for which the main one waits in C++: that runs no signal handlers.
+            if thread is None and not is_main and self._words[Word.INTERRUPTS] != interrupts:
                 raise KeyboardInterrupt
 
         # Before the wait: to look at the heap takes a tenth of a millisecond in a process that has just been woken.
         is_crowded = self._standing.threads.is_due and self._growth.is_crowded
-        self._standing.ask(growth, spare)
-        try:
-            self._standing.wait(check)
-            while self.eviction.is_asked and self._standing.turn is Turn.WANTING:
-                if self.eviction.give_way():
-                    self._standing.ask(0, spare)
-                self._standing.wait(check)
-        except BaseException:
-            self._standing.withdraw()
-            raise
-        finally:
-            self.eviction.decline("busy", "Its code runs.")
+        # of a thread that no cell or message waits for, no cell shows a wait
+        is_shown = thread is None or thread.num_sections > 0
+        with self._passage.hold(thread):
+            self._standing.ask(growth, spare)
+            try:
+                self._standing.wait(check, is_shown=is_shown)
+                while self.eviction.is_asked and self._standing.turn is Turn.WANTING:
+                    if self.eviction.give_way():
+                        self._standing.ask(0, spare)
+                    self._standing.wait(check, is_shown=is_shown)
+            except BaseException:
+                self._standing.withdraw()
+                raise
+            finally:
+                self.eviction.decline("busy", "Its code runs.")
         if self._standing.refusal is not None:
             # What earlier code needed may not fit beside what is kept by now, of which this cell may have freed some.
             # What runs next may need less; if it does not, it is refused when it grows.
             if not growth and self._meter.drop_stale():
-                return self._acquire(spare=spare)
+                return self._acquire(spare=spare, thread=thread)
             raise torch.OutOfMemoryError(self._standing.refusal.message)
         self._meter.device_acquired()
-        if threading.get_ident() == self._main:
+        if is_main:
             if is_crowded:
                 self._standing.threads.make()
             if self.lanes is not None:
                 self.lanes.turn_began(has_lane=self._standing.has_lane)
 
-    def grow(self, growth: int, spare: int = 0) -> None:
+    def grow(self, growth: int, spare: int = 0, thread: UserThread | None = None) -> None:
         """Release the device in the middle of what runs, and acquire it again with more memory.
 
         Parameters
@@ -216,6 +266,8 @@ class Sections(GatePart):
             Bytes to request in addition.
         spare
             Bytes that the limit on the process has to allow beside them, because free memory is in too many pieces.
+        thread
+            Whose operation needs it; None: the main thread's.
 
         Raises
         ------
@@ -226,7 +278,7 @@ class Sections(GatePart):
         with signals_held(), self.one_at_a_time():
             if not self.release("yield"):
                 raise torch.OutOfMemoryError(explain_no_pause(growth))
-            self._acquire(growth, spare)
+            self._acquire(growth, spare, thread=thread)
         if threading.get_ident() == self._main:
             self._standing.threads.keep()
 
@@ -251,14 +303,16 @@ class Sections(GatePart):
             Whether it is released; not if the lane cannot be handed over.
         """
         main = threading.get_ident() == self._main
-        with signals_held():
-            if self.lanes is not None and main and self._standing.is_held and not self._hand_over(self.lanes, at):
+        with signals_held(), self.one_at_a_time():
+            is_held = self._standing.is_held
+            if is_held and self.lanes is not None and main and not self._hand_over(self.lanes, at):
                 return False
-            if not self._standing.release(at):
-                return True
+            if is_held:
+                with self._passage.closed():
+                    self._standing.release(at)
             if main:
                 self._mode.put_in()
-        if at == "boundary":
+        if at == "boundary" and is_held:
             self._check_memory(self._meter.memory)
         return True
 

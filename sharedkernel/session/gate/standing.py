@@ -1,13 +1,13 @@
 """The standing of a session with its executor: its sections, its request for a grant and the grant itself.
 
 :data:`~.table.TRANSITIONS` says which state follows. `link.lock` covers each change together with the message about it.
-One thread at a time requests the device (:mod:`.sections` sees to that), the link's thread brings the answer, and
-the main thread, or the one of a subshell, releases the grant.
+One thread at a time requests the device or releases the grant (:mod:`.sections` sees to that), and the link's thread
+brings the answer.
 """
 
 from __future__ import annotations
 
-import threading
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -98,7 +98,12 @@ class GateObserver(Protocol):
 
 
 def wait_for_answer(
-    answered: InterruptSafeEvent, notice: WaitDisplay, link: Link, check: Callable[[], None] = lambda: None
+    answered: InterruptSafeEvent,
+    notice: WaitDisplay,
+    link: Link,
+    check: Callable[[], None] = lambda: None,
+    *,
+    is_shown: bool = True,
 ) -> None:
     """Wait for the executor's answer, open to interrupts; in a long wait, *notice* shows the reason and is refreshed.
 
@@ -108,8 +113,10 @@ def wait_for_answer(
         What is waited for, and what the notice shows.
     check
         Called now and then; what it raises ends the wait, as interrupts do in the main thread.
+    is_shown
+        Whether the notice is shown.
     """
-    show, due = notice.show, time.monotonic() + NOTICE_AFTER
+    show, due = notice.show, time.monotonic() + NOTICE_AFTER if is_shown else math.inf
     while True:
         with interrupts_let_through():
             if answered.wait(_CHECK_INTERVAL):
@@ -134,7 +141,6 @@ class Standing(GatePart):
     def __init__(self, parts: GateParts, on_turn: Callable[[bool], None]) -> None:
         super().__init__(parts)
         self._on_turn = on_turn
-        self._main = threading.get_ident()
         #: what the page says, too
         self.turn = Turn.IDLE
         #: sections that are open
@@ -146,8 +152,6 @@ class Standing(GatePart):
         self._withdrawal_seen = InterruptSafeEvent()
         #: the last answer, if it was no grant
         self.refusal: protocol.RefusedGrant | None = None
-        #: the last request was the main thread's
-        self.is_mains = False
         #: there is a lane for the grant
         self.has_lane = True
         #: how many threads the session's operations may use
@@ -210,20 +214,12 @@ class Standing(GatePart):
             self._link.send_soon(opened)
         return True
 
-    def section_closed(self, *, keeps_grant: bool) -> None:
-        """Count a section's end and release the grant, with `link.lock` held.
-
-        Parameters
-        ----------
-        keeps_grant
-            Whether the grant stays while another section is open.
-        """
+    def section_closed(self) -> None:
+        """Count a section's end and with the last one release the grant, with `link.lock` held."""
         self.num_sections -= 1
-        keeps_grant = keeps_grant and self.num_sections > 0
-        released = self._end("cell") if self.is_held and not keeps_grant else None
         if self.num_sections:
-            self._link.send(*([released] if released else []))
             return
+        released = self._end("cell") if self.is_held else None
         self._meter.section_ended()
         self._residency.answer.clear()
         self._take(Input.CLOSED)
@@ -255,16 +251,15 @@ class Standing(GatePart):
         with self._link.lock:
             self.answered.clear()
             self.refusal = None
-            self.is_mains = threading.get_ident() == self._main
             self._take(Input.WANTED)
             foreseen = self._forecast.news(self._words[_ITERATIONS])
             wanted = protocol.DeviceWantedReport(memory=memory, data_bytes=data_bytes, growth=growth)
             self._link.send(*(message for message in (foreseen, wanted) if message))
 
-    def wait(self, check: Callable[[], None]) -> None:
-        """Wait until there is something to do, open to interrupts; *check* as in :func:`wait_for_answer`."""
+    def wait(self, check: Callable[[], None], *, is_shown: bool) -> None:
+        """Wait until there is something to do, open to interrupts; arguments as in :func:`wait_for_answer`."""
         try:
-            wait_for_answer(self.answered, self._notice, self._link, check)
+            wait_for_answer(self.answered, self._notice, self._link, check, is_shown=is_shown)
         finally:
             self._notice.end()
 

@@ -23,6 +23,7 @@ import numpy
 import torch
 from ipykernel.kernelapp import IPKernelApp
 from tornado.ioloop import IOLoop
+from tornado.platform.asyncio import BaseAsyncIOLoop
 
 from sharedkernel import protocol
 from sharedkernel.device_memory.mode import DeviceMemoryMode
@@ -137,6 +138,13 @@ class SessionRuntime:
             growth=growth,
             forecast=forecast,
         )
+        translator = ErrorTranslator(
+            self._lease,
+            used=lambda: self._gate.used_bytes,
+            describe_results=self._kernel.describe_results,
+            on_failure=lambda error: self._gate.allocation_failed(error),
+            has_gpu=device_kind == "cuda",
+        )
         self._gate = Gate(
             parts,
             check_memory=self._lease.check,
@@ -144,18 +152,12 @@ class SessionRuntime:
             concerns=operation_filter(device_kind),
             lanes=self._lanes,
             run_ahead=make_run_ahead(device_kind),
+            translate=translator.translate,
         )
         boundaries = self._boundaries = Boundaries(self._gate, self._meter, forecast.progress)
         boundaries.install()
         onlookers.install(self._gate)
         forecast.progress.install()
-        translator = ErrorTranslator(
-            self._lease,
-            used=lambda: self._gate.used_bytes,
-            describe_results=self._kernel.describe_results,
-            on_failure=self._gate.allocation_failed,
-            has_gpu=device_kind == "cuda",
-        )
         self._kernel.attach(self._gate, self._lease, translator, notice=self._notice, message_log=message_log)
         if device_kind == "host":
             self._kernel.reservations = Reservations(self._meter, self._link)
@@ -166,7 +168,8 @@ class SessionRuntime:
     def run(self) -> None:
         """Serve until the kernel is shut down."""
         self._meter.start(self._boundaries.clock_ticked, self._gate.watch_memory)
-        self._gate.enforce(self._boundaries)
+        assert isinstance(self._loop, BaseAsyncIOLoop)
+        self._gate.enforce(self._boundaries, self._loop.asyncio_loop)
         self._link.start(self._hello, self._on_message)
         self._app.start()
         self._gate.standing.disable()

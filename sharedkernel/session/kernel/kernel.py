@@ -26,7 +26,6 @@ from sharedkernel.session.channels.direct_sends import Replies
 from sharedkernel.session.channels.message_log import REPLY, REQUEST, MessageLog, message_id
 from sharedkernel.session.channels.request_limit import RequestLimit
 from sharedkernel.session.gate.gate import Gate
-from sharedkernel.session.gate.loops import LoopReporter
 from sharedkernel.session.imported_modules import imported_files, unaware_of_modules
 from sharedkernel.session.kernel.interrupts import Interrupts
 from sharedkernel.session.kernel.reaper import reap_adopted
@@ -36,6 +35,7 @@ from sharedkernel.session.memory import reclaimable
 from sharedkernel.session.memory.lease_check import ErrorTranslator, LeaseCheck
 from sharedkernel.session.memory.reservations import Reservations
 from sharedkernel.session.offload.host import RestoreFailed
+from sharedkernel.session.progress.loops import LoopReporter
 from sharedkernel.session.progress.source_hash import SourceReader
 from sharedkernel.session.ui.wait_display import WaitNotice
 from sharedkernel.units import format_bytes

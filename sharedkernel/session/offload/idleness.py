@@ -10,7 +10,7 @@ import asyncio
 import functools
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import thread as thread_pools
 from typing import Any
 
@@ -23,13 +23,13 @@ _KNOWN = (
 _BACKWARD = "pt_autograd"
 
 
-def user_threads() -> list[str]:
-    """Return the names of threads that may run code of the user."""
+def user_threads(held: Collection[int] = ()) -> list[str]:
+    """Return the names of threads that may run code of the user, but for those *held* at the gate, by number."""
     frames = sys._current_frames()
     names = []
     for thread in threading.enumerate():
         frame = frames.pop(thread.ident or 0, None)
-        if thread is threading.main_thread() or _module_of_thread(thread).startswith(_KNOWN):
+        if thread is threading.main_thread() or thread.ident in held or serves_the_kernel(thread):
             continue
         if isinstance(thread, threading._DummyThread) and _is_backwards(thread.native_id):
             continue
@@ -39,7 +39,12 @@ def user_threads() -> list[str]:
         if frame is not None and frame.f_code is thread_pools._worker.__code__:  # type: ignore[attr-defined]
             continue
         names.append(thread.name)
-    return [*names, *(f"thread {ident}, which Python did not start" for ident in frames)]
+    return [*names, *(f"thread {ident}, which Python did not start" for ident in frames if ident not in held)]
+
+
+def serves_the_kernel(thread: threading.Thread) -> bool:
+    """Return whether *thread* runs no code of the user by itself, but for messages of a subshell."""
+    return _module_of_thread(thread).startswith(_KNOWN)
 
 
 def is_pythons(ident: int) -> bool:

@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -228,16 +228,26 @@ class Residency:
             yield commit
 
     @contextlib.contextmanager
-    def offload_at_once(self) -> Iterator[Callable[[], protocol.OffloadedReport]]:
-        """Write everything away in the main thread, in the middle of a cell, and yield what :meth:`offload` yields.
+    def offload_at_once(
+        self, loop: asyncio.AbstractEventLoop, held: Collection[int], busy: Callable[[], str | None]
+    ) -> Iterator[Callable[[], protocol.OffloadedReport]]:
+        """Write everything away in the middle of what runs, and yield what :meth:`offload` yields.
+
+        Parameters
+        ----------
+        loop
+            The kernel's.
+        held
+            Numbers of the threads that wait at the gate, kept up to date.
+        busy
+            Returns why other code of the user may run, if it may.
 
         Raises
         ------
         CannotOffload
             When it has to stay.
         """
-        loop = asyncio.get_running_loop()
-        with self._offloading(lambda: _check_alone(loop)) as (pending, commit):
+        with self._offloading(lambda: _check_idle(busy, loop, held)) as (pending, commit):
             pending.write()
             yield commit
 
@@ -342,14 +352,10 @@ async def _in_a_thread(work: Callable[[], None]) -> None:
             await asyncio.wrap_future(done)
 
 
-def _check_idle(busy: Callable[[], str | None], loop: asyncio.AbstractEventLoop) -> None:
+def _check_idle(busy: Callable[[], str | None], loop: asyncio.AbstractEventLoop, held: Collection[int] = ()) -> None:
     if (what := busy()) is not None:
         raise CannotOffload(what, reason="busy")
-    _check_alone(loop)
-
-
-def _check_alone(loop: asyncio.AbstractEventLoop) -> None:
-    if threads := idleness.user_threads():
+    if threads := idleness.user_threads(held):
         raise CannotOffload(
             f"Threads of its own are alive, which may use its memory at any time: {_some(threads)}.", reason="threads"
         )

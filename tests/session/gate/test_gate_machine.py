@@ -244,9 +244,9 @@ class GateMachine(RuleBasedStateMachine):
     @rule()
     def section_closes(self) -> None:
         section = self.sections.pop()
-        self.release("cell")
         self.is_in = True
         if not self.sections:
+            self.release("cell")
             self.take(Input.CLOSED)
         section.__exit__(None, None, None)
 

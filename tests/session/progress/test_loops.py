@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sharedkernel.session.gate import loops
+from sharedkernel.session.progress import loops
 
 
 @pytest.fixture

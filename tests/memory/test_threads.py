@@ -1,0 +1,110 @@
+"""A training in a thread shares the device as one in a cell does, and is moved out for others without a trace."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+
+from benchmarks.stack.client import Notebook, Route, open_notebook
+from sharedkernel.jupyter.names import KERNEL_NAME
+from sharedkernel.local_stack import LocalStack
+from sharedkernel.status.text import session_state
+
+pytestmark = [
+    pytest.mark.heavy,
+    pytest.mark.skipif(sys.platform != "linux", reason="the executor runs on Linux only"),
+]
+
+MIB = 1 << 20
+#: twelve layers of 1000 x 1000 with Adam, which keep 183 MiB: parameters and two moments
+_SETUP = """\
+import threading, time, torch
+torch.set_num_threads(1)
+losses, errors = [], []
+stop = False
+def train(num_steps):
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(1000, 1000) for _ in range(12)]
+    model = torch.nn.Sequential(*layers)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    inputs = torch.randn(16, 1000)
+    for _ in range(num_steps):
+        if stop: break
+        optimizer.zero_grad()
+        loss = model(inputs).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+def run(num_steps):
+    try: train(num_steps)
+    except BaseException as error: errors.append(repr(error))
+def start(num_steps):
+    global thread
+    losses.clear()
+    thread = threading.Thread(target=run, args=(num_steps,))
+    thread.start()
+"""
+
+
+def _route(stack: LocalStack, user: str) -> Route:
+    return Route(name=user, url=stack.gateway_url, token=stack.token(user), kernel=KERNEL_NAME)
+
+
+async def wait_for_steps(notebook: Notebook, more: int) -> int:
+    """Wait until the thread has done *more* steps; return how many it has in all."""
+    return int(
+        await notebook.value(
+            f"before = len(losses)\nwhile len(losses) < before + {more} and not errors: time.sleep(0.01)\n"
+            "assert not errors, errors\nprint(len(losses))"
+        )
+    )
+
+
+@pytest.mark.parametrize("times", [3, pytest.param(10, marks=pytest.mark.slow)])
+def test_a_training_in_a_thread_is_moved_out_for_others_and_back(times: int) -> None:
+    """While no cell runs; its losses are bit for bit those of a training in a cell."""
+    with LocalStack(users=["ada", "grace"], capacity="700MiB") as stack:
+        routes = {user: _route(stack, user) for user in stack.users}
+
+        async def main() -> None:
+            async with open_notebook(routes["ada"]) as ada, open_notebook(routes["grace"]) as grace:
+                await ada.run(_SETUP)
+                await grace.run("import torch")
+                await ada.run("train(20)\nalone, losses = losses, []")
+                await ada.run("start(10**6)")
+                for _ in range(times):
+                    await wait_for_steps(ada, 4)
+                    # more than there is beside the training: it has to go, and comes back when this is freed
+                    await grace.run(f"big = torch.ones({550 * MIB // 4})\ndel big")
+                assert await wait_for_steps(ada, 20) > 20
+                await ada.run("stop = True\nthread.join()\nassert losses[:20] == alone, (losses[:3], alone[:3])")
+                (session,) = (session for session in stack.status().sessions if session.user == "ada")
+                assert session.offloads >= times - 1  # the first may find room
+
+        asyncio.run(main())
+
+
+@pytest.mark.beside_busy_loops
+def test_a_training_in_a_thread_takes_turns_with_another_users_cell() -> None:
+    """Both go on all the time, and the thread's session is shown as computing."""
+    with LocalStack(users=["ada", "grace"], capacity="1200MiB") as stack:
+        routes = {user: _route(stack, user) for user in stack.users}
+
+        async def main() -> None:
+            async with open_notebook(routes["ada"]) as ada, open_notebook(routes["grace"]) as grace:
+                await asyncio.gather(ada.run(_SETUP), grace.run(_SETUP))
+                await ada.run("start(10**6)")
+                training = asyncio.create_task(grace.run("train(60)"))
+                for _ in range(5):
+                    await wait_for_steps(ada, 3)
+                    states = {session.user: session_state(session) for session in stack.status().sessions}
+                    assert states["ada"] in ("computing in a thread", "1st in line"), states
+                await training
+                await ada.run("stop = True\nthread.join()")
+                used = {user.name: user.attained_service_seconds for user in stack.status().users}
+                assert used["ada"] > 0
+                assert used["grace"] > 0
+
+        asyncio.run(main())

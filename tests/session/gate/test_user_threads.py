@@ -1,0 +1,281 @@
+"""Threads of the user's compute behind the gate: they wait, grow, yield, are refused and moved out as cells are."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from sharedkernel import protocol
+from sharedkernel.ipc.shared_page import Turn, Word
+from tests.session.harness import SessionUnderTest
+
+MIB = 1 << 20
+#: starts `thread`, which computes `result` of `kept`, and says when it has begun
+_START = """\
+import _thread, queue, sys, threading, time
+torch.set_num_threads(1)
+kept = torch.arange(1 << 20, dtype=torch.float64)
+errors, begun, results = [], threading.Event(), queue.SimpleQueue()
+threading.excepthook = lambda args: errors.append(args.exc_value)
+def start(work):
+    def run():
+        begun.set()
+        results.put(work())
+    begun.clear()
+    while not results.empty(): results.get()
+    thread = threading.Thread(target=run, name="mine")
+    thread.start()
+    begun.wait()
+    return thread
+def total(): return float((kept * 2).sum())
+class Stop(Exception): pass
+def forever():
+    global steps
+    steps, stop.is_set = 0, False
+    while not stop.is_set:
+        torch.ones(1000).sum()
+        steps += 1
+stop = type("Stop", (), {"is_set": False})()
+"""
+#: to being asked to move memory away
+ANSWERS = (protocol.OffloadedReport, protocol.OffloadDeclinedReport)
+TOTAL = float(2 * sum(range(1 << 20)))
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[SessionUnderTest]:
+    with SessionUnderTest() as session:
+        session.run(_START)
+        yield session
+
+
+@pytest.fixture
+def session(shared: SessionUnderTest) -> Iterator[SessionUnderTest]:
+    yield shared
+    shared.on_wanted = lambda wanted: shared.say(protocol.Granted())
+    shared.page.words[Word.PREEMPT] = 0
+    shared.say(protocol.Granted())
+    shared.run("stop.is_set = True\nif 'go' in globals(): go.set()")
+    reply = shared.run("for t in threading.enumerate():\n    if t.name == 'mine': t.join()")
+    assert reply["status"] == "ok", reply
+
+
+def wanted(session: SessionUnderTest) -> threading.Event:
+    """Withhold grants from now on; the event says that one was asked for."""
+    asked = threading.Event()
+    session.on_wanted = lambda wanted: asked.set()
+    return asked
+
+
+def result(session: SessionUnderTest) -> str:
+    return str(session.run("print(results.get(timeout=60))")["text"]).strip()
+
+
+def test_a_thread_waits_for_a_grant_while_cells_go_on(session: SessionUnderTest) -> None:
+    asked, since = wanted(session), session.mark
+    assert session.run("t = start(total)")["status"] == "ok"
+    session.wait_for(protocol.DeviceWantedReport, since)
+    assert session.run("print(1 + 1, results.empty())")["text"] == "2 True\n"
+    assert asked.is_set()
+    session.say(protocol.Granted())
+    assert result(session) == str(TOTAL)
+
+
+def test_its_section_ends_with_the_thread_and_not_with_a_cell(session: SessionUnderTest) -> None:
+    since = session.mark
+    session.run("t = start(forever)")
+    session.wait_for(protocol.DeviceWantedReport, since)
+    since = session.mark
+    session.run("before = steps\nwhile steps < before + 10: time.sleep(0.01)")
+    assert "CellClosed" not in session.kinds(since)
+    assert session.page.words[Word.THREADS] == 1
+    assert session.page.words[Word.TURN] == Turn.HOLDING
+    session.run("stop.is_set = True")
+    session.wait_for(protocol.CellClosedReport, since)
+    assert session.page.words[Word.THREADS] == 0
+
+
+def test_a_thread_that_computes_no_more_ends_its_section(session: SessionUnderTest) -> None:
+    """Its session is idle then, though the thread lives on."""
+    since = session.mark
+    session.run("go = threading.Event()\nt = start(lambda: (total(), go.wait()))")
+    session.wait_for(protocol.CellClosedReport, since)
+    assert session.run("print(t.is_alive())")["text"] == "True\n"
+    session.run("go.set()")
+
+
+@pytest.mark.parametrize("main", ["idle", "in a join", "computing", "in a loop of Python"])
+def test_a_thread_gives_the_device_back_when_it_is_asked_for(session: SessionUnderTest, main: str) -> None:
+    """It stops at its next operation, wherever the main thread is, and goes on with the next grant."""
+    since = session.mark
+    session.run("t = start(forever)")
+    cell = {
+        "idle": None,
+        "in a join": "t.join()",
+        "computing": "while not stop.is_set: torch.ones(10).sum()",
+        "in a loop of Python": "while not stop.is_set: pass",
+    }[main]
+    request = None if cell is None else session.client.execute(cell)
+    session.wait_for(protocol.DeviceWantedReport, since)
+    for _ in range(3):
+        asked, since = wanted(session), session.mark
+        session.page.words[Word.PREEMPT] = 1
+        session.wait_for(protocol.GrantReleasedReport, since)
+        assert asked.wait(60)
+        assert session.page.words[Word.TURN] == Turn.WANTING
+        session.say(protocol.Granted())
+    session.on_wanted = lambda wanted: session.say(protocol.Granted())
+    if request is not None:
+        session.interrupt()
+        session.reply(request)
+
+
+def test_a_refusal_goes_to_the_thread_that_asked(session: SessionUnderTest) -> None:
+    session.on_wanted = lambda wanted: session.say(protocol.RefusedGrant(reason="quota", message="no room"))
+    session.run("t = start(total)\nt.join()")
+    assert session.run("print(repr(errors.pop()))")["text"] == "OutOfMemoryError('no room')\n"
+
+
+def test_an_interrupt_concerns_the_main_thread_alone(session: SessionUnderTest) -> None:
+    asked = wanted(session)
+    since = session.mark
+    request = session.client.execute("t = start(total)\ntotal()")
+    session.wait_for(protocol.DeviceWantedReport, since)
+    assert asked.wait(60)
+    session.interrupt()
+    assert session.reply(request)["ename"] == "KeyboardInterrupt"
+    session.say(protocol.Granted())
+    assert result(session) == str(TOTAL)
+
+
+def test_a_failed_allocation_in_a_thread_has_figures(session: SessionUnderTest) -> None:
+    session.limit(256 * MIB, quota=256 * MIB)
+    try:
+        session.run("t = start(lambda: torch.ones(100_000_000))\nt.join()")
+        text = session.run("print(type(errors[-1]).__name__, errors.pop())")["text"]
+        assert text.startswith("OutOfMemoryError This session uses ")
+        assert "your quota is 256 MiB" in text
+    finally:
+        session.limit(32 << 30)
+
+
+def test_a_thread_asks_for_more_memory_in_its_middle(session: SessionUnderTest) -> None:
+    session.limit(128 * MIB)
+    since = session.mark
+
+    def grant(wanted: protocol.DeviceWantedReport) -> None:
+        if wanted.growth:
+            session.limit(512 * MIB + wanted.growth)
+        session.say(protocol.Granted())
+
+    session.on_wanted = grant
+    try:
+        session.run("t = start(lambda: float(torch.ones(75_000_000).sum()))")
+        session.wait_for(protocol.DeviceWantedReport, since, lambda wanted: wanted.growth > 0)
+        assert result(session) == "75000000.0"
+    finally:
+        session.limit(32 << 30)
+
+
+@pytest.mark.parametrize("main", ["idle", "in a join"])
+def test_a_session_is_moved_out_while_its_thread_waits(session: SessionUnderTest, main: str) -> None:
+    """Also where a cell waits for that thread; all is as it was."""
+    asked, since = wanted(session), session.mark
+    session.run("t = start(total)")
+    session.wait_for(protocol.DeviceWantedReport, since)
+    request = session.client.execute("t.join()") if main == "in a join" else None
+    asked.clear()
+    while True:  # a cell that opens meanwhile stops it
+        since = session.mark
+        session.say(protocol.OffloadCommand())
+        report = session.wait_for(protocol.Message, since, lambda it: isinstance(it, ANSWERS))
+        if isinstance(report, protocol.OffloadedReport):
+            break
+    assert report.offloaded_bytes >= 7 * MIB
+    session.say(protocol.RestoreCommand())
+    session.wait_for(protocol.RestoredReport, since)
+    assert asked.wait(60)
+    session.say(protocol.Granted())
+    if request is not None:
+        assert session.reply(request)["status"] == "ok"
+    assert result(session) == str(TOTAL)
+
+
+def test_a_session_stays_while_another_thread_may_run(session: SessionUnderTest) -> None:
+    _, since = wanted(session), session.mark
+    session.run("go = threading.Event()\nother = threading.Thread(target=go.wait, name='other')\nother.start()")
+    session.run("t = start(total)")
+    session.wait_for(protocol.DeviceWantedReport, since)
+    session.say(protocol.OffloadCommand())
+    declined = session.wait_for(protocol.OffloadDeclinedReport, since)
+    assert declined.reason == "threads"
+    assert "other" in declined.message
+    session.run("go.set(); other.join()")
+    session.say(protocol.Granted())
+    assert result(session) == str(TOTAL)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        "torch.jit.trace(lambda x: x + 1, torch.ones(2))(torch.ones(2)).sum().item()",
+        "torch.func.vmap(lambda x: x * 2)(torch.ones(2)).sum().item()",
+        "torch.func.grad(lambda x: (x * x).sum())(torch.ones(2)).sum().item()",
+        "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2)).sum().item()",
+        "profiled()",
+    ],
+)
+def test_what_looks_at_dispatch_works_in_a_thread(session: SessionUnderTest, work: str) -> None:
+    session.run(
+        "def profiled():\n"
+        "    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):\n"
+        "        return float(torch.ones(4).sum())"
+    )
+    session.run(f"t = start(lambda: {work})\nt.join()")
+    assert result(session) == "4.0", session.run("print(errors)")["text"]
+
+
+def test_threads_without_threading_pass_the_gate_as_well(session: SessionUnderTest) -> None:
+    asked = wanted(session)
+    session.run("_thread.start_new_thread(lambda: results.put(total()), ())")
+    assert asked.wait(60)
+    assert session.run("print(results.empty())")["text"] == "True\n"
+    session.say(protocol.Granted())
+    assert result(session) == str(TOTAL)
+
+
+def test_threads_that_go_backward_at_once_and_yield(session: SessionUnderTest) -> None:
+    """Their gradients are what they are in one thread, however often the device is taken meanwhile."""
+    session.run(
+        "def train(seed):\n"
+        "    generator = torch.Generator().manual_seed(seed)\n"
+        "    w = torch.randn(50, 50, generator=generator).requires_grad_()\n"
+        "    for _ in range(100):\n"
+        "        loss = (w @ w).square().mean()\n"
+        "        loss.backward()\n"
+        "        with torch.no_grad(): w -= 0.01 * w.grad\n"
+        "        w.grad = None\n"
+        "    return w.detach()\n"
+        "alone = [train(seed) for seed in range(3)]\n"
+    )
+    request = session.client.execute(
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "with ThreadPoolExecutor(3) as pool: together = list(pool.map(train, range(3)))\n"
+        "print(all(map(torch.equal, alone, together)))"
+    )
+    stop = threading.Event()
+
+    def preempt() -> None:
+        while not stop.wait(0.02):
+            session.page.words[Word.PREEMPT] = 1
+
+    thread = threading.Thread(target=preempt)
+    thread.start()
+    try:
+        assert session.reply(request)["text"] == "True\n"
+    finally:
+        stop.set()
+        thread.join()
+        session.page.words[Word.PREEMPT] = 0
