@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import datetime
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -24,7 +25,7 @@ from benchmarks.stack.client import Notebook, Route, open_notebook
 from benchmarks.stack.results import Result
 from benchmarks.stack.servers import StockServer, gateway_route
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.executor.devices.cuda.discovery import check_torch
+from sharedkernel.executor.devices.cuda.discovery import check_torch, named_device
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.status.document import StatusDocument
 from sharedkernel.system.nvml import Gpu
@@ -282,7 +283,7 @@ def main(name: str, measure: Callable[[Bench], Coroutine[Any, Any, None]]) -> No
     arguments = parser.parse_args()
     try:
         check_torch()
-        bench = Bench(name, Gpu(arguments.device), arguments)
+        bench = Bench(name, Gpu(named_device(arguments.device, os.environ)), arguments)
         asyncio.run(measure(bench))
     except SharedKernelError as error:
         print(f"{name}: {error}", file=sys.stderr)  # noqa: T201

@@ -34,7 +34,7 @@ from typing import Any
 import psutil
 
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.executor.devices.cuda.discovery import check_torch
+from sharedkernel.executor.devices.cuda.discovery import check_torch, named_device
 from sharedkernel.selftest.steps import STEPS
 from sharedkernel.selftest.trust import Identity, TrustFile
 from sharedkernel.system.nvml import Gpu
@@ -141,9 +141,9 @@ def steps(device: str, trust: Path, *, software: bool = False) -> list[Step]:
         command = [*python, str(SCRIPTS / f"{name}.py"), "--json", "{json}", *on_device, *arguments]
         return Step(result or name, shows, command, limit * patience, needs)
 
-    def tests(name: str, limit: float, shows: str, *arguments: str) -> Step:
+    def tests(name: str, needs: float, limit: float, shows: str, *arguments: str) -> Step:
         command = [*python, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "no:benchmark", *arguments]
-        return Step(name, shows, command, limit * patience, module="pytest")
+        return Step(name, shows, command, limit * patience, needs, module="pytest")
 
     ordinal = device.partition(":")[2] or "0"
     probe = [*python, str(SCRIPTS / "probe.py"), "--json", "{json}", "--device", ordinal]
@@ -157,7 +157,7 @@ def steps(device: str, trust: Path, *, software: bool = False) -> list[Step]:
         Step("kernel", "torch computes on the card", [*python, "-c", _ONE_KERNEL], 180.0),
         Step("self-test", "what every executor tries at its start", self_test, 120.0 * patience),
         Step("probe", "the driver's rules that lanes rely on", probe, 90.0 * patience),
-        tests("lane_tests", 120.0, "the tests of lanes", lane_tests),
+        tests("lane_tests", 60.0, 120.0, "the tests of lanes", lane_tests),
         script("switch", 35.0, 120.0, "how long the card stands still at a hand-over"),
         script("soak", 45.0, 180.0, "two trainings in one lane, then kill -9"),
         script("short_cells", 50.0, 120.0, "short cells beside a training"),
@@ -171,7 +171,7 @@ def steps(device: str, trust: Path, *, software: bool = False) -> list[Step]:
         script("memory", 100.0, 180.0, "memory of several copies of a training"),
         script("idle", 40.0, 120.0, "what an idle notebook costs"),
         script("soak", 45.0, 180.0, "two trainings with threads", "--threads", "2", result="soak_threads"),
-        tests("tests", 240.0, "the other tests that need a GPU", "tests/gpu", f"--ignore={lane_tests}"),
+        tests("tests", 120.0, 240.0, "the other tests that need a GPU", "tests/gpu", f"--ignore={lane_tests}"),
     ]
 
 
@@ -448,7 +448,7 @@ def main() -> int:
         chosen = [step for name in options.only for step in chosen if step.name == name]
     try:
         check_torch()
-        gpu = Gpu(options.device)
+        gpu = Gpu(named_device(options.device, os.environ))
         options.out.mkdir(parents=True, exist_ok=True)
         if options.force_shared:
             _force_shared(gpu, trust)
