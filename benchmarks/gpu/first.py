@@ -262,6 +262,7 @@ class First:
         if outcome.status != "passed":
             outcome.log = _last_lines(log)
             _keep_logs(temporary, self.out / f"{step.name}.logs")
+        self._write()  # the time may be over before all is ended
         notes = [outcome.note, _end_all(others), self._wait_for_memory(used)]
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(1.0)  # who ended it was not this object
