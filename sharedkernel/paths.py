@@ -45,7 +45,8 @@ LOGS_DIRECTORY = "logs"
 OFFLOAD_VARIABLE = "SHAREDKERNEL_OFFLOAD_DIR"
 #: names of a host's first device: its executor uses the runtime directory itself
 FIRST_DEVICES = ("host", "cuda", "cuda:0")
-_DEVICE = re.compile(r"(host|cuda)(:(0|[1-9][0-9]*))?")
+_NUMBER = "(0|[1-9][0-9]*)"
+_DEVICE = re.compile(rf"(host|cuda)(:{_NUMBER})?|cuda:{_NUMBER}:{_NUMBER}|(GPU|MIG)-[0-9a-fA-F-]+")
 #: most bytes of a runtime directory's path: a session's sockets add 21, and a unix socket's path holds 107
 LONGEST_RUNTIME_DIRECTORY = 86
 
@@ -82,7 +83,7 @@ def parse_devices(value: Any) -> tuple[str, ...]:
         raise ConfigError(f"executors is {value!r}; write a list of devices, such as ['cuda:0', 'cuda:1'].")
     for device in value:
         if not (isinstance(device, str) and _DEVICE.fullmatch(device)):
-            raise ConfigError(f"executors names {device!r}; write 'cuda:N' or 'host:N', as in --device.")
+            raise ConfigError(f"executors names {device!r}; write 'cuda:N', 'cuda:N:M' or 'host:N', as in --device.")
         if value.count(device) > 1:
             raise ConfigError(f"executors names {device!r} twice; a device has one executor.")
     first = [device for device in value if device in FIRST_DEVICES]

@@ -32,6 +32,8 @@ class FakeGpu:
     #: (process, microseconds since the epoch, percent) of its use; None where the driver does not look at that
     use: list[tuple[int, int, int]] | None = field(default_factory=list)
     mig: bool | None = False
+    #: of a GPU in MIG mode, by number; these have `use=None`, as NVML does not look at it
+    instances: dict[int, FakeGpu] = field(default_factory=dict)
     lost: bool = False
     #: drivers before 510 lack the second version of memory figures
     has_second_version: bool = True
@@ -46,9 +48,16 @@ class FakeNvml:
         #: these tell of processes' use by another call
         self.is_blackwell = is_blackwell
         self.opened = 0
+        #: samples of instances' use that were not freed
+        self.samples: list[Any] = []
+        self._sampled: list[FakeGpu] = []
+        #: GPUs before Hopper
+        self.has_no_gpm = False
 
     def __getattr__(self, name: str) -> Any:
-        if name == "NVMLError" or name.startswith(("NVML_ERROR_", "nvmlMemory_v")):
+        if name in ("NVMLError", "NVML_SUCCESS", "c_nvmlGpmMetricsGet_t"):
+            return getattr(pynvml, name)
+        if name.startswith(("NVML_ERROR_", "NVML_GPM_", "nvmlMemory_v")):
             return getattr(pynvml, name)
         raise AttributeError(name)
 
@@ -83,9 +92,10 @@ class FakeNvml:
         return self._gpu(self.gpus[index])
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeGpu:
-        for gpu in self.gpus:
-            if gpu.uuid == uuid:
-                return self._gpu(gpu)
+        for card in self.gpus:
+            for gpu in (card, *card.instances.values()):
+                if gpu.uuid == uuid:
+                    return self._gpu(gpu)
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
     def nvmlDeviceGetName(self, handle: FakeGpu) -> str | bytes:
@@ -98,6 +108,46 @@ class FakeNvml:
         if self._gpu(handle).mig is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return [int(bool(handle.mig))] * 2
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: FakeGpu) -> int:
+        return 7 if self._gpu(handle).mig else 0
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: FakeGpu, index: int) -> FakeGpu:
+        if index not in self._gpu(handle).instances:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return handle.instances[index]
+
+    def nvmlDeviceIsMigDeviceHandle(self, handle: FakeGpu) -> int:
+        return int(self._card(handle) is not None)
+
+    def nvmlDeviceGetGpuInstanceId(self, handle: FakeGpu) -> int:
+        card = self._card(handle)
+        assert card is not None
+        return next(number for number, part in card.instances.items() if part is handle)
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: FakeGpu) -> FakeGpu | None:
+        return self._card(handle)
+
+    def _card(self, handle: FakeGpu) -> FakeGpu | None:
+        self._gpu(handle)
+        return next((gpu for gpu in self.gpus if any(part is handle for part in gpu.instances.values())), None)
+
+    def nvmlGpmSampleAlloc(self) -> Any:
+        self.samples.append(pynvml.c_nvmlGpmSample_t())
+        return self.samples[-1]
+
+    def nvmlGpmSampleFree(self, sample: Any) -> None:
+        self.samples.pop()
+
+    def nvmlGpmMigSampleGet(self, card: FakeGpu, instance: int, sample: Any) -> None:
+        if self.has_no_gpm:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        self._sampled = [card.instances[instance]]
+
+    def nvmlGpmMetricsGet(self, asked: Any) -> Any:
+        assert asked.metrics[0].metricId == pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL
+        asked.metrics[0].value = float(self._sampled[0].percent)
+        return asked
 
     def nvmlDeviceGetMemoryInfo(self, handle: FakeGpu, version: int | None = None) -> Any:
         gpu = self._gpu(handle)
@@ -112,6 +162,8 @@ class FakeNvml:
         return SimpleNamespace(total=gpu.total, used=gpu.used, free=free, reserved=gpu.reserved)
 
     def nvmlDeviceGetUtilizationRates(self, handle: FakeGpu) -> Any:
+        if self._card(handle) is not None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return SimpleNamespace(gpu=self._gpu(handle).percent, memory=0)
 
     def nvmlDeviceGetTemperature(self, handle: FakeGpu, sensor: int) -> int:

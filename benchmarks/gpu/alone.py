@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from contextlib import AsyncExitStack
 
-from common import Bench, main, open_prepared, processes, sessions
+from common import Bench, main, processes, sessions
 
 from benchmarks.stack.results import Result, Target, median_ratio
 from benchmarks.stack.servers import StockServer
@@ -16,7 +16,7 @@ async def measure(bench: Bench) -> None:
     pairs, seconds = 3 if bench.quick else 7, bench.seconds(4)
     with bench.stack() as stack, StockServer() as server:
         async with AsyncExitStack() as contexts:
-            shared, stock = await open_prepared(contexts, [*sessions(stack), *processes(server, 1)])
+            shared, stock = await bench.open(contexts, [*sessions(stack), *processes(server, 1)])
             for model, rows in (("mlp", 256), ("resnet50", 32), ("gpt", 16)):
                 rates: dict[str, list[float]] = {"shared": [], "stock": []}
                 for notebook in (shared, stock):

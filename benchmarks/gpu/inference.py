@@ -6,21 +6,23 @@ Each notebook serves one request after another with a pause between them, so tha
 from __future__ import annotations
 
 import asyncio
+import shutil
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from common import Bench, main, open_prepared, processes, sessions
+from common import Bench, main, processes, sessions
 
 from benchmarks.stack.client import Notebook
 from benchmarks.stack.results import BenchmarkFailed, Result, Target, brief, percentile
 from benchmarks.stack.servers import StockServer
 from sharedkernel.errors import SharedKernelError
+from sharedkernel.executor.devices.cuda.mps import COMMAND
 from sharedkernel.units import format_bytes
 
 _SERVE = """
 import random
 model = models["resnet50"][0]().to(device).eval()
-batch, latencies, end = torch.randn(1, 3, 224, 224, device=device), [], time.monotonic() + {seconds}
+batch, latencies, end = torch.randn(1, 3, side, side, device=device), [], time.monotonic() + {seconds}
 while time.monotonic() < end:
     begun = time.monotonic()
     with torch.inference_mode():
@@ -47,22 +49,24 @@ class Served:
 
 async def measure(bench: Bench) -> None:
     """Serve by sessions, by processes, and by sessions under MPS where its daemon is to be had."""
-    count = 8 if bench.quick else 42
+    count = 4 if bench.software else 42
     users = [f"user{number}" for number in range(count)]
     with bench.stack(*users, groups={"lab": users}) as stack:
         async with AsyncExitStack() as contexts:
-            shared = await _serve(bench, "in sessions", await open_prepared(contexts, sessions(stack)))
+            shared = await _serve(bench, "in sessions", await bench.open(contexts, sessions(stack)))
     with StockServer() as server:
         async with AsyncExitStack() as contexts:
-            apart = await _serve(bench, "in processes", await open_prepared(contexts, processes(server, count)))
+            apart = await _serve(bench, "in processes", await bench.open(contexts, processes(server, count)))
     under_mps = "MPS: not measured"
     try:
         if bench.quick:
             raise SharedKernelError("it takes a third of the time")
+        if shutil.which(COMMAND) is None:
+            raise SharedKernelError(f"{COMMAND} is not installed here")
         arguments = ["--mps", "require", "--parallel-lanes", "4", "--lane-sharing", "all"]
         with bench.stack(*users, arguments=arguments) as stack:
             async with AsyncExitStack() as contexts:
-                notebooks = await open_prepared(contexts, sessions(stack))
+                notebooks = await bench.open(contexts, sessions(stack))
                 under_mps = f"sessions under MPS: {await _serve(bench, 'under MPS', notebooks)}"
     except BenchmarkFailed:
         raise

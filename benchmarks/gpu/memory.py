@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 
-from common import Bench, main, open_prepared, processes, sessions
+from common import Bench, main, processes, sessions
 
 from benchmarks.stack.client import Notebook
 from benchmarks.stack.results import Result, Target
@@ -23,7 +23,7 @@ async def measure(bench: Bench) -> None:
         with bench.stack(*users, groups=groups) as stack:
             async with AsyncExitStack() as contexts:
                 bench.say(f"{copies} x {model} in sessions")
-                notebooks = await open_prepared(contexts, sessions(stack))
+                notebooks = await bench.open(contexts, sessions(stack))
                 shared, most_shared = await _used(bench, notebooks, model, rows, before)
                 told = (await asyncio.to_thread(stack.status)).sessions
         expected = sum(entry.persistent_bytes + entry.framework_bytes for entry in told)
@@ -31,7 +31,7 @@ async def measure(bench: Bench) -> None:
         with StockServer() as server:
             async with AsyncExitStack() as contexts:
                 bench.say(f"{copies} x {model} in processes")
-                notebooks = await open_prepared(contexts, processes(server, copies))
+                notebooks = await bench.open(contexts, processes(server, copies))
                 apart, most_apart = await _used(bench, notebooks, model, rows, before)
         bench.add(
             Result(

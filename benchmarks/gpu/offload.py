@@ -6,7 +6,7 @@ import asyncio
 import urllib.request
 from contextlib import AsyncExitStack
 
-from common import GIB, Bench, main, open_prepared, sessions
+from common import GIB, Bench, main, sessions
 
 from benchmarks.stack.client import Notebook
 from benchmarks.stack.results import BenchmarkFailed, Result, Target, brief
@@ -14,8 +14,8 @@ from sharedkernel.local_stack import LocalStack
 
 #: how fast copies to pinned memory and back are, in bytes per second
 _LIMIT = """
-host = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
-there = torch.empty(1 << 30, dtype=torch.uint8, device=device)
+host = torch.empty({size}, dtype=torch.uint8, pin_memory=True)
+there = torch.empty({size}, dtype=torch.uint8, device=device)
 def speed(target, source):
     target.copy_(source, non_blocking=True)
     torch.cuda.synchronize()
@@ -32,11 +32,11 @@ print(json.dumps(speeds))
 
 async def measure(bench: Bench) -> None:
     """Offload by request, restore by the next cell, and compare with the copy's speed."""
-    size = (4 if bench.quick else 16) * GIB
+    size = GIB // 4 if bench.software else (4 if bench.quick else 16) * GIB
     with bench.stack() as stack:
         async with AsyncExitStack() as contexts:
-            (notebook,) = await open_prepared(contexts, sessions(stack))
-            out, back = await notebook.value(_LIMIT)
+            (notebook,) = await bench.open(contexts, sessions(stack))
+            out, back = await notebook.value(_LIMIT.format(size=min(size, GIB)))
             code = f"kept = [torch.full(({size // 64},), n, dtype=torch.uint8, device=device) for n in range(64)]"
             await notebook.run(f"torch.cuda.empty_cache()\n{code}")
             for turn in range(3):

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sharedkernel.device_memory.arena import Arena
+from sharedkernel.device_memory.arena import ADDRESSES, Arena
 from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.drivers.cuda import CudaDriver, load_bindings
 from sharedkernel.device_memory.errors import DeviceMemoryError, DriverUnavailable
@@ -185,7 +185,10 @@ def probe(device: int, lane_bytes: int) -> dict[str, Any]:
     store = LaneStore(executor)
     layout = clock.time("create the lane", lambda: store.create_lane(LANE, lane_bytes))
     facts["creates_and_exports_without_context"] = not executor.has_context()
+    context = make_context(executor, device, clock)
     time_calls(executor, clock)
+    for size in (16 * MIB, 64 * MIB):
+        time_units(executor, clock, size, REPEATS // 8, f" {size // MIB} MiB")
     nvml = {"before": used_bytes(device)}
     other = clock.time("start another process and give it the lane", lambda: Other(store, layout, device))
     try:
@@ -221,8 +224,11 @@ def probe(device: int, lane_bytes: int) -> dict[str, Any]:
     store.session_gone("probe")
     store.remove_lane(LANE)
     nvml["the lane is removed"] = used_bytes(device)
+    facts["reserves_addresses_of_an_arena"] = reserves(executor, ADDRESSES[0])
     return {
         "facts": facts,
+        "processes": {"first": os.getpid(), "other": other.process.pid},
+        "context": context,
         "microseconds": clock.report(),
         "nvml": nvml,
         "lane_bytes": layout.size,
@@ -234,18 +240,8 @@ def probe(device: int, lane_bytes: int) -> dict[str, Any]:
 
 def time_calls(driver: CudaDriver, clock: Clock) -> None:
     """Time each call of the driver for one unit."""
+    time_units(driver, clock, UNIT, REPEATS)
     address = clock.time("reserve 1 GiB", driver.reserve, 1 << 30)
-    for _ in range(REPEATS):
-        handle = clock.time("create", driver.create, UNIT)
-        descriptor = clock.time("export", driver.export, handle)
-        imported = clock.time("import", driver.import_, descriptor, UNIT)
-        os.close(descriptor)
-        clock.time("map", driver.map, address, UNIT, imported)
-        clock.time("set access", driver.set_access, address, UNIT)
-        driver.synchronize()
-        clock.time("unmap", driver.unmap, address, UNIT)
-        clock.time("release an import", driver.release, imported)
-        clock.time("release the memory", driver.release, handle)
     handles = [driver.create(UNIT) for _ in range(REPEATS)]
     for number, handle in enumerate(handles):
         driver.map(address + number * UNIT, UNIT, handle)
@@ -254,6 +250,39 @@ def time_calls(driver: CudaDriver, clock: Clock) -> None:
     for handle in handles:
         driver.release(handle)
     driver.free(address, 1 << 30)
+
+
+def make_context(driver: CudaDriver, device: int, clock: Clock) -> dict[str, Any]:
+    """Return what NVML counts before and after this process makes its context, whose time is taken."""
+    before = used_bytes(device)
+    clock.time("make a context", driver.synchronize)
+    return {"before": before, "after": used_bytes(device)}
+
+
+def reserves(driver: CudaDriver, size: int) -> bool:
+    """Try to reserve as many addresses as a session does first."""
+    try:
+        driver.free(driver.reserve(size), size)
+    except DeviceMemoryError:
+        return False
+    return True
+
+
+def time_units(driver: CudaDriver, clock: Clock, size: int, times: int, suffix: str = "") -> None:
+    """Time each call for one unit of *size* bytes, so many *times*; names of the calls end with *suffix*."""
+    address = driver.reserve(size)
+    for _ in range(times):
+        handle = clock.time(f"create{suffix}", driver.create, size)
+        descriptor = clock.time(f"export{suffix}", driver.export, handle)
+        imported = clock.time(f"import{suffix}", driver.import_, descriptor, size)
+        os.close(descriptor)
+        clock.time(f"map{suffix}", driver.map, address, size, imported)
+        clock.time(f"set access{suffix}", driver.set_access, address, size)
+        driver.synchronize()
+        clock.time(f"unmap{suffix}", driver.unmap, address, size)
+        clock.time(f"release an import{suffix}", driver.release, imported)
+        clock.time(f"release the memory{suffix}", driver.release, handle)
+    driver.free(address, size)
 
 
 def survivor_is_cut_off(

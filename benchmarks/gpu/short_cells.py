@@ -6,7 +6,7 @@ import asyncio
 import time
 from contextlib import AsyncExitStack
 
-from common import Bench, main, open_prepared, processes, sessions
+from common import Bench, main, processes, sessions
 
 from benchmarks.stack.client import Notebook, Route
 from benchmarks.stack.results import BenchmarkFailed, Result, Target, brief, percentile
@@ -19,7 +19,11 @@ while time.monotonic() < end:
 print(json.dumps(iterations / {seconds}))
 """
 #: little work, and what a person would look at
-_SHORT = "x = torch.randn(2048, 2048, device=device)\nprint(json.dumps((x @ x).square().mean().item()))"
+_SHORT = """
+n = 256 if small else 2048
+x = torch.randn(n, n, device=device)
+print(json.dumps((x @ x).square().mean().item()))
+"""
 
 
 async def measure(bench: Bench) -> None:
@@ -47,7 +51,7 @@ def _figures(took: list[float], rate: float) -> str:
 async def _cells(bench: Bench, where: str, routes: list[Route], seconds: float) -> tuple[list[float], float]:
     """Return the seconds that each short cell took, and the training's rate."""
     async with AsyncExitStack() as contexts:
-        trainer, other = await open_prepared(contexts, routes)
+        trainer, other = await bench.open(contexts, routes)
         await other.value(_SHORT)
         bench.say(f"short cells beside a training {where}")
         training = asyncio.create_task(trainer.value(_TRAIN.format(seconds=seconds)))

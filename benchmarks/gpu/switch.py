@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 
-from common import Bench, main, open_prepared, sessions
+from common import Bench, main, sessions
 
 from benchmarks.stack.results import BenchmarkFailed, Result, Target, brief, percentile
 from benchmarks.switch import hand_overs
@@ -47,7 +47,7 @@ async def measure(bench: Bench) -> None:
     seconds = bench.seconds(60)
     with bench.stack("ada", "grace", groups={"lab": ["ada", "grace"]}) as stack:
         async with AsyncExitStack() as contexts:
-            notebooks = await open_prepared(contexts, sessions(stack))
+            notebooks = await bench.open(contexts, sessions(stack))
             bench.say(f"two trainings for {seconds:g} s")
             code = _TRAIN.format(seconds=seconds)
             one, other = await asyncio.gather(*(notebook.value(code) for notebook in notebooks))

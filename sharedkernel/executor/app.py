@@ -58,8 +58,9 @@ class ExecutorApp(CommandApp):
 
     device = Unicode(
         "",
-        help="The device: `cuda:N` (an NVIDIA GPU), `host` (the processor), or `host:N` (one of several executors that "
-        "share out the processor's memory by --capacity). Default: the first GPU, or the processor if there is none.",
+        help="The device: `cuda:N` (an NVIDIA GPU), `cuda:N:M` (its MIG instance M, also by UUID: `MIG-…`), `host` "
+        "(the processor), or `host:N` (one of several executors that share out the processor's memory by --capacity). "
+        "Default: the first GPU, or the processor if there is none.",
     ).tag(config=True)
     capacity = Unicode(
         "", help="The device's memory, such as 8GiB; empty: half of the machine's, or all of a GPU's."

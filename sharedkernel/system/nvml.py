@@ -1,8 +1,10 @@
-"""The figures of NVML (the driver's management library) for one NVIDIA GPU, without a CUDA context.
+"""The figures of NVML (the driver's management library) for one NVIDIA GPU or MIG instance, without a CUDA context.
 
 Device totals can be had wherever the library works. Figures *per process* often cannot: in a container the driver
 names processes as the host numbers them, or none at all. A number that happens to be one of ours would then be taken
 for a session, so they are used only where this process is numbered as the host does it (:func:`sees_host_pids`).
+
+A MIG instance has its own memory, processes and, from Hopper on, utilisation. NVML reports no use of it by process.
 
 Everything else here turns the library's errors into one sentence each.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +26,9 @@ from sharedkernel.errors import SharedKernelError
 #: inode of the namespace in which the host numbers its processes, the same on every Linux (PROC_PID_INIT_INO)
 _HOST_PID_NAMESPACE = 0xEFFFFFFC
 
+#: how UUIDs of GPUs and of MIG instances begin
+UUIDS = ("GPU-", "MIG-")
+_NAME = re.compile(r"cuda(?::([0-9]+)(?::([0-9]+))?)?")
 
 #: microseconds that one of NVML's figures of a process's use is taken to be about at most: it looks each second
 _LONGEST_USE = 2_000_000
@@ -42,13 +48,15 @@ class GpuLost(NvmlUnavailable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts:
-    """The constant properties of one GPU."""
+    """The constant properties of one GPU or MIG instance."""
 
     name: str
     uuid: str
     #: memory that programs can have, in bytes: without what the driver keeps for itself
     total_bytes: int
     driver_version: str
+    #: a MIG instance, which is a part of a GPU
+    is_instance: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +86,13 @@ def sees_host_pids() -> bool:
 
 
 class Gpu:
-    """One GPU as NVML sees it.
+    """One GPU or MIG instance as NVML sees it.
 
     Parameters
     ----------
     name
-        ``"cuda"``, ``"cuda:N"`` (numbered as ``nvidia-smi`` does), or a UUID as ``CUDA_VISIBLE_DEVICES`` has them.
+        ``"cuda"``, ``"cuda:N"``, or ``"cuda:N:M"`` for MIG instance M of that GPU (numbered as ``nvidia-smi -L`` does);
+        or a UUID as ``CUDA_VISIBLE_DEVICES`` has them.
     library
         The module `pynvml`, or what stands in for it.
     host_pids
@@ -99,6 +108,10 @@ class Gpu:
         self._nvml = _load() if library is None else library
         self._host_pids = sees_host_pids() if host_pids is None else host_pids
         self._handle: Any = None
+        #: of a MIG instance: its GPU and its number there, and what was sampled of its use at the last look
+        self._card: Any = None
+        self._instance = 0
+        self._use_sample: Any = None
         #: microseconds since the epoch up to which processes' use has been read; 0 before the first look
         self._read_until = 0
         self.facts = self._open(name)
@@ -116,6 +129,7 @@ class Gpu:
 
     def close(self) -> None:
         """Shut the library down."""
+        self._use_sample = None  # the library's own
         with contextlib.suppress(self._nvml.NVMLError):
             self._nvml.nvmlShutdown()
 
@@ -137,7 +151,7 @@ class Gpu:
             used_bytes=int(memory.used),
             free_bytes=int(memory.free),
             utilisation=self._utilisation(),
-            temperature_celsius=self._read("nvmlDeviceGetTemperature", getattr(self._nvml, "NVML_TEMPERATURE_GPU", 0)),
+            temperature_celsius=self._temperature(),
             power_watts=_in_watts(self._read("nvmlDeviceGetPowerUsage")),
             power_limit_watts=_in_watts(self._read("nvmlDeviceGetEnforcedPowerLimit")),
             processes=self._processes(),
@@ -166,40 +180,48 @@ class Gpu:
                     "the NVIDIA driver is there but shows no GPU; in a container, start it with the GPU "
                     "(such as `--gpus all`)."
                 )
-            if name.startswith("GPU-"):
-                return self._nvml.nvmlDeviceGetHandleByUUID(name)
-            index = device_index(name)
-            if index >= count:
-                known = "is cuda:0" if count == 1 else f"are cuda:0 to cuda:{count - 1}"
-                raise NvmlUnavailable(f"there is no device {name!r}; those known {known}.")
-            return self._nvml.nvmlDeviceGetHandleByIndex(index)
+            if name.startswith(UUIDS):
+                uuid, _, instance = name.partition(":")
+                handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+            else:
+                index, instance = device_numbers(name)
+                if index >= count:
+                    known = "is cuda:0" if count == 1 else f"are cuda:0 to cuda:{count - 1}"
+                    raise NvmlUnavailable(f"there is no device {name!r}; those known {known}.")
+                handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+            if not instance and not is_partitioned(handle, self._nvml):
+                return handle
+            return self._find_instance(handle, name, instance)
         except self._nvml.NVMLError as error:
             raise self._translate(error) from None
+
+    def _find_instance(self, card: Any, name: str, instance: str) -> Any:
+        found = instances(card, self._nvml)
+        if instance and int(instance) in found:
+            return found[int(instance)]
+        name = name.removesuffix(f":{instance}")
+        known = ", ".join(f"{name}:{number}" for number in found) or "none yet: `nvidia-smi mig -cgi … -C` makes some"
+        what = f"there is no MIG instance {instance} of {name}" if instance else f"{name} is partitioned (MIG)"
+        raise NvmlUnavailable(f"{what}; name one of its instances ({known}), or its UUID from `nvidia-smi -L`.")
 
     def _describe(self) -> GpuFacts:
         nvml = self._nvml
         try:
-            name = _text(nvml.nvmlDeviceGetName(self._handle))
-            if self._is_partitioned():
-                raise NvmlUnavailable(
-                    f"{name} is partitioned (MIG), and one executor serves a whole GPU; end that with "
-                    "`nvidia-smi -mig 0`, or name another device."
-                )
+            self._card = None
+            with contextlib.suppress(nvml.NVMLError, AttributeError):  # drivers without MIG lack the call
+                if nvml.nvmlDeviceIsMigDeviceHandle(self._handle):
+                    self._instance = nvml.nvmlDeviceGetGpuInstanceId(self._handle)
+                    self._card = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self._handle)
             memory = self._memory()
             return GpuFacts(
-                name=name,
+                name=_text(nvml.nvmlDeviceGetName(self._handle)),
                 uuid=_text(nvml.nvmlDeviceGetUUID(self._handle)),
                 total_bytes=int(memory.total) - int(getattr(memory, "reserved", 0)),
                 driver_version=_text(nvml.nvmlSystemGetDriverVersion()),
+                is_instance=self._card is not None,
             )
         except nvml.NVMLError as error:
             raise self._translate(error) from None
-
-    def _is_partitioned(self) -> bool:
-        try:
-            return bool(self._nvml.nvmlDeviceGetMigMode(self._handle)[0])
-        except self._nvml.NVMLError:  # GPUs that cannot be say "not supported"
-            return False
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
@@ -211,14 +233,47 @@ class Gpu:
         return nvml.nvmlDeviceGetMemoryInfo(self._handle)
 
     def _utilisation(self) -> float | None:
+        if self._card is not None:
+            return self._instance_utilisation()
         with contextlib.suppress(self._nvml.NVMLError):
             return min(1.0, float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu) / 100)
         return None
 
-    def _read(self, name: str, *arguments: Any) -> float | None:
+    def _instance_utilisation(self) -> float | None:
+        """Return the part of the time since the last look in which a MIG instance computed; None before Hopper."""
+        nvml = self._nvml
+        with contextlib.suppress(nvml.NVMLError, AttributeError):
+            sample = nvml.nvmlGpmSampleAlloc()
+            unused = sample
+            try:
+                nvml.nvmlGpmMigSampleGet(self._card, self._instance, sample)
+                unused, self._use_sample = self._use_sample, sample
+                if unused is None:
+                    return None
+                asked = nvml.c_nvmlGpmMetricsGet_t()
+                asked.version, asked.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, 1
+                asked.sample1, asked.sample2 = unused, sample
+                asked.metrics[0].metricId = nvml.NVML_GPM_METRIC_GRAPHICS_UTIL
+                metric = nvml.nvmlGpmMetricsGet(asked).metrics[0]
+                if metric.nvmlReturn == nvml.NVML_SUCCESS:
+                    return min(1.0, float(metric.value) / 100)
+            finally:
+                if unused is not None:
+                    nvml.nvmlGpmSampleFree(unused)
+        return None
+
+    def _temperature(self) -> float | None:
+        # a MIG instance is as hot as its GPU; what it draws of the GPU's power nobody measures
+        handle = self._handle if self._card is None else self._card
+        with contextlib.suppress(self._nvml.NVMLError, AttributeError):
+            sensor = getattr(self._nvml, "NVML_TEMPERATURE_GPU", 0)
+            return float(self._nvml.nvmlDeviceGetTemperature(handle, sensor))
+        return None
+
+    def _read(self, name: str) -> float | None:
         """Return the figure of NVML's function *name*; None where the GPU or the driver has none."""
         with contextlib.suppress(self._nvml.NVMLError, AttributeError):
-            return float(getattr(self._nvml, name)(self._handle, *arguments))
+            return float(getattr(self._nvml, name)(self._handle))
         return None
 
     def _processes(self) -> dict[int, int] | None:
@@ -275,8 +330,8 @@ class Gpu:
         return _translated(error, self._nvml)
 
 
-def count_gpus(*, library: Any = None) -> int:
-    """Return how many NVIDIA GPUs this machine has; 0 where there is no driver.
+def list_gpus(*, library: Any = None) -> list[str]:
+    """Return the names of this machine's NVIDIA GPUs, or of their MIG instances; none where there is no driver.
 
     Parameters
     ----------
@@ -289,16 +344,38 @@ def count_gpus(*, library: Any = None) -> int:
         When there is a driver that does not work.
     """
     nvml = _load() if library is None else library
+    names = []
     try:
         nvml.nvmlInit()
         try:
-            return int(nvml.nvmlDeviceGetCount())
+            for number in range(nvml.nvmlDeviceGetCount()):
+                handle = nvml.nvmlDeviceGetHandleByIndex(number)
+                parts = instances(handle, nvml) if is_partitioned(handle, nvml) else None
+                names += [f"cuda:{number}"] if parts is None else [f"cuda:{number}:{part}" for part in parts]
         finally:
             nvml.nvmlShutdown()
     except nvml.NVMLError as error:
         if getattr(error, "value", None) == nvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-            return 0
+            return []
         raise _translated(error, nvml) from None
+    return names
+
+
+def is_partitioned(handle: Any, nvml: Any) -> bool:
+    """Whether a GPU is in MIG mode; *nvml* is the library that the handle is of."""
+    try:
+        return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
+    except nvml.NVMLError:  # GPUs that cannot be, and instances, answer "not supported"
+        return False
+
+
+def instances(card: Any, nvml: Any) -> dict[int, Any]:
+    """Return the handles of a GPU's MIG instances by number; *nvml* is the library that the GPU's is of."""
+    found = {}
+    for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(card)):
+        with contextlib.suppress(nvml.NVMLError):  # numbers need not follow one another
+            found[number] = nvml.nvmlDeviceGetMigDeviceHandleByIndex(card, number)
+    return found
 
 
 def _load() -> Any:
@@ -309,18 +386,21 @@ def _load() -> Any:
     return pynvml
 
 
-def device_index(name: str) -> int:
-    """Return N of ``"cuda:N"``; 0 for ``"cuda"``.
+def device_numbers(name: str) -> tuple[int, str]:
+    """Return N and M of ``"cuda:N:M"``; 0 for an N, and "" for an M, that are not there.
 
     Raises
     ------
     NvmlUnavailable
-        When *name* is neither.
+        When *name* is no such name.
     """
-    kind, colon, number = name.partition(":")
-    if kind != "cuda" or (colon and not number.isdecimal()):
-        raise NvmlUnavailable(f"there is no device {name!r}; name host, or cuda:N with N from `nvidia-smi -L`.")
-    return int(number or 0)
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise NvmlUnavailable(
+            f"there is no device {name!r}; name host, cuda:N with N from `nvidia-smi -L`, or cuda:N:M for its MIG "
+            "device M."
+        )
+    return int(found[1] or 0), found[2] or ""
 
 
 def _in_watts(milliwatts: float | None) -> float | None:
@@ -360,6 +440,8 @@ def _translated(error: Exception, nvml: Any) -> NvmlUnavailable:
 def visible_gpus(environment: Mapping[str, str]) -> list[str]:
     """Return the names of this machine's GPUs, such as ``cuda:0``, as far as `CUDA_VISIBLE_DEVICES` shows them.
 
+    A GPU in MIG mode is named by its instances, such as ``cuda:0:1``.
+
     Parameters
     ----------
     environment
@@ -377,7 +459,7 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
     """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        shown = count_gpus()
-    else:  # as CUDA reads it: what follows an entry that names none is hidden, too
-        shown = len(list(takewhile(lambda entry: entry.strip() not in ("", "-1"), visible.split(","))))
+        return list_gpus()
+    # as CUDA reads it: what follows an entry that names none is hidden, too
+    shown = len(list(takewhile(lambda entry: entry.strip() not in ("", "-1"), visible.split(","))))
     return [f"cuda:{number}" for number in range(shown)]

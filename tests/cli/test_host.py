@@ -162,7 +162,7 @@ def test_a_gateway_that_cannot_start_ends_the_host_and_what_it_started(host: Hos
 @pytest.mark.parametrize(
     ("devices", "options", "status", "sentence"),
     [
-        ("gpu1", "", 2, "executors names 'gpu1'; write 'cuda:N' or 'host:N'"),
+        ("gpu1", "", 2, "executors names 'gpu1'; write 'cuda:N', 'cuda:N:M' or 'host:N'"),
         ("host", '--policy "fair', 2, "--executor-options cannot be read"),
         ("host", "--no-such-option", 1, "the executor host ended at its start (exit code"),
     ],

@@ -17,13 +17,16 @@ from tests.software_gpu.support import MIB, device_bytes, is_here, no_memory_lef
 
 #: instead of half a gibibyte, which would be half of the device
 _RESERVE = "64MiB"
+#: served of a software GPU, however large: what tests leave free of it is less than lanes of more need besides
+_MOST = 1 << 30
 
 
 class SmallExecutorProcess(ExecutorProcess):
-    """An executor that serves no more memory than the device has."""
+    """An executor that serves no more memory than the device has, and 1 GiB at most."""
 
     def __init__(self, *options: str, capacity: str, **others: Any) -> None:
-        if parse_bytes(capacity) > device_bytes():
+        capacity = str(min(parse_bytes(capacity), _MOST))
+        if int(capacity) > device_bytes():
             options, capacity = (*options, "--reserve", _RESERVE), f"{device_bytes() // MIB}MiB"
         super().__init__(*options, capacity=capacity, **others)
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +39,13 @@ def test_without_a_gpu_each_says_so_and_exits_with_2(tmp_path: Path) -> None:
     """One sentence, no traceback and no result."""
     # with all that the kit gives to each; then those that it does not run
     commands = {
-        step.name: list(step.command) for step in steps("cuda:0", tmp_path / "trust") if "{json}" in step.command
+        step.name: list(step.command)
+        for step in steps("cuda:0", tmp_path / "trust", software=True)
+        if "{json}" in step.command
     }
     others = {script.stem for script in SCRIPTS} - commands.keys() - {"common", "first"}
     commands |= {name: [sys.executable, str(SCRIPTS[0].with_name(f"{name}.py")), "--json", "{json}"] for name in others}
-    assert len(commands) >= 12
+    assert len(commands) >= 15
     runs = {
         name: subprocess.Popen(
             [part.format(json=tmp_path / name) for part in command], stderr=subprocess.PIPE, text=True
@@ -67,8 +73,9 @@ def test_without_a_gpu_the_kit_for_the_first_card_writes_no_report(tmp_path: Pat
     assert not (tmp_path / "results").exists()
 
 
-def _run(tmp_path: Path, seconds: float, *chosen: Step) -> dict[str, Any]:
-    first = First(tmp_path, time.monotonic() + seconds, {"device": "none", "date": "today", "software": True})
+def _run(tmp_path: Path, seconds: float, *chosen: Step, used_bytes: Callable[[], int] = lambda: 0) -> dict[str, Any]:
+    facts = {"device": "none", "date": "today", "software": True}
+    first = First(tmp_path, time.monotonic() + seconds, facts, used_bytes)
     first.run(chosen)
     return {outcome["name"]: outcome for outcome in json.loads((tmp_path / "first.json").read_text())["steps"]}
 
@@ -78,18 +85,82 @@ def _step(name: str, code: str, **options: Any) -> Step:
 
 
 ROW = {"metric": "m", "value": 1.0, "unit": "ratio", "target": "<= 1", "met": True, "how": "so."}
-STACK = {"memory_mode": "private", "lane_notes": {"ada": "threads of its own are alive."}}
+STACK = {
+    "memory_mode": "private",
+    "self_test": "passed.",
+    "nvml": "totals",
+    "lane_notes": {"ada": "threads of its own are alive."},
+}
 
 
 def test_a_step_that_is_cut_off_leaves_its_rows(tmp_path: Path) -> None:
     """And the report says in which mode they were measured."""
-    document = json.dumps({"results": [ROW], "stacks": [STACK]})
+    document = json.dumps({"results": [ROW], "stacks": [STACK], "skipped": {"mps": "it is not here"}})
     code = f"import sys, time; open(sys.argv[1], 'w').write({document!r}); time.sleep(600)"
     outcomes = _run(tmp_path, 8.0, _step("cut", code, needs=1.0))
     assert outcomes["cut"]["status"] == "timed out"
     assert outcomes["cut"]["results"] == [ROW]
     report = (tmp_path / "first.md").read_text()
-    assert "- memory modes: private\n- no lane in `cut`: ada: threads of its own are alive." in report
+    assert "- memory modes: private\n- self-test: passed.\n- NVML: totals\n- no lane in `cut`: ada: threads" in report
+    assert "- mps: skipped: it is not here" in report
+
+
+#: starts a service that a signal does not end, and waits for it to listen; then goes on for so many seconds
+_LEAVE = """
+import subprocess, sys, time
+service = "import os, pathlib, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+service += "pathlib.Path(os.environ['TMPDIR'], 'executor.log').write_text('lost'); "
+service += "pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(600)"
+subprocess.Popen([sys.executable, "-c", service, {pid!r}], start_new_session=True)
+while not (found := open({pid!r}, "a+")) or not (found.seek(0), found.read())[1]:
+    time.sleep(0.01)
+time.sleep({seconds})
+"""
+#: fails while that service is alive
+_IS_GONE = """
+import os
+try:
+    os.kill(int(open({pid!r}).read()), 0)
+except ProcessLookupError:
+    pass
+else:
+    raise SystemExit("it runs on")
+"""
+
+
+@pytest.mark.parametrize(("seconds", "status"), [(0, "passed"), (600, "timed out")])
+def test_nothing_that_a_step_starts_runs_on_beside_the_next(tmp_path: Path, seconds: int, status: str) -> None:
+    """A service in a session of its own either, whose memory is free before the next step begins."""
+    pid = str(tmp_path / "pid")
+
+    def used_bytes() -> int:
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(int(Path(pid).read_text()), 0)
+            return 1 << 30
+        return 0
+
+    outcomes = _run(
+        tmp_path,
+        60.0,
+        Step("leaves", "", ["python3", "-c", _LEAVE.format(pid=pid, seconds=seconds), "{json}"], 6.0, needs=1.0),
+        _step("next", _IS_GONE.format(pid=pid), needs=1.0),
+        used_bytes=used_bytes,
+    )
+    assert (outcomes["leaves"]["status"], outcomes["next"]["status"]) == (status, "passed"), outcomes
+    assert "come back" not in outcomes["leaves"]["note"]
+    logs = tmp_path / "leaves.logs"
+    assert logs.exists() is (status != "passed")
+    assert status == "passed" or (logs / "executor.log").read_text() == "lost"
+    temporary = Path(tempfile.gettempdir())
+    assert not [path for path in temporary.glob("kit-*") if (path / "executor.log").exists()]
+
+
+def test_memory_of_the_card_that_is_not_free_again_is_reported(tmp_path: Path) -> None:
+    """With how much it is, beyond what others may take."""
+    used = iter([1 << 30])
+    outcomes = _run(tmp_path, 60.0, _step("takes", "pass", needs=1.0), used_bytes=lambda: next(used, 3 << 30))
+    assert outcomes["takes"]["status"] == "passed"
+    assert outcomes["takes"]["note"] == "1.9 GiB of the card's memory did not come back"
 
 
 def test_a_step_is_not_begun_that_needs_more_time_than_is_left(tmp_path: Path) -> None:

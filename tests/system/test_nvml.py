@@ -8,7 +8,7 @@ import time
 import pynvml
 import pytest
 
-from sharedkernel.system.nvml import Gpu, GpuLost, NvmlUnavailable, count_gpus, visible_gpus
+from sharedkernel.system.nvml import Gpu, GpuLost, NvmlUnavailable, list_gpus, visible_gpus
 from tests.fake_nvml import GIB, FakeGpu, FakeNvml
 
 
@@ -20,14 +20,14 @@ def test_a_gpu_is_described_without_what_the_driver_keeps() -> None:
     assert facts.total_bytes == 140 * GIB
 
 
-def test_gpus_are_counted_and_none_without_a_driver() -> None:
+def test_gpus_are_listed_and_none_without_a_driver() -> None:
     """A driver that is there and does not work is another matter."""
     library = FakeNvml(FakeGpu(), FakeGpu())
-    assert count_gpus(library=library) == 2
+    assert list_gpus(library=library) == ["cuda:0", "cuda:1"]
     assert library.opened == 0
-    assert count_gpus(library=FakeNvml(init_error=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)) == 0
+    assert list_gpus(library=FakeNvml(init_error=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)) == []
     with pytest.raises(NvmlUnavailable, match="installed but not loaded"):
-        count_gpus(library=FakeNvml(init_error=pynvml.NVML_ERROR_DRIVER_NOT_LOADED))
+        list_gpus(library=FakeNvml(init_error=pynvml.NVML_ERROR_DRIVER_NOT_LOADED))
 
 
 def test_sensors_are_read_where_there_are_some() -> None:
@@ -78,7 +78,11 @@ def test_what_keeps_nvml_from_starting_is_one_sentence(code: int, words: str) ->
         ("cuda:1", [FakeGpu()], "those known is cuda:0"),
         ("cuda:7", [FakeGpu(), FakeGpu()], "cuda:0 to cuda:1"),
         ("GPU-other", [FakeGpu()], "no such GPU"),
-        ("cuda:0", [FakeGpu(mig=True)], "partitioned"),
+        ("cuda:0", [FakeGpu(mig=True)], r"partitioned \(MIG\); name one of its instances \(none yet"),
+        ("cuda:0", [FakeGpu(mig=True, instances={0: FakeGpu(), 2: FakeGpu()})], "cuda:0:0, cuda:0:2"),
+        ("cuda:0:1", [FakeGpu(mig=True, instances={0: FakeGpu()})], "no MIG instance 1 of cuda:0"),
+        ("cuda:0:1", [FakeGpu()], "no MIG instance 1 of cuda:0"),
+        ("MIG-other", [FakeGpu(mig=True)], "no such GPU"),
         ("cuda:one", [FakeGpu()], "no device 'cuda:one'"),
     ],
 )
@@ -156,6 +160,44 @@ def test_use_is_untold_where_processes_are(host_pids: bool, use: list[tuple[int,
     gpu = Gpu("cuda:0", library=FakeNvml(FakeGpu(use=use)), host_pids=host_pids)
     assert gpu.sample().busy is None
     assert gpu.sample().busy is None
+
+
+def _instance(number: int) -> FakeGpu:
+    """Return a MIG instance, which has no sensors and no figures of processes' use."""
+    return FakeGpu(
+        uuid=f"MIG-{number}", name="NVIDIA H200 MIG 1g.18gb", total=18 * GIB, used=number * GIB, percent=40 + number,
+        temperature=None, power=None, power_limit=None, use=None, processes={7: GIB},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["cuda:0:2", "MIG-2", "GPU-1:2"])
+def test_a_mig_instance_has_its_own_memory_processes_and_utilisation(name: str) -> None:
+    """The temperature is its GPU's; NVML has neither its power nor the use of it by process."""
+    library = FakeNvml(FakeGpu(uuid="GPU-1", mig=True, percent=99, instances={0: _instance(0), 2: _instance(2)}))
+    gpu = Gpu(name, library=library, host_pids=True)
+    assert gpu.facts.is_instance
+    assert (gpu.facts.uuid, gpu.facts.total_bytes) == ("MIG-2", 17 * GIB)
+    assert gpu.sample().utilisation is None
+    sample = gpu.sample()
+    assert (sample.used_bytes, sample.processes, sample.utilisation) == (2 * GIB, {7: GIB}, 0.42)
+    assert (sample.temperature_celsius, sample.power_watts, sample.busy) == (41.0, None, None)
+    assert len(library.samples) == 1
+    assert not Gpu("cuda:0", library=FakeNvml(FakeGpu())).facts.is_instance
+
+
+def test_before_hopper_a_mig_instance_has_no_utilisation() -> None:
+    """And nothing is kept of the attempts."""
+    library = FakeNvml(FakeGpu(mig=True, instances={0: _instance(0)}))
+    library.has_no_gpm = True
+    gpu = Gpu("cuda:0:0", library=library)
+    assert [gpu.sample().utilisation for _ in range(3)] == [None] * 3
+    assert library.samples == []
+
+
+def test_a_gpu_in_mig_mode_is_listed_by_its_instances() -> None:
+    """Their numbers may have gaps."""
+    library = FakeNvml(FakeGpu(mig=True, instances={0: _instance(0), 2: _instance(2)}), FakeGpu(uuid="GPU-2"))
+    assert list_gpus(library=library) == ["cuda:0:0", "cuda:0:2", "cuda:1"]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from sharedkernel.protocol import Device, Limits
 from sharedkernel.selftest.runner import SelfTest
 from sharedkernel.selftest.steps import STEPS, Outcome, StepResult, Verdict, judge
 from sharedkernel.selftest.trust import Identity
-from sharedkernel.system.nvml import Gpu, GpuFacts, count_gpus
+from sharedkernel.system.nvml import Gpu, GpuFacts, list_gpus
 from tests.device_memory.drivers.memfd import MemfdDriver
 from tests.executor.devices.fake_cuda import CUdevice_attribute, CUresult, FakeDriver
 from tests.executor.devices.support import GIB, Recorder, make_process
@@ -61,6 +61,11 @@ def test_more_than_there_is_cannot_be_offered(capacity: int, reserve: int | None
         ("cuda", "GPU-7", "GPU-7"),
         ("cuda:1", "GPU-7, GPU-8", "GPU-8"),
         ("cuda:1", "3,2", "cuda:2"),
+        ("cuda:0:1", None, "cuda:0:1"),
+        ("cuda:1:4", "3,2", "cuda:2:4"),
+        ("cuda:0:1", "GPU-7", "GPU-7:1"),
+        ("cuda", "MIG-1", "MIG-1"),
+        ("MIG-2", "MIG-1", "MIG-2"),
     ],
 )
 def test_devices_are_counted_as_the_environment_shows_them(name: str, visible: str | None, expected: str) -> None:
@@ -68,7 +73,9 @@ def test_devices_are_counted_as_the_environment_shows_them(name: str, visible: s
     assert named_device(name, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}) == expected
 
 
-@pytest.mark.parametrize(("name", "visible"), [("cuda:1", "GPU-7"), ("cuda", ""), ("cuda", "-1"), ("cuda", "MIG-1")])
+@pytest.mark.parametrize(
+    ("name", "visible"), [("cuda:1", "GPU-7"), ("cuda", ""), ("cuda", "-1"), ("cuda:1:0", "GPU-7")]
+)
 def test_a_device_that_is_not_shown_is_not_taken(name: str, visible: str) -> None:
     """The variable is named, since it is what to change."""
     with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES"):
@@ -154,7 +161,8 @@ def make_device(
     self_test: SelfTest | None = None,
     **options: Any,
 ) -> CudaDevice:
-    gpu = Gpu("cuda:0", library=FakeNvml(fake or FakeGpu(uuid="GPU-1")), host_pids=True)
+    fake = fake or FakeGpu(uuid="GPU-1")
+    gpu = Gpu("cuda:0:0" if fake.mig else "cuda:0", library=FakeNvml(fake), host_pids=True)
     device = describe(gpu.facts, None, 0)
     desk = LaneServer(LaneStore(MemfdDriver()))
     return CudaDevice(gpu, device, CudaOptions(**options), lanes=lanes or desk, driver=driver, self_test=self_test)
@@ -184,6 +192,17 @@ def test_where_no_bytes_are_shared_there_is_one_domain() -> None:
 def test_a_session_sees_one_gpu_by_its_uuid() -> None:
     """Whatever number it has on the host."""
     assert make_device().environment(ADA) == {"CUDA_VISIBLE_DEVICES": "GPU-1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def test_a_mig_instance_is_a_device_of_its_own() -> None:
+    """Sessions see it by its UUID; the status says what is off, as NVML has no figures for it."""
+    instance = FakeGpu(uuid="MIG-1", name="NVIDIA H200 MIG 1g.18gb", total=18 * GIB, reserved=0, use=None)
+    device = make_device(FakeGpu(uuid="GPU-1", mig=True, instances={0: instance}))
+    assert (device.device.name, device.device.capacity_bytes) == ("NVIDIA H200 MIG 1g.18gb", 18 * GIB)
+    assert device.environment(ADA)["CUDA_VISIBLE_DEVICES"] == "MIG-1"
+    note = str(device.details().nvml_note)
+    assert "computing without a grant is not charged, and interference is not measured" in note
+    assert make_device().details().nvml_note is None
 
 
 async def serving(device: CudaDevice, recorder: Recorder, directory: Path, body: Callable[[], Awaitable[None]]) -> None:
@@ -245,6 +264,24 @@ async def test_utilisation_is_told_of_who_holds_the_gpu_alone(tmp_path: Path) ->
         assert (status["temperature_celsius"], status["power_watts"], status["power_limit_watts"]) == (41, 58.3, 72)
 
     await serving(device, recorder, tmp_path, body)
+
+
+async def test_of_a_mig_instance_no_session_is_told_its_utilisation(tmp_path: Path) -> None:
+    """The instance's own is in the status."""
+    instance = FakeGpu(uuid="MIG-1", percent=80, use=None)
+    holder = make_process("p", pid=1)
+    holder.page.words[Word.TURN] = Turn.HOLDING
+    device = make_device(FakeGpu(mig=True, instances={0: instance}))
+
+    async def body() -> None:
+        async def seen() -> float | None:
+            utilisation = to_json(device.details())["utilisation"]
+            return None if utilisation is None else float(utilisation)
+
+        assert await until(seen, "the instance's use is seen") == 0.8
+        assert device.utilisation(holder, None) is None
+
+    await serving(device, Recorder(holder), tmp_path, body)
 
 
 def test_a_quota_beyond_the_device_is_a_word_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -449,10 +486,10 @@ def test_a_wrong_device_ends_the_command_with_one_sentence(tmp_path: Path) -> No
 def test_without_a_device_the_first_gpu_is_served(tmp_path: Path) -> None:
     """Where GPUs are said to be there and the driver is not, it does not serve the processor in their place."""
     try:
-        count_gpus()
+        list_gpus()
     except SharedKernelError:
         pytest.skip("there is a driver that does not work")
-    if count_gpus():
+    if list_gpus():
         pytest.skip("there is a GPU")
     command = [sys.executable, "-m", "sharedkernel", "executor", "--runtime-dir", str(tmp_path / "run")]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "0"}

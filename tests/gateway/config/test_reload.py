@@ -80,7 +80,7 @@ def quotas(share: int) -> str:
     [
         (f"{_SECTION}.identity = 'token'", "identity is 'token'; write one of 'single', 'tokens', 'jupyterhub'."),
         (f"{_SECTION}.max_websockets = 0", "max_websockets is 0; write a number from 1."),
-        (f"{_SECTION}.executors = ['disk']", "executors names 'disk'; write 'cuda:N' or 'host:N'"),
+        (f"{_SECTION}.executors = ['disk']", "executors names 'disk'; write 'cuda:N', 'cuda:N:M' or 'host:N'"),
         ("c.SessionKernels.backlog_bytes = 'many'", "backlog_bytes is 'many'; it has to be an int."),
         ("c.ServerApp.ip = '0.0.0.0'", "serving on 0.0.0.0 without encryption would show tokens"),
         ("c.ServerApp.certfile = '/nowhere/gpu.crt'", "/nowhere/gpu.crt cannot be used as certificate and key"),

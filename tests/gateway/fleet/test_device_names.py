@@ -16,8 +16,11 @@ from tests.gateway.test_command import in_process
 
 def test_where_executors_are_follows_from_their_names(tmp_path: Path) -> None:
     """The first device's is at home in the runtime directory; the others have rooms in it."""
-    for device, where in (("host", ""), ("cuda", ""), ("cuda:0", ""), ("cuda:1", "cuda-1"), ("host:12", "host-12")):
+    places = {"host": "", "cuda": "", "cuda:0": "", "cuda:1": "cuda-1", "host:12": "host-12"}
+    places |= {"cuda:0:1": "cuda-0-1", "MIG-5f66-0a": "MIG-5f66-0a"}
+    for device, where in places.items():
         assert device_directory(tmp_path, device) == tmp_path / where
+    assert parse_devices(list(places)[2:]) == tuple(list(places)[2:])
     assert only_executor_directory(tmp_path) == tmp_path
     for room in ("cuda-1", "cuda-2"):
         (tmp_path / room).mkdir()
@@ -37,8 +40,8 @@ def test_where_executors_are_follows_from_their_names(tmp_path: Path) -> None:
     ("value", "sentence"),
     [
         ({"cuda:0": 1}, "executors is {'cuda:0': 1}; write a list of devices"),
-        ("cuda:0,gpu1", "executors names 'gpu1'; write 'cuda:N' or 'host:N'"),
-        (["cuda:0", "gpu1"], "executors names 'gpu1'; write 'cuda:N' or 'host:N'"),
+        ("cuda:0,gpu1", "executors names 'gpu1'; write 'cuda:N', 'cuda:N:M' or 'host:N'"),
+        (["cuda:0", "gpu1"], "executors names 'gpu1'; write 'cuda:N', 'cuda:N:M' or 'host:N'"),
         (["host:01"], "executors names 'host:01'"),
         ([0], "executors names 0;"),
         (["host:1", "host:1"], "executors names 'host:1' twice"),

@@ -6,6 +6,7 @@
 #include "device.h"
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define API EXPORTED int
@@ -46,6 +47,8 @@ static int num_users;
 
 static bool is_device(int device) { return device >= 0 && device < sg_settings.devices; }
 static void *handle_of(int device) { return (void *)(intptr_t)(device + 1); }
+/* The card whose instances the devices are (setting MIG), of which only what a program needs to find them is here. */
+static void *const card = (void *)(intptr_t)(SG_MAX_DEVICES + 1);
 static int write_text(char *to, unsigned size, const char *from) {
     if (strlen(from) + 1 > size)
         return INSUFFICIENT_SIZE;
@@ -56,6 +59,10 @@ static int write_text(char *to, unsigned size, const char *from) {
 #define INITIALIZED                                                                                                    \
     if (!num_users)                                                                                                    \
     return UNINITIALIZED
+#define CARD(handle)                                                                                                   \
+    INITIALIZED;                                                                                                       \
+    if (!sg_settings.mig || (handle) != card)                                                                          \
+    return INVALID
 #define DEVICE(handle)                                                                                                 \
     int device = (int)(intptr_t)(handle) - 1;                                                                          \
     INITIALIZED;                                                                                                       \
@@ -112,15 +119,15 @@ API nvmlSystemGetCudaDriverVersion_v2(int *version) { return nvmlSystemGetCudaDr
 
 API nvmlDeviceGetCount_v2(unsigned *count) {
     INITIALIZED;
-    *count = sg_settings.devices;
+    *count = sg_settings.mig ? 1 : sg_settings.devices;
     return SUCCESS;
 }
 
 API nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
     INITIALIZED;
-    if (!is_device((int)index))
+    if (!is_device((int)index) || (sg_settings.mig && index))
         return INVALID;
-    *handle = handle_of((int)index);
+    *handle = sg_settings.mig ? card : handle_of((int)index);
     return SUCCESS;
 }
 
@@ -172,10 +179,18 @@ API nvmlDeviceGetName(void *handle, char *text, unsigned size) {
     }
 CONSTANT(nvmlDeviceGetComputeMode, int, 0)
 CONSTANT(nvmlDeviceGetPersistenceMode, int, 1)
-CONSTANT(nvmlDeviceGetPowerUsage, unsigned, 70000)
 
-API nvmlDeviceGetTemperature(void *handle, int sensor, unsigned *degrees) {
+API nvmlDeviceGetPowerUsage(void *handle, unsigned *milliwatts) {
     DEVICE(handle);
+    *milliwatts = 70000;
+    return sg_settings.mig ? NOT_SUPPORTED : SUCCESS;
+}
+
+/* An instance has no sensor of its own, and no meter of what it draws. */
+API nvmlDeviceGetTemperature(void *handle, int sensor, unsigned *degrees) {
+    INITIALIZED;
+    if (sg_settings.mig ? handle != card : !is_device((int)(intptr_t)handle - 1))
+        return NOT_SUPPORTED;
     *degrees = 40;
     return SUCCESS;
 }
@@ -187,10 +202,100 @@ API nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {
     return SUCCESS;
 }
 
-API nvmlDeviceGetMigMode(void *handle, unsigned *current, unsigned *pending) { return NOT_SUPPORTED; }
 API nvmlDeviceGetNvLinkRemoteDeviceType(void *handle, unsigned link, int *type) { return NOT_SUPPORTED; }
 API nvmlDeviceGetNvLinkRemotePciInfo_v2(void *handle, unsigned link, void *info) { return NOT_SUPPORTED; }
 API nvmlDeviceGetGpuFabricInfoV(void *handle, void *info) { return NOT_SUPPORTED; }
+
+/* --- MIG instances ------------------------------------------------------------------------------------------------ */
+
+API nvmlDeviceGetMigMode(void *handle, unsigned *current, unsigned *pending) {
+    INITIALIZED;
+    *current = *pending = 1;
+    return sg_settings.mig && handle == card ? SUCCESS : NOT_SUPPORTED;
+}
+
+API nvmlDeviceGetMaxMigDeviceCount(void *handle, unsigned *count) {
+    CARD(handle);
+    *count = SG_MAX_DEVICES;
+    return SUCCESS;
+}
+
+API nvmlDeviceGetMigDeviceHandleByIndex(void *handle, unsigned index, void **instance) {
+    CARD(handle);
+    *instance = handle_of((int)index);
+    return is_device((int)index) ? SUCCESS : NOT_FOUND;
+}
+
+API nvmlDeviceIsMigDeviceHandle(void *handle, unsigned *is_instance) {
+    INITIALIZED;
+    *is_instance = sg_settings.mig && handle != card;
+    return SUCCESS;
+}
+
+API nvmlDeviceGetDeviceHandleFromMigDeviceHandle(void *handle, void **result) {
+    DEVICE(handle);
+    *result = card;
+    return sg_settings.mig ? SUCCESS : INVALID;
+}
+
+API nvmlDeviceGetGpuInstanceId(void *handle, unsigned *id) {
+    DEVICE(handle);
+    *id = device;
+    return sg_settings.mig ? SUCCESS : INVALID;
+}
+
+/* What Hopper and newer count of an instance, as two samples: device time of all its processes, and the time. */
+struct gpm_sample {
+    int64_t busy_ns, us;
+};
+struct gpm_metric {
+    unsigned id;
+    int result;
+    double value;
+    const char *names[3];
+};
+struct gpm_metrics {
+    unsigned version, count;
+    struct gpm_sample *first, *second;
+    struct gpm_metric metrics[];
+};
+enum { GRAPHICS_UTIL = 1 };
+
+API nvmlGpmSampleAlloc(struct gpm_sample **sample) {
+    INITIALIZED;
+    *sample = calloc(1, sizeof **sample);
+    return SUCCESS;
+}
+
+API nvmlGpmSampleFree(struct gpm_sample *sample) {
+    free(sample);
+    return SUCCESS;
+}
+
+API nvmlGpmMigSampleGet(void *handle, unsigned id, struct gpm_sample *sample) {
+    CARD(handle);
+    if (!is_device((int)id))
+        return INVALID;
+    struct sg_device *state = sg_device((int)id);
+    sg_lock();
+    *sample = (struct gpm_sample){.us = sg_wall_us()};
+    for (int i = 0; i < SG_MAX_PROCESSES; i++)
+        sample->busy_ns += state->processes[i].pid ? state->processes[i].busy_ns : 0;
+    sg_unlock();
+    return SUCCESS;
+}
+
+API nvmlGpmMetricsGet(struct gpm_metrics *asked) {
+    INITIALIZED;
+    for (unsigned i = 0; i < asked->count; i++) {
+        struct gpm_metric *metric = &asked->metrics[i];
+        double percent = (asked->second->busy_ns - asked->first->busy_ns) / 10.0 /
+                         (double)(asked->second->us - asked->first->us + 1);
+        metric->result = metric->id == GRAPHICS_UTIL ? SUCCESS : NOT_SUPPORTED;
+        metric->value = percent < 0 ? 0 : percent > 100 ? 100 : percent;
+    }
+    return SUCCESS;
+}
 
 /* --- memory and processes ----------------------------------------------------------------------------------------- */
 
@@ -251,6 +356,8 @@ API nvmlDeviceGetGraphicsRunningProcesses_v3(void *handle, unsigned *count, void
 
 API nvmlDeviceGetUtilizationRates(void *handle, unsigned rates[2]) {
     DEVICE(handle);
+    if (sg_settings.mig)
+        return NOT_SUPPORTED;
     struct sg_device *state = sg_device(device);
     int64_t now = sg_wall_us();
     unsigned sum = 0;
@@ -273,6 +380,8 @@ API nvmlDeviceGetUtilizationRates(void *handle, unsigned rates[2]) {
 API nvmlDeviceGetProcessUtilization(void *handle, struct process_utilization *list, unsigned *count,
                                     unsigned long long since) {
     DEVICE(handle);
+    if (sg_settings.mig)
+        return NOT_SUPPORTED;
     struct sg_device *state = sg_device(device);
     int64_t now = sg_wall_us();
     unsigned found = 0, room = list ? *count : 0;

@@ -61,7 +61,7 @@ static void set_text(char *field, size_t size, const char *value) { snprintf(fie
 static const char *const keys[] = {"DEVICES",    "CAPACITY", "CONTEXT",   "KERNEL_US", "COPY_GBPS",
                                    "SERIAL",     "STRICT",   "DEFER",     "FAULT",     "LOG",
                                    "OPERATIONS", "NAME",     "FAIL_RATE", "FAIL_SEED", "FAIL_CALLS",
-                                   "DELAY_US",   "DELAY_CALLS"};
+                                   "DELAY_US",   "DELAY_CALLS", "MIG"};
 
 static void set(const char *key, const char *value) {
     struct sg_settings *s = &sg_settings;
@@ -81,6 +81,8 @@ static void set(const char *key, const char *value) {
         s->strict = atoi(value);
     else if (!strcmp(key, "DEFER"))
         s->defer = atoi(value);
+    else if (!strcmp(key, "MIG"))
+        s->mig = atoi(value);
     else if (!strcmp(key, "FAULT"))
         set_text(s->fault, sizeof s->fault, value);
     else if (!strcmp(key, "LOG"))

@@ -171,15 +171,18 @@ void sg_uuid(int device, unsigned char bytes[16]) {
 void sg_uuid_text(int device, char *text, size_t size) {
     unsigned char u[16];
     sg_uuid(device, u);
-    snprintf(text, size, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1], u[2],
-             u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
+    snprintf(text, size, "%s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", sg_settings.mig ? "MIG" : "GPU",
+             u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
 }
 
+/* MIG instances are parts of one card, and a process of CUDA's sees one of them at most. */
+static int num_cards(void) { return sg_settings.mig ? 1 : sg_settings.devices; }
+
 static int find_device(const char *word) {
-    if (strncmp(word, "GPU-", 4)) {
+    if (strncmp(word, "GPU-", 4) && strncmp(word, "MIG-", 4)) {
         char *end;
         long number = strtol(word, &end, 10);
-        return !*end && number >= 0 && number < sg_settings.devices ? (int)number : -1;
+        return !*end && number >= 0 && number < num_cards() ? (int)number : -1;
     }
     for (int device = 0; device < sg_settings.devices; device++) {
         char name[64];
@@ -192,15 +195,15 @@ static int find_device(const char *word) {
 
 int sg_visible_devices(int devices[SG_MAX_DEVICES]) {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-    int count = 0;
+    int count = 0, most = sg_settings.mig ? 1 : SG_MAX_DEVICES;
     if (!visible) {
-        for (; count < sg_settings.devices; count++)
+        for (; count < num_cards(); count++)
             devices[count] = count;
         return count;
     }
     char copy[1024], *rest = NULL;
     snprintf(copy, sizeof copy, "%s", visible);
-    for (char *word = strtok_r(copy, ", ", &rest); word && count < SG_MAX_DEVICES; word = strtok_r(NULL, ", ", &rest)) {
+    for (char *word = strtok_r(copy, ", ", &rest); word && count < most; word = strtok_r(NULL, ", ", &rest)) {
         int device = find_device(word);
         if (device < 0)
             break; /* CUDA shows those before the first that is wrong */

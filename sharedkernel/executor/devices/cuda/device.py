@@ -1,4 +1,4 @@
-"""An NVIDIA GPU as the executor serves it.
+"""An NVIDIA GPU, or a MIG instance of one, as the executor serves it.
 
 A CUDA context does not survive a fork, so the warm parent must not make one: sessions are told by
 `CUDA_VISIBLE_DEVICES` which GPU is theirs, see it as ``cuda:0``, and make their context when their user's code first
@@ -48,6 +48,11 @@ log = logging.getLogger(__name__)
 
 #: file of the runtime directory with the results of the self-test
 _RESULTS = "self-test.json"
+#: what the status says of a MIG instance
+_OF_INSTANCES = (
+    "This is a MIG instance, of which NVML reports no use by process: computing without a grant is not charged, and "
+    "interference is not measured."
+)
 
 
 class LaneSharing(StrEnum):
@@ -297,7 +302,7 @@ class CudaDevice:
     def _look(self, sample: GpuSample) -> None:
         sessions = list(self._control.sessions())
         holding = [process for process in sessions if process.page.words[Word.TURN] == Turn.HOLDING]
-        if sample.utilisation is not None and len(holding) == 1:
+        if sample.utilisation is not None and len(holding) == 1 and not self._gpu.facts.is_instance:
             self._utilisations[holding[0].process] = sample.utilisation
         for gone in self._utilisations.keys() - {process.process for process in sessions}:
             del self._utilisations[gone]
@@ -341,6 +346,8 @@ class CudaDevice:
             note = "NVML tells no processes apart here; what they use outside PyTorch, or their turns, is not watched."
         else:
             nvml, note = "ok", None
+        if self._gpu.facts.is_instance and nvml in ("ok", "totals"):
+            note = f"{note} {_OF_INSTANCES}" if note else _OF_INSTANCES
         return DeviceDetails(
             uuid=self._gpu.facts.uuid,
             driver_version=self._gpu.facts.driver_version,

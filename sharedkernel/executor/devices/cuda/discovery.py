@@ -25,7 +25,7 @@ from sharedkernel.executor.devices.lane_server import LaneServer
 from sharedkernel.protocol import Device
 from sharedkernel.selftest.runner import SelfTest
 from sharedkernel.selftest.trust import Identity
-from sharedkernel.system.nvml import Gpu, GpuFacts, device_index
+from sharedkernel.system.nvml import UUIDS, Gpu, GpuFacts, device_numbers
 from sharedkernel.units import format_bytes, parse_bytes
 
 log = logging.getLogger(__name__)
@@ -37,26 +37,28 @@ _UNITS_PER_MILLISECOND = 1 << 20
 
 
 def named_device(name: str, environment: Mapping[str, str]) -> str:
-    """Return what NVML calls the device *name*, which counts as `CUDA_VISIBLE_DEVICES` does where that is set.
+    """Return what NVML calls the device *name*; a number counts as `CUDA_VISIBLE_DEVICES` does where that is set.
 
     Raises
     ------
     SharedKernelError
         When it is no name of a GPU, or that variable shows no such device.
     """
-    index = device_index(name)
+    if name.startswith(UUIDS):
+        return name
+    index, instance = device_numbers(name)
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return name
     entries = [entry.strip() for entry in visible.split(",")]
     entry = entries[index] if index < len(entries) else ""
     if entry.isdecimal():
-        return f"cuda:{entry}"
-    if not entry.startswith("GPU-"):
+        entry = f"cuda:{entry}"
+    elif not entry.startswith(UUIDS):
         raise ConfigError(
-            f"CUDA_VISIBLE_DEVICES is {visible!r}, which shows no whole GPU as {name}; unset it, or name another."
+            f"CUDA_VISIBLE_DEVICES is {visible!r}, which shows no GPU as {name}; unset it, or name another."
         )
-    return entry
+    return f"{entry}:{instance}" if instance else entry
 
 
 def describe(facts: GpuFacts, capacity: int | None, reserve: int | None) -> Device:
@@ -136,7 +138,7 @@ def open_device(
     Parameters
     ----------
     name
-        ``cuda`` or ``cuda:N``.
+        ``cuda``, ``cuda:N``, ``cuda:N:M`` for a MIG instance, or a UUID.
     capacity, reserve
         As on the command line; empty: what :func:`describe` takes then.
     options
