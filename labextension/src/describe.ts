@@ -7,7 +7,7 @@
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import type { ISession, IStatus } from './view';
+import type { ISession } from './view';
 
 /** What the colour of a session's dot says; the words beside it say it too. */
 export type Tone = 'idle' | 'busy' | 'running' | 'waiting' | 'offloaded';
@@ -153,9 +153,4 @@ export function holderName(session: ISession | undefined, ownName: string | null
   }
   const user = session.user === ownName ? trans.__('you') : safeText(session.user);
   return session.notebook === null ? user : trans.__('%1 (%2)', user, sessionName(session));
-}
-
-/** Return the sessions that are the user's own, those with something to tell first. */
-export function ownSessions(status: IStatus, ownName: string | null): ISession[] {
-  return status.sessions.filter(session => session.user === ownName);
 }

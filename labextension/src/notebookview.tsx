@@ -14,7 +14,8 @@ import { PanelLayout, Widget } from '@lumino/widgets';
 import * as React from 'react';
 
 import type { Api } from './api';
-import { DeviceSection, userColours } from './devicememory';
+import { userColours } from './colours';
+import { DeviceStrip } from './devicestrip';
 import type { DeviceModel } from './model';
 import { ModelAdapter } from './modeladapter';
 import { SessionsSection } from './sessions';
@@ -159,7 +160,7 @@ class Parts extends VDomRenderer<ModelAdapter> {
               colours={colours}
               {...names}
             />
-            <DeviceSection status={status} api={null} {...names} />
+            <DeviceStrip status={status} api={null} {...names} />
           </>
         )}
         {parts.includes('lanes') && (

@@ -9,7 +9,8 @@ import { Message } from '@lumino/messaging';
 import * as React from 'react';
 
 import { Actions } from './actions';
-import { DeviceSection, userColours } from './devicememory';
+import { userColours } from './colours';
+import { DeviceStrip } from './devicestrip';
 import { HostsSection } from './hosts';
 import { deviceIcon } from './icons';
 import { ModelAdapter } from './modeladapter';
@@ -76,7 +77,7 @@ export class DevicePanel extends VDomRenderer<ModelAdapter> {
             </SessionsSection>
             <TurnsSection status={status} colours={colours} {...names} />
             <HostsSection status={status} {...names} />
-            <DeviceSection
+            <DeviceStrip
               status={status}
               api={user?.admin === true && device.isLive ? this._actions.api : null}
               {...names}

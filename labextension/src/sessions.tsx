@@ -3,7 +3,7 @@
 import * as React from 'react';
 
 import { Checkbox } from './checkbox';
-import { colourStyle } from './devicememory';
+import { colourStyle } from './colours';
 import { lingeringWords, safeText, sessionName, sessionState, tone } from './describe';
 import { sessionFigures } from './figures';
 import { formatBytes, sentences } from './format';

@@ -2,7 +2,7 @@
 
 import * as React from 'react';
 
-import { colourStyle } from './devicememory';
+import { colourStyle } from './colours';
 import { safeText } from './describe';
 import type { INames } from './names';
 import {

@@ -3,10 +3,9 @@
 import * as React from 'react';
 
 import { holderName } from './describe';
-import { colourStyle } from './devicememory';
+import { colourStyle } from './colours';
 import { sessionFigures } from './figures';
 import { sentences } from './format';
-import { Lanes } from './lanes';
 import type { INames } from './names';
 import type { ISession, IStatus } from './view';
 import { roomWords, turnsOf, waitWords } from './words';
@@ -22,7 +21,7 @@ interface IProps extends INames {
 
 export function TurnsSection(props: IProps): React.ReactElement {
   const { status, trans } = props;
-  const { running, next, waiting } = turnsOf(status);
+  const { running, next, waiting } = turnsOf(status.sessions);
   const id = React.useId();
   return (
     <section className="sk-Section sk-Turns" aria-labelledby={id}>
@@ -37,12 +36,6 @@ export function TurnsSection(props: IProps): React.ReactElement {
       />
       <Turns {...props} title={trans.__('Next')} empty={trans.__('Nobody waits for a turn.')} list={next} />
       {waiting.length > 0 && <Turns {...props} title={trans.__('Waiting for memory')} empty="" list={waiting} />}
-      {status.lanes.length > 0 && (
-        <details className="sk-Details">
-          <summary>{trans.__('Details')}</summary>
-          <Lanes status={status} units={props.units} trans={trans} own={props.own} />
-        </details>
-      )}
     </section>
   );
 }

@@ -24,7 +24,7 @@ describe('turnsOf', () => {
         session({ id: 'large', state: 'waiting', queue_position: 2, waiting_for: 'memory' }),
         session({ id: 'idle' }),
         session({ id: 'ended', lingering: true })
-      )
+      ).sessions
     );
     expect(turns.running.map(one => one.id)).toEqual(['now']);
     expect(turns.next.map(one => one.id)).toEqual(['first', 'third']);

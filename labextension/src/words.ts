@@ -14,9 +14,9 @@ export interface ITurns {
 }
 
 /** Return the sessions that run, that are queued and that wait for memory. */
-export function turnsOf(status: IStatus): ITurns {
+export function turnsOf(sessions: readonly ISession[]): ITurns {
   const turns: ITurns = { running: [], next: [], waiting: [] };
-  for (const session of status.sessions) {
+  for (const session of sessions) {
     if (isShutDown(session)) {
       continue;
     }
@@ -92,9 +92,17 @@ export function roomWords(
     : trans.__('%1’s notebook makes room %2', user, when);
 }
 
+/** Return how many sessions compute and wait: `2 computing · 1 waiting`. */
+export function turnWords(sessions: readonly ISession[], trans: TranslationBundle): string {
+  const { running, next, waiting } = turnsOf(sessions);
+  const waits = next.length + waiting.length;
+  const words = running.length === 0 ? trans.__('idle') : trans.__('%1 computing', running.length);
+  return waits === 0 ? words : trans.__('%1 · %2 waiting', words, waits);
+}
+
 /** Return what waits for memory, in one sentence; null when nothing does. */
 export function pendingDemand(status: IStatus, units: Units, trans: TranslationBundle): string | null {
-  const { waiting, next } = turnsOf(status);
+  const { waiting, next } = turnsOf(status.sessions);
   const parts: string[] = [];
   if (waiting.length > 0) {
     const needed = waiting.reduce((sum, session) => sum + (session.needed_bytes ?? 0), 0);

@@ -119,6 +119,23 @@ def timeline_of(said: str) -> dict[str, Any]:
     return {"devices": [device]}
 
 
+def history_of(said: str) -> dict[str, Any]:
+    """Return an hour in which a document's users came one after the other, and the executor was away for a while."""
+    status = json.loads(said)
+    device, users = status["device"], {}
+    for place, entry in enumerate(status["users"]):
+        wave = [1 + 0.3 * math.sin(step / (9 + 5 * place)) for step in range(360)]
+        users[entry["name"]] = [
+            int(in_use(entry) * wave[step]) if step > 25 * place % 300 else 0 for step in range(360)
+        ]
+    used: list[int | None] = [sum(values[step] for values in users.values()) for step in range(360)]
+    used[150:165] = [None] * 15
+    told = dict(sorted(users.items(), key=lambda entry: -sum(entry[1]))[:8])
+    busy = [0.5 + 0.4 * math.sin(step / 11) for step in range(360)]
+    shown = {"name": device["name"], "capacity_bytes": device["capacity_bytes"], "used_bytes": used}
+    return {"step_seconds": 10, "devices": [{**shown, "utilisation": busy, "users": told}]}
+
+
 @pytest.fixture
 def server(browser: object) -> Iterator[PageServer]:
     if not (STATIC / "page.js").exists():
@@ -126,10 +143,7 @@ def server(browser: object) -> Iterator[PageServer]:
     with PageServer() as server:
         server.me = {"user": "ada", "admin": True, "auth": "token", "version": "1", "install_command": _COMMAND}
         server.quotas = {"users": {name: limits_of("8GiB") for name in NAMES[:3]}}
-        curve = [_GIB * (9 + 3 * math.sin(place / 50) + place % 40 / 20) for place in range(360)]
-        busy = [0.5 + 0.4 * math.sin(place / 11) for place in range(360)]
-        device = {"name": "NVIDIA L4", "capacity_bytes": 24 * _GIB, "used_bytes": curve, "utilisation": busy}
-        server.history = {"step_seconds": 10, "devices": [device]}
+        server.history = history_of(of_users(3))
         server.say(of_users(3))
         server.timeline = timeline_of(of_users(3))
         yield server
@@ -192,8 +206,13 @@ def test_it_says_who_runs_and_who_waits_for_what(open_page: OpenPage) -> None:
     expect(turns.get_by_role("list", name="Waiting for memory")).to_contain_text(
         re.compile(r"Needs 8\.\d GiB, 8\.\d GiB freeYour idle notebook explore.ipynb makes room in about 26 s")
     )
-    expect(page.get_by_text("Lane 1")).to_be_hidden()
-    expect(section(page, "Device")).to_contain_text("83 % busy · 61 °C · 58 of 72 W")
+    device = section(page, "Device")
+    expect(device).to_contain_text("1 computing · 3 waiting")
+    expect(device).to_contain_text("83 % busy · 61 °C · 58 of 72 W")
+    expect(device.get_by_role("img", name="in use in the last hour")).to_be_visible()
+    expect(device.get_by_text("Lane 1")).to_be_hidden()
+    device.get_by_text("Details").click()
+    expect(device.get_by_text("Lane 1")).to_be_visible()
     expect(
         page.get_by_text(
             re.compile(
@@ -208,7 +227,7 @@ def test_figures_are_live(open_page: OpenPage, server: PageServer) -> None:
     """Through interruptions, of which it tells."""
     page = open_page()
     device = section(page, "Device")
-    expect(device).to_contain_text(" of 24.0 GiB in use")
+    expect(device).to_contain_text(" / 24.0 GiB")
     expect(device).not_to_contain_text("full")
     server.say(document(session(0, "ada", "running", 16)))
     expect(device).to_contain_text("nearly full")
@@ -217,6 +236,30 @@ def test_figures_are_live(open_page: OpenPage, server: PageServer) -> None:
     server.say(document(session(0, "ada", "running", 18.8)))
     expect(device).to_contain_text("· full")
     expect(page.get_by_text("The gateway has not answered since")).to_have_count(0)
+
+
+@pytest.mark.parametrize("users", [0, 1])
+def test_a_free_device_says_so(open_page: OpenPage, server: PageServer, users: int) -> None:
+    """With nobody there, and with one notebook that does nothing."""
+    server.say(document(*(session(0, "ada", "idle") for _ in range(users))))
+    server.history = None
+    device = section(open_page(), "Device")
+    expect(device.locator(".sk-Device-turns")).to_have_text("idle")
+    expect(device.locator(".sk-Figure")).to_have_text("0 B / 24.0 GiB" if users == 0 else "542 MiB / 24.0 GiB")
+    expect(device.get_by_role("img")).to_have_count(1)
+
+
+def test_each_of_four_devices_has_a_strip(open_page: OpenPage, server: PageServer) -> None:
+    """With its own figures; one that is away says why."""
+    said = json.loads(
+        document(session(0, "ada", "running", device="cuda:0"), session(1, "ada", "idle", device="cuda:1"))
+    )
+    devices = [{**said["device"], "name": f"cuda:{number}"} for number in range(4)]
+    devices[3].update(available=False, message="The executor of cuda:3 does not answer.")
+    server.say(json.dumps({**said, "devices": devices}))
+    strips = section(open_page(), "Devices").locator(".sk-Device")
+    expect(strips.locator(".sk-Device-turns")).to_have_text(["1 computing", "idle", "idle"])
+    expect(strips.nth(3)).to_contain_text("The executor of cuda:3 does not answer.")
 
 
 def test_sessions_are_offloaded_interrupted_and_shut_down(open_page: OpenPage, server: PageServer) -> None:
@@ -299,7 +342,8 @@ def test_thirty_people_are_searched_and_turned_over(open_page: OpenPage, server:
     """Others are collapsed beyond five, people are twenty a page."""
     server.say(of_users(30))
     page = open_page()
-    legend = section(page, "Device").get_by_role("listitem")
+    section(page, "Device").get_by_text("Details").click()
+    legend = section(page, "Device").locator(".sk-Legend li")
     expect(legend).to_have_count(12)
     section(page, "Device").get_by_role("button", name="Show all 30 people").click()
     expect(legend).to_have_count(30)

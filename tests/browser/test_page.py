@@ -153,8 +153,8 @@ def test_several_devices_are_shown_one_by_one(lab: LabPage, gateway: FakeGateway
     expect(devices.get_by_role("img")).to_have_attribute("aria-label", "cuda:0: 1.4 GiB of 8.0 GiB in use")
     turns = lab.section("Running and next")
     expect(turns).to_contain_text("you (train.ipynb)")
-    turns.get_by_text("Details").click()
-    expect(turns).to_contain_text("cuda:0, lane 1")
+    devices.get_by_text("Details").click()
+    expect(devices).to_contain_text("cuda:0, lane 1")
     expect(lab.section("My sessions")).to_contain_text("running · about 2 min left · cuda:0")
     keep_picture(lab.panel, "devices")
     results = Axe().run(lab.page, context="#sharedkernel-panel")
@@ -194,13 +194,13 @@ def test_garbage_is_a_notice_and_the_page_goes_on(lab: LabPage, gateway: FakeGat
 
 def test_settings_hold_at_once(lab: LabPage, server: JupyterServer) -> None:
     """Units are those of the settings."""
-    expect(lab.section("Device")).to_contain_text("1.4 GiB of 8.0 GiB")
+    expect(lab.section("Device")).to_contain_text("1.4 / 8.0 GiB")
     url = "/lab/api/settings/sharedkernel%3Aplugin"
     assert server.ask("PUT", url, {"raw": '{"units": "decimal"}'}).status == 204
     try:
         lab.reload()
         lab.show_panel()
-        expect(lab.section("Device")).to_contain_text("1.5 GB of 8.6 GB")
+        expect(lab.section("Device")).to_contain_text("1.5 / 8.6 GB")
     finally:
         server.ask("PUT", url, {"raw": "{}"})
 

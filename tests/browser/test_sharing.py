@@ -189,6 +189,7 @@ def test_an_admin_changes_the_policy(open_lab: OpenLab, stack: LocalStack) -> No
         expect(page.section("Device")).to_contain_text("the oldest first")
     expect(grace.section("Device")).to_contain_text("Policy: fifo")
     expect(grace.section("Device").get_by_role("combobox")).to_have_count(0)
+    ada.section("Device").get_by_text("Details").click()
     try:
         ada.section("Device").get_by_label("Policy").select_option("fair")
         for page in (ada, grace):

@@ -57,6 +57,7 @@ def test_one_zooms_with_the_mouse_and_the_keyboard(open_page: OpenPage, server: 
     expect(rows_of(page)).to_have_count(5)
     assert server.windows[0] == (120.0, None)
     begin = server.timeline["devices"][0]["begin"]
+    strip_of(page, "you (explore.ipynb)").scroll_into_view_if_needed()
     box = strip_of(page, "you (explore.ipynb)").bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] / 4, box["y"] + 5)

@@ -3,7 +3,8 @@
 import * as React from 'react';
 
 import { safeText } from '../describe';
-import { DeviceSection, userColours } from '../devicememory';
+import { userColours } from '../colours';
+import { DeviceStrip } from '../devicestrip';
 import { momentOf } from '../format';
 import { HostsSection } from '../hosts';
 import type { DeviceModel } from '../model';
@@ -23,7 +24,7 @@ import { ClassNotice } from './classnotice';
 import { ConnectSection } from './connect';
 import { english as trans } from './english';
 import { Header } from './header';
-import { HistorySection } from './historysection';
+import { HistorySection, HourChart, useHistory } from './hourchart';
 import { PeopleSection } from './peoplesection';
 import { keepChoice } from './notifychoice';
 import { IQuestion, Question } from './question';
@@ -69,6 +70,7 @@ export function Page(props: IProps): React.ReactElement {
       onSignIn();
     }, trans.__('You could not be signed out'));
   };
+  const histories = useHistory(api, onSignIn);
   const { status } = model.view;
   const trouble = troubleOf(model);
   const own = me.user;
@@ -76,6 +78,10 @@ export function Page(props: IProps): React.ReactElement {
   const colours = userColours(status);
   const demand = me.admin && status !== null ? pendingDemand(status, model.units, trans) : null;
   const others = status?.sessions.filter(session => session.user !== own) ?? [];
+  const chart = (device: string) => {
+    const history = histories.find(one => one.device === device);
+    return history && <HourChart history={history} size="small" units={model.units} colours={colours} />;
+  };
   const chosen = me.admin ? selectedOf(status?.sessions ?? [], selected) : [];
   const alone = me.auth === 'single' && others.length === 0;
   return (
@@ -102,9 +108,9 @@ export function Page(props: IProps): React.ReactElement {
         <AsOf model={model} trans={trans} />
         {status !== null && (
           <>
+            <DeviceStrip status={status} api={me.admin && model.isLive ? api : null} chart={chart} {...names} />
             <div className="sk-Column">
               <HostsSection status={status} {...names} />
-              <DeviceSection status={status} api={me.admin && model.isLive ? api : null} {...names} />
               <SessionsSection
                 title={trans.__('My sessions')}
                 empty={trans.__('You have none. “How to connect” says how to start one.')}
@@ -145,7 +151,7 @@ export function Page(props: IProps): React.ReactElement {
             <TimelineSection api={api} colours={colours} isAway={!model.isLive} {...names} />
           </>
         )}
-        <HistorySection api={api} units={model.units} onSignIn={onSignIn} />
+        <HistorySection histories={histories} units={model.units} colours={colours} />
         <ConnectSection me={me} api={api} attempt={attempt} />
         {status !== null && me.admin && !alone && (
           <PeopleSection
