@@ -159,13 +159,15 @@ def open_page(browser: Browser, server: PageServer) -> Iterator[OpenPage]:
     errors: list[str] = []
     contexts = []
 
-    def open_one(*, width: int = 1280, **options: Any) -> Page:
+    def open_one(*, width: int = 1280, clock: bool = False, **options: Any) -> Page:
         context = browser.new_context(viewport={"width": width, "height": 900}, **options)
         contexts.append(context)
         context.set_default_timeout(PATIENCE)
         page = context.new_page()
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda said: errors.append(said.text) if "Content Security Policy" in said.text else None)
+        if clock:
+            page.clock.install()
         page.goto(server.url)
         return page
 
@@ -179,6 +181,11 @@ def section(page: Page, title: str) -> Any:
     return page.get_by_role("region", name=title)
 
 
+def row(page: Page, notebook: str) -> Any:
+    """Return a notebook's row of the table."""
+    return section(page, "Notebooks").get_by_role("row").filter(has_text=notebook)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("users", [3, 30])
 def test_nothing_keeps_anybody_out(open_page: OpenPage, server: PageServer, users: int, scheme: str) -> None:
@@ -189,7 +196,7 @@ def test_nothing_keeps_anybody_out(open_page: OpenPage, server: PageServer, user
     page = open_page(color_scheme=scheme)
     for width in _WIDTHS:
         page.set_viewport_size({"width": width, "height": 900})
-        expect(section(page, "Running and next")).to_contain_text("grace (train.ipynb)")
+        expect(row(page, "train.ipynb")).to_contain_text("grace")
         expect(section(page, "Last hour").get_by_role("img")).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         results = Axe().run(page)
@@ -199,12 +206,16 @@ def test_nothing_keeps_anybody_out(open_page: OpenPage, server: PageServer, user
 def test_it_says_who_runs_and_who_waits_for_what(open_page: OpenPage) -> None:
     """In words that need no glossary; lanes are for experts."""
     page = open_page()
-    turns = section(page, "Running and next")
-    expect(turns.get_by_role("list", name="Running now")).to_have_text("grace (train.ipynb)about 2 min left")
-    waiting = turns.get_by_role("list", name="Next").get_by_role("listitem")
-    expect(waiting).to_have_text(["grace (plots.ipynb)1st", "you (fine-tuning.ipynb)You are 2nd"])
-    expect(turns.get_by_role("list", name="Waiting for memory")).to_contain_text(
-        re.compile(r"Needs 8\.\d GiB, 8\.\d GiB freeYour idle notebook explore.ipynb makes room in about 26 s")
+    rows = section(page, "Notebooks").get_by_role("row")
+    expect(rows.nth(1)).to_contain_text("youfine-tuning.ipynb2nd in line")
+    expect(rows.nth(2)).to_contain_text("youexplore.ipynbidle")
+    expect(rows.nth(3)).to_contain_text("gracetrain.ipynbrunningabout 2 min left")
+    expect(rows.nth(4)).to_contain_text("graceplots.ipynb1st in line")
+    expect(rows.nth(5)).to_contain_text(
+        re.compile(
+            r"linuslarge\.ipynbwaiting for memoryNeeds 8\.\d GiB, 8\.\d GiB free · "
+            r"Your idle notebook explore\.ipynb makes room in about 26 s"
+        )
     )
     device = section(page, "Device")
     expect(device).to_contain_text("1 computing · 3 waiting")
@@ -213,14 +224,68 @@ def test_it_says_who_runs_and_who_waits_for_what(open_page: OpenPage) -> None:
     expect(device.get_by_text("Lane 1")).to_be_hidden()
     device.get_by_text("Details").click()
     expect(device.get_by_text("Lane 1")).to_be_visible()
-    expect(
-        page.get_by_text(
-            re.compile(
-                r"1 cell waits for 8\.\d GiB of memory; the next frees in about 26 s, and 2 cells "
-                r"wait for their turn\."
-            )
-        )
-    ).to_be_visible()
+
+
+def test_only_a_long_wait_is_a_banner(open_page: OpenPage, server: PageServer) -> None:
+    """As long as it lasts, and no sooner: what waits is in the table."""
+    said = json.loads(of_users(3))
+    page = open_page(clock=True)
+    expect(row(page, "large.ipynb")).to_be_visible()
+    for minutes, shown in ((4, 0), (2, 1)):
+        page.clock.fast_forward(60_000 * minutes)
+        said["device"]["temperature_celsius"] += 1
+        server.say(json.dumps(said))
+        expect(section(page, "Device")).to_contain_text(f"{said['device']['temperature_celsius']:.0f} °C")
+        expect(page.get_by_text("Your notebook fine-tuning.ipynb has waited for 6 min. 2 more")).to_have_count(shown)
+    server.say(document(session(0, "ada", "idle")))
+    expect(page.get_by_text("has waited for")).to_have_count(0)
+
+
+def test_thirty_people_are_sorted_and_in_rows_of_36_pixels(open_page: OpenPage, server: PageServer) -> None:
+    """One's own first; by a column, and back."""
+    server.say(of_users(30))
+    page = open_page()
+    rows = section(page, "Notebooks").locator("tbody").get_by_role("row")
+    expect(rows).to_have_count(32)
+    heights = rows.evaluate_all("rows => rows.map(row => row.getBoundingClientRect().height)")
+    assert sum(height > 37 for height in heights) == 1  # the one that says what it waits for
+    expect(rows.first).to_contain_text("fine-tuning.ipynb")
+    memory = section(page, "Notebooks").get_by_role("button", name="Memory")
+    memory.click()
+    expect(section(page, "Notebooks").get_by_role("columnheader", name="Memory")).to_have_attribute(
+        "aria-sort", "ascending"
+    )
+    expect(rows.first).to_contain_text("train.ipynb")
+    memory.click()
+    expect(rows.first).to_contain_text("fine-tuning.ipynb")
+
+
+@pytest.mark.parametrize(("users", "most"), [(12, 100), (30, 700)])
+def test_everybody_is_near_the_top(open_page: OpenPage, server: PageServer, users: int, most: int) -> None:
+    """The last notebook takes at most so many pixels of scrolling."""
+    server.say(of_users(users))
+    page = open_page()
+    rows = section(page, "Notebooks").locator("tbody").get_by_role("row")
+    expect(rows).to_have_count(users + 2)
+    assert rows.last.evaluate("row => row.getBoundingClientRect().bottom - window.innerHeight") <= most
+
+
+def test_actions_are_in_a_menu_where_there_is_no_pointer(open_page: OpenPage, server: PageServer) -> None:
+    """On a phone: opened, used and closed by touch."""
+    page = open_page(width=390, has_touch=True, is_mobile=True)
+    offload = page.get_by_role("button", name="Offload explore.ipynb")
+    menu = row(page, "explore.ipynb").get_by_role("button", name="Actions for explore.ipynb")
+    expect(offload).to_be_hidden()
+    menu.tap()
+    expect(menu).to_have_attribute("aria-expanded", "true")
+    assert Axe().run(page).violations_count == 0
+    page.keyboard.press("Escape")
+    expect(offload).to_be_hidden()
+    menu.tap()
+    with page.expect_response(lambda response: "/offload" in response.url):
+        offload.tap()
+    expect(offload).to_be_hidden()
+    assert [request[:2] for request in server.requests] == [("POST", "/sharedkernel/api/sessions/kernel-0/offload")]
 
 
 def test_figures_are_live(open_page: OpenPage, server: PageServer) -> None:
@@ -265,7 +330,7 @@ def test_each_of_four_devices_has_a_strip(open_page: OpenPage, server: PageServe
 def test_sessions_are_offloaded_interrupted_and_shut_down(open_page: OpenPage, server: PageServer) -> None:
     """By a click, with the header that protects from forged requests; shutting down asks first."""
     page = open_page()
-    mine = section(page, "My sessions")
+    mine = section(page, "Notebooks")
     mine.get_by_role("button", name="Offload explore.ipynb").click()
     mine.get_by_role("button", name="Interrupt fine-tuning.ipynb").click()
     with page.expect_response(lambda response: response.request.method == "DELETE"):
@@ -287,7 +352,7 @@ def test_what_was_shut_down_is_brought_back_or_ended(open_page: OpenPage, server
     server.say(document(old))
     server.quotas = {"users": {"ada": {"linger": {"value": 600.0}}}}
     page = open_page()
-    mine = section(page, "My sessions")
+    mine = section(page, "Notebooks")
     expect(mine).to_contain_text("stays for 10 min, %shared attach in its notebook brings it back")
     server.say(document(old, new))
     mine.get_by_role("button", name="Bring back variables (10 min)").click()
@@ -310,11 +375,11 @@ def test_room_is_asked_for_and_made(open_page: OpenPage, server: PageServer) -> 
     waits, idle, other = sessions
     server.say(document(*sessions))
     page = open_page()
-    section(page, "My sessions").get_by_role("button", name="Ask for room").click()
+    section(page, "Notebooks").get_by_role("button", name="Ask for room").click()
     asks = {"session": other["id"], "owner": "linus", "asking_session": waits["id"], "asked_by": "ada", "bytes": 1}
     asked = {"session": idle["id"], "owner": "ada", "asking_session": other["id"], "asked_by": "linus", "bytes": 1}
     server.say(json.dumps({**json.loads(document(*sessions)), "room_requests": [asks, asked]}))
-    expect(section(page, "My sessions")).to_contain_text("Asked linus to make room")
+    expect(section(page, "Notebooks")).to_contain_text("Asked linus to make room")
     expect(
         page.get_by_text("linus waits for memory. Your idle notebook notebook1.ipynb holds 3.8 GiB.")
     ).to_be_visible()
@@ -332,14 +397,14 @@ def test_a_refusal_is_shown(open_page: OpenPage, server: PageServer) -> None:
     """In the gateway's own words, until it is dismissed."""
     server.refusal = "The session is not idle; interrupt it first."
     page = open_page()
-    section(page, "My sessions").get_by_role("button", name="Offload explore.ipynb").click()
+    section(page, "Notebooks").get_by_role("button", name="Offload explore.ipynb").click()
     expect(page.get_by_role("alert").first).to_contain_text(f"explore.ipynb could not be offloaded: {server.refusal}")
     page.get_by_role("button", name="Dismiss").click()
     expect(page.get_by_role("alert").first).to_be_empty()
 
 
 def test_thirty_people_are_searched_and_turned_over(open_page: OpenPage, server: PageServer) -> None:
-    """Others are collapsed beyond five, people are twenty a page."""
+    """Notebooks are in one table, people are twenty a page."""
     server.say(of_users(30))
     page = open_page()
     section(page, "Device").get_by_text("Details").click()
@@ -347,13 +412,13 @@ def test_thirty_people_are_searched_and_turned_over(open_page: OpenPage, server:
     expect(legend).to_have_count(12)
     section(page, "Device").get_by_role("button", name="Show all 30 people").click()
     expect(legend).to_have_count(30)
-    others = section(page, "Everyone else")
-    expect(others.get_by_role("listitem")).to_have_count(5)
+    others, rows = section(page, "Notebooks"), section(page, "Notebooks").locator("tbody").get_by_role("row")
     others.get_by_role("searchbox").fill("student07")
-    expect(others.get_by_role("listitem")).to_have_count(1)
+    expect(rows).to_have_count(1)
+    others.get_by_role("searchbox").fill("nobody")
+    expect(others).to_contain_text("None is called so.")
     others.get_by_role("searchbox").fill("")
-    others.get_by_role("button", name="Show all").click()
-    expect(others.get_by_role("listitem")).to_have_count(30)
+    expect(rows).to_have_count(32)
     people = section(page, "People")
     expect(people.get_by_role("row")).to_have_count(21)
     people.get_by_role("button", name="Next page").click()
@@ -401,8 +466,9 @@ def test_who_is_no_admin_sees_less(open_page: OpenPage, server: PageServer) -> N
     assert server.me is not None
     server.me = {**server.me, "admin": False}
     page = open_page()
-    expect(section(page, "Everyone else").get_by_role("listitem")).to_have_count(3)
-    expect(section(page, "Everyone else").get_by_role("button")).to_have_count(0)
+    expect(row(page, "explore.ipynb").get_by_role("button", name="Shut down")).to_have_count(1)
+    expect(row(page, "train.ipynb").get_by_role("button")).to_have_count(0)
+    expect(section(page, "Notebooks").get_by_role("checkbox")).to_have_count(1)  # of notifications
     for title in ("People", "Audit log"):
         expect(section(page, title)).to_have_count(0)
     expect(section(page, "Device").get_by_role("combobox")).to_have_count(0)
@@ -413,8 +479,9 @@ def test_alone_there_are_no_others(open_page: OpenPage, server: PageServer) -> N
     server.me = {"user": "ada", "admin": True, "auth": "single", "version": "1", "install_command": _COMMAND}
     server.say(document(session(0, "ada", "idle")))
     page = open_page()
-    expect(section(page, "My sessions").get_by_role("listitem")).to_have_count(1)
-    for title in ("Everyone else", "People", "Audit log"):
+    expect(section(page, "Notebooks").locator("tbody").get_by_role("row")).to_have_count(1)
+    expect(section(page, "Notebooks").get_by_label("Select")).to_have_count(0)
+    for title in ("People", "Audit log"):
         expect(section(page, title)).to_have_count(0)
     expect(page.get_by_role("button", name="Sign out")).to_be_visible()
 
@@ -447,12 +514,16 @@ def test_signing_out_and_in(open_page: OpenPage, server: PageServer) -> None:
 def test_it_is_used_with_the_keyboard(open_page: OpenPage) -> None:
     """Buttons that can do nothing now are not on the way; Escape answers no."""
     page = open_page()
-    expect(section(page, "My sessions")).to_be_visible()
+    expect(section(page, "Notebooks")).to_be_visible()
+    section(page, "Notebooks").get_by_role("button", name="Memory").focus()
     names = []
-    for _ in range(4):
+    for _ in range(6):
         page.keyboard.press("Tab")
         names.append(page.evaluate("document.activeElement.getAttribute('aria-label') ?? ''"))
-    assert names == ["", "", "Offload explore.ipynb", "Shut down explore.ipynb"]
+    assert names == [
+        *("Select fine-tuning.ipynb of ada", "Interrupt fine-tuning.ipynb", "Shut down fine-tuning.ipynb"),
+        *("Select explore.ipynb of ada", "Offload explore.ipynb", "Shut down explore.ipynb"),
+    ]
     page.keyboard.press("Enter")
     expect(page.get_by_role("dialog")).to_contain_text("Shut down explore.ipynb?")
     page.keyboard.press("Escape")
@@ -464,7 +535,7 @@ def test_markup_in_names_is_text(open_page: OpenPage, server: PageServer) -> Non
     bad = session(1, _MARKUP, _MARKUP, notebook=f"{_MARKUP}.ipynb", offload_note=_MARKUP, queue_position=1)
     server.say(document(bad, session(2, "ada", "running", notebook=f"{_MARKUP}\u202e.ipynb")))
     page = open_page()
-    expect(section(page, "Everyone else")).to_contain_text(_MARKUP)
-    expect(section(page, "My sessions")).to_contain_text("\\u{202e}")
+    expect(section(page, "Notebooks")).to_contain_text(_MARKUP)
+    expect(section(page, "Notebooks")).to_contain_text("\\u{202e}")
     assert page.evaluate("document.body.dataset.broken") is None
     assert page.locator("img").count() == 0

@@ -85,9 +85,9 @@ def test_selected_notebooks_are_stopped_and_failures_told_in_one_sentence(
     server.say(document(*sessions, lingering, session(5, "ada", "running")))
     server.quotas = {"users": {name: limits_of("8GiB") for name in ("ada", "grace", "linus", "mary", "tim")}}
     page = open_page()
-    others, people = section(page, "Everyone else"), section(page, "People")
+    others, people = section(page, "Notebooks"), section(page, "People")
     expect(people.get_by_label("Select the notebooks of tim")).to_be_disabled()
-    expect(others.get_by_role("checkbox")).to_have_count(4)
+    expect(others.get_by_label("Select notebook")).to_have_count(5)
     for name in ("notebook0.ipynb of grace", "notebook1.ipynb of grace", "notebook2.ipynb of linus"):
         others.get_by_label(f"Select {name}").check()
     people.get_by_label("Select the notebooks of mary").check()

@@ -8,15 +8,13 @@ import { DeviceStrip } from '../devicestrip';
 import { momentOf } from '../format';
 import { HostsSection } from '../hosts';
 import type { DeviceModel } from '../model';
+import { NotebookTable } from '../notebooktable';
 import { notice } from '../notice';
 import { NotifySwitch } from '../notifyswitch';
 import { RoomRequests } from '../room';
-import { OthersSection, SessionsSection } from '../sessions';
-import { AsOf, DrainNotice } from '../standing';
+import { AsOf, DrainNotice, WaitNotice } from '../standing';
 import { TimelineSection } from '../timelinesection';
-import { TurnsSection } from '../turns';
 import type { ISession } from '../view';
-import { pendingDemand } from '../words';
 import { PageActions } from './actions';
 import { IMe, PageApi } from './api';
 import { AuditSection } from './auditsection';
@@ -30,6 +28,9 @@ import { keepChoice } from './notifychoice';
 import { IQuestion, Question } from './question';
 import { selectedOf, withSessions } from './selection';
 import { SelectionBar } from './selectionbar';
+
+/** More notebooks are shown on request only: these are what two screens hold. */
+const MOST = 50;
 
 interface IProps {
   api: PageApi;
@@ -76,7 +77,6 @@ export function Page(props: IProps): React.ReactElement {
   const own = me.user;
   const names = { units: model.units, trans, own };
   const colours = userColours(status);
-  const demand = me.admin && status !== null ? pendingDemand(status, model.units, trans) : null;
   const others = status?.sessions.filter(session => session.user !== own) ?? [];
   const chart = (device: string) => {
     const history = histories.find(one => one.device === device);
@@ -91,9 +91,9 @@ export function Page(props: IProps): React.ReactElement {
         <div className="sk-Page-notices" role="status">
           {trouble !== null && <p className="sk-Notice">{trouble}</p>}
           <DrainNotice model={model} trans={trans} />
+          <WaitNotice model={model} {...names} />
           {status !== null && <RoomRequests status={status} actions={actions} {...names} />}
           {status !== null && me.admin && !alone && <ClassNotice api={api} status={status} />}
-          {demand !== null && <p className="sk-Notice sk-mod-demand">{demand}</p>}
         </div>
         <div className="sk-Page-notices" role="alert">
           {failure !== null && (
@@ -109,45 +109,29 @@ export function Page(props: IProps): React.ReactElement {
         {status !== null && (
           <>
             <DeviceStrip status={status} api={me.admin && model.isLive ? api : null} chart={chart} {...names} />
-            <div className="sk-Column">
-              <HostsSection status={status} {...names} />
-              <SessionsSection
-                title={trans.__('My sessions')}
-                empty={trans.__('You have none. “How to connect” says how to start one.')}
-                sessions={status.sessions.filter(session => session.user === own)}
-                actions={actions}
-                currentId={null}
-                colours={colours}
-                requests={status.room_requests}
-                {...names}
-              >
-                <NotifySwitch
-                  isOn={model.notifies}
-                  onChange={notifies => {
-                    model.notifies = notifies;
-                    keepChoice(notifies);
-                  }}
-                  trans={trans}
-                />
-              </SessionsSection>
-            </div>
-            <div className="sk-Column">
-              <TurnsSection status={status} colours={colours} {...names} />
-              {!alone && (
-                <OthersSection
-                  title={trans.__('Everyone else')}
-                  empty={trans.__('Nobody else has a session.')}
-                  sessions={others}
-                  actions={me.admin ? actions : null}
-                  currentId={null}
-                  showUser
-                  colours={colours}
-                  selected={me.admin ? selected : null}
-                  onSelect={onSelect}
-                  {...names}
-                />
-              )}
-            </div>
+            <HostsSection status={status} {...names} />
+            <NotebookTable
+              title={trans.__('Notebooks')}
+              empty={trans.__('Nobody has one. “How to connect” says how to start one.')}
+              status={status}
+              sessions={status.sessions}
+              actions={actions}
+              isAdmin={me.admin}
+              currentId={null}
+              colours={colours}
+              {...(me.admin && !alone ? { selected, onSelect } : {})}
+              most={MOST}
+              {...names}
+            >
+              <NotifySwitch
+                isOn={model.notifies}
+                onChange={notifies => {
+                  model.notifies = notifies;
+                  keepChoice(notifies);
+                }}
+                trans={trans}
+              />
+            </NotebookTable>
             <TimelineSection api={api} colours={colours} isAway={!model.isLive} {...names} />
           </>
         )}
