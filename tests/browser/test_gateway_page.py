@@ -181,6 +181,12 @@ def section(page: Page, title: str) -> Any:
     return page.get_by_role("region", name=title)
 
 
+def show(page: Page, tab: str, title: str | None = None) -> Any:
+    """Open a part of the page; return its section, whose title is that of the tab unless it is given."""
+    page.get_by_role("navigation").get_by_role("link", name=tab, exact=True).click()
+    return section(page, title or tab)
+
+
 def row(page: Page, notebook: str) -> Any:
     """Return a notebook's row of the table."""
     return section(page, "Notebooks").get_by_role("row").filter(has_text=notebook)
@@ -197,10 +203,43 @@ def test_nothing_keeps_anybody_out(open_page: OpenPage, server: PageServer, user
     for width in _WIDTHS:
         page.set_viewport_size({"width": width, "height": 900})
         expect(row(page, "train.ipynb")).to_contain_text("grace")
-        expect(section(page, "Last hour").get_by_role("img")).to_be_visible()
+        expect(section(page, "Device").get_by_role("img", name="last hour")).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         results = Axe().run(page)
         assert results.violations_count == 0, results.generate_report()
+    for name, title in (("Timeline", "Last hour"), ("People", None), ("Connect", "How to connect")):
+        expect(show(page, name, title)).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        results = Axe().run(page)
+        assert results.violations_count == 0, results.generate_report()
+
+
+@pytest.mark.parametrize(("users", "opens"), [(0, "How to connect"), (1, "Notebooks")])
+def test_parts_have_addresses(open_page: OpenPage, server: PageServer, users: int, opens: str) -> None:
+    """Where nothing has ever run, how to connect opens, and stays; a reload and the browser's back know the part."""
+    server.say(document(*(session(0, "ada", "idle") for _ in range(users))))
+    page = open_page()
+    expect(section(page, opens)).to_be_visible()
+    server.say(of_users(3))
+    expect(show(page, "Timeline")).to_be_visible()
+    page.reload()
+    expect(section(page, "Timeline")).to_be_visible()
+    expect(page.get_by_role("link", name="Timeline")).to_have_attribute("aria-current", "page")
+    expect(section(page, "Notebooks")).to_have_count(0)
+    show(page, "Now")
+    page.go_back()
+    expect(section(page, "Timeline")).to_be_visible()
+
+
+def test_who_reads_how_to_connect_reads_on(open_page: OpenPage, server: PageServer) -> None:
+    """Also when the first notebook comes."""
+    server.say(document())
+    page = open_page()
+    expect(section(page, "How to connect")).to_be_visible()
+    with page.expect_response("**/api/class"):  # asked for when people come
+        server.say(of_users(3))
+    expect(section(page, "How to connect")).to_be_visible()
+    expect(show(page, "Now", "Notebooks")).to_be_visible()
 
 
 def test_it_says_who_runs_and_who_waits_for_what(open_page: OpenPage) -> None:
@@ -419,7 +458,7 @@ def test_thirty_people_are_searched_and_turned_over(open_page: OpenPage, server:
     expect(others).to_contain_text("None is called so.")
     others.get_by_role("searchbox").fill("")
     expect(rows).to_have_count(32)
-    people = section(page, "People")
+    people = show(page, "People")
     expect(people.get_by_role("row")).to_have_count(21)
     people.get_by_role("button", name="Next page").click()
     expect(people.get_by_role("row")).to_have_count(11)
@@ -430,7 +469,7 @@ def test_thirty_people_are_searched_and_turned_over(open_page: OpenPage, server:
 def test_a_quota_s_editor_sends_only_what_was_changed(open_page: OpenPage, server: PageServer) -> None:
     """Another admin's change of the rest stays."""
     page = open_page()
-    quota = section(page, "People").get_by_label("Quota of grace")
+    quota = show(page, "People").get_by_label("Quota of grace")
     expect(quota).to_have_value("8GiB")
     quota.fill("512 MiB")
     with page.expect_response(lambda response: response.request.method == "PUT"):
@@ -469,8 +508,7 @@ def test_who_is_no_admin_sees_less(open_page: OpenPage, server: PageServer) -> N
     expect(row(page, "explore.ipynb").get_by_role("button", name="Shut down")).to_have_count(1)
     expect(row(page, "train.ipynb").get_by_role("button")).to_have_count(0)
     expect(section(page, "Notebooks").get_by_role("checkbox")).to_have_count(1)  # of notifications
-    for title in ("People", "Audit log"):
-        expect(section(page, title)).to_have_count(0)
+    expect(page.get_by_role("navigation").get_by_role("link")).to_have_text(["Now", "Timeline", "Connect"])
     expect(section(page, "Device").get_by_role("combobox")).to_have_count(0)
 
 
@@ -481,15 +519,14 @@ def test_alone_there_are_no_others(open_page: OpenPage, server: PageServer) -> N
     page = open_page()
     expect(section(page, "Notebooks").locator("tbody").get_by_role("row")).to_have_count(1)
     expect(section(page, "Notebooks").get_by_label("Select")).to_have_count(0)
-    for title in ("People", "Audit log"):
-        expect(section(page, title)).to_have_count(0)
+    expect(page.get_by_role("navigation").get_by_role("link")).to_have_text(["Now", "Timeline", "Connect"])
     expect(page.get_by_role("button", name="Sign out")).to_be_visible()
 
 
 def test_it_says_how_to_connect(open_page: OpenPage) -> None:
     """The command is copied with a click, and a token is shown on request."""
     page = open_page(permissions=["clipboard-read", "clipboard-write"])
-    connect = section(page, "How to connect")
+    connect = show(page, "Connect", "How to connect")
     connect.get_by_role("button", name="Copy the command").click()
     expect(connect.get_by_role("status").first).to_have_text("Copied")
     assert page.evaluate("navigator.clipboard.readText()") == _COMMAND

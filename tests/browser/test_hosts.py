@@ -25,6 +25,7 @@ def page(browser: Browser, cluster: Cluster) -> Iterator[Page]:
     """Yield the page of an admin at the first front."""
     with gateway_page(browser, cluster.gateway_url) as page:
         sign_in(page, cluster.token("ada"))
+        page.get_by_role("link", name="Now").click()
         yield page
 
 

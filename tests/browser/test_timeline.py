@@ -8,7 +8,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.lab import keep_picture
 from tests.browser.page_server import PageServer
-from tests.browser.test_gateway_page import OpenPage, open_page, section, server
+from tests.browser.test_gateway_page import OpenPage, open_page, section, server, show
 
 __all__ = ["open_page", "server"]
 
@@ -33,6 +33,7 @@ def asked(page: Page, server: PageServer, press: str | None = None) -> tuple[flo
 def test_it_says_who_ran_and_why_one_waited(open_page: OpenPage, server: PageServer, scheme: str) -> None:
     """Under the pointer, and to who cannot see it."""
     page = open_page(color_scheme=scheme)
+    show(page, "Timeline")
     expect(rows_of(page)).to_have_count(5)
     strip = strip_of(page, "you (explore.ipynb)")
     strip.scroll_into_view_if_needed()
@@ -54,10 +55,10 @@ def test_it_says_who_ran_and_why_one_waited(open_page: OpenPage, server: PageSer
 def test_one_zooms_with_the_mouse_and_the_keyboard(open_page: OpenPage, server: PageServer) -> None:
     """What ends now goes on to do so; what does not is asked for once."""
     page = open_page()
+    show(page, "Timeline")
     expect(rows_of(page)).to_have_count(5)
     assert server.windows[0] == (120.0, None)
     begin = server.timeline["devices"][0]["begin"]
-    strip_of(page, "you (explore.ipynb)").scroll_into_view_if_needed()
     box = strip_of(page, "you (explore.ipynb)").bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] / 4, box["y"] + 5)
@@ -83,7 +84,7 @@ def test_one_zooms_with_the_mouse_and_the_keyboard(open_page: OpenPage, server: 
 def test_it_is_a_table_as_well(open_page: OpenPage, server: PageServer, width: int) -> None:
     """With the longest wait and its reason, for who reads rather than looks."""
     page = open_page(width=width)
-    section(page, "Timeline").get_by_role("button", name="As a table").click()
+    show(page, "Timeline").get_by_role("button", name="As a table").click()
     table = section(page, "Timeline").get_by_role("table")
     expect(table.get_by_role("row")).to_have_count(6)
     large = table.get_by_role("row", name="linus (large.ipynb)")
@@ -97,4 +98,4 @@ def test_it_is_a_table_as_well(open_page: OpenPage, server: PageServer, width: i
 def test_a_refusal_and_a_quiet_device_are_told(open_page: OpenPage, server: PageServer) -> None:
     """In words."""
     server.timeline["devices"][0]["rows"] = []
-    expect(section(open_page(), "Timeline")).to_contain_text("Nobody used the device from")
+    expect(show(open_page(), "Timeline")).to_contain_text("Nobody used the device from")

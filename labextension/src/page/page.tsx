@@ -1,4 +1,4 @@
-/** The gateway's page: the devices, who runs and waits, the user's sessions, and for admins all people. */
+/** The gateway's page: devices and notebooks now, what happened before, how to connect, and for admins all people. */
 
 import * as React from 'react';
 
@@ -28,6 +28,7 @@ import { keepChoice } from './notifychoice';
 import { IQuestion, Question } from './question';
 import { selectedOf, withSessions } from './selection';
 import { SelectionBar } from './selectionbar';
+import { isUntouched, Tab, TABS, useTab } from './tabs';
 
 /** More notebooks are shown on request only: these are what two screens hold. */
 const MOST = 50;
@@ -84,16 +85,21 @@ export function Page(props: IProps): React.ReactElement {
   };
   const chosen = me.admin ? selectedOf(status?.sessions ?? [], selected) : [];
   const alone = me.auth === 'single' && others.length === 0;
+  const looksAfterPeople = me.admin && !alone;
+  const tabs = looksAfterPeople ? TABS : TABS.filter(each => each !== 'people' && each !== 'audit');
+  const named = useTab(tabs);
+  const first = useFirstTab(model);
+  const tab = named ?? first;
   return (
     <>
-      <Header me={me} onSignOut={signOut} />
+      <Header me={me} tabs={tabs} tab={tab} onSignOut={signOut} />
       <main className={model.isLive ? 'sk-Page' : 'sk-Page sk-mod-stale'}>
         <div className="sk-Page-notices" role="status">
           {trouble !== null && <p className="sk-Notice">{trouble}</p>}
           <DrainNotice model={model} trans={trans} />
           <WaitNotice model={model} {...names} />
           {status !== null && <RoomRequests status={status} actions={actions} {...names} />}
-          {status !== null && me.admin && !alone && <ClassNotice api={api} status={status} />}
+          {status !== null && looksAfterPeople && <ClassNotice api={api} status={status} />}
         </div>
         <div className="sk-Page-notices" role="alert">
           {failure !== null && (
@@ -106,20 +112,20 @@ export function Page(props: IProps): React.ReactElement {
           )}
         </div>
         <AsOf model={model} trans={trans} />
-        {status !== null && (
+        {status !== null && tab === 'now' && (
           <>
             <DeviceStrip status={status} api={me.admin && model.isLive ? api : null} chart={chart} {...names} />
             <HostsSection status={status} {...names} />
             <NotebookTable
               title={trans.__('Notebooks')}
-              empty={trans.__('Nobody has one. “How to connect” says how to start one.')}
+              empty={trans.__('Nobody has one. “Connect” says how to start one.')}
               status={status}
               sessions={status.sessions}
               actions={actions}
               isAdmin={me.admin}
               currentId={null}
               colours={colours}
-              {...(me.admin && !alone ? { selected, onSelect } : {})}
+              {...(looksAfterPeople ? { selected, onSelect } : {})}
               most={MOST}
               {...names}
             >
@@ -132,12 +138,9 @@ export function Page(props: IProps): React.ReactElement {
                 trans={trans}
               />
             </NotebookTable>
-            <TimelineSection api={api} colours={colours} isAway={!model.isLive} {...names} />
           </>
         )}
-        <HistorySection histories={histories} units={model.units} colours={colours} />
-        <ConnectSection me={me} api={api} attempt={attempt} />
-        {status !== null && me.admin && !alone && (
+        {status !== null && tab === 'people' && (
           <PeopleSection
             api={api}
             status={status}
@@ -147,8 +150,15 @@ export function Page(props: IProps): React.ReactElement {
             onSelect={onSelect}
           />
         )}
-        {me.admin && !alone && <AuditSection api={api} attempt={attempt} />}
-        {chosen.length > 0 && (
+        {tab === 'timeline' && (
+          <>
+            <TimelineSection api={api} colours={colours} isAway={!model.isLive} {...names} />
+            <HistorySection histories={histories} units={model.units} colours={colours} />
+          </>
+        )}
+        {tab === 'audit' && <AuditSection api={api} attempt={attempt} />}
+        {tab === 'connect' && <ConnectSection me={me} api={api} attempt={attempt} />}
+        {chosen.length > 0 && (tab === 'now' || tab === 'people') && (
           <SelectionBar sessions={chosen} actions={actions} onClear={() => setSelected(new Set())} />
         )}
       </main>
@@ -156,6 +166,18 @@ export function Page(props: IProps): React.ReactElement {
       {question !== null && <Question question={question} />}
     </>
   );
+}
+
+/** Return what opens where the address names no part: how to connect while nothing has ever run; null: not known yet. */
+function useFirstTab(model: DeviceModel): Tab | null {
+  const first = React.useRef<Tab | null>(null);
+  const { gateway, status } = model.view;
+  if (status !== null) {
+    // Who reads how to connect goes on reading when the first notebook comes.
+    first.current ??= isUntouched(status) ? 'connect' : 'now';
+    return first.current;
+  }
+  return gateway.state === 'connecting' && model.problem === null ? null : 'connect';
 }
 
 /** Draw again when the model has changed, as long as somebody can see it. */
