@@ -282,15 +282,17 @@ function Memory(props: IRowProps): React.ReactElement {
   const bytes = valueOf(sessionFigures.memory, session) ?? 0;
   const away = session.offloaded_bytes;
   const kinds = sentences(sessionFigures, 'details', session, units, trans);
-  const offloaded = trans.__('%1 offloaded', formatBytes(away, units));
-  const details = away > 0 ? [...kinds, trans.__('%1; its next cell brings it back', offloaded)] : kinds;
+  const isAway = away > 0 && session.state === 'offloaded';
+  const offloaded = trans.__('%1 offloaded; its next cell brings it back', formatBytes(away, units));
+  const details = away > 0 ? [...kinds, offloaded] : kinds;
   return (
     <span className="sk-Memory" title={details.join('\n')}>
       <span className="sk-Memory-bar" aria-hidden="true">
         <span style={{ ...colourStyle(colour), width: `${percent(bytes, capacityBytes)}%` }} />
       </span>
       <span className="sk-Memory-amount">
-        {away > 0 && session.state === 'offloaded' ? offloaded : formatBytes(bytes, units)}
+        {formatBytes(isAway ? away : bytes, units)}
+        {isAway && <span className="sk-Memory-away">{trans.__(' offloaded')}</span>}
       </span>
     </span>
   );
