@@ -50,13 +50,13 @@ while True:
 _OPENING = 5.0
 _PANEL, _PAGE = "#sharedkernel-panel", "#page"
 _TAB = '.lm-TabBar-tab[data-id="sharedkernel-panel"]'
-#: notes when each card begins to show that its session is busy, by the place of the card
+#: notes when each row begins to show that its session is busy, by the place of the row
 _WATCH = """
 place => {
   window.seen = {};
   const shown = document.querySelector(place);
-  const note = () => shown.querySelectorAll('.sk-Card').forEach((card, place) => {
-    const busy = card.querySelector('.sk-Dot.sk-mod-busy') !== null;
+  const note = () => shown.querySelectorAll('.sk-Row').forEach((row, place) => {
+    const busy = row.querySelector('.sk-Dot.sk-mod-busy') !== null;
     const times = (window.seen[place] ??= []);
     if (busy !== (times.length % 2 === 1)) times.push(Date.now() / 1000);
   });
@@ -172,7 +172,7 @@ def _used(processes: Sequence[psutil.Process]) -> float:
 
 
 async def _delays(page: Any, place: str, notebook: Notebook, repeats: int) -> list[float]:
-    """Return how long after its begin the cards at *place* showed each of *repeats* short cells."""
+    """Return how long after its begin the rows at *place* showed each of *repeats* short cells."""
     await page.evaluate(_WATCH, place)
     begun = []
     for _ in range(repeats):
@@ -203,20 +203,20 @@ async def _open_browser(chromium: str) -> AsyncIterator[Any]:
 
 @asynccontextmanager
 async def _open_page(stack: LocalStack, browser: Any) -> AsyncIterator[tuple[Any, str]]:
-    """Open the gateway's page as the stack's first user; gives it, and where its cards are."""
+    """Open the gateway's page as the stack's first user; gives it, and where its rows are."""
     page = await browser.new_page()
     page.set_default_timeout(_PATIENCE)
     await page.goto(stack.gateway_url)
     await page.get_by_label("Your token").fill(stack.token(stack.users[0]))
     await page.get_by_role("button", name="Sign in").click()
-    await page.locator(f"{_PAGE} .sk-Card").first.wait_for()
+    await page.locator(f"{_PAGE} .sk-Row").first.wait_for()
     yield page, _PAGE
     await page.close()
 
 
 @asynccontextmanager
 async def _open_panel(stack: LocalStack, browser: Any) -> AsyncIterator[tuple[Any, str]]:
-    """Open JupyterLab and its panel as the stack's first user; gives the page, and where its cards are."""
+    """Open JupyterLab and its panel as the stack's first user; gives the page, and where its rows are."""
     async with _lab(stack) as url:
         page = await browser.new_page()
         page.set_default_timeout(_PATIENCE)
@@ -227,7 +227,7 @@ async def _open_panel(stack: LocalStack, browser: Any) -> AsyncIterator[tuple[An
                 "JupyterLab shows no panel; is its extension built (`python labextension/build_backend.py`)?"
             )
         await page.locator(_TAB).click()
-        await page.locator(f"{_PANEL} .sk-Card").first.wait_for()
+        await page.locator(f"{_PANEL} .sk-Row").first.wait_for()
         yield page, _PANEL
         await page.close()
 

@@ -7,9 +7,9 @@
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import type { ISession, IStatus } from './view';
+import type { ISession } from './view';
 
-/** What the colour of a session's dot says; the words beside it say it too. */
+/** What a session's dot looks like; the words beside it say it too. */
 export type Tone = 'idle' | 'busy' | 'running' | 'waiting' | 'offloaded';
 
 /** Return a text with control and formatting characters written out. */
@@ -28,13 +28,13 @@ export function sessionName(session: ISession): string {
 
 /** Return a session's tone. */
 export function tone(session: ISession): Tone {
+  if (session.computing) {
+    return 'running';
+  }
   if (session.queue_position !== null || session.waiting_for !== null) {
     return 'waiting';
   }
   switch (session.state) {
-    case 'running':
-    case 'preempting':
-      return 'running';
     case 'queued':
     case 'waiting':
     case 'restoring':
@@ -71,6 +71,9 @@ export function sessionState(session: ISession, trans: TranslationBundle): strin
   if (isShutDown(session)) {
     return session.restarted ? trans.__('kept after a restart') : trans.__('shut down');
   }
+  if (session.computing && session.state !== 'preempting') {
+    return trans.__('running');
+  }
   if (session.queue_position !== null) {
     const where = trans.__('%1 in line', ordinal(session.queue_position, trans));
     const isTurn = session.waiting_for === null || session.waiting_for === 'lane';
@@ -81,19 +84,16 @@ export function sessionState(session: ISession, trans: TranslationBundle): strin
   }
   switch (session.state) {
     case 'idle':
-      return trans.__('idle');
+      return session.idle_seconds < 60 ? trans.__('idle') : trans.__('idle %1', idleTime(session.idle_seconds, trans));
     case 'ready':
       return trans.__('running without the device');
     case 'queued':
       return trans.__('in line');
     case 'waiting':
       return trans.__('waiting for memory');
-    case 'running':
-      return trans.__('running');
     case 'preempting':
-      return trans.__('about to give the device to the next');
     case 'offloading':
-      return trans.__('being offloaded');
+      return trans.__('making room');
     case 'offloaded':
       return trans.__('offloaded');
     case 'restoring':
@@ -103,6 +103,16 @@ export function sessionState(session: ISession, trans: TranslationBundle): strin
     default:
       return safeText(session.state);
   }
+}
+
+/** Return for how long nothing has run: `7 min`, `3 h`, `2 d`. */
+function idleTime(seconds: number, trans: TranslationBundle): string {
+  const minutes = Math.floor(seconds / 60);
+  if (minutes < 60) {
+    return trans.__('%1 min', minutes);
+  }
+  const hours = Math.floor(minutes / 60);
+  return hours < 48 ? trans.__('%1 h', hours) : trans.__('%1 d', Math.floor(hours / 24));
 }
 
 /** Return what a session waits for, with its host where there are several. */
@@ -153,9 +163,4 @@ export function holderName(session: ISession | undefined, ownName: string | null
   }
   const user = session.user === ownName ? trans.__('you') : safeText(session.user);
   return session.notebook === null ? user : trans.__('%1 (%2)', user, sessionName(session));
-}
-
-/** Return the sessions that are the user's own, those with something to tell first. */
-export function ownSessions(status: IStatus, ownName: string | null): ISession[] {
-  return status.sessions.filter(session => session.user === ownName);
 }

@@ -26,6 +26,12 @@ export function formatBytes(bytes: number, units: Units): string {
   return `${value.toFixed(digits)} ${names[power]}`;
 }
 
+/** Return an amount and its whole as short as they can be: `3.5` and `11.8 GiB`; the unit is said once if it is one. */
+export function fraction(part: string, whole: string): [string, string] {
+  const [number = '', unit] = part.split(' ');
+  return [unit === whole.split(' ')[1] ? number : part, whole];
+}
+
 /** Return when something was, such as `13:45:34`; with the day, if that is not today. */
 export function momentOf(moment: Date): string {
   const time = moment.toTimeString().slice(0, 8);

@@ -9,6 +9,7 @@ import { IDisposable } from '@lumino/disposable';
 import { ISignal, Signal } from '@lumino/signaling';
 
 import type { Units } from './format';
+import { SessionWatch } from './sessionwatch';
 import { EMPTY_VIEW, ISession, IView, parseView, VersionError, ViewError } from './view';
 
 /** What is wrong between this page and its Jupyter server; null: nothing. */
@@ -112,7 +113,9 @@ export class DeviceModel implements IDisposable {
   receive(text: string): void {
     const before = this._problem;
     try {
-      this._view = keepUnchanged(this._view, parseView(text));
+      const view = parseView(text);
+      const status = view.status && this._watch.see(view.status, performance.now());
+      this._view = keepUnchanged(this._view, { ...view, status });
       this._problem = null;
     } catch (error) {
       if (!(error instanceof ViewError)) {
@@ -181,6 +184,7 @@ export class DeviceModel implements IDisposable {
   private _units: Units = 'binary';
   private _view: IView = EMPTY_VIEW;
   private _wasLive = false;
+  private readonly _watch = new SessionWatch();
 }
 
 /** Return the new view with the old one's session objects where nothing about them has changed: they need no drawing. */

@@ -14,18 +14,21 @@ import { PanelLayout, Widget } from '@lumino/widgets';
 import * as React from 'react';
 
 import type { Api } from './api';
-import { DeviceSection, userColours } from './devicememory';
+import { userColours } from './colours';
+import { DeviceStrip } from './devicestrip';
 import type { DeviceModel } from './model';
 import { ModelAdapter } from './modeladapter';
-import { SessionsSection } from './sessions';
+import { NotebookTable } from './notebooktable';
 import { AsOf } from './standing';
 import { TimelineSection } from './timelinesection';
-import { TurnsSection } from './turns';
+import { turnsOf } from './words';
 
 /** As in `sharedkernel/widgets/live.py`. */
 const MIME_TYPE = 'application/vnd.sharedkernel.view+json';
 /** Before the widgets of ipywidgets, whose rank is -10. */
 const RANK = -20;
+/** More notebooks are shown on request only. */
+const MOST = 8;
 
 interface IMark {
   session: string;
@@ -144,22 +147,28 @@ class Parts extends VDomRenderer<ModelAdapter> {
     const own = user?.name ?? null;
     const names = { units: device.units, trans, own };
     const colours = userColours(status);
+    const { running, next, waiting } = turnsOf(status.sessions);
+    const table = { status, actions: null, currentId: session, colours, most: MOST, ...names };
     return (
       <div className={device.isLive ? 'sk-Panel-content' : 'sk-Panel-content sk-mod-stale'}>
         <AsOf model={device} trans={trans} />
-        {parts.includes('queue') && <TurnsSection status={status} colours={colours} {...names} />}
+        {parts.includes('queue') && (
+          <NotebookTable
+            {...table}
+            title={trans.__('Running and next')}
+            empty={trans.__('Nobody uses the device now.')}
+            sessions={[...running, ...next, ...waiting]}
+          />
+        )}
         {parts.includes('usage') && (
           <>
-            <SessionsSection
-              title={trans.__('My sessions')}
+            <NotebookTable
+              {...table}
+              title={trans.__('My notebooks')}
               empty=""
               sessions={status.sessions.filter(one => one.user === own)}
-              actions={null}
-              currentId={session}
-              colours={colours}
-              {...names}
             />
-            <DeviceSection status={status} api={null} {...names} />
+            <DeviceStrip status={status} api={null} {...names} />
           </>
         )}
         {parts.includes('lanes') && (

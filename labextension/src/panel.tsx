@@ -1,7 +1,4 @@
-/**
- * The side panel: the user's sessions, who runs and is next, the device, and for admins everybody's sessions and
- * quotas.
- */
+/** The side panel: the notebooks, the user's own first, the device, and for admins everybody's quotas. */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { VDomRenderer } from '@jupyterlab/ui-components';
@@ -9,18 +6,21 @@ import { Message } from '@lumino/messaging';
 import * as React from 'react';
 
 import { Actions } from './actions';
-import { DeviceSection, userColours } from './devicememory';
+import { userColours } from './colours';
+import { DeviceStrip } from './devicestrip';
 import { HostsSection } from './hosts';
 import { deviceIcon } from './icons';
 import { ModelAdapter } from './modeladapter';
+import { NotebookTable } from './notebooktable';
 import { notice } from './notice';
 import { NotifySwitch } from './notifyswitch';
 import { QuotasSection } from './quotas';
 import { RoomRequests } from './room';
-import { OthersSection, SessionsSection } from './sessions';
-import { AsOf, DrainNotice } from './standing';
+import { AsOf, DrainNotice, WaitNotice } from './standing';
 import { TimelineSection } from './timelinesection';
-import { TurnsSection } from './turns';
+
+/** More notebooks are shown on request only. */
+const MOST = 12;
 
 export class DevicePanel extends VDomRenderer<ModelAdapter> {
   constructor(
@@ -47,8 +47,6 @@ export class DevicePanel extends VDomRenderer<ModelAdapter> {
     const trouble = notice(device, trans);
     const own = user?.name ?? null;
     const names = { units: device.units, trans, own };
-    const mine = status?.sessions.filter(one => one.user === own) ?? [];
-    const others = status?.sessions.filter(one => one.user !== own) ?? [];
     const colours = userColours(status);
     return (
       <div className={device.isLive ? 'sk-Panel-content' : 'sk-Panel-content sk-mod-stale'}>
@@ -57,45 +55,35 @@ export class DevicePanel extends VDomRenderer<ModelAdapter> {
             <p className={trouble.passing ? 'sk-Notice' : 'sk-Notice sk-mod-problem'}>{trouble.text}</p>
           )}
           <DrainNotice model={device} trans={trans} />
+          <WaitNotice model={device} {...names} />
         </div>
         {status !== null && (
           <>
             <AsOf model={device} trans={trans} />
             <RoomRequests status={status} actions={this._actions} {...names} />
-            <SessionsSection
-              title={trans.__('My sessions')}
-              empty={trans.__('You have none. Pick the kernel “Shared GPU” in the launcher.')}
-              sessions={mine}
+            <NotebookTable
+              title={trans.__('Notebooks')}
+              empty={trans.__('There are none. Pick the kernel “Shared GPU” in the launcher.')}
+              status={status}
+              sessions={status.sessions}
               actions={this._actions}
+              isAdmin={user?.admin === true}
               currentId={device.currentSession?.id ?? null}
               colours={colours}
-              requests={status.room_requests}
+              most={MOST}
               {...names}
             >
               <NotifySwitch isOn={device.notifies} onChange={this._setNotifies} trans={trans} />
-            </SessionsSection>
-            <TurnsSection status={status} colours={colours} {...names} />
+            </NotebookTable>
             <HostsSection status={status} {...names} />
-            <DeviceSection
+            <DeviceStrip
               status={status}
               api={user?.admin === true && device.isLive ? this._actions.api : null}
               {...names}
             />
             <TimelineSection api={this._actions.api} colours={colours} isFolded isAway={!device.isLive} {...names} />
             {user?.admin === true && (
-              <>
-                <OthersSection
-                  title={trans.__('Sessions of others')}
-                  empty={trans.__('There are none.')}
-                  sessions={others}
-                  actions={this._actions}
-                  currentId={null}
-                  showUser
-                  colours={colours}
-                  {...names}
-                />
-                <QuotasSection api={this._actions.api} users={status.users.map(one => one.name)} trans={trans} />
-              </>
+              <QuotasSection api={this._actions.api} users={status.users.map(one => one.name)} trans={trans} />
             )}
           </>
         )}

@@ -1,11 +1,13 @@
-/** What holds for everything that is shown: that the gateway drains, and when the figures were those of now. */
+/** What holds for everything that is shown: a gateway that drains, long waits, and when the figures were those of now. */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
 import { momentOf } from './format';
 import type { DeviceModel } from './model';
+import type { INames } from './names';
 import { drainNotice } from './notice';
+import { longWaitWords } from './words';
 
 interface IProps {
   model: DeviceModel;
@@ -17,6 +19,13 @@ export function DrainNotice(props: IProps): React.ReactElement | null {
   const { status } = model.view;
   // What a gateway that is away did last is no news.
   const words = status === null || !model.isLive ? null : drainNotice(status, trans);
+  return words === null ? null : <p className="sk-Notice">{words}</p>;
+}
+
+export function WaitNotice(props: INames & { model: DeviceModel }): React.ReactElement | null {
+  const { model, own, units, trans } = props;
+  const { status } = model.view;
+  const words = status === null || !model.isLive ? null : longWaitWords(status, own, units, trans);
   return words === null ? null : <p className="sk-Notice">{words}</p>;
 }
 

@@ -2,9 +2,11 @@ import { describe, expect, it } from 'vitest';
 
 import { english } from './testdocuments';
 import {
+  asDrawn,
   clock,
   duration,
   IRow,
+  kindsIn,
   move,
   readTimelines,
   rowName,
@@ -140,5 +142,36 @@ describe('times', () => {
   it('are durations in words', () => {
     const said = [0.04, 3.21, 9.96, 59.6, 125].map(seconds => duration(seconds, english));
     expect(said).toEqual(['0.04 s', '3.2 s', '10 s', '1 min', '2 min 5 s']);
+  });
+});
+
+describe('what is drawn', () => {
+  const part = (begin: number, end: number, seconds: Record<string, number>) => ({
+    begin,
+    end,
+    seconds,
+    neededBytes: null
+  });
+
+  it('is columns with all their parts where turns are too short to see', () => {
+    const turns = [
+      part(10, 10.25, { running: 0.25 }),
+      part(10.25, 10.75, { queued: 0.5 }),
+      part(10.75, 11.25, { running: 0.5 })
+    ];
+    const long = part(12, 20, { running: 8 });
+    expect(asDrawn([...turns, long], 10, 1)).toEqual([
+      part(10, 11, { running: 0.5, queued: 0.5 }),
+      part(11, 12, { running: 0.25 }),
+      long
+    ]);
+    expect(asDrawn(turns, 10, 0.1)).toEqual(turns);
+  });
+
+  it('has a legend of what there is only', () => {
+    const timeline = (...segments: unknown[]) =>
+      readTimelines({ devices: [{ begin: 0, end: 9, rows: [row('ada', ...segments)] }] });
+    expect(kindsIn(timeline([0, 1, { queued: 1 }, null], [1, 2, { running: 1 }, null]))).toEqual(['running', 'turn']);
+    expect(kindsIn([])).toEqual([]);
   });
 });

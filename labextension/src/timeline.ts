@@ -78,6 +78,48 @@ export function secondsByKind(segments: readonly ISegment[]): Record<Kind, numbe
   return sums;
 }
 
+/**
+ * Return segments as they are drawn: of those shorter than `least` seconds, columns of that length with all their parts.
+ *
+ * Turns of a few milliseconds would be a barcode; a column says which part of it was run and which part waited.
+ */
+export function asDrawn(segments: readonly ISegment[], begin: number, least: number): ISegment[] {
+  const columns = new Map<number, Record<string, number>>();
+  const long: ISegment[] = [];
+  for (const segment of segments) {
+    const length = segment.end - segment.begin;
+    if (length >= least || length <= 0) {
+      long.push(segment);
+      continue;
+    }
+    const first = Math.floor((segment.begin - begin) / least);
+    for (const place of [first, first + 1]) {
+      const from = Math.max(segment.begin, begin + place * least);
+      const to = Math.min(segment.end, begin + (place + 1) * least);
+      if (to > from) {
+        const sums = columns.get(place) ?? {};
+        for (const [activity, seconds] of Object.entries(segment.seconds)) {
+          sums[activity] = (sums[activity] ?? 0) + (seconds * (to - from)) / length;
+        }
+        columns.set(place, sums);
+      }
+    }
+  }
+  const short = [...columns].map(([place, seconds]) => ({
+    begin: begin + place * least,
+    end: begin + (place + 1) * least,
+    seconds,
+    neededBytes: null
+  }));
+  return [...short, ...long]; // the long ones are drawn over the edges of columns
+}
+
+/** Return the kinds of which there is anything to see, in their order. */
+export function kindsIn(timelines: readonly ITimeline[]): Kind[] {
+  const sums = secondsByKind(timelines.flatMap(timeline => timeline.rows.flatMap(row => row.segments)));
+  return KINDS.filter(kind => sums[kind] > 0);
+}
+
 /** Return the query of a URL that asks for a window. */
 export function timelineQuery(window: IWindow, columns: number): string {
   const end = window.end === null ? '' : `&end=${window.end.toFixed(3)}`;

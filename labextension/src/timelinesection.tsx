@@ -2,7 +2,7 @@
 
 import * as React from 'react';
 
-import { colourStyle } from './devicememory';
+import { colourStyle } from './colours';
 import { safeText } from './describe';
 import type { INames } from './names';
 import {
@@ -13,6 +13,7 @@ import {
   ITimelineApi,
   IWindow,
   Kind,
+  kindsIn,
   move,
   readTimelines,
   rowName,
@@ -29,6 +30,7 @@ const PERIOD = 2000;
 /** How many parts of a window are told apart. */
 const COLUMNS = 300;
 const PRESETS = [120, 600, 3600] as const;
+const DEFAULT = 600;
 /** A selection shorter than this part of the width is a click. */
 const CLICK = 0.01;
 
@@ -69,7 +71,7 @@ export function TimelineSection(props: IProps): React.ReactElement {
 
 function Timelines(props: IProps): React.ReactElement {
   const { api, isAway, trans } = props;
-  const [window, setWindow] = React.useState<IWindow>({ seconds: PRESETS[0], end: null });
+  const [window, setWindow] = React.useState<IWindow>({ seconds: DEFAULT, end: null });
   const [asTable, setAsTable] = React.useState(false);
   const place = React.useRef<HTMLDivElement>(null);
   const { timelines, problem, ahead } = useTimelines(api, window, place);
@@ -117,7 +119,7 @@ function Timelines(props: IProps): React.ReactElement {
           now={now}
         />
       ))}
-      {!asTable && <Legend trans={trans} />}
+      {!asTable && <Legend kinds={kindsIn(timelines)} trans={trans} />}
     </div>
   );
 }
@@ -241,7 +243,7 @@ function Plot(props: IDeviceProps): React.ReactElement {
       ArrowRight: () => move(window, 0.25, now),
       '+': () => zoom(window, 0.5, now),
       '-': () => zoom(window, 2, now),
-      Home: () => ({ seconds: PRESETS[0], end: null })
+      Home: () => ({ seconds: DEFAULT, end: null })
     }[event.key];
     if (next !== undefined) {
       event.preventDefault();
@@ -402,21 +404,22 @@ function longestWait(row: IRow): IRow['segments'][number] | null {
   return longest === undefined || wait(longest) < 0.005 ? null : longest;
 }
 
-function Legend(props: Pick<INames, 'trans'>): React.ReactElement {
-  const { trans } = props;
-  const names: Array<[Kind, string]> = [
-    ['running', trans.__('ran, in its user’s colour')],
-    ['turn', trans.__('waited for its turn')],
-    ['memory', trans.__('waited for memory')],
-    ['moving', trans.__('moved its memory')],
-    ['offloaded', trans.__('offloaded')]
-  ];
+/** Only what there is to see. */
+function Legend(props: Pick<INames, 'trans'> & { kinds: readonly Kind[] }): React.ReactElement {
+  const { kinds, trans } = props;
+  const names: Record<Kind, string> = {
+    running: trans.__('ran, in its user’s colour'),
+    turn: trans.__('waited for its turn'),
+    memory: trans.__('waited for memory'),
+    moving: trans.__('moved its memory'),
+    offloaded: trans.__('offloaded')
+  };
   return (
     <p className="sk-Kinds" aria-hidden="true">
-      {names.map(([kind, name]) => (
+      {kinds.map(kind => (
         <span key={kind} className="sk-Kind">
           <span className={`sk-Key sk-mod-${kind}`} />
-          {name}
+          {names[kind]}
         </span>
       ))}
     </p>

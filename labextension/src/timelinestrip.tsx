@@ -2,7 +2,10 @@
 
 import * as React from 'react';
 
-import { IRow, ISegment, Kind, KINDS, secondsByKind } from './timeline';
+import { asDrawn, IRow, ISegment, Kind, KINDS, secondsByKind } from './timeline';
+
+/** Pixels of a slice that is still drawn by itself. */
+const NARROW = 3;
 
 interface IProps {
   row: IRow;
@@ -55,7 +58,7 @@ function drawRow(
   pen.scale(ratio, ratio);
   const paints = paintsOf(canvas, pen, colour);
   const scale = width / (end - begin);
-  for (const segment of segments) {
+  for (const segment of asDrawn(segments, begin, NARROW / scale)) {
     const left = (segment.begin - begin) * scale;
     const wide = Math.max(1, (segment.end - segment.begin) * scale);
     const sums = secondsByKind([segment]);
@@ -82,13 +85,13 @@ function paintsOf(
   colour: string
 ): Record<Kind, string | CanvasPattern> {
   const style = getComputedStyle(canvas);
-  const themed = (name: string) => style.getPropertyValue(name).trim();
+  const grey = style.getPropertyValue('--jp-ui-font-color2').trim();
   return {
     running: colour,
-    turn: hatched(pen, themed('--jp-ui-font-color2'), 5, 1.2),
-    memory: hatched(pen, themed('--jp-warn-color1'), 4, 2.2),
-    moving: themed('--jp-info-color1'),
-    offloaded: themed('--jp-info-color1')
+    turn: hatched(pen, grey, 5, 1.2),
+    memory: hatched(pen, grey, 4, 2.2),
+    moving: grey,
+    offloaded: grey
   };
 }
 

@@ -32,14 +32,20 @@ export interface IDevice extends IDeviceStatus {
 
 export type IHost = IHostEntry;
 export type ILane = ILaneStatus;
-export type ISession = ISessionStatus;
+export interface ISession extends ISessionStatus {
+  /** Whether it runs on the device, or has just done so and waits for its next turn. */
+  computing: boolean;
+  /** For how many whole minutes this page has seen it wait. */
+  waited_minutes: number;
+}
 export type IUser = IUserStatus;
 
-export interface IStatus extends Omit<IStatusDocument, 'device' | 'devices'> {
+export interface IStatus extends Omit<IStatusDocument, 'device' | 'devices' | 'sessions'> {
   /** All of them together. */
   device: IDevice;
   /** Each of several; empty where there is only one, as `hosts`. */
   devices: IDevice[];
+  sessions: ISession[];
 }
 
 export interface IView {
@@ -115,6 +121,8 @@ function shown(status: IStatusDocument): IStatus {
     users: status.users.map(user => ({ ...user, colour: COLOUR.test(user.colour ?? '') ? user.colour : null })),
     sessions: status.sessions.map(session => ({
       ...session,
+      computing: session.state === 'running' || session.state === 'preempting',
+      waited_minutes: 0,
       idle_seconds: 60 * Math.floor(session.idle_seconds / 60),
       lingering_seconds: coarse(session.lingering_seconds, seconds => 60 * Math.ceil(seconds / 60)),
       memory_wait_seconds: coarse(session.memory_wait_seconds, seconds => Math.max(1, Math.round(seconds))),

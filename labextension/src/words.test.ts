@@ -3,7 +3,7 @@ import { describe, expect, it } from 'vitest';
 import { ordinal } from './describe';
 import { english, session, status, view } from './testdocuments';
 import { parseView } from './view';
-import { deviceTitle, level, pendingDemand, roomWords, turnsOf, waitWords } from './words';
+import { deviceTitle, level, longWaitWords, needWords, roomWords, turnsOf, turnWords } from './words';
 
 const MIB = 1024 ** 2;
 
@@ -24,7 +24,7 @@ describe('turnsOf', () => {
         session({ id: 'large', state: 'waiting', queue_position: 2, waiting_for: 'memory' }),
         session({ id: 'idle' }),
         session({ id: 'ended', lingering: true })
-      )
+      ).sessions
     );
     expect(turns.running.map(one => one.id)).toEqual(['now']);
     expect(turns.next.map(one => one.id)).toEqual(['first', 'third']);
@@ -32,33 +32,26 @@ describe('turnsOf', () => {
   });
 });
 
-describe('waitWords', () => {
-  const words = (fields: Record<string, unknown>, own = 'ada') =>
-    waitWords(read(session(fields)).sessions[0]!, own, 'binary', english);
+describe('needWords', () => {
+  const words = (fields: Record<string, unknown>) => needWords(read(session(fields)).sessions[0]!, 'binary', english);
 
-  it('says what a session needs', () => {
+  it('say what a session needs, where that is known', () => {
     const needs = { state: 'waiting', waiting_for: 'memory', needed_bytes: 1100 * MIB, free_bytes: 600 * MIB };
     expect(words(needs)).toBe('Needs 1.1 GiB, 600 MiB free');
+    expect(words({ state: 'waiting', waiting_for: 'memory' })).toBe(null);
+    expect(words({ ...needs, state: 'queued', waiting_for: 'lane' })).toBe(null);
   });
+});
 
-  it('says why where the amount is not known', () => {
-    expect(words({ state: 'waiting', waiting_for: 'memory', queue_position: 2 })).toBe('Waiting for memory');
-    expect(words({ state: 'offloaded', waiting_for: 'quota' })).toBe("Waiting for its user's quota");
-  });
-
-  it('tells people their own place', () => {
-    const place = { state: 'queued', queue_position: 2, waiting_for: 'lane' };
-    expect(words(place)).toBe('You are 2nd');
-    expect(words(place, 'grace')).toBe('2nd');
-    expect(words({ state: 'queued' })).toBe('In line');
-  });
-
-  it('says which host it is for where there are several', () => {
-    const place = { state: 'queued', queue_position: 2, waiting_for: 'lane', host: 'h2' };
-    expect(words(place)).toBe('You are 2nd on h2');
-    const needs = { state: 'waiting', waiting_for: 'memory', needed_bytes: MIB, free_bytes: 0, host: 'h2' };
-    expect(words(needs)).toBe('Needs 1.0 MiB, 0 B free on h2');
-    expect(words({ state: 'waiting', waiting_for: 'memory', host: 'h2' })).toBe('Waiting for memory on h2');
+describe('turnWords', () => {
+  it('count who computes and who waits', () => {
+    const words = (...sessions: unknown[]) => turnWords(read(...sessions).sessions, english);
+    expect(words(session())).toBe('idle');
+    const queued = session({ id: 'b', state: 'queued', queue_position: 1, waiting_for: 'lane' });
+    expect(words(queued)).toBe('idle · 1 waiting');
+    expect(words(session({ state: 'running' }), queued, session({ id: 'c', state: 'waiting' }))).toBe(
+      '1 computing · 2 waiting'
+    );
   });
 });
 
@@ -93,18 +86,18 @@ describe('roomWords', () => {
   });
 });
 
-describe('pendingDemand', () => {
-  it('is one sentence', () => {
+describe('longWaitWords', () => {
+  it('name the notebook that has waited longest, once it is worth a word', () => {
     const large = { state: 'waiting', waiting_for: 'memory', needed_bytes: 2048 * MIB, free_bytes: 0 };
-    const queued = { state: 'queued', queue_position: 1, waiting_for: 'lane' };
-    const told = (...sessions: unknown[]) => pendingDemand(read(...sessions), 'binary', english);
-    expect(told(session())).toBe(null);
-    expect(told(session({ ...large, memory_wait_seconds: 40.2 }))).toBe(
-      '1 cell waits for 2.0 GiB of memory; the next frees in about 40 s.'
-    );
-    expect(told(session(large), session({ ...large, id: 'b' }))).toBe('2 cells wait for 4.0 GiB of memory.');
-    expect(told(session({ ...large, needed_bytes: null }), session({ ...queued, id: 'b' }))).toBe(
-      '1 cell waits for memory, and 1 cell waits for its turn.'
+    const told = (...minutes: number[]) => {
+      const found = read(...minutes.map((_, place) => session({ ...large, id: `${place}`, user: `user-${place}` })));
+      const sessions = found.sessions.map((one, place) => ({ ...one, waited_minutes: minutes[place]! }));
+      return longWaitWords({ ...found, sessions }, 'user-1', 'binary', english);
+    };
+    expect(told(4)).toBe(null);
+    expect(told(5)).toBe('user-0 (train.ipynb) has waited for 5 min. Needs 2.0 GiB, 0 B free.');
+    expect(told(5, 9, 6)).toBe(
+      'Your notebook train.ipynb has waited for 9 min. Needs 2.0 GiB, 0 B free. 2 more have waited for over 5 min.'
     );
   });
 });

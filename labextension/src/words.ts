@@ -2,7 +2,7 @@
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import { isShutDown, onHost, ordinal, safeText, sessionName, sessionState } from './describe';
+import { holderName, isShutDown, safeText, sessionName } from './describe';
 import { formatBytes, Units } from './format';
 import type { IDevice, IHost, ISession, IStatus } from './view';
 
@@ -14,18 +14,18 @@ export interface ITurns {
 }
 
 /** Return the sessions that run, that are queued and that wait for memory. */
-export function turnsOf(status: IStatus): ITurns {
+export function turnsOf(sessions: readonly ISession[]): ITurns {
   const turns: ITurns = { running: [], next: [], waiting: [] };
-  for (const session of status.sessions) {
+  for (const session of sessions) {
     if (isShutDown(session)) {
       continue;
     }
     if (waitsForMemory(session)) {
       turns.waiting.push(session);
+    } else if (session.computing) {
+      turns.running.push(session);
     } else if (session.queue_position !== null || session.state === 'queued') {
       turns.next.push(session);
-    } else if (session.state === 'running' || session.state === 'preempting') {
-      turns.running.push(session);
     }
   }
   const place = (session: ISession) => session.queue_position ?? Infinity;
@@ -49,21 +49,11 @@ export function lacksMemory(session: ISession): boolean {
   return session.needed_bytes !== null && (session.waiting_for === 'memory' || session.waiting_for === 'restore');
 }
 
-/** Return what a session in line waits for: its place, or the memory that it needs. */
-export function waitWords(session: ISession, own: string | null, units: Units, trans: TranslationBundle): string {
-  if (waitsForMemory(session)) {
-    if (session.needed_bytes !== null && session.free_bytes !== null) {
-      const needed = formatBytes(session.needed_bytes, units);
-      return onHost(trans.__('Needs %1, %2 free', needed, formatBytes(session.free_bytes, units)), session, trans);
-    }
-    const state = sessionState({ ...session, queue_position: null }, trans);
-    return state.charAt(0).toUpperCase() + state.slice(1);
-  }
-  if (session.queue_position === null) {
-    return onHost(trans.__('In line'), session, trans);
-  }
-  const place = ordinal(session.queue_position, trans);
-  return onHost(session.user === own ? trans.__('You are %1', place) : place, session, trans);
+/** Return the memory that a session's cell waits for: `Needs 1.1 GiB, 600 MiB free`; null where nobody knows. */
+export function needWords(session: ISession, units: Units, trans: TranslationBundle): string | null {
+  return !waitsForMemory(session) || session.needed_bytes === null || session.free_bytes === null
+    ? null
+    : trans.__('Needs %1, %2 free', formatBytes(session.needed_bytes, units), formatBytes(session.free_bytes, units));
 }
 
 /** Return whose notebook makes room for a session that waits for memory, and when; null where nobody knows. */
@@ -92,24 +82,40 @@ export function roomWords(
     : trans.__('%1’s notebook makes room %2', user, when);
 }
 
-/** Return what waits for memory, in one sentence; null when nothing does. */
-export function pendingDemand(status: IStatus, units: Units, trans: TranslationBundle): string | null {
-  const { waiting, next } = turnsOf(status);
-  const parts: string[] = [];
-  if (waiting.length > 0) {
-    const needed = waiting.reduce((sum, session) => sum + (session.needed_bytes ?? 0), 0);
-    const who = waiting.length === 1 ? trans.__('1 cell waits') : trans.__('%1 cells wait', waiting.length);
-    const what =
-      needed > 0 ? trans.__('%1 for %2 of memory', who, formatBytes(needed, units)) : trans.__('%1 for memory', who);
-    const soonest = Math.min(...waiting.map(session => session.memory_wait_seconds ?? Infinity));
-    parts.push(soonest < Infinity ? trans.__('%1; the next frees in about %2 s', what, soonest) : what);
+/** Return how many sessions compute and wait: `2 computing · 1 waiting`. */
+export function turnWords(sessions: readonly ISession[], trans: TranslationBundle): string {
+  const { running, next, waiting } = turnsOf(sessions);
+  const waits = next.length + waiting.length;
+  const words = running.length === 0 ? trans.__('idle') : trans.__('%1 computing', running.length);
+  return waits === 0 ? words : trans.__('%1 · %2 waiting', words, waits);
+}
+
+/** Minutes after which a wait is worth a word to everybody. */
+const LONG_WAIT = 5;
+
+/** Return which notebook has waited unusually long, in one sentence; null when none has. */
+export function longWaitWords(
+  status: IStatus,
+  own: string | null,
+  units: Units,
+  trans: TranslationBundle
+): string | null {
+  const waiting = status.sessions.filter(session => session.waited_minutes >= LONG_WAIT);
+  const [first] = waiting.sort((one, other) => other.waited_minutes - one.waited_minutes);
+  if (first === undefined) {
+    return null;
   }
-  if (next.length > 0) {
-    parts.push(
-      next.length === 1 ? trans.__('1 cell waits for its turn') : trans.__('%1 cells wait for their turn', next.length)
-    );
-  }
-  return parts.length === 0 ? null : `${parts.join(trans.__(', and '))}.`;
+  const what =
+    first.user === own
+      ? trans.__('Your notebook %1 has waited for %2 min', sessionName(first), first.waited_minutes)
+      : trans.__('%1 has waited for %2 min', holderName(first, own, trans), first.waited_minutes);
+  const why = [needWords(first, units, trans), roomWords(first, status.sessions, own, trans)]
+    .filter(Boolean)
+    .join('; ');
+  const told = why === '' ? what : trans.__('%1. %2', what, why);
+  return waiting.length === 1
+    ? `${told}.`
+    : trans.__('%1. %2 more have waited for over %3 min.', told, waiting.length - 1, LONG_WAIT);
 }
 
 /** How full something is, for its colour and its words. */

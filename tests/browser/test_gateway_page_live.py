@@ -29,7 +29,7 @@ def test_from_signing_in_to_signing_out(page: Page, stack: LocalStack) -> None:
     keep_picture(page, "gateway-page-sign-in")
     user, other = stack.users[:2]
     sign_in(page, stack.token(user))
-    expect(page.get_by_role("heading", name="How to connect")).to_be_visible()
+    expect(page.get_by_role("link", name="Connect")).to_be_visible()
 
     async def work() -> tuple[str, str]:
         own, others = (Client(stack.gateway_url, stack.token(name)) for name in (user, other))
@@ -46,19 +46,23 @@ def test_from_signing_in_to_signing_out(page: Page, stack: LocalStack) -> None:
 
     kernels = apart(work())
     try:
-        mine = page.locator("li", has_text="train.ipynb").first
+        page.get_by_role("link", name="Now").click()
+        mine = page.get_by_role("row").filter(has_text="train.ipynb")
         expect(mine).to_be_visible()
         keep_picture(page, "gateway-page-live", full_page=True)
         mine.get_by_role("button", name="Offload").click()
-        expect(page.locator("li", has_text="train.ipynb").first).to_contain_text("offloaded")
+        expect(mine).to_contain_text("offloaded")
+        page.get_by_role("link", name="People").click()
         page.get_by_label(f"Select the notebooks of {other}").check()
         page.get_by_role("button", name="Stop 1").click()
         page.get_by_role("dialog").get_by_role("button", name="Stop 1").click()
-        expect(page.get_by_text("Nobody else has a session.")).to_be_visible()
-        page.get_by_role("button", name="Show who did what").click()
+        page.get_by_role("link", name="Now").click()
+        expect(page.get_by_role("row").filter(has_text="secret.ipynb")).to_have_count(0)
+        page.get_by_role("link", name="Audit").click()
         expect(page.get_by_role("region", name="Audit log").get_by_role("row").nth(1)).to_contain_text(
             f"{user}end session · secret.ipynb of {other}"
         )
+        page.get_by_role("link", name="Connect").click()
         page.get_by_role("button", name="Make another token").click()
         expect(page.get_by_text("This one is shown once")).to_be_visible()
         page.get_by_role("button", name="Sign out").click()

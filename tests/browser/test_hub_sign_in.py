@@ -29,11 +29,11 @@ def test_one_signs_in_with_the_hub(browser: Browser, whole_hub_stack: HubStack) 
         page.get_by_label("Username").fill("lise")
         page.get_by_label("Password").fill("any")
         page.get_by_role("button", name="Sign in").click()
-        expect(page.get_by_role("heading", name="How to connect")).to_be_visible()
+        expect(page.get_by_role("link", name="Connect")).to_be_visible()
         expect(page.get_by_role("banner")).to_contain_text("lise")
         page.get_by_role("button", name="Sign out").click()
         page.get_by_role("link", name="Sign in with JupyterHub").click()
-        expect(page.get_by_role("heading", name="How to connect")).to_be_visible()
+        expect(page.get_by_role("link", name="Connect")).to_be_visible()
         assert not errors
     finally:
         context.close()

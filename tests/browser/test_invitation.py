@@ -92,7 +92,7 @@ def test_a_link_leads_to_the_command_that_connects(
     client = Client(stack.gateway_url, command.rpartition(" ")[2])
     assert apart(client.request("GET", "/sharedkernel/api/quotas")).body["users"].keys() == {user}
     page.get_by_role("link", name="See who uses the GPU").click()
-    expect(page.get_by_role("heading", name="How to connect")).to_be_visible()
+    expect(page.get_by_role("link", name="Connect")).to_be_visible()
     expect(page.get_by_role("banner")).to_contain_text(user)
     assert code not in page.content()
     page.go_back()

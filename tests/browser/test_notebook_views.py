@@ -37,7 +37,7 @@ def test_a_dashboard_is_drawn_as_the_panel_is_also_after_a_reload(open_lab: Open
     expect(view.get_by_role("heading", name="Device", exact=True)).to_be_visible()
     expect(view.get_by_text("Nobody uses the device now.")).to_be_visible()
     lab.run(_BUSY.format(enough=str(tmp_path / "enough")))
-    expect(view.locator(".sk-Card.sk-mod-current")).to_contain_text(_HELD)
+    expect(view.get_by_role("table", name="My notebooks").locator(".sk-mod-current")).to_contain_text(_HELD)
     lab.show_panel()
     people = view.locator(".sk-Legend li")
     expect(people).not_to_have_count(0)
@@ -45,7 +45,7 @@ def test_a_dashboard_is_drawn_as_the_panel_is_also_after_a_reload(open_lab: Open
     assert colours_in(view) == colours_in(lab.panel) != []
     lab.save()
     lab.reload()
-    expect(view.locator(".sk-Card.sk-mod-current")).to_contain_text(_HELD)
+    expect(view.get_by_role("table", name="My notebooks").locator(".sk-mod-current")).to_contain_text(_HELD)
     (tmp_path / "enough").touch()
     expect(view.get_by_text("Nobody uses the device now.")).to_be_visible()
     lab.wait_for_kernel()

@@ -63,7 +63,7 @@ def test_a_turn_and_an_end_are_told_to_who_looks_elsewhere(open_page: OpenPage, 
 
     def go_through(*, is_told: bool) -> None:
         """Have the session wait, run and end, and wait for the news out of sight if it is told."""
-        card = page.get_by_role("region", name="My sessions").get_by_role("listitem")
+        card = page.get_by_role("region", name="Notebooks").locator("tbody").get_by_role("row")
         for said, words, is_news in ((queued, "in line", False), (running, "running", True), (idle, "idle", True)):
             is_awaited = is_news and is_told
             hide(page, is_awaited)

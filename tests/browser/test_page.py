@@ -20,7 +20,7 @@ from tests.client.extension.fake_gateway import FakeGateway
 from tests.client.extension.server import JupyterServer
 
 _MIB = 1024**2
-_NAME_OF_FOCUSED = "(e => e.getAttribute('aria-label') ?? e.labels[0].textContent)(document.activeElement)"
+_NAME_OF_FOCUSED = "(e => e.getAttribute('aria-label') ?? e.textContent)(document.activeElement)"
 _MARKUP = "<img src=x onerror=\"document.body.dataset.broken='yes'\">"
 
 
@@ -106,7 +106,7 @@ def lab(browser: Any, server: JupyterServer, gateway: FakeGateway) -> Iterator[L
     gateway.say(EVERYTHING)
     page = LabPage(browser, server, size=(1280, 1250))
     page.show_panel()
-    expect(page.section("My sessions").get_by_role("listitem")).to_have_count(5)
+    expect(page.section("Notebooks").locator("tbody").get_by_role("row")).to_have_count(7)
     yield page
     page.close()
     assert page.errors == []
@@ -127,18 +127,15 @@ def test_the_panel_is_used_with_the_keyboard(lab: LabPage) -> None:
     lab.command("Show Shared GPU")
     expect(lab.panel).to_be_focused()
     names = []
-    for _ in range(6):
+    for _ in range(7):
         lab.page.keyboard.press("Tab")
         names.append(lab.page.evaluate(_NAME_OF_FOCUSED))
     # what cannot be done now is not on the way
     assert names == [
-        "Interrupt train.ipynb",
-        "Shut down train.ipynb",
-        "Offload explore.ipynb",
-        "Shut down explore.ipynb",
+        *("Person", "Notebook", "State", "Memory", "Interrupt train.ipynb", "Shut down train.ipynb"),
         "Interrupt sweep.ipynb",
-        "Shut down sweep.ipynb",
     ]
+    lab.page.keyboard.press("Tab")
     lab.page.keyboard.press("Enter")
     expect(lab.page.locator(".jp-Dialog")).to_contain_text("Shut down sweep.ipynb?")
     lab.page.keyboard.press("Escape")
@@ -151,11 +148,10 @@ def test_several_devices_are_shown_one_by_one(lab: LabPage, gateway: FakeGateway
     expect(devices).to_contain_text("the executor of cuda:1 does not answer.")
     expect(devices.get_by_role("img")).to_have_count(1)
     expect(devices.get_by_role("img")).to_have_attribute("aria-label", "cuda:0: 1.4 GiB of 8.0 GiB in use")
-    turns = lab.section("Running and next")
-    expect(turns).to_contain_text("you (train.ipynb)")
-    turns.get_by_text("Details").click()
-    expect(turns).to_contain_text("cuda:0, lane 1")
-    expect(lab.section("My sessions")).to_contain_text("running · about 2 min left · cuda:0")
+    devices.get_by_text("Details").click()
+    expect(devices).to_contain_text("cuda:0, lane 1")
+    train = lab.section("Notebooks").get_by_role("row").filter(has_text="train.ipynb")
+    expect(train).to_contain_text("youtrain.ipynbcuda:0runningabout 2 min left")
     keep_picture(lab.panel, "devices")
     results = Axe().run(lab.page, context="#sharedkernel-panel")
     assert results.violations_count == 0, results.generate_report()
@@ -167,8 +163,8 @@ def test_markup_in_names_is_text(lab: LabPage, gateway: FakeGateway) -> None:
         "x", _MARKUP, _MARKUP, notebook=f"{_MARKUP}.ipynb", offload_note=_MARKUP, waiting_for=_MARKUP, queue_position=1
     )
     gateway.say(document(bad, session("mine", "ada", "running", notebook=f"{_MARKUP}\u202e.ipynb"), queue=("x",)))
-    expect(lab.section("Sessions of others")).to_contain_text(_MARKUP)
-    expect(lab.section("My sessions")).to_contain_text("\\u{202e}")
+    expect(lab.section("Notebooks")).to_contain_text(_MARKUP)
+    expect(lab.section("Notebooks")).to_contain_text("\\u{202e}")
     gateway.say(json.dumps({"message": _MARKUP, "reason": "executor_unavailable"}))
     expect(lab.panel.get_by_role("status")).to_contain_text(_MARKUP)
     assert lab.page.evaluate("document.body.dataset.broken") is None
@@ -187,20 +183,20 @@ def test_garbage_is_a_notice_and_the_page_goes_on(lab: LabPage, gateway: FakeGat
     """What was known stays, and is live again with the next good word."""
     gateway.say(said)
     expect(lab.panel.get_by_role("status")).to_contain_text("version")
-    expect(lab.section("My sessions").get_by_role("listitem")).to_have_count(5)
+    expect(lab.section("Notebooks").locator("tbody").get_by_role("row")).to_have_count(7)
     gateway.say(EVERYTHING)
     expect(lab.panel.get_by_role("status")).to_be_empty()
 
 
 def test_settings_hold_at_once(lab: LabPage, server: JupyterServer) -> None:
     """Units are those of the settings."""
-    expect(lab.section("Device")).to_contain_text("1.4 GiB of 8.0 GiB")
+    expect(lab.section("Device")).to_contain_text("1.4 / 8.0 GiB")
     url = "/lab/api/settings/sharedkernel%3Aplugin"
     assert server.ask("PUT", url, {"raw": '{"units": "decimal"}'}).status == 204
     try:
         lab.reload()
         lab.show_panel()
-        expect(lab.section("Device")).to_contain_text("1.5 GB of 8.6 GB")
+        expect(lab.section("Device")).to_contain_text("1.5 / 8.6 GB")
     finally:
         server.ask("PUT", url, {"raw": "{}"})
 

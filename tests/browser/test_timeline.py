@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.lab import keep_picture
 from tests.browser.page_server import PageServer
-from tests.browser.test_gateway_page import OpenPage, open_page, section, server
+from tests.browser.test_gateway_page import OpenPage, open_page, section, server, show
 
 __all__ = ["open_page", "server"]
+
+
+#: the part of each column of a strip's pixels, but for the first and the last, in the lower half's own colour
+_COLOURED = """
+canvas => {
+  const {width, height} = canvas, pen = canvas.getContext('2d');
+  const ran = [...pen.getImageData(width >> 1, height - 1, 1, 1).data].join();
+  return [...Array(width - 8).keys()].map(x => {
+    const {data} = pen.getImageData(x + 4, 0, 1, height);
+    return [...Array(height).keys()].filter(y => [...data.slice(4 * y, 4 * y + 4)].join() === ran).length / height;
+  });
+}
+"""
 
 
 def rows_of(page: Page) -> Locator:
@@ -33,6 +48,7 @@ def asked(page: Page, server: PageServer, press: str | None = None) -> tuple[flo
 def test_it_says_who_ran_and_why_one_waited(open_page: OpenPage, server: PageServer, scheme: str) -> None:
     """Under the pointer, and to who cannot see it."""
     page = open_page(color_scheme=scheme)
+    show(page, "Timeline")
     expect(rows_of(page)).to_have_count(5)
     strip = strip_of(page, "you (explore.ipynb)")
     strip.scroll_into_view_if_needed()
@@ -54,8 +70,9 @@ def test_it_says_who_ran_and_why_one_waited(open_page: OpenPage, server: PageSer
 def test_one_zooms_with_the_mouse_and_the_keyboard(open_page: OpenPage, server: PageServer) -> None:
     """What ends now goes on to do so; what does not is asked for once."""
     page = open_page()
+    show(page, "Timeline")
     expect(rows_of(page)).to_have_count(5)
-    assert server.windows[0] == (120.0, None)
+    assert server.windows[0] == (600.0, None)
     begin = server.timeline["devices"][0]["begin"]
     box = strip_of(page, "you (explore.ipynb)").bounding_box()
     assert box is not None
@@ -71,7 +88,7 @@ def test_one_zooms_with_the_mouse_and_the_keyboard(open_page: OpenPage, server: 
     assert asked(page, server, "+")[0] == pytest.approx(15, abs=1)
     moved = asked(page, server, "ArrowLeft")
     assert moved[1] == pytest.approx(begin + 60 - 7.5 - 3.75, abs=1)
-    assert asked(page, server, "Home") == (120.0, None)
+    assert asked(page, server, "Home") == (600.0, None)
     section(page, "Timeline").get_by_role("button", name="1 h").click()
     expect(section(page, "Timeline").get_by_role("button", name="1 h")).to_have_attribute("aria-pressed", "true")
     while server.windows[-1] != (3600.0, None):
@@ -82,7 +99,7 @@ def test_one_zooms_with_the_mouse_and_the_keyboard(open_page: OpenPage, server: 
 def test_it_is_a_table_as_well(open_page: OpenPage, server: PageServer, width: int) -> None:
     """With the longest wait and its reason, for who reads rather than looks."""
     page = open_page(width=width)
-    section(page, "Timeline").get_by_role("button", name="As a table").click()
+    show(page, "Timeline").get_by_role("button", name="As a table").click()
     table = section(page, "Timeline").get_by_role("table")
     expect(table.get_by_role("row")).to_have_count(6)
     large = table.get_by_role("row", name="linus (large.ipynb)")
@@ -93,7 +110,24 @@ def test_it_is_a_table_as_well(open_page: OpenPage, server: PageServer, width: i
     assert results.violations_count == 0, results.generate_report()
 
 
+def test_short_turns_are_no_barcode(open_page: OpenPage, server: PageServer) -> None:
+    """A column of pixels shows which part ran; the legend has what there is to see only."""
+    rows = server.timeline["devices"][0]["rows"][:1]
+    turns = [(0.05 * number, "running" if number % 2 else "queued") for number in range(2400)]
+    rows[0]["segments"] = [[at, at + 0.05, {what: 0.05}, None] for at, what in turns]
+    server.timeline["devices"][0]["rows"] = rows
+    page = open_page()
+    strip = show(page, "Timeline").locator("canvas").first
+    expect(strip).to_be_visible()
+    heights = strip.evaluate(_COLOURED)
+    assert len(heights) > 500
+    assert max(heights) - min(heights) <= 0.25
+    assert sum(heights) / len(heights) == pytest.approx(0.5, abs=0.1)
+    legend = section(page, "Timeline").locator(".sk-Kind")
+    expect(legend).to_have_text([re.compile("^ran, in its user.s colour$"), "waited for its turn"])
+
+
 def test_a_refusal_and_a_quiet_device_are_told(open_page: OpenPage, server: PageServer) -> None:
     """In words."""
     server.timeline["devices"][0]["rows"] = []
-    expect(section(open_page(), "Timeline")).to_contain_text("Nobody used the device from")
+    expect(show(open_page(), "Timeline")).to_contain_text("Nobody used the device from")

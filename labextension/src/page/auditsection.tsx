@@ -1,4 +1,4 @@
-/** Who did what lately, for admins: read when they ask for it. */
+/** Who did what lately, for admins: read when it is shown. */
 
 import * as React from 'react';
 
@@ -26,7 +26,6 @@ interface IProps {
 
 export function AuditSection(props: IProps): React.ReactElement {
   const { api, attempt } = props;
-  const [isOpen, setOpen] = React.useState(false);
   const [audit, setAudit] = React.useState<IAudit | null>(null);
   const [search, setSearch] = React.useState('');
   const read = React.useCallback(
@@ -40,42 +39,32 @@ export function AuditSection(props: IProps): React.ReactElement {
     [api, attempt]
   );
   React.useEffect(() => {
-    if (!isOpen) {
-      return;
-    }
     let isWanted = true;
     const timer = setTimeout(() => void read(search.trim(), () => isWanted), search === '' ? 0 : PAUSE);
     return () => {
       isWanted = false;
       clearTimeout(timer);
     };
-  }, [isOpen, read, search]);
+  }, [read, search]);
   return (
     <section className="sk-Section sk-Audit" aria-labelledby="sk-audit-title">
       <h2 id="sk-audit-title" className="sk-Section-title">
         {trans.__('Audit log')}
       </h2>
       <div className="sk-People-tools">
-        {isOpen && (
-          <input
-            className="sk-Field"
-            type="search"
-            aria-label={trans.__('Search who acted, or whose session it was')}
-            placeholder={trans.__('Search people')}
-            value={search}
-            onChange={event => setSearch(event.target.value)}
-          />
-        )}
-        {isOpen && (
-          <button type="button" className="sk-Button" onClick={() => void read(search.trim())}>
-            {trans.__('Read again')}
-          </button>
-        )}
-        <button type="button" className="sk-Button" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>
-          {isOpen ? trans.__('Hide') : trans.__('Show who did what')}
+        <input
+          className="sk-Field"
+          type="search"
+          aria-label={trans.__('Search who acted, or whose session it was')}
+          placeholder={trans.__('Search people')}
+          value={search}
+          onChange={event => setSearch(event.target.value)}
+        />
+        <button type="button" className="sk-Button" onClick={() => void read(search.trim())}>
+          {trans.__('Read again')}
         </button>
       </div>
-      {isOpen && audit !== null && <Entries audit={audit} />}
+      {audit !== null && <Entries audit={audit} />}
     </section>
   );
 }

@@ -1,21 +1,20 @@
-/** The gateway's page: the devices, who runs and waits, the user's sessions, and for admins all people. */
+/** The gateway's page: devices and notebooks now, what happened before, how to connect, and for admins all people. */
 
 import * as React from 'react';
 
 import { safeText } from '../describe';
-import { DeviceSection, userColours } from '../devicememory';
+import { userColours } from '../colours';
+import { DeviceStrip } from '../devicestrip';
 import { momentOf } from '../format';
 import { HostsSection } from '../hosts';
 import type { DeviceModel } from '../model';
+import { NotebookTable } from '../notebooktable';
 import { notice } from '../notice';
 import { NotifySwitch } from '../notifyswitch';
 import { RoomRequests } from '../room';
-import { OthersSection, SessionsSection } from '../sessions';
-import { AsOf, DrainNotice } from '../standing';
+import { AsOf, DrainNotice, WaitNotice } from '../standing';
 import { TimelineSection } from '../timelinesection';
-import { TurnsSection } from '../turns';
 import type { ISession } from '../view';
-import { pendingDemand } from '../words';
 import { PageActions } from './actions';
 import { IMe, PageApi } from './api';
 import { AuditSection } from './auditsection';
@@ -23,12 +22,16 @@ import { ClassNotice } from './classnotice';
 import { ConnectSection } from './connect';
 import { english as trans } from './english';
 import { Header } from './header';
-import { HistorySection } from './historysection';
+import { HistorySection, HourChart, useHistory } from './hourchart';
 import { PeopleSection } from './peoplesection';
 import { keepChoice } from './notifychoice';
 import { IQuestion, Question } from './question';
 import { selectedOf, withSessions } from './selection';
 import { SelectionBar } from './selectionbar';
+import { isUntouched, Tab, TABS, useTab } from './tabs';
+
+/** More notebooks are shown on request only: these are what two screens hold. */
+const MOST = 50;
 
 interface IProps {
   api: PageApi;
@@ -69,25 +72,34 @@ export function Page(props: IProps): React.ReactElement {
       onSignIn();
     }, trans.__('You could not be signed out'));
   };
+  const histories = useHistory(api, onSignIn);
   const { status } = model.view;
   const trouble = troubleOf(model);
   const own = me.user;
   const names = { units: model.units, trans, own };
   const colours = userColours(status);
-  const demand = me.admin && status !== null ? pendingDemand(status, model.units, trans) : null;
   const others = status?.sessions.filter(session => session.user !== own) ?? [];
+  const chart = (device: string) => {
+    const history = histories.find(one => one.device === device);
+    return history && <HourChart history={history} size="small" units={model.units} colours={colours} />;
+  };
   const chosen = me.admin ? selectedOf(status?.sessions ?? [], selected) : [];
   const alone = me.auth === 'single' && others.length === 0;
+  const looksAfterPeople = me.admin && !alone;
+  const tabs = looksAfterPeople ? TABS : TABS.filter(each => each !== 'people' && each !== 'audit');
+  const named = useTab(tabs);
+  const first = useFirstTab(model);
+  const tab = named ?? first;
   return (
     <>
-      <Header me={me} onSignOut={signOut} />
+      <Header me={me} tabs={tabs} tab={tab} onSignOut={signOut} />
       <main className={model.isLive ? 'sk-Page' : 'sk-Page sk-mod-stale'}>
         <div className="sk-Page-notices" role="status">
           {trouble !== null && <p className="sk-Notice">{trouble}</p>}
           <DrainNotice model={model} trans={trans} />
+          <WaitNotice model={model} {...names} />
           {status !== null && <RoomRequests status={status} actions={actions} {...names} />}
-          {status !== null && me.admin && !alone && <ClassNotice api={api} status={status} />}
-          {demand !== null && <p className="sk-Notice sk-mod-demand">{demand}</p>}
+          {status !== null && looksAfterPeople && <ClassNotice api={api} status={status} />}
         </div>
         <div className="sk-Page-notices" role="alert">
           {failure !== null && (
@@ -100,54 +112,35 @@ export function Page(props: IProps): React.ReactElement {
           )}
         </div>
         <AsOf model={model} trans={trans} />
-        {status !== null && (
+        {status !== null && tab === 'now' && (
           <>
-            <div className="sk-Column">
-              <HostsSection status={status} {...names} />
-              <DeviceSection status={status} api={me.admin && model.isLive ? api : null} {...names} />
-              <SessionsSection
-                title={trans.__('My sessions')}
-                empty={trans.__('You have none. “How to connect” says how to start one.')}
-                sessions={status.sessions.filter(session => session.user === own)}
-                actions={actions}
-                currentId={null}
-                colours={colours}
-                requests={status.room_requests}
-                {...names}
-              >
-                <NotifySwitch
-                  isOn={model.notifies}
-                  onChange={notifies => {
-                    model.notifies = notifies;
-                    keepChoice(notifies);
-                  }}
-                  trans={trans}
-                />
-              </SessionsSection>
-            </div>
-            <div className="sk-Column">
-              <TurnsSection status={status} colours={colours} {...names} />
-              {!alone && (
-                <OthersSection
-                  title={trans.__('Everyone else')}
-                  empty={trans.__('Nobody else has a session.')}
-                  sessions={others}
-                  actions={me.admin ? actions : null}
-                  currentId={null}
-                  showUser
-                  colours={colours}
-                  selected={me.admin ? selected : null}
-                  onSelect={onSelect}
-                  {...names}
-                />
-              )}
-            </div>
-            <TimelineSection api={api} colours={colours} isAway={!model.isLive} {...names} />
+            <DeviceStrip status={status} api={me.admin && model.isLive ? api : null} chart={chart} {...names} />
+            <HostsSection status={status} {...names} />
+            <NotebookTable
+              title={trans.__('Notebooks')}
+              empty={trans.__('Nobody has one. “Connect” says how to start one.')}
+              status={status}
+              sessions={status.sessions}
+              actions={actions}
+              isAdmin={me.admin}
+              currentId={null}
+              colours={colours}
+              {...(looksAfterPeople ? { selected, onSelect } : {})}
+              most={MOST}
+              {...names}
+            >
+              <NotifySwitch
+                isOn={model.notifies}
+                onChange={notifies => {
+                  model.notifies = notifies;
+                  keepChoice(notifies);
+                }}
+                trans={trans}
+              />
+            </NotebookTable>
           </>
         )}
-        <HistorySection api={api} units={model.units} onSignIn={onSignIn} />
-        <ConnectSection me={me} api={api} attempt={attempt} />
-        {status !== null && me.admin && !alone && (
+        {status !== null && tab === 'people' && (
           <PeopleSection
             api={api}
             status={status}
@@ -157,8 +150,15 @@ export function Page(props: IProps): React.ReactElement {
             onSelect={onSelect}
           />
         )}
-        {me.admin && !alone && <AuditSection api={api} attempt={attempt} />}
-        {chosen.length > 0 && (
+        {tab === 'timeline' && (
+          <>
+            <TimelineSection api={api} colours={colours} isAway={!model.isLive} {...names} />
+            <HistorySection histories={histories} units={model.units} colours={colours} />
+          </>
+        )}
+        {tab === 'audit' && <AuditSection api={api} attempt={attempt} />}
+        {tab === 'connect' && <ConnectSection me={me} api={api} attempt={attempt} />}
+        {chosen.length > 0 && (tab === 'now' || tab === 'people') && (
           <SelectionBar sessions={chosen} actions={actions} onClear={() => setSelected(new Set())} />
         )}
       </main>
@@ -166,6 +166,18 @@ export function Page(props: IProps): React.ReactElement {
       {question !== null && <Question question={question} />}
     </>
   );
+}
+
+/** Return what opens where the address names no part: how to connect while nothing has ever run; null: not known yet. */
+function useFirstTab(model: DeviceModel): Tab | null {
+  const first = React.useRef<Tab | null>(null);
+  const { gateway, status } = model.view;
+  if (status !== null) {
+    // Who reads how to connect goes on reading when the first notebook comes.
+    first.current ??= isUntouched(status) ? 'connect' : 'now';
+    return first.current;
+  }
+  return gateway.state === 'connecting' && model.problem === null ? null : 'connect';
 }
 
 /** Draw again when the model has changed, as long as somebody can see it. */

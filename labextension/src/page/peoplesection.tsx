@@ -4,7 +4,7 @@ import * as React from 'react';
 
 import { Checkbox } from '../checkbox';
 import { safeText } from '../describe';
-import { colourStyle } from '../devicememory';
+import { colourStyle } from '../colours';
 import { formatBytes, Units } from '../format';
 import type { ILimits } from '../limits';
 import { changed, Field } from '../quotas';

@@ -1,4 +1,4 @@
-"""The last hour of each device: memory in use and utilisation, in steps of ten seconds."""
+"""The last hour of each device: memory in use, by user as well, and utilisation, in steps of ten seconds."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from tornado import web
 
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.gateway.http.handlers import GatewayHandler
-from sharedkernel.status.document import DeviceEntry, DeviceStatus, StatusDocument
+from sharedkernel.status.document import DeviceEntry, DeviceStatus, StatusDocument, UserOnDevice, UserStatus
+from sharedkernel.status.figures import MEMORY
 
 #: seconds between two values, and how many are kept
 STEP_SECONDS, NUM_STEPS = 10.0, 360
+#: users of a device who are recorded in a step, and who are told apart in an answer: those with the most memory
+_MAX_USERS, _MAX_TOLD = 32, 8
 #: seconds between two looks until a device is there
 _FIRST_SECONDS = 1.0
 
@@ -29,6 +32,18 @@ class _DeviceHistory:
     used_bytes: deque[int | None] = field(default_factory=lambda: deque(maxlen=NUM_STEPS))
     #: 0 to 1
     utilisation: deque[float | None] = field(default_factory=lambda: deque(maxlen=NUM_STEPS))
+    #: bytes in use by user, for those who had any in the hour
+    users: dict[str, deque[int]] = field(default_factory=dict)
+
+    def record_users(self, users: dict[str, int]) -> None:
+        """Record what each user has in use, after the device's own values; who had nothing for an hour is forgotten."""
+        for name in sorted(users, key=users.__getitem__, reverse=True)[:_MAX_USERS]:
+            if users[name]:
+                before = [0] * (len(self.used_bytes) - 1)
+                self.users.setdefault(name, deque(before, maxlen=NUM_STEPS))
+        for name, values in self.users.items():
+            values.append(users.get(name, 0))
+        self.users = {name: values for name, values in self.users.items() if any(values)}
 
 
 class UsageHistory:
@@ -71,6 +86,7 @@ class UsageHistory:
         if document is not None:
             devices = [*document.devices] if document.devices else [document.device]
         found = {device.name: device for device in devices}
+        users = {} if document is None else _users_by_device(document)
         for name in found.keys() - self._devices.keys():
             history = self._devices[name] = _DeviceHistory()
             history.used_bytes.extend([None] * self._num_steps)
@@ -80,10 +96,12 @@ class UsageHistory:
             if device is None:
                 history.used_bytes.append(None)
                 history.utilisation.append(None)
+                history.record_users({})
                 continue
             history.capacity_bytes = device.capacity_bytes or history.capacity_bytes
             history.used_bytes.append(device.used_bytes)
             history.utilisation.append(None if device.utilisation is UNSET else device.utilisation)
+            history.record_users(users.get(name, {}))
         self._num_steps = min(self._num_steps + 1, NUM_STEPS) if self._devices else 0
         self._end = now
 
@@ -95,10 +113,26 @@ class UsageHistory:
                 "capacity_bytes": history.capacity_bytes,
                 "used_bytes": list(history.used_bytes),
                 "utilisation": list(history.utilisation),
+                "users": {
+                    user: list(values)
+                    for user, values in sorted(history.users.items(), key=lambda entry: -sum(entry[1]))[:_MAX_TOLD]
+                },
             }
             for name, history in sorted(self._devices.items())
         ]
         return json.dumps({"end": self._end, "step_seconds": STEP_SECONDS, "devices": devices})
+
+
+def _users_by_device(document: StatusDocument) -> dict[str, dict[str, int]]:
+    """Return the bytes in use of each user, by device."""
+    found: dict[str, dict[str, int]] = {}
+    for user in document.users:
+        parts: list[tuple[str, UserStatus | UserOnDevice]] = (
+            [(part.device, part) for part in user.devices or []] if document.devices else [(document.device.name, user)]
+        )
+        for device, part in parts:
+            found.setdefault(device, {})[user.name] = int(MEMORY.value(part) or 0)
+    return found
 
 
 class HistoryHandler(GatewayHandler):
