@@ -10,7 +10,8 @@ from tests.session.harness import SessionUnderTest
 
 #: a function and a model, each with loops that call something and multiply matrices
 DEFINITIONS = """
-import base64, cloudpickle, inspect, pickle, subprocess, sys, torch
+import base64, cloudpickle, inspect, pickle, subprocess, sys, torch, warnings
+warnings.simplefilter("ignore")  # torch's, of interpreters: Python 3.13.0 makes its guards slower
 def power(x, n):
     for i in range(n):
         x = x @ x
