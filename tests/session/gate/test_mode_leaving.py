@@ -13,8 +13,7 @@ from tests.session.harness import GIB, SessionUnderTest
 MIB = 1 << 20
 
 PREPARE = """
-import signal, time, torch, sharedkernel, warnings
-warnings.simplefilter("ignore")  # from torch 2.14 on `torch.jit` is deprecated
+import signal, time, torch, sharedkernel
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as modes
 x, layer = torch.ones(8, 8), torch.nn.Linear(8, 8)
 """

@@ -10,8 +10,7 @@ from tests.session.harness import SessionUnderTest
 
 #: a function and a model, each with loops that call something and multiply matrices
 DEFINITIONS = """
-import base64, cloudpickle, inspect, pickle, subprocess, sys, torch, warnings
-warnings.simplefilter("ignore")  # torch's, of interpreters: Python 3.13.0 makes its guards slower
+import base64, cloudpickle, inspect, pickle, subprocess, sys, torch
 def power(x, n):
     for i in range(n):
         x = x @ x
