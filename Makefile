@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m $(if $(ONCE_MORE),tests.once_more,pytest)
 # runs a command, and shows what it printed if it fails
 quietly = out=$$( { $(1); } 2>&1 ) || { status=$$?; printf '%s\n' "$$out"; exit $$status; }
 
-.PHONY: demo help test test-all test-busy ray software-gpu test-software-gpu slow lint lint-python lint-labextension labextension schema docs binder bench lines cluster cluster-faults faults faults-software-gpu soak-software-gpu fuzz load walks clean
+.PHONY: demo help test test-all test-busy test-python ray software-gpu test-software-gpu slow lint lint-python lint-labextension labextension schema docs binder bench lines cluster cluster-faults faults faults-software-gpu soak-software-gpu fuzz load walks clean
 
 demo: $(INSTALLED) ## run three people's notebooks on one device for some minutes, then print a report
 	$(BIN)/sharedkernel demo
@@ -51,6 +51,15 @@ software-gpu: $(INSTALLED) ## build the software GPU in ~/.cache (TORCH= names i
 test-software-gpu: software-gpu ## the tests of the CUDA path, on the software GPU
 	$(BIN)/python -m tests.software_gpu.run --torch $(SOFTWARE_GPU_TORCH) -- \
 	python -m $(if $(ONCE_MORE),tests.once_more,pytest) $(or $(ARGS),-m '(gpu or software_gpu) and not slow' tests/gpu tests/software_gpu)
+
+# on the software GPU's copy of torch, with no device: without NVIDIA's libraries it is there sooner, and is kept in ~/.cache
+INTERPRETER_TESTS := tests/ipc tests/jupyter tests/system tests/session/channels tests/session/kernel \
+	tests/session/progress tests/session/ui tests/gateway/channels tests/session/gate/test_unchanged_code.py
+test-python: ## the tests of what depends on the interpreter, on another one (PYTHON=python3.13)
+	@place=build/$$($(PYTHON) -c 'import sys; print("python-%d.%d" % sys.version_info[:2])') && \
+	$(PYTHON) -m venv $$place && $$place/bin/python -m pip install --quiet packaging && \
+	$$place/bin/python -m tests.software_gpu.run --torch newest --set DEVICES=0 -- \
+	python -m $(if $(ONCE_MORE),tests.once_more,pytest) $(or $(ARGS),-m 'not heavy and not slow' $(INTERPRETER_TESTS))
 
 slow: $(INSTALLED) ## the tests that take minutes each, and ten times the examples of all properties
 	$(BIN)/python -m pytest -m slow --ignore tests/binder $(ARGS)

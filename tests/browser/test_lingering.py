@@ -184,6 +184,7 @@ def test_a_notebook_that_is_closed_is_opened_for_its_variables(lab: LabPage) -> 
     """As its file is on this server."""
     lab.new_notebook()
     expect(lab.output(lab.run("x = 41; print('there')"))).to_contain_text("there")
+    lab.wait_for_kernel()  # what changes after the notebook was saved would be asked about when it is closed
     lab.save()
     lab.show_panel()
     mine = lab.section("Notebooks")
@@ -194,5 +195,6 @@ def test_a_notebook_that_is_closed_is_opened_for_its_variables(lab: LabPage) -> 
     mine.get_by_role("button", name="Bring back variables").click()
     expect(mine.get_by_role("button", name="Bring back variables")).to_have_count(0)
     lab.wait_for_kernel()
+    expect(lab.notebook.locator(".jp-CodeCell")).to_have_count(2)  # they are drawn one after the other
     lab.notebook.locator(".jp-Cell").last.click()
     expect(lab.run("print(x + 1)")).to_contain_text("42")

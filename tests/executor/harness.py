@@ -22,6 +22,7 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.protocol import Limits, SessionRecord
+from tests.printed import printed
 from tests.readiness import wait_until_ready
 from tests.status.documents import to_json
 from tests.warm import WarmPlace, give_back
@@ -76,7 +77,7 @@ class Notebook:
             content = message["content"]
             kind = message["msg_type"]
             if kind == "stream":
-                outcome.text += content["text"]
+                outcome.text += printed(content)
             elif kind in ("execute_result", "display_data", "update_display_data"):
                 outcome.displays.append(content["data"].get("text/plain", ""))
                 self.displayed.set()

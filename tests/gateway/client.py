@@ -14,6 +14,7 @@ from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from sharedkernel.jupyter.names import PROCESS_HEADER, SAME_PROCESS, WEBSOCKET_PROTOCOL
 from sharedkernel.jupyter.wire import from_websocket, new_message, to_websocket
+from tests.printed import printed
 
 #: seconds that anything may take; far more than it does
 PATIENCE = 60.0
@@ -149,7 +150,7 @@ class Channels:
             elif message["type"] == "status":
                 idle = content["execution_state"] == "idle"
             elif message["type"] == "stream":
-                text += content["text"]
+                text += printed(content)
             elif message["type"] == "execute_result":
                 text += content["data"]["text/plain"]
             elif message["type"] == "error":

@@ -19,6 +19,7 @@ from jupyter_client.blocking.client import BlockingKernelClient
 
 from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import Page, Word
+from tests.printed import printed
 from tests.readiness import wait_until_blocking_ready
 from tests.session.forking import Forks
 
@@ -233,7 +234,7 @@ def reply_of(client: BlockingKernelClient, request: str) -> dict[str, Any]:
         content = message["content"]
         match message["msg_type"]:
             case "stream":
-                texts.append(content["text"])
+                texts.append(printed(content))
             case "display_data" | "update_display_data":
                 shown.append(content["data"]["text/plain"])
             case "error":

@@ -51,7 +51,9 @@ _NATIVE = Path(__file__).with_name("native")
 #: distributions of torch's requirements that are not installed: NVIDIA's, in whose place there are stubs, and Triton
 _LEFT_OUT = re.compile(r"nvidia-|cuda-toolkit|cuda-bindings|triton$")
 #: development tools that the tests on the software GPU import, or that pytest's configuration names
-_TEST_TOOLS = frozenset({"pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "cloudpickle"})
+_TEST_TOOLS = frozenset({
+    "cloudpickle", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "tqdm", "trustme", "websocket-client",
+})  # fmt: skip
 
 _C_FLAGS = (
     "-std=c17", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden",

@@ -136,14 +136,19 @@ class Replies:
             self._usual_way.send_multipart(frames, *args, **kwargs)
 
 
-def replacing_surrogates(pack: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
-    """Return *pack*, which encodes a part of a message, with U+FFFD for each lone surrogate that it cannot encode."""
+def replacing_surrogates(serialize: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Return *serialize*, of a message session, with U+FFFD for each lone surrogate that it cannot encode.
 
-    def pack_any(part: Any) -> bytes:
+    Whatever is packed is packed by it: a warning of that names the place in `jupyter_client` that a stock kernel names.
+    """
+
+    def serialize_any(message: dict[str, Any], ident: Any = None) -> list[Any]:
         try:
-            return pack(part)
+            return serialize(message, ident)
         except UnicodeEncodeError:
-            text = json.dumps(json_clean(part), default=json_default, ensure_ascii=False, allow_nan=False)
-            return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
+            theirs = json_clean({part: message[part] for part in ("metadata", "content")})
+            text = json.dumps(theirs, default=json_default, ensure_ascii=False, allow_nan=False)
+            text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+            return serialize(message | json.loads(text), ident)
 
-    return pack_any
+    return serialize_any

@@ -321,7 +321,7 @@ def _make_app(connection_file: str, log_stream: TextIO, *, is_apart: bool, with_
     if not with_history:
         user_account.keep_no_history(app)
     app.initialize(["-f", connection_file])
-    app.session.pack = replacing_surrogates(app.session.pack)
+    app.session.serialize = replacing_surrogates(app.session.serialize)
     if is_apart:
         app.kernel.why_no_debugger = _NO_DEBUGGER
     own_log.take_over(logging.getLogger(type(app).__name__), log_stream, int(str(app.log_level)))
@@ -346,7 +346,7 @@ def _reseed() -> None:
 def prepare() -> None:
     """Look at all that was imported, once: sessions that are forked then share it for longer."""
     _generators.extend(
-        found for found in gc.get_objects() if isinstance(found, random.Random | numpy.random.RandomState)
+        found for found in gc.get_objects() if issubclass(type(found), random.Random | numpy.random.RandomState)
     )
     imported_modules.note()
     own_log.prepare()

@@ -111,8 +111,10 @@ def test_a_session_whose_client_never_comes_ends(stack: Stack) -> None:
 
         async def are_idle() -> bool:
             sessions = (await ada.request("GET", "/sharedkernel/api/status")).body["sessions"]
-            assert {entry["id"] for entry in sessions} == kept
-            return all(entry["idle_seconds"] > 12 for entry in sessions)
+            ids = {entry["id"] for entry in sessions}
+            assert ids >= kept
+            # the status has the lost one for a moment more: its process ends last
+            return ids == kept and all(entry["idle_seconds"] > 12 for entry in sessions)
 
         os.kill(int(pid), signal.SIGKILL)  # nothing has run in its next process, but why it died was not told yet
         await until(has_begun_anew)
