@@ -16,6 +16,8 @@ describe('sessionState', () => {
     [{ state: 'idle' }, 'idle', 'idle'],
     [{ state: 'ready' }, 'running without the device', 'busy'],
     [{ state: 'running' }, 'running', 'running'],
+    [{ state: 'running', threads: 1 }, 'computing in a thread', 'running'],
+    [{ state: 'running', threads: 3 }, 'computing in 3 threads', 'running'],
     [{ state: 'preempting' }, 'making room', 'running'],
     [{ state: 'offloading' }, 'making room', 'waiting'],
     [{ state: 'idle', idle_seconds: 59 }, 'idle', 'idle'],

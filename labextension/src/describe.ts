@@ -72,7 +72,10 @@ export function sessionState(session: ISession, trans: TranslationBundle): strin
     return session.restarted ? trans.__('kept after a restart') : trans.__('shut down');
   }
   if (session.computing && session.state !== 'preempting') {
-    return trans.__('running');
+    if (session.threads > 1) {
+      return trans.__('computing in %1 threads', session.threads);
+    }
+    return session.threads === 1 ? trans.__('computing in a thread') : trans.__('running');
   }
   if (session.queue_position !== null) {
     const where = trans.__('%1 in line', ordinal(session.queue_position, trans));

@@ -102,6 +102,7 @@ export const readSessionStatus = record({
   used: or(isFlag, true),
   notebook: or(isText, null),
   client_key: or(isText, null),
+  threads: or(isAmount, 0),
   lane: or(isNumber, null),
   lane_note: or(isText, null),
   persistent_bytes: or(isAmount, 0),
