@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import psutil
 
@@ -19,6 +20,7 @@ from benchmarks.stack.results import Conditions, Result, Target, brief
 from benchmarks.stack.servers import gateway_route
 from benchmarks.stack.trainings import (
     ENDLESS,
+    in_threads,
     prepare,
     process_id,
     read_status,
@@ -61,7 +63,13 @@ class Window:
 
 def run(conditions: Conditions) -> list[Result]:
     """Run the benchmark `fairness`."""
-    return [_equal_shares(conditions), _unequal_shares(conditions), _many_notebooks(conditions)]
+    return [
+        _equal_shares(conditions),
+        _unequal_shares(conditions),
+        _many_notebooks(conditions),
+        _thread_and_cell(conditions, num_threads=1),
+        _thread_and_cell(conditions, num_threads=3),
+    ]
 
 
 def _equal_shares(conditions: Conditions) -> Result:
@@ -109,21 +117,46 @@ def _many_notebooks(conditions: Conditions) -> Result:
     )
 
 
+def _thread_and_cell(conditions: Conditions, *, num_threads: int) -> Result:
+    seconds = conditions.effort.seconds(30)
+    what = "a thread" if num_threads == 1 else f"{num_threads} threads"
+    conditions.say(f"a user who trains in {what} of a notebook and a user who does in a cell for {seconds:g} s")
+    equal = {"ada": 1.0, "grace": 1.0}
+    windows = _contest(conditions, [(user, 0.02) for user in equal], equal, seconds, {"ada": num_threads})
+    return Result(
+        metric="thread_and_cell" if num_threads == 1 else "threads_and_cell",
+        value=statistics.median(jain_index(list(window.parts(equal).values())) for window in windows),
+        unit="ratio",
+        target=Target(">=", 0.98),
+        how=f"Jain's index of the device-seconds of ada, who trains in {what} of a notebook, and grace, who does in a "
+        f"cell, with equal shares, for {_told(windows, seconds)}.",
+    )
+
+
 def _told(windows: Sequence[Window], seconds: float) -> str:
     runs = "" if len(windows) == 1 else f", median of {len(windows)} runs; the last one"
     return f"{seconds:g} s{runs}: {windows[-1].described()}"
 
 
 def _contest(
-    conditions: Conditions, notebooks: Sequence[tuple[str, float]], shares: Mapping[str, float], seconds: float
+    conditions: Conditions,
+    notebooks: Sequence[tuple[str, float]],
+    shares: Mapping[str, float],
+    seconds: float,
+    threads: Mapping[str, int] = MappingProxyType({}),
 ) -> list[Window]:
-    """Have all *notebooks* (user, iteration in seconds) train at once; return what happened in each run."""
+    """Have all *notebooks* (user, iteration in seconds) train at once; return what happened in each run.
+
+    The users in *threads* train in so many threads of each notebook, the others in a cell.
+    """
     quotas = {"users": {user: {"share": share} for user, share in shares.items()}}
     with LocalStack(users=list(shares), quotas=quotas, **conditions.stack_options) as stack:
-        return asyncio.run(_train(stack, notebooks, seconds, conditions.effort.repeats or 1))
+        return asyncio.run(_train(stack, notebooks, threads, seconds, conditions.effort.repeats or 1))
 
 
-async def _train(stack: LocalStack, notebooks: Sequence[tuple[str, float]], seconds: float, runs: int) -> list[Window]:
+async def _train(
+    stack: LocalStack, notebooks: Sequence[tuple[str, float]], threads: Mapping[str, int], seconds: float, runs: int
+) -> list[Window]:
     async with AsyncExitStack() as contexts:
         opened = [
             (user, await contexts.enter_async_context(open_notebook(gateway_route(stack, user))))
@@ -134,8 +167,11 @@ async def _train(stack: LocalStack, notebooks: Sequence[tuple[str, float]], seco
             for (_, notebook), (_, iteration) in zip(opened, notebooks, strict=True)
         ]
         processes = [(user, psutil.Process(await process_id(notebook))) for user, notebook in opened]
-        for _, notebook in opened:
-            await contexts.enter_async_context(notebook.endless(ENDLESS))
+        for user, notebook in opened:
+            if user in threads:
+                await contexts.enter_async_context(in_threads(notebook, threads[user]))
+            else:
+                await contexts.enter_async_context(notebook.endless(ENDLESS))
         users = list(dict.fromkeys(user for user, _ in notebooks))
         await until_under_way(stack, users)
         return [await _watch(stack, users, processes, iterations, seconds) for _ in range(runs)]

@@ -7,8 +7,9 @@ as the benchmark wants on any machine.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from typing import Literal
 
 from benchmarks.stack.client import Notebook
@@ -103,6 +104,31 @@ ENDLESS = """
 while True:
     training.iterate()
 """
+
+#: trains copies of ``training`` in {num_threads} threads until ``stopped`` is set
+_THREADS = """
+import copy, threading
+stopped = threading.Event()
+def train_on(training):
+    while not stopped.is_set():
+        training.iterate()
+threads = [threading.Thread(target=train_on, args=(copy.deepcopy(training),)) for _ in range({num_threads})]
+for thread in threads:
+    thread.start()
+"""
+
+
+@contextlib.asynccontextmanager
+async def in_threads(notebook: Notebook, num_threads: int) -> AsyncIterator[None]:
+    """Train in threads of a notebook, in which :func:`prepare` has run, until the block ends; no cell runs."""
+    await notebook.run(_THREADS.format(num_threads=num_threads))
+    try:
+        yield
+    finally:
+        alive = "[thread.is_alive() for thread in threads]"
+        trained = await notebook.value(f"print(json.dumps({alive}))\nstopped.set()\nfor t in threads: t.join()")
+    if not all(trained):
+        raise BenchmarkFailed(f"an endless thread at {notebook.route.name} ended.")
 
 
 async def prepare(notebook: Notebook, model: Model, *, iteration_seconds: float) -> float:
