@@ -97,7 +97,7 @@ binder: $(INSTALLED) ## what Binder would build and start
 # the tests try a little of it each time
 FUZZ_SECONDS ?= 60
 fuzz: $(INSTALLED) ## random input, for FUZZ_SECONDS=60 a property
-	FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest --timeout=0 tests/fuzz
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest --timeout=0 tests/fuzz tests/session/gate/test_random_threads.py
 
 # prints its seed
 WALKS ?= 100

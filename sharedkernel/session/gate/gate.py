@@ -225,7 +225,7 @@ class Gate(GatePart):
                 break
             if threading.get_ident() != (self._main if thread is None else thread.ident):
                 return True  # one of torch's for backward: who called that, and waits for it, yields afterwards
-            if thread is not None and self._words[_PREEMPT] and not self.sections.is_main_in_lane:
+            if thread is not None and self._words[_PREEMPT] and self.sections.may_yield:
                 self.sections.release("yield")
                 continue
             growth = self._growth.before_operation()

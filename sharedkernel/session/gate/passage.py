@@ -11,6 +11,7 @@ may touch it is held; none of them leaves before it is back.
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import threading
 import time
@@ -26,6 +27,10 @@ Owner = object | None
 _SIGNAL_INTERVAL = 0.05
 #: seconds between two looks of a held thread at whether memory is back
 _BACK_INTERVAL = 0.05
+
+
+class StaysOpen(Exception):
+    """The gate could not be closed in time: a thread stays inside."""
 
 
 class Passage:
@@ -78,12 +83,22 @@ class Passage:
         return self._main in self.inside
 
     @contextlib.contextmanager
-    def closed(self) -> Iterator[None]:
+    def closed(self, patience: float = math.inf) -> Iterator[None]:
         """Close the gate and wait until nobody else is inside; nothing passes in the body.
 
         For one thread at a time. An interrupt ends the wait of the main thread, and nothing is closed.
+
+        Parameters
+        ----------
+        patience
+            Seconds to wait at most.
+
+        Raises
+        ------
+        StaysOpen
+            When somebody is inside for longer.
         """
-        caller = threading.get_ident()
+        caller, deadline = threading.get_ident(), time.monotonic() + patience
         was_inside, owner = caller in self.inside, self.inside.pop(caller, None)
         self.closer = caller
         try:
@@ -91,6 +106,8 @@ class Passage:
                 self._left.clear()
                 if not self.inside:
                     break
+                if time.monotonic() >= deadline:
+                    raise StaysOpen
                 if self._main in self.inside:
                     signal.pthread_kill(self._main, FORCE_SIGNAL)
                 with interrupts_let_through():

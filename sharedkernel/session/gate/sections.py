@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.session.gate.dispatch_mode import DeviceMode
 from sharedkernel.session.gate.eviction import SessionEviction
-from sharedkernel.session.gate.passage import Passage
+from sharedkernel.session.gate.passage import Passage, StaysOpen
 from sharedkernel.session.gate.standing import GatePart, GateParts, ReleasePoint, Standing
 from sharedkernel.session.gate.user_threads import UserThread, UserThreads
 from sharedkernel.status.refusal_text import explain_no_pause
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
     from sharedkernel.session.lanes.session_lane import SessionLane
 
 log = logging.getLogger(__name__)
+
+#: seconds for which a grant's end waits for a thread that stays inside, and for which none is tried then: such as a
+#: compiled function that waits for another thread, which must go on
+_CLOSE_PATIENCE, _OPEN_AFTERWARDS = 1.0, 0.5
 
 
 class Sections(GatePart):
@@ -77,6 +82,8 @@ class Sections(GatePart):
         self._check_memory = check_memory
         self._main = threading.get_ident()
         self._asking = threading.RLock()
+        #: from when on the gate may be closed again (monotonic)
+        self._closes_after = 0.0
         #: the session's lane; None where no bytes are shared, and in a forked child
         self.lanes = lanes
         #: sections of the main thread that are open
@@ -285,9 +292,13 @@ class Sections(GatePart):
     # --- release ------------------------------------------------------------------------------------------------------
 
     @property
-    def is_main_in_lane(self) -> bool:
-        """Whether the main thread, and not the calling one, has to hand the session's lane over before others run."""
-        return self.lanes is not None and self.lanes.has_turn and threading.get_ident() != self._main
+    def may_yield(self) -> bool:
+        """Whether another thread than the main one may release the grant now.
+
+        Not while the main one has the session's lane, which that has to hand over, nor soon after it failed.
+        """
+        has_lane = self.lanes is not None and self.lanes.has_turn
+        return not has_lane and time.monotonic() >= self._closes_after
 
     def release(self, at: ReleasePoint) -> bool:
         """Release the grant and let the next operation acquire one again.
@@ -300,20 +311,36 @@ class Sections(GatePart):
         Returns
         -------
         bool
-            Whether it is released; not if the lane cannot be handed over.
+            Whether it is released; not if the lane cannot be handed over, or a thread stays inside an operation.
         """
         main = threading.get_ident() == self._main
         with signals_held(), self.one_at_a_time():
             is_held = self._standing.is_held
-            if is_held and self.lanes is not None and main and not self._hand_over(self.lanes, at):
+            if is_held and not self._release_held(at):
+                if main and not self._mode.is_in:  # also where it has waited for its turn to ask
+                    self._passage.enter()
                 return False
-            if is_held:
-                with self._passage.closed():
-                    self._standing.release(at)
             if main:
                 self._mode.put_in()
         if at == "boundary" and is_held:
             self._check_memory(self._meter.memory)
+        return True
+
+    def _release_held(self, at: ReleasePoint) -> bool:
+        if time.monotonic() < self._closes_after:
+            return False
+        patience = _CLOSE_PATIENCE
+        if self.lanes is not None and threading.get_ident() == self._main:
+            if self.lanes.has_turn:  # once the lane is handed over, nothing may run in it
+                patience = math.inf
+            if not self._hand_over(self.lanes, at):
+                return False
+        try:
+            with self._passage.closed(patience):
+                self._standing.release(at)
+        except StaysOpen:
+            self._closes_after = time.monotonic() + _OPEN_AFTERWARDS
+            return False
         return True
 
     def _hand_over(self, lanes: SessionLane, at: ReleasePoint) -> bool:

@@ -155,6 +155,7 @@ class UserThreads:
         try:
             function(*args, **kwargs)
         finally:
+            self._passage.leave()  # what looks at dispatch in it may not have ended
             self._end_section(thread)
             self._all.pop(thread.ident, None)
 
@@ -167,10 +168,14 @@ class UserThreads:
 
     def open_section(self, thread: UserThread) -> None:
         """Open a section for *thread*, an operation of which needs the device."""
+        with self._ending:
+            if thread.has_section:  # it was being ended, and goes on
+                return
         self._open_section()
         thread.used_at = time.monotonic()
-        thread.has_section = True
-        self._count()
+        with self._ending:
+            thread.has_section = True
+            self._count()
         if self._watcher is None:
             self._watcher = threading.Thread(target=self._watch, name="sharedkernel-threads", daemon=True)
             try:
@@ -205,5 +210,7 @@ class UserThreads:
 
     def forget_in_child(self) -> None:
         """Forget the threads of the process that this one was forked from."""
+        for thread in self._all.values():  # the one that goes on here must not count itself out in the page
+            thread.has_section = False
         self._all.clear()
         self._ending = threading.Lock()

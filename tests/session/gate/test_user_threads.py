@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import Turn, Word
+from sharedkernel.session.gate.dispatch_mode import DeviceMode
+from sharedkernel.session.gate.passage import Passage
+from sharedkernel.session.gate.user_threads import UserThreads
 from tests.session.harness import SessionUnderTest
 
 MIB = 1 << 20
@@ -67,6 +73,25 @@ def wanted(session: SessionUnderTest) -> threading.Event:
     asked = threading.Event()
     session.on_wanted = lambda wanted: asked.set()
     return asked
+
+
+@contextlib.contextmanager
+def preempted_often(session: SessionUnderTest) -> Iterator[None]:
+    """Ask for the device again and again in the body."""
+    stop = threading.Event()
+
+    def preempt() -> None:
+        while not stop.wait(0.02):
+            session.page.words[Word.PREEMPT] = 1
+
+    thread = threading.Thread(target=preempt)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        session.page.words[Word.PREEMPT] = 0
 
 
 def result(session: SessionUnderTest) -> str:
@@ -265,17 +290,80 @@ def test_threads_that_go_backward_at_once_and_yield(session: SessionUnderTest) -
         "with ThreadPoolExecutor(3) as pool: together = list(pool.map(train, range(3)))\n"
         "print(all(map(torch.equal, alone, together)))"
     )
-    stop = threading.Event()
-
-    def preempt() -> None:
-        while not stop.wait(0.02):
-            session.page.words[Word.PREEMPT] = 1
-
-    thread = threading.Thread(target=preempt)
-    thread.start()
-    try:
+    with preempted_often(session):
         assert session.reply(request)["text"] == "True\n"
+
+
+def test_a_traced_cell_that_waits_for_a_thread_ends(session: SessionUnderTest) -> None:
+    """No mode may come into what is traced, so it never waits at the gate; the thread goes on with the grant."""
+    session.run(
+        "inside = threading.Event()\n"
+        "def many():\n"
+        "    inside.wait()\n"
+        "    for _ in range(3):\n"
+        "        total()\n"
+        "        time.sleep(0.1)\n"
+        "    return total()\n"
+        "t = start(many)"
+    )
+    traced = "torch.jit.trace(lambda x: (inside.set(), t.join(), x + 1)[2], torch.ones(2))"
+    with preempted_often(session):
+        assert session.run(f"print({traced}(torch.ones(2)))")["text"] == "tensor([2., 2.])\n"
+    assert result(session) == str(TOTAL)
+
+
+def test_a_thread_that_dies_while_it_is_profiled_ends_its_section(session: SessionUnderTest) -> None:
+    since = session.mark
+    session.run(
+        "def die():\n"
+        "    torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]).start()\n"
+        "    return total()\n"
+        "t = start(die)\nt.join()"
+    )
+    session.wait_for(protocol.CellClosedReport, since)
+    assert session.page.words[Word.THREADS] == 0
+
+
+def test_a_forked_child_that_ends_a_thread_leaves_the_count_as_it_is(session: SessionUnderTest) -> None:
+    session.run(
+        "import os\n"
+        "reaped = threading.Event()\n"
+        "def fork():\n"
+        "    total()\n"
+        "    if child := os.fork():\n"
+        "        os.waitpid(child, 0)\n"
+        "        reaped.set()\n"
+        "        forever()\n"
+        "t = start(fork)"
+    )
+    assert session.run("print(reaped.wait(60))")["text"] == "True\n"
+    assert session.page.words[Word.THREADS] == 1
+
+
+def test_a_section_that_was_being_ended_is_not_opened_twice() -> None:
+    """Its thread began an operation meanwhile, was told that it has no section, and opens one."""
+    opened: list[None] = []
+    openers: list[threading.Thread] = []
+    asked = threading.Event()
+
+    class Busy(Passage):
+        def is_at(self, owner: Any) -> bool:
+            if not openers:
+                openers.append(threading.Thread(target=threads.open_section, args=(owner,)))
+                openers[0].start()
+                asked.set()
+            return True
+
+    words = memoryview(bytearray(4096)).cast("q")
+    threads = UserThreads(
+        words, Busy(lambda: False), open_section=lambda: opened.append(None), close_section=lambda: opened.pop()
+    )
+    thread = threads.guard(lambda thread: DeviceMode(lambda: None))
+    try:
+        threads.open_section(thread)
+        thread.used_at = -math.inf
+        assert asked.wait(60)
+        openers[0].join()
+        assert len(opened) == 1
     finally:
-        stop.set()
-        thread.join()
-        session.page.words[Word.PREEMPT] = 0
+        thread.mode.take_out()
