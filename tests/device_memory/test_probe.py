@@ -36,7 +36,7 @@ def test_it_finds_what_holds(tmp_path):
     result = _probe("--json", str(path), "--lane", "32", path=str(Path(__file__).parent / "stand_in"))
     assert result.returncode == 0, result.stderr
     found = json.loads(path.read_text())
-    assert len(found["facts"]) == 8
+    assert len(found["facts"]) == 9
     assert all(found["facts"].values())
     assert found["lane_bytes"] == 32 << 20
     assert found["date"]
