@@ -358,6 +358,7 @@ class Worker(threading.Thread):
         try:
             while True:
                 reply = self.notebook.client.get_shell_msg(timeout=0)
+                self._check_new(reply)
                 if reply["parent_header"].get("msg_id") == message_id:
                     return str(reply["content"]["status"])
         except Empty:

@@ -56,7 +56,6 @@ _SEEN_KEPT = 16
 #: said in the first cell after the loss of a session of which nobody knows how it ended
 _LOST = "The session before is no longer on the gateway, and its variables are gone."
 
-
 #: see the table above
 State = StrEnum("State", ["JOINING", "JOINED", "AWAY", "REFUSED", "ENDED"])
 
@@ -88,7 +87,7 @@ class Relay:
         self._exit: asyncio.Future[int] = self._loop.create_future()
         self._state = State.JOINING
         self._pending = PendingRequests(self._responder)
-        #: whether another process had the session before this one, so that requests are unknown here
+        #: whether the session may have requests of another process before this one, which are unknown here
         self._succeeds = False
         #: set once a client has said what it has seen of that session
         self._client_has_said = asyncio.Event()
@@ -262,6 +261,7 @@ class Relay:
         if request := self._pending.find(key):
             if channel != "stdin":
                 self._pending.pop(key)
+                self._succeeds &= not request.in_line  # requests of the process before are answered first
             self._client.send(channel, request.identities, parts)
         elif self._succeeds:
             # Jupyter's clients name their sockets after their message sessions.
@@ -290,10 +290,10 @@ class Relay:
         # A client that ends the session itself expects no outcome of what runs there.
         if self._state is not State.ENDED:
             sent = self._pending.take_back(self._held) if is_attached else self._pending.sent()
-            died = problems.session_died(content.get("message"))
-            self._pending.settle(sent, problems.REPLACED if is_attached else died)
+            problem = problems.REPLACED if is_attached else problems.session_died(content.get("message"))
+            self._pending.settle(sent, problem)
             if is_attached or state == "dead":
-                self._say_restarted()
+                self._say_restarted(problem)
             if state == "dead":
                 self._on_dead(str(content.get("message")) if content.get(ENDED) is True else None)
             else:
@@ -301,10 +301,12 @@ class Relay:
                 self._upstream.drop()
         return state == "restarting" and not is_attached
 
-    def _say_restarted(self) -> None:
+    def _say_restarted(self, problem: problems.Problem) -> None:
         """Say that what runs has no outcome, where another relay has sent it: nothing here can answer it."""
         if self._succeeds:
             self._succeeds = False
+            # Clients give up all their cells at this: those held would run unseen.
+            self._pending.settle(self._held.remove_cells(), problem)
             self._responder.publish("status", {"execution_state": "restarting"})
             self._responder.publish("status", {"execution_state": "idle"})
 
@@ -344,9 +346,8 @@ class Relay:
         if self._state is State.ENDED:
             return
         problem = problems.GONE if farewell is None else problems.session_died(farewell)
-        self._pending.settle(self._pending.sent(), problem)
-        self._pending.settle(self._held.remove_controls(), problem)
-        self._say_restarted()
+        self._pending.settle([*self._pending.sent(), *self._held.remove_controls()], problem)
+        self._say_restarted(problem)
         self._go_on_without(problem, farewell)
 
     async def _read(self) -> None:

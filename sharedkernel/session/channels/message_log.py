@@ -171,10 +171,11 @@ class MessageLog:
             Ids of published messages that it has seen, the last ones. Where none of them is kept any more, it gets all
             that is; where none was this session's at all, what no other client was told.
         identity
-            Whose replies it gets, too: all that are kept, since nobody knows which have arrived.
+            Whose replies it gets, too.
         resumes
-            Whether it was connected before and *seen* is all that it has: if that is nothing of this session, it gets
-            everything since it came.
+            Whether it was connected before and *seen* is all that it has. If that is nothing of this session, it gets
+            everything since it came; and it gets all replies that are kept, as it knows which it has. Any other may
+            speak for a client that has them, and that refuses what comes twice: it gets those that nobody heard.
         """
         with self._lock:
             first = self._number - len(self._starts) + 1
@@ -188,8 +189,8 @@ class MessageLog:
             messages = []
             for number, start in enumerate(self._starts, first):
                 channel, frames = self._read(start)
-                wanted = number > after if channel == "iopub" else frames[0] == identity
-                if wanted:
+                is_mine = channel == "iopub" or frames[0] == identity
+                if is_mine and (number > after or (resumes and channel != "iopub")):
                     messages.append((channel, frames))
             return Missed(messages, is_cut)
 

@@ -61,8 +61,7 @@ def test_a_relay_that_was_killed_comes_back_to_its_tensors(stack: LocalStack, no
     """The session is the same one, and so is what it holds."""
     notebook.run("import torch; weights = torch.arange(4.0)")
     before = sessions(stack)
-    os.kill(notebook.pid, signal.SIGKILL)
-    wait_until(lambda: not notebook.manager.is_alive())
+    _kill_relay(notebook)
     notebook.restart(now=True)
     assert notebook.run("print(weights.sum().item())").text() == "6.0\n"
     assert sessions(stack) == before
@@ -73,8 +72,7 @@ def test_a_cell_that_runs_while_its_relay_is_killed_has_its_outcome(notebook: No
     go_on = tmp_path / "go on"
     cell = notebook.client.execute(f"print('on', flush=True)\n{_UNTIL_THERE.format(path=str(go_on))}\nprint('done')")
     notebook.wait_for_output(cell, "on")
-    os.kill(notebook.pid, signal.SIGKILL)
-    wait_until(lambda: not notebook.manager.is_alive())
+    _kill_relay(notebook)
     go_on.touch()
     notebook.manager.restart_kernel(now=True)
     outcome = notebook.wait(cell)
@@ -90,15 +88,63 @@ def test_the_end_of_a_session_is_said_by_the_next_relay_too(
     code = f"print('on', flush=True)\n{_UNTIL_THERE.format(path=str(go_on))}\nprint('again', flush=True)\nwhile True: 1"
     cell = notebook.client.execute(code)
     notebook.wait_for_output(cell, "on")
-    os.kill(notebook.pid, signal.SIGKILL)
-    wait_until(lambda: not notebook.manager.is_alive())
+    _kill_relay(notebook)
     notebook.manager.restart_kernel(now=True)
     go_on.touch()
     notebook.wait_for_output(cell, "again")
     _end_all(stack, "ada", by="ada")
-    while notebook.client.get_iopub_msg(timeout=TIMEOUT)["content"].get("execution_state") != "restarting":
-        pass
+    _wait_for_state(notebook, "restarting")
     assert notebook.run("print('next')").text() == "next\n"
+
+
+def test_a_relay_repeats_no_reply_of_the_one_before(stack: LocalStack, notebook: Notebook) -> None:
+    """Its gateway ended with it, so nobody knows what the client has: jupyter_client refuses to have it twice."""
+    notebook.run("print('before')")
+    stack.gateway.kill()
+    _kill_relay(notebook)
+    stack.gateway.start()
+    stack.gateway.wait_until_ready()
+    notebook.manager.restart_kernel(now=True)
+    assert notebook.run("print('next')").text() == "next\n"
+
+
+def test_a_cell_that_waited_runs_after_the_end_of_a_session_that_a_relay_has_taken_over(stack: LocalStack) -> None:
+    """The cells of the relay before are over once one of its own is, so no restart is published for them."""
+    with Line(stack.port) as line, Notebook(line.url, stack.token("mary")) as notebook:
+        notebook.run("x = 1")
+        _kill_relay(notebook)
+        notebook.manager.restart_kernel(now=True)
+        assert notebook.run("print(x)").text() == "1\n"
+        line.cut(notebook)
+        waiting = notebook.client.execute("print('x' in globals())")
+        _end_all(stack, "mary", by="ada")
+        wait_until(lambda: not _live(stack, "mary"))
+        line.mend()
+        states, text = [], ""
+        while "False" not in text:
+            message = notebook.client.get_iopub_msg(timeout=TIMEOUT)
+            states.append(message["content"].get("execution_state"))
+            if message["parent_header"].get("msg_id") == waiting:
+                text += message["content"].get("text", "")
+        assert "restarting" not in states
+
+
+def test_a_cell_that_waits_behind_a_lost_one_of_the_relay_before_fails(stack: LocalStack) -> None:
+    """At the restart that is published a client gives up all its cells, so that this one would run unseen."""
+    with Line(stack.port) as line, Notebook(line.url, stack.token("mary")) as notebook:
+        _run_on(notebook)
+        _kill_relay(notebook)
+        notebook.manager.restart_kernel(now=True)
+        _wait_for_state(notebook, "busy")  # the relay has joined, and is told of what runs
+        line.cut(notebook)
+        waiting = notebook.client.execute("print('unseen')")
+        _end_all(stack, "mary", by="ada")
+        wait_until(lambda: not _live(stack, "mary"))
+        line.mend()
+        outcome = notebook.wait(waiting)
+        assert outcome.error.startswith("SharedGPUSessionDied: This session was ended by ada")
+        assert [error["ename"] for error in outcome.of_type("error")] == ["SharedGPUSessionDied"]
+        _wait_for_state(notebook, "restarting")
 
 
 def test_an_output_that_is_too_long_for_a_websocket_breaks_none(notebook: Notebook) -> None:
@@ -211,6 +257,16 @@ def test_who_ended_a_session_is_known_after_a_restart_of_the_gateway(stack: Loca
         outcome = notebook.run("print('x' in globals())")
         assert outcome.text() == "False\n"
         assert "This session was ended by ada; its variables are gone." in outcome.text("stderr")
+
+
+def _kill_relay(notebook: Notebook) -> None:
+    os.kill(notebook.pid, signal.SIGKILL)
+    wait_until(lambda: not notebook.manager.is_alive())
+
+
+def _wait_for_state(notebook: Notebook, state: str) -> None:
+    while notebook.client.get_iopub_msg(timeout=TIMEOUT)["content"].get("execution_state") != state:
+        pass
 
 
 def _run_on(notebook: Notebook) -> str:

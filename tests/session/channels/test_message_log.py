@@ -61,8 +61,19 @@ def test_replies_go_to_who_asked(message_log: MessageLog) -> None:
         message_log.keep("shell", frames)
     message_log.keep("iopub", message(3))
     message_log.keep("iopub", message(4))
-    missed = message_log.since(["3"], b"ada").messages
+    missed = message_log.since(["3"], b"ada", resumes=True).messages
     assert missed == [("shell", replies[0]), ("shell", replies[2]), ("iopub", message(4))]
+
+
+def test_who_may_have_had_a_reply_is_not_told_it_again(message_log: MessageLog) -> None:
+    """Another relay speaks for the same client, which has what the relay before was sent, and refuses it twice."""
+    note = message_log._noting_listeners(lambda frames: None)
+    note([b"\x01"])
+    message_log.keep("shell", message(1, to=b"ada"))
+    note([b"\x00"])  # the gateway ends, so that nobody hears the next
+    message_log.keep("shell", message(2, to=b"ada"))
+    note([b"\x01"])
+    assert message_log.since([], b"ada").messages == [("shell", message(2, to=b"ada"))]
 
 
 def test_a_reply_is_found_by_its_request(message_log: MessageLog) -> None:
