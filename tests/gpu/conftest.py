@@ -25,9 +25,9 @@ class SmallExecutorProcess(ExecutorProcess):
     """An executor that serves no more memory than the device has, and 1 GiB at most."""
 
     def __init__(self, *options: str, capacity: str, **others: Any) -> None:
-        capacity = str(min(parse_bytes(capacity), _MOST))
-        if int(capacity) > device_bytes():
-            options, capacity = (*options, "--reserve", _RESERVE), f"{device_bytes() // MIB}MiB"
+        most = min(device_bytes(), _MOST)
+        if parse_bytes(capacity) > most:
+            options, capacity = (*options, "--reserve", _RESERVE), f"{most // MIB}MiB"
         super().__init__(*options, capacity=capacity, **others)
 
 
