@@ -97,10 +97,10 @@ def test_a_training_in_a_thread_takes_turns_with_another_users_cell() -> None:
                 await asyncio.gather(ada.run(_SETUP), grace.run(_SETUP))
                 await ada.run("start(10**6)")
                 training = asyncio.create_task(grace.run("train(60)"))
-                for _ in range(5):
+                seen = set()
+                while "computing in a thread" not in seen:  # else it waits for its turn
                     await wait_for_steps(ada, 3)
-                    states = {session.user: session_state(session) for session in stack.status().sessions}
-                    assert states["ada"] in ("computing in a thread", "1st in line"), states
+                    seen |= {session_state(session) for session in stack.status().sessions if session.user == "ada"}
                 await training
                 await ada.run("stop = True\nthread.join()")
                 used = {user.name: user.attained_service_seconds for user in stack.status().users}
