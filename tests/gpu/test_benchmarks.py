@@ -129,9 +129,13 @@ else:
 
 
 @pytest.mark.parametrize(("seconds", "status"), [(0, "passed"), (600, "timed out")])
-def test_nothing_that_a_step_starts_runs_on_beside_the_next(tmp_path: Path, seconds: int, status: str) -> None:
+def test_nothing_that_a_step_starts_runs_on_beside_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, status: str
+) -> None:
     """A service in a session of its own either, whose memory is free before the next step begins."""
     pid = str(tmp_path / "pid")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
 
     def used_bytes() -> int:
         with contextlib.suppress(OSError, ValueError):
@@ -151,8 +155,7 @@ def test_nothing_that_a_step_starts_runs_on_beside_the_next(tmp_path: Path, seco
     logs = tmp_path / "leaves.logs"
     assert logs.exists() is (status != "passed")
     assert status == "passed" or (logs / "executor.log").read_text() == "lost"
-    temporary = Path(tempfile.gettempdir())
-    assert not [path for path in temporary.glob("kit-*") if (path / "executor.log").exists()]
+    assert not [path for path in (tmp_path / "temporary").glob("kit-*") if (path / "executor.log").exists()]
 
 
 def test_memory_of_the_card_that_is_not_free_again_is_reported(tmp_path: Path) -> None:

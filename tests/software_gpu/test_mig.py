@@ -61,8 +61,7 @@ async def test_sessions_are_placed_on_instances_as_on_devices(stack: Stack) -> N
             most[name] = max(most[name], devices[name]["utilisation"] or 0.0)
         await asyncio.sleep(0.1)
     assert await cell == "1.0"
-    assert most[busy] > 0.0
-    assert most[idle] == 0.0
+    assert most[idle] < 0.01 < most[busy]
     for name in INSTANCES:
         device = devices[name]
         assert device["capacity_bytes"] == CAPACITY
