@@ -20,7 +20,7 @@ interface IProps extends INames {
   /** Said when there are no sessions. */
   empty: string;
   status: IStatus;
-  /** Those that are shown. */
+  /** The sessions that the table shows. */
   sessions: readonly ISession[];
   /** Null where nothing can be done with them. */
   actions: ISessionActions | null;

@@ -20,6 +20,12 @@ from traitlets.config.loader import ArgumentError, KVArgParseConfigLoader
 
 from sharedkernel._version import __version__
 
+#: what traitlets says of a number that is too small
+_BELOW_LEAST = re.compile(
+    r"The value of the '(\w+)' trait of an? \w+ instance should not be less than (\S+), "
+    r"but a value of (\S+) was specified"
+)
+
 
 def fail(sentence: str, *, status: int = 1) -> NoReturn:
     """End this process with a sentence on standard error.
@@ -95,7 +101,8 @@ class CommandApp(Application):
         try:
             parse(self, argv)
         except (TraitError, ArgumentError) as error:
-            fail(f"{str(error).rstrip('.')}; {self.remedy(argv or ())}.", status=2)
+            said = _BELOW_LEAST.sub(r"\1 must be at least \2, not \3", str(error))
+            fail(f"{said.rstrip('.')}; {self.remedy(argv or ())}.", status=2)
         except BrokenPipeError:  # who read the help has read enough, as with `| head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python says so at its end
             sys.exit(1)

@@ -30,7 +30,7 @@ def bench(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
     [
         ([], f"which benchmark? There are {', '.join(BENCHMARKS)}; or run them --all."),
         (["strat"], f"there is no benchmark 'strat'; there are {', '.join(BENCHMARKS)}."),
-        (["start", "--repeats", "-1"], "should not be less than 0"),
+        (["start", "--repeats", "-1"], "repeats must be at least 0, not -1"),
         (["start", "--repeats", "many"], "many"),
     ],
 )

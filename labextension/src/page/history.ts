@@ -30,7 +30,7 @@ export interface ILayer {
 
 /** Seconds that a chart shows. */
 const SHOWN_SECONDS = 3600;
-/** Of more gaps than so many, only the last are told. */
+/** The most gaps that are explained; of more, only the last are. */
 const FEW = 3;
 
 /** Return *history* with gaps before it, so that it covers the whole hour. */

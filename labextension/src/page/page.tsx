@@ -118,7 +118,7 @@ export function Page(props: IProps): React.ReactElement {
             <HostsSection status={status} {...names} />
             <NotebookTable
               title={trans.__('Notebooks')}
-              empty={trans.__('Nobody has one. “Connect” says how to start one.')}
+              empty={trans.__('No notebook is running. “Connect” says how to start one.')}
               status={status}
               sessions={status.sessions}
               actions={actions}

@@ -20,7 +20,7 @@ from sharedkernel.status.figures import MEMORY
 
 #: seconds between two values, and how many are kept
 STEP_SECONDS, NUM_STEPS = 10.0, 360
-#: users of a device who are recorded in a step, and who are told apart in an answer: those with the most memory
+#: most users of a device in a recorded step, and most with a line of their own in an answer: those with the most memory
 _MAX_USERS, _MAX_TOLD = 32, 8
 #: seconds between two looks until a device is there
 _FIRST_SECONDS = 1.0

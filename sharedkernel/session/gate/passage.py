@@ -52,7 +52,7 @@ class Passage:
         self.has_main_passed = False
         #: the threads that wait at the gate, and for whom
         self.held: dict[int, Owner] = {}
-        #: the thread that closes the gate; None: it is open to whoever holds the grant
+        #: the thread that closes the gate; None: the gate is open
         self.closer: int | None = None
         self._left = InterruptSafeEvent()
         self._mover: int | None = None

@@ -135,7 +135,7 @@ def test_a_cell_that_waits_behind_a_lost_one_of_the_relay_before_fails(stack: Lo
         _run_on(notebook)
         _kill_relay(notebook)
         notebook.manager.restart_kernel(now=True)
-        _wait_for_state(notebook, "busy")  # the relay has joined, and is told of what runs
+        _wait_for_state(notebook, "busy")  # the relay has joined, and knows that a cell runs
         line.cut(notebook)
         waiting = notebook.client.execute("print('unseen')")
         _end_all(stack, "mary", by="ada")

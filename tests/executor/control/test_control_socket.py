@@ -90,7 +90,7 @@ def test_a_message_too_long_to_send_is_refused_where_it_is_made() -> None:
         (["--policy", "magic"], 2, "unknown policy 'magic'; choose one of fair, fifo"),
         (["--quantum", "soon"], 2, "'soon' is not a duration"),
         (["--device", "tpu:0"], 2, "there is no device 'tpu:0'"),
-        (["--spares", "-1"], 2, "less than 0"),
+        (["--spares", "-1"], 2, "at least 0"),
         (["--no-such-option", "1"], 2, "unrecognized arguments: --no-such-option"),
     ],
 )
