@@ -36,9 +36,8 @@ MIB = 1 << 20
 PATIENCE = 20.0
 #: by how much a figure may differ from what was made: a part of it, or bytes
 TOLERANCE, LEAST_TOLERANCE = 0.03, 16 * MIB
-#: bytes by which a session on the host may exceed its quota before an allocation fails, see `executor/devices/host.py`,
-#: and those that its heap keeps at its end and may give back between the request and the allocation
-SLACK = (64 + 16) * MIB
+#: bytes by which a session on the host may exceed its quota before an allocation fails, see `executor/devices/host.py`
+SLACK = 64 * MIB
 #: part of what is left that must be usable
 USABLE = 0.95
 USERS = ("ada", "bob")
