@@ -237,7 +237,7 @@ class MemoryDemand:
         """
         missing = self.shortfall(session, gone)
         if session.iteration.growth and session.lane is not None:
-            missing = max(missing, self.beside(session) - self.ledger.free)
+            missing = max(missing, self.beside(session) - self.ledger.free - _left_by(gone))
         return missing
 
 
@@ -251,12 +251,18 @@ def residue(session: Session) -> int:
 
 
 def is_movable(session: Session) -> bool:
-    """Return whether *session*'s persistent memory can be offloaded, now or later in its cell."""
+    """Return whether *session* can leave the device, now or later in its cell, and others gain by it."""
     may_be_asked = not session.offload.is_declined and session.user.offload_after is not None
-    if not (may_be_asked or session.is_detached) or session.memory.persistent < LEAST_OFFLOAD:
+    if not (may_be_asked or session.is_detached) or _held(session) < LEAST_OFFLOAD:
         return False
     is_away = session.state in (SessionState.OFFLOADED, SessionState.RESTORING) and not session.offload.is_returning
     return not is_away
+
+
+def _held(session: Session) -> int:
+    """Return the bytes that *session* leaves to others when it goes: what it keeps, and what its iterations need."""
+    is_placed = session.lane is not None and session.state is not SessionState.WAITING
+    return session.memory.persistent + (max(session.need, session.iteration.live) if is_placed else 0)
 
 
 def least(session: Session) -> int:
@@ -268,6 +274,13 @@ def gain(lane: Lane) -> int:
     """Return the bytes that clearing *lane* frees, with its live bytes parked."""
     is_live = lane.occupant is not None and lane.holder is None
     return lane.size - (lane.occupant.iteration.unparked if is_live and lane.occupant is not None else 0)
+
+
+def _left_by(gone: Collection[Session]) -> int:
+    """Return the bytes of lanes in which nobody stays once *gone* have left, without what is live in them."""
+    lanes = {session.lane for session in gone if session.lane is not None}
+    empty = [lane for lane in lanes if all(other in gone for other in lane.sessions.values())]
+    return sum(lane.size - sum(other.iteration.unparked for other in lane.sessions.values()) for lane in empty)
 
 
 def _need_of(entry: tuple[int, Session]) -> int:

@@ -3,7 +3,8 @@
 A session has its memory on the device for at least a *memory quantum*. When that is over and a queued session lacks
 memory, it is evicted: at its next boundary it releases its grant, offloads its memory whole, and enters the memory
 queue to come back. While plain Python runs in its cell, a signal calls it to its gate. A session that cannot move
-(its own threads may use its memory, say) declines, keeps its memory, and counts as residue from then on.
+(its own threads may use its memory, say) declines, keeps its memory, and counts as residue from then on. One that keeps
+nothing between its iterations moves no bytes, and leaves the room that they need.
 
 The quantum
     is `memory_quantum`, or twelve times the measured cost of moving the one session out and the other in, if that is

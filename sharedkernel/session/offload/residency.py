@@ -135,6 +135,24 @@ class NoMover:
         return None
 
 
+class _Nothing(PendingOffload):
+    """The memory of a session that keeps none between its iterations."""
+
+    def write(self) -> None:
+        """Do nothing."""
+
+    def commit(self) -> OffloadedMemory:
+        """Return what restores nothing."""
+        return self
+
+    def abort(self) -> None:
+        """Do nothing."""
+
+    def restore(self, pause: Callable[[int], None]) -> None:
+        """Let *pause* end it."""
+        pause(0)
+
+
 class RestoreAnswer:
     """The executor's answer to a session that waits to be restored."""
 
@@ -233,6 +251,8 @@ class Residency:
     ) -> Iterator[Callable[[], protocol.OffloadedReport]]:
         """Write everything away in the middle of what runs, and yield what :meth:`offload` yields.
 
+        A session that has nothing to move still leaves: the room of its iterations is what others wait for.
+
         Parameters
         ----------
         loop
@@ -247,18 +267,24 @@ class Residency:
         CannotOffload
             When it has to stay.
         """
-        with self._offloading(lambda: _check_idle(busy, loop, held)) as (pending, commit):
+        with self._offloading(lambda: _check_idle(busy, loop, held), is_iterating=True) as (pending, commit):
             pending.write()
             yield commit
 
     @contextlib.contextmanager
     def _offloading(
-        self, check: Callable[[], None]
+        self, check: Callable[[], None], *, is_iterating: bool = False
     ) -> Iterator[tuple[PendingOffload, Callable[[], protocol.OffloadedReport]]]:
         """Prepare to leave, and yield what is to be written and a function that leaves, if *check* still passes."""
         check()
         began = time.monotonic()
-        pending = self._pending = self._mover.prepare()
+        try:
+            pending = self._mover.prepare()
+        except CannotOffload as error:
+            if not is_iterating or error.reason != "nothing":
+                raise
+            pending = _Nothing(0)
+        self._pending = pending
         left = False
 
         def commit() -> protocol.OffloadedReport:

@@ -36,6 +36,15 @@ while True:
     optimizer.step()
     steps += 1
 """
+#: keeps nothing from one iteration to the next, and needs most of the device for each
+_ITERATE = """
+import torch
+iterations = 0
+while True:
+    batch = torch.ones(160 << 18)
+    del batch
+    iterations += 1
+"""
 #: does not use the device at all any more, and keeps what it has
 _PLAIN = """
 import time
@@ -89,6 +98,26 @@ async def test_an_endless_cell_keeps_its_memory_from_nobody(cell: str) -> None:
         count, text = outcome.text.splitlines()
         assert int(count) > 0
         assert text == held.strip()
+
+
+async def test_an_endless_loop_that_keeps_nothing_leaves_room_for_what_others_keep() -> None:
+    """Its iterations need nearly the whole device; another user keeps half of it."""
+    async with small_device() as executor:
+        looping = await executor.notebook("ada", limits=Limits(user="ada", offload_after=0.0))
+        other = await executor.notebook("grace", limits=Limits(user="grace", offload_after=0.0))
+        endless = asyncio.create_task(looping.run(_ITERATE, 10 * PATIENCE))
+
+        async def is_measured() -> bool:
+            entry = await executor.session(looping)
+            return entry["state"] == "running" and entry["attained_service_seconds"] > 0
+
+        await until(is_measured, "the loop runs", 2 * PATIENCE)
+        made = await other.run("import torch; kept = torch.ones(120 << 18); print(int(kept.sum()))", 4 * PATIENCE)
+        assert made.text == f"{120 << 18}\n"
+        await executor.client.signal_session(looping.session, 2)
+        assert (await endless).error == "KeyboardInterrupt"
+        before = int((await looping.run("print(iterations)", 2 * PATIENCE)).text)
+        assert before > 0
 
 
 async def test_a_cell_that_is_interrupted_while_its_memory_is_away_ends() -> None:

@@ -155,7 +155,8 @@ def test_growth_is_refused_after_its_time_with_who_holds_what(sched: Desk) -> No
     sched.start("cleo")
     sched.measure("cleo", persistent=150 * MIB)
     sched.shelve("cleo", 50 * MIB)
-    sched.user("cleo", offload_after=None)
+    for user in ("cleo", "bob"):
+        sched.user(user, offload_after=None)
     sched.begin("ada", ephemeral=500 * MIB)
     sched.begin("bob", ephemeral=200 * MIB)
     sched.grow("ada", 300 * MIB, live=500 * MIB)

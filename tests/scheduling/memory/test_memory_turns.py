@@ -256,6 +256,27 @@ def test_what_a_running_iteration_has_grown_by_is_asked_for(sched: Desk) -> None
     assert sched.state("ada") == "running"
 
 
+@pytest.mark.parametrize("live", [0, 900])
+def test_one_that_keeps_nothing_leaves_what_its_iterations_need(sched: Desk, live: int) -> None:
+    """A loop that needs most of the device for its iterations is no reason to refuse others what they would keep."""
+    sched.begin("bob", ephemeral=900 * MIB)
+    sched.begin("ada", ephemeral=50 * MIB)
+    sched.release("bob", "yield", live=live * MIB)
+    sched.want("bob")
+    assert sched.state("ada") == "running"
+    sched.grow("ada", 800 * MIB)
+    assert (sched.state("bob"), sched.state("ada")) == ("running", "waiting")
+    actions: list[Action] = []
+    while not only(Offload, actions):
+        actions = sched.tick_at_deadline()
+        if sched.state("bob") == "preempting":
+            sched.release("bob", "yield", live=live * MIB)
+            actions = sched.want("bob")
+    assert sched.now < QUANTUM + 1
+    assert only(Offload, actions) == [Offload(session="bob")]
+    assert only(Grant, sched.offload("bob")) == [Grant(session="ada", lane=2, parallel=1)]
+
+
 def test_one_that_was_told_to_move_out_is_told_once(sched: Desk) -> None:
     """Its cell was interrupted at the gate before it could answer, and wants the device again."""
     train(sched, "bob")
