@@ -32,6 +32,16 @@ export class Api implements IAdminApi, ITimelineApi {
     return new WebSocket(URLExt.join(wsUrl, ROOT, 'events') + query);
   }
 
+  /** Return the address of the gateway that is kept, and who decides it where the user cannot. */
+  async gateway(): Promise<{ url: string; decided: string | null }> {
+    return (await this._request('GET', 'gateway')) as { url: string; decided: string | null };
+  }
+
+  /** Connect this Jupyter server to another gateway. */
+  async connect(typed: { url: string; token: string; fingerprint: string }): Promise<void> {
+    await this._request('POST', 'gateway', typed);
+  }
+
   /** Move an idle session's memory away until its next cell. */
   async offload(session: string): Promise<void> {
     await this._request('POST', `sessions/${session}/offload`, {});
@@ -113,7 +123,8 @@ export class Api implements IAdminApi, ITimelineApi {
       const message = (answer as { message?: unknown } | null)?.message;
       throw new RefusedError(
         typeof message === 'string' && message ? message : `${response.status} ${response.statusText}`,
-        response.status
+        response.status,
+        answer
       );
     }
     return answer;

@@ -101,7 +101,14 @@ const panel: JupyterFrontEndPlugin<void> = {
     translator: ITranslator | null
   ): void => {
     const trans = (translator ?? nullTranslator).load(DOMAIN);
-    const widget = new DevicePanel(new ModelAdapter(model), actions, setNotifies, trans);
+    const { kernelspecs } = app.serviceManager;
+    const widget = new DevicePanel(
+      new ModelAdapter(model),
+      actions,
+      setNotifies,
+      () => void kernelspecs.refreshSpecs(),
+      trans
+    );
     app.shell.add(widget, 'left', { rank: 350, type: 'Shared GPU' });
     restorer?.add(widget, widget.id);
     app.commands.addCommand(CommandIDs.showPanel, {

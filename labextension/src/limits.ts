@@ -24,10 +24,11 @@ export const NO_ANSWER = 503;
 
 /** A request was refused; the message is a sentence for the user. */
 export class RefusedError extends Error {
-  /** With the status of the answer; 429 and 5xx may pass. */
+  /** With the status of the answer, 429 and 5xx may pass, and what else it says. */
   constructor(
     message: string,
-    readonly status: number
+    readonly status: number,
+    readonly answer: unknown = null
   ) {
     super(message);
   }

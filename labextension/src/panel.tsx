@@ -7,6 +7,7 @@ import * as React from 'react';
 
 import { Actions } from './actions';
 import { userColours } from './colours';
+import { ConnectForm } from './connectform';
 import { DeviceStrip } from './devicestrip';
 import { HostsSection } from './hosts';
 import { deviceIcon } from './icons';
@@ -27,6 +28,7 @@ export class DevicePanel extends VDomRenderer<ModelAdapter> {
     model: ModelAdapter,
     private readonly _actions: Actions,
     private readonly _setNotifies: (notifies: boolean) => void,
+    private readonly _onConnected: () => void,
     private readonly _trans: TranslationBundle
   ) {
     super(model);
@@ -43,20 +45,38 @@ export class DevicePanel extends VDomRenderer<ModelAdapter> {
   override render(): React.ReactElement {
     const { device } = this.model;
     const trans = this._trans;
-    const { user, status } = device.view;
+    const { user, status, gateway } = device.view;
+    const isUnknown = device.problem === null && gateway.state === 'unconfigured';
     const trouble = notice(device, trans);
     const own = user?.name ?? null;
     const names = { units: device.units, trans, own };
     const colours = userColours(status);
+    const form = (
+      <ConnectForm
+        api={this._actions.api}
+        message={isUnknown ? gateway.message : null}
+        onConnected={this._onConnected}
+        trans={trans}
+      />
+    );
     return (
       <div className={device.isLive ? 'sk-Panel-content' : 'sk-Panel-content sk-mod-stale'}>
         <div role="status" aria-live="polite">
-          {trouble !== null && (
+          {trouble !== null && !isUnknown && (
             <p className={trouble.passing ? 'sk-Notice' : 'sk-Notice sk-mod-problem'}>{trouble.text}</p>
           )}
           <DrainNotice model={device} trans={trans} />
           <WaitNotice model={device} {...names} />
         </div>
+        {isUnknown && <section className="sk-Section">{form}</section>}
+        {device.problem === null && ['refused', 'away'].includes(gateway.state) && (
+          <section className="sk-Section">
+            <details className="sk-Details" open={gateway.state === 'refused'}>
+              <summary>{trans.__('Connect anew')}</summary>
+              {form}
+            </details>
+          </section>
+        )}
         {status !== null && (
           <>
             <AsOf model={device} trans={trans} />

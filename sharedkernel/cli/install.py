@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
-import ssl
 import sys
-import tempfile
-from dataclasses import replace
 from getpass import getpass
 from pathlib import Path
 from typing import TextIO
 
-from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_core.paths import jupyter_config_dir, jupyter_config_path
 from traitlets import Bool, Unicode
 
 from sharedkernel.cli.base import CommandApp, fail
-from sharedkernel.client.gateway.connection import CONNECT_TIMEOUT, Gateway
+from sharedkernel.client.connect import check_gateway, expected_certificate, install_kernelspecs, kept_ca_file
 from sharedkernel.client.gateway.credentials import (
     CA_VARIABLE,
     TOKEN_VARIABLE,
@@ -36,8 +31,7 @@ from sharedkernel.client.gateway.credentials import (
     store_hub_gateway,
 )
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
-from sharedkernel.client.gateway.trust import check_fingerprint, fetch_certificate, fingerprint_of
-from sharedkernel.client.relay.kernelspec import write_kernelspec
+from sharedkernel.client.gateway.trust import check_fingerprint
 from sharedkernel.errors import ConfigError
 from sharedkernel.jupyter.names import DISPLAY_NAME, KERNEL_NAME
 
@@ -97,26 +91,34 @@ class InstallApp(CommandApp):
             credentials = self._read_options()
         except ConfigError as error:
             fail(str(error), status=2)
-        certificate = self._fetch_certificate(credentials.url) if self.fingerprint else None
+        certificate = None
         warning = None
         environments: list[str] = []
         try:
-            environments = _check(credentials, certificate) if credentials.token else []
+            if self.fingerprint:
+                certificate = expected_certificate(credentials.url, self.fingerprint)
+        except (GatewayUnreachable, GatewayRefused) as error:
+            fail(f"nothing was installed: {error}")
+        try:
+            environments = check_gateway(credentials, certificate) if credentials.token else []
         except GatewayUnreachable as error:
             warning = str(error)
             self._refuse_to_replace(credentials, warning)
         except GatewayRefused as error:
             fail(f"nothing was installed: {error}")
+        prefix = sys.prefix if self.sys_prefix else self.prefix or None
         try:
-            places = [self._install_kernelspec(environment) for environment in ("", *environments)]
+            places = install_kernelspecs(
+                environments, kernel_name=self.kernel_name, display_name=self.display_name, prefix=prefix
+            )
             if self.jupyterhub:
                 kept = store_hub_gateway(self.kernel_name, credentials, self._config_folder(), certificate)
             else:
                 kept = store_credentials(self.kernel_name, credentials, certificate)
         except OSError as error:
             fail(f"cannot write {error.filename}: {error.strerror}; try --user, or another --prefix.")
-        for environment, place in zip(("", *environments), places, strict=True):
-            self._tell(f'Installed the kernel "{self._display_name(environment)}" in {place}')
+        for shown, place in places.items():
+            self._tell(f'Installed the kernel "{shown}" in {place}')
         if self.jupyterhub:
             self._tell(
                 f"The gateway's address is kept in {kept}; each server of JupyterHub shows it a token of its own."
@@ -165,16 +167,8 @@ class InstallApp(CommandApp):
         token = self._read_token(url)
         if self.fingerprint:
             return Credentials(url=url, token=token, ca_file=str(self._certificate_path()))
-        ca_file = self.ca_file or os.environ.get(CA_VARIABLE) or self._kept_ca_file(url)
+        ca_file = self.ca_file or os.environ.get(CA_VARIABLE) or kept_ca_file(url, self._kept_path())
         return Credentials(url=url, token=token, ca_file=check_ca_file(ca_file) if ca_file else None)
-
-    def _kept_ca_file(self, url: str) -> str | None:
-        """Return what is trusted already for the gateway at *url*, such as where its user gets another token."""
-        with contextlib.suppress(ConfigError):
-            kept = load_credentials(self._kept_path())
-            if kept.url == url and kept.ca_file is not None and Path(kept.ca_file).is_file():
-                return kept.ca_file
-        return None
 
     def _check_fingerprint(self, url: str) -> None:
         if self.ca_file:
@@ -191,22 +185,6 @@ class InstallApp(CommandApp):
         if self.jupyterhub:
             return hub_gateway_path(self.kernel_name, self._config_folder())
         return credentials_path(self.kernel_name)
-
-    def _fetch_certificate(self, url: str) -> str:
-        """Return the gateway's certificate (PEM), which has the fingerprint that was given; exits without one."""
-        try:
-            certificate = fetch_certificate(url, seconds=CONNECT_TIMEOUT)
-        except OSError as error:
-            why = getattr(error, "reason", None) or error.strerror or error
-            fail(
-                f"nothing was installed: {url} shows no certificate ({why}); is it the gateway's address, and running?"
-            )
-        if (shown := fingerprint_of(certificate)) != self.fingerprint:
-            fail(
-                f"nothing was installed: the certificate of {url} has another fingerprint, {shown}. If it was renewed, "
-                "copy the command from the gateway's page again; if not, somebody else may answer in its place."
-            )
-        return ssl.DER_cert_to_PEM_cert(certificate)
 
     def _read_token(self, url: str) -> str:
         """Return the token; "": none is needed.
@@ -235,41 +213,3 @@ class InstallApp(CommandApp):
         """Return Jupyter's configuration folder beside the kernelspec."""
         prefix = sys.prefix if self.sys_prefix else self.prefix
         return Path(prefix).absolute() / "etc" / "jupyter" if prefix else Path(jupyter_config_dir())
-
-    def _display_name(self, environment: str) -> str:
-        if not environment:
-            return self.display_name
-        return f"{'Shared GPU' if self.display_name == DISPLAY_NAME else self.display_name} ({environment})"
-
-    def _install_kernelspec(self, environment: str) -> str:
-        prefix = sys.prefix if self.sys_prefix else self.prefix or None
-        with tempfile.TemporaryDirectory() as directory:
-            source = Path(directory) / "kernelspec"
-            write_kernelspec(
-                source, name=self.kernel_name, display_name=self._display_name(environment), environment=environment
-            )
-            manager = KernelSpecManager()
-            # It would warn of a prefix that this command's own Jupyter does not look in: that is what a prefix is for.
-            manager.log = logging.getLogger(__name__)
-            manager.log.setLevel(logging.ERROR)
-            return manager.install_kernel_spec(
-                str(source),
-                kernel_name=f"{self.kernel_name}-{environment}" if environment else self.kernel_name,
-                user=prefix is None,
-                prefix=prefix,
-            )
-
-
-def _check(credentials: Credentials, certificate: str | None) -> list[str]:
-    """Show the gateway the token, and return the Python environments that it offers by name.
-
-    Its own *certificate* (PEM), if there is one, is not kept yet.
-
-    Raises what :class:`~sharedkernel.client.gateway.connection.Gateway` raises.
-    """
-    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
-        if certificate is not None:
-            file.write(certificate)
-            file.flush()
-            credentials = replace(credentials, ca_file=file.name)
-        return Gateway(credentials).check()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -199,16 +198,3 @@ def test_settings_hold_at_once(lab: LabPage, server: JupyterServer) -> None:
         expect(lab.section("Device")).to_contain_text("1.5 / 8.6 GB")
     finally:
         server.ask("PUT", url, {"raw": "{}"})
-
-
-def test_a_server_without_a_gateway_says_what_to_do(browser: Any, tmp_path: Path) -> None:
-    """Whoever has installed the package but no gateway yet."""
-    server = start_lab_with(tmp_path / "lab", {URL_VARIABLE: "", TOKEN_VARIABLE: ""})
-    try:
-        page = LabPage(browser, server)
-        page.show_panel()
-        expect(page.panel.get_by_role("status")).to_contain_text("sharedkernel install")
-        expect(page.status_item).to_be_hidden()
-        page.close()
-    finally:
-        server.stop()

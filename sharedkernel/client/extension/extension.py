@@ -10,6 +10,7 @@ from jupyter_server.gateway.gateway_client import GatewayClient
 from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
 from traitlets import Bool, Unicode
 
+from sharedkernel.client.extension.connect_handler import ConnectHandler
 from sharedkernel.client.extension.follower import Follower
 from sharedkernel.client.extension.handlers import (
     CellsHandler,
@@ -72,9 +73,11 @@ class SharedKernelExtension(ExtensionApp):
     def initialize_handlers(self) -> None:
         """Add the routes."""
         passing_on = {"find_upstream": self._find_upstream, "local_kernels": self._local_kernels}
+        connecting = {"kernel_name": self.kernel_name, "on_connected": self._follower.retry}
         self.handlers.extend(
             [
                 (r"/sharedkernel/api/events", EventsHandler, {"follower": self._follower}),
+                (r"/sharedkernel/api/gateway", ConnectHandler, connecting),
                 (r"/sharedkernel/api/(?P<name>quotas|policy|timeline)", QuestionHandler, passing_on),
                 (_SESSION, SessionHandler, passing_on),
                 (r"/sharedkernel/api/kernels/(?P<kernel_id>[\w-]+)/cells", CellsHandler, {"recorder": self._recorder}),

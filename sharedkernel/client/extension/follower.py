@@ -71,6 +71,7 @@ class Follower:
         self._local_kernels = local_kernels
         self._watchers: set[Watcher] = set()
         self._task: asyncio.Task[None] | None = None
+        self._retry = asyncio.Event()
         self._gateway: dict[str, str | float | None] = {}
         self._user: dict[str, Any] | None = None
         self._kernels: dict[str, str] = {}
@@ -93,6 +94,10 @@ class Follower:
             self._task.cancel()
             self._task = None
             self._forget()
+
+    def retry(self) -> None:
+        """Look for the gateway at once rather than at the end of the pause: there may be another one."""
+        self._retry.set()
 
     async def close(self) -> None:
         """Disconnect from the gateway and all pages."""
@@ -149,7 +154,9 @@ class Follower:
             except SharedKernelError as error:
                 self._tell("away", str(error))
             # Spread: the Jupyter servers of many users lose one gateway at the same moment.
-            await asyncio.sleep(pause * random.uniform(0.7, 1.3))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._retry.wait(), pause * random.uniform(0.7, 1.3))
+            self._retry.clear()
             pause = min(2 * pause, longest)
 
     async def _follow(self, upstream: Upstream) -> bool:

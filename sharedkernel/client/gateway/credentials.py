@@ -53,7 +53,7 @@ def check_url(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"{url!r} is not a gateway's address; {hint}.")
     if parts.username is not None or parts.query or parts.fragment:
-        raise ConfigError(f"{url!r} holds more than a gateway's address; {hint}, and give the token with --token.")
+        raise ConfigError(f"{url!r} holds more than a gateway's address; {hint}, without a token.")
     return parts.geturl().rstrip("/")
 
 

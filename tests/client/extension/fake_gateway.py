@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 from types import TracebackType
 from typing import Any, Self
@@ -23,11 +24,25 @@ class FakeGateway:
         What each page is sent at first, as it is.
     knows_users
         Whether it has a gateway's routes at all.
+    encryption
+        Of its connections; None: there is none.
+    sends_to
+        Where it redirects all requests that check a token; empty: nowhere.
     """
 
-    def __init__(self, said: str = "", *, knows_users: bool = True) -> None:
+    def __init__(
+        self,
+        said: str = "",
+        *,
+        knows_users: bool = True,
+        encryption: ssl.SSLContext | None = None,
+        sends_to: str = "",
+    ) -> None:
         self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http{'' if encryption is None else 's'}://127.0.0.1:{self.port}"
+        #: what it was shown with the requests that check a token
+        self.shown: list[str | None] = []
+        self._encryption, self._sends_to = encryption, sends_to
         self._said = said
         self._listeners: set[WebSocketHandler] = set()
         self._routes: list[Any] = self._make_routes() if knows_users else []
@@ -70,6 +85,14 @@ class FakeGateway:
             def get(self) -> None:
                 self.finish({"policy": "fair", "devices": {"": "fair"}, "policies": ["fair", "fifo"]})
 
+        class Kernelspecs(RequestHandler):
+            def get(self) -> None:
+                gateway.shown.append(self.request.headers.get("Authorization"))
+                if gateway._sends_to:
+                    self.redirect(gateway._sends_to)
+                else:
+                    self.finish({"kernelspecs": {"shared-gpu": {}}})
+
         class Events(WebSocketHandler):
             def open(self, *args: str, **kwargs: str) -> None:
                 gateway._listeners.add(self)
@@ -79,11 +102,14 @@ class FakeGateway:
                 gateway._listeners.discard(self)
 
         api = "/sharedkernel/api"
-        return [("/api/me", Me), (f"{api}/quotas", Quotas), (f"{api}/policy", Policy), (f"{api}/events", Events)]
+        return [
+            ("/api/me", Me), ("/api/kernelspecs", Kernelspecs), (f"{api}/quotas", Quotas), (f"{api}/policy", Policy),
+            (f"{api}/events", Events),
+        ]  # fmt: skip
 
     async def _serve(self) -> None:
         self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
-        server = HTTPServer(Application(self._routes))
+        server = HTTPServer(Application(self._routes), ssl_options=self._encryption)
         server.listen(self.port, "127.0.0.1")
         self._ready.set()
         await self._ended.wait()

@@ -1,0 +1,112 @@
+"""The panel's form, on a JupyterLab that knows of no gateway: from an empty panel to a cell that has run."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
+
+from sharedkernel.client.gateway.credentials import TOKEN_VARIABLE, URL_VARIABLE
+from sharedkernel.local_stack import LocalStack
+from tests.browser.lab import LabPage, keep_picture, start_lab_with
+from tests.browser.test_page import EVERYTHING
+from tests.cli.support import end_sessions
+from tests.client.extension.fake_gateway import FakeGateway
+from tests.client.extension.server import JupyterServer
+from tests.gateway.test_tls import issue
+
+
+@pytest.fixture
+def server(browser: object, tmp_path: Path) -> Iterator[JupyterServer]:
+    """Start a JupyterLab that knows of no gateway."""
+    server = start_lab_with(tmp_path / "lab", {URL_VARIABLE: "", TOKEN_VARIABLE: ""})
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def lab(browser: Any, server: JupyterServer) -> Iterator[LabPage]:
+    page = LabPage(browser, server)
+    page.show_panel()
+    yield page
+    page.close()
+    assert page.errors == []
+
+
+def connect(lab: LabPage, url: str, token: str) -> None:
+    """Fill the form in, and send it."""
+    lab.panel.get_by_label("Address").fill(url)
+    lab.panel.get_by_label("Your token").fill(token)
+    lab.panel.get_by_role("button", name="Connect").click()
+
+
+def check(lab: LabPage, name: str) -> None:
+    """Check that axe finds nothing."""
+    keep_picture(lab.page, name)
+    results = Axe().run(lab.page, context="#sharedkernel-panel")
+    assert results.violations_count == 0, results.generate_report()
+
+
+def test_the_form_leads_to_a_kernel(lab: LabPage, stack: LocalStack) -> None:
+    """What is wrong is told beside its field; then the kernel is in the launcher, without a terminal or a reload."""
+    form = lab.panel.get_by_role("form", name="Connect to a gateway")
+    expect(form).to_be_visible()
+    check(lab, "form-empty")
+    connect(lab, "gpu.example.org", stack.token("grace"))
+    expect(form.get_by_role("alert")).to_contain_text("is not a gateway's address")
+    expect(form.get_by_label("Address")).to_have_accessible_description(re.compile("is not a gateway's address"))
+    check(lab, "form-address")
+    connect(lab, stack.gateway_url, "mistyped")
+    expect(form.get_by_role("alert")).to_contain_text("does not accept this token")
+    expect(form.get_by_label("Your token")).to_have_accessible_description(re.compile("does not accept this token"))
+    check(lab, "form-token")
+    connect(lab, stack.gateway_url, stack.token("grace"))
+    expect(lab.section("Notebooks")).to_be_visible()
+    expect(form).to_have_count(0)
+    lab.new_notebook()
+    assert lab.run("print(6 * 7)").inner_text()
+    expect(lab.output(lab.notebook.locator(".jp-CodeCell").first)).to_contain_text("42")
+    end_sessions(stack)
+
+
+def test_an_unknown_certificate_is_compared_first(lab: LabPage, tmp_path: Path) -> None:
+    """The token goes to the gateway once its fingerprint was confirmed; the command of its page has that, too."""
+    files = issue(tmp_path / "tls")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(files.certificate, files.key)
+    with FakeGateway(EVERYTHING, encryption=context) as gateway:
+        same = lab.panel.get_by_label("names the same")
+        command = f"pip install x && sharedkernel install --gateway-url {gateway.url} --user --fingerprint {'0' * 64}"
+        connect(lab, command, "any")
+        expect(lab.panel.get_by_label("Address")).to_have_value(gateway.url)
+        expect(lab.panel.get_by_role("alert")).to_contain_text("now shows another certificate")
+        expect(same).not_to_be_checked()
+        connect(lab, f"{gateway.url}/", "any")  # another address: to be compared anew
+        expect(lab.panel.get_by_role("alert")).to_contain_text("Compare its fingerprint")
+        check(lab, "form-fingerprint")
+        assert gateway.shown == []
+        same.check()
+        lab.panel.get_by_role("button", name="Connect").click()
+        expect(lab.section("Notebooks")).to_be_visible()
+        assert gateway.shown == ["token any"]
+
+
+def test_where_the_environment_decides_there_is_no_form(browser: Any, tmp_path: Path) -> None:
+    """It says who decides."""
+    server = start_lab_with(tmp_path / "lab", {URL_VARIABLE: "http://127.0.0.1:9", TOKEN_VARIABLE: ""})
+    try:
+        page = LabPage(browser, server)
+        page.show_panel()
+        expect(page.panel).to_contain_text(f"{URL_VARIABLE} in this Jupyter server's environment decides")
+        expect(page.panel.get_by_role("form")).to_have_count(0)
+        expect(page.panel).to_contain_text("sharedkernel install")
+        expect(page.status_item).to_be_hidden()
+        page.close()
+    finally:
+        server.stop()
