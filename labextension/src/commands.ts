@@ -10,6 +10,7 @@ import type { ISession } from './view';
 
 export const CommandIDs = {
   showPanel: 'sharedkernel:show-panel',
+  launch: 'sharedkernel:launch',
   offload: 'sharedkernel:offload',
   interrupt: 'sharedkernel:interrupt',
   shutDown: 'sharedkernel:shut-down'

@@ -156,7 +156,7 @@ export function ConnectForm(props: IProps): React.ReactElement | null {
         </>
       )}
       {wrong('')}
-      <p role="status">
+      <p aria-live="polite">
         <button type="submit" className="sk-Button" disabled={state !== 'typing'}>
           {trans.__('Connect')}
         </button>{' '}

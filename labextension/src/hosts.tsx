@@ -4,6 +4,7 @@ import * as React from 'react';
 
 import { safeText } from './describe';
 import type { INames } from './names';
+import { Section } from './section';
 import type { IStatus } from './view';
 import { hostWords, leftOutWords } from './words';
 
@@ -12,25 +13,27 @@ const FEW = 8;
 
 interface IProps extends INames {
   status: IStatus;
+  isFolded?: boolean;
 }
 
 export function HostsSection(props: IProps): React.ReactElement | null {
-  const { status, trans } = props;
+  const { status, trans, isFolded = false } = props;
   const { hosts } = status;
   const left_out = leftOutWords(status, trans);
   const [all, setAll] = React.useState(false);
-  const id = React.useId();
   if (hosts.length === 0) {
     return null;
   }
   // those that need somebody's attention first
   const listed = [...hosts].sort((one, other) => Number(one.answering) - Number(other.answering));
+  const title = (
+    <>
+      {trans.__('Hosts')}
+      <span className="sk-Faint">{hosts.length}</span>
+    </>
+  );
   return (
-    <section className="sk-Section" aria-labelledby={id}>
-      <h2 id={id} className="sk-Section-title">
-        {trans.__('Hosts')}
-        <span className="sk-Faint">{hosts.length}</span>
-      </h2>
+    <Section title={title} isFolded={isFolded}>
       <table className="sk-Timeline-table">
         <thead>
           <tr>
@@ -59,6 +62,6 @@ export function HostsSection(props: IProps): React.ReactElement | null {
           {all ? trans.__('Show fewer') : trans.__('Show all %1', hosts.length)}
         </button>
       )}
-    </section>
+    </Section>
   );
 }

@@ -7,6 +7,7 @@
 
 import { ILayoutRestorer, JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ICommandPalette } from '@jupyterlab/apputils';
+import { ILauncher } from '@jupyterlab/launcher';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
@@ -19,12 +20,13 @@ import { addCommands, CommandIDs } from './commands';
 import { Connection } from './connection';
 import { followCurrentKernel } from './currentkernel';
 import { notifyOfEnds } from './endnotifications';
+import { addLauncherCard } from './launchercard';
 import { DeviceModel } from './model';
 import { ModelAdapter } from './modeladapter';
 import { NotebookViews } from './notebookview';
 import { OutputsKeeper } from './outputs';
 import { notifyOfTurns } from './notifier';
-import { DevicePanel } from './panel';
+import { DevicePanel, showOnce } from './panel';
 import { notifyOfRequests } from './roomnotifications';
 import { StatusItem } from './statusitem';
 
@@ -111,6 +113,7 @@ const panel: JupyterFrontEndPlugin<void> = {
     );
     app.shell.add(widget, 'left', { rank: 350, type: 'Shared GPU' });
     restorer?.add(widget, widget.id);
+    void app.restored.then(() => showOnce(app, model, widget));
     app.commands.addCommand(CommandIDs.showPanel, {
       label: trans.__('Show Shared GPU'),
       caption: trans.__('Show who uses the shared device and who waits for it'),
@@ -163,6 +166,22 @@ const commands: JupyterFrontEndPlugin<void> = {
   }
 };
 
+const launcherCard: JupyterFrontEndPlugin<void> = {
+  id: 'sharedkernel:launcher',
+  description: 'Shows in the launcher whether the shared device is free.',
+  autoStart: true,
+  requires: [ISharedDevice, ILauncher],
+  optional: [ITranslator],
+  activate: (
+    app: JupyterFrontEnd,
+    { model }: ISharedDevice,
+    launcher: ILauncher,
+    translator: ITranslator | null
+  ): void => {
+    addLauncherCard(app, launcher, model, (translator ?? nullTranslator).load(DOMAIN));
+  }
+};
+
 const outputs: JupyterFrontEndPlugin<void> = {
   id: 'sharedkernel:outputs',
   description: 'Brings back what cells have shown while no page was there.',
@@ -185,4 +204,4 @@ const views: JupyterFrontEndPlugin<void> = {
   }
 };
 
-export default [device, panel, statusBar, commands, outputs, views];
+export default [device, panel, statusBar, commands, launcherCard, outputs, views];

@@ -21,14 +21,35 @@ const ids = (...parameters: Parameters<typeof inOrder>) => inOrder(...parameters
 
 describe('the order of notebooks', () => {
   it("has one's own first, then those that run, wait, do nothing", () => {
-    expect(ids(SESSIONS, null, 'ada')).toEqual(['second', 'ended', 'runs', 'first', 'restored', 'idle', 'away']);
+    expect(ids(SESSIONS, null, 'ada', null)).toEqual(['second', 'ended', 'runs', 'first', 'restored', 'idle', 'away']);
+  });
+
+  it('has the one in front before all others', () => {
+    expect(ids(SESSIONS, null, 'ada', 'ended').slice(0, 3)).toEqual(['ended', 'second', 'runs']);
+    expect(ids(SESSIONS, 'state', 'ada', 'ended')[0]).toBe('runs');
   });
 
   it('is what people choose', () => {
-    expect(ids(SESSIONS, 'state', 'ada')).toEqual(['runs', 'first', 'second', 'restored', 'idle', 'away', 'ended']);
-    expect(ids(SESSIONS, 'memory', 'ada')[0]).toBe('idle');
-    expect(ids(SESSIONS, 'person', 'ada')).toEqual(['second', 'ended', 'runs', 'idle', 'away', 'first', 'restored']);
-    expect(ids(SESSIONS, 'notebook', 'ada').slice(0, 2)).toEqual(['idle', 'away']);
+    expect(ids(SESSIONS, 'state', 'ada', null)).toEqual([
+      'runs',
+      'first',
+      'second',
+      'restored',
+      'idle',
+      'away',
+      'ended'
+    ]);
+    expect(ids(SESSIONS, 'memory', 'ada', null)[0]).toBe('idle');
+    expect(ids(SESSIONS, 'person', 'ada', null)).toEqual([
+      'second',
+      'ended',
+      'runs',
+      'idle',
+      'away',
+      'first',
+      'restored'
+    ]);
+    expect(ids(SESSIONS, 'notebook', 'ada', null).slice(0, 2)).toEqual(['idle', 'away']);
   });
 
   it('finds people, notebooks and states', () => {

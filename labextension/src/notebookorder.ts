@@ -8,7 +8,7 @@ import { valueOf } from './format';
 import type { ISession } from './view';
 import { waitsForMemory } from './words';
 
-/** What sessions are sorted by; null: one's own first, then by what they do. */
+/** What sessions are sorted by; null: that of the notebook in front, then one's own, then by what they do. */
 export type Order = 'person' | 'notebook' | 'state' | 'memory' | null;
 
 /** Whether a search finds a session: by its user, its notebook or its state. */
@@ -19,14 +19,20 @@ export function isFound(session: ISession, search: string, own: string | null, t
 }
 
 /** Return sessions in an order; ties are by what they do, then by person and notebook. */
-export function inOrder(sessions: readonly ISession[], order: Order, own: string | null): ISession[] {
+export function inOrder(
+  sessions: readonly ISession[],
+  order: Order,
+  own: string | null,
+  currentId: string | null
+): ISession[] {
   const compare: Record<string, (one: ISession, other: ISession) => number> = {
     person: (one, other) => byText(one.user, other.user),
     notebook: (one, other) => byText(sessionName(one), sessionName(other)),
     state: () => 0,
     memory: (one, other) => memory(other) - memory(one)
   };
-  const first = compare[order ?? ''] ?? ((one, other) => Number(other.user === own) - Number(one.user === own));
+  const isMine = (session: ISession) => Number(session.user === own) + 2 * Number(session.id === currentId);
+  const first = compare[order ?? ''] ?? ((one, other) => isMine(other) - isMine(one));
   return [...sessions].sort(
     (one, other) =>
       first(one, other) ||

@@ -51,7 +51,8 @@ export function NotebookTable(props: IProps): React.ReactElement {
   const found = inOrder(
     sessions.filter(session => isFound(session, search, own, trans)),
     order,
-    own
+    own,
+    props.currentId
   );
   const shown = all || search.trim() !== '' ? found : found.slice(0, most);
   return (

@@ -1,5 +1,6 @@
 /** The side panel: the notebooks, the user's own first, the device, and for admins everybody's quotas. */
 
+import type { JupyterFrontEnd } from '@jupyterlab/application';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { VDomRenderer } from '@jupyterlab/ui-components';
 import { Message } from '@lumino/messaging';
@@ -11,6 +12,7 @@ import { ConnectForm } from './connectform';
 import { DeviceStrip } from './devicestrip';
 import { HostsSection } from './hosts';
 import { deviceIcon } from './icons';
+import type { DeviceModel } from './model';
 import { ModelAdapter } from './modeladapter';
 import { NotebookTable } from './notebooktable';
 import { notice } from './notice';
@@ -20,6 +22,8 @@ import { RoomRequests } from './room';
 import { AsOf, DrainNotice, WaitNotice } from './standing';
 import { TimelineSection } from './timelinesection';
 
+/** Where a browser remembers that the panel has opened by itself. */
+const SHOWN = 'sharedkernel:panel-shown';
 /** More notebooks are shown on request only. */
 const MOST = 12;
 
@@ -95,7 +99,7 @@ export class DevicePanel extends VDomRenderer<ModelAdapter> {
             >
               <NotifySwitch isOn={device.notifies} onChange={this._setNotifies} trans={trans} />
             </NotebookTable>
-            <HostsSection status={status} {...names} />
+            <HostsSection status={status} isFolded {...names} />
             <DeviceStrip
               status={status}
               api={user?.admin === true && device.isLive ? this._actions.api : null}
@@ -111,6 +115,11 @@ export class DevicePanel extends VDomRenderer<ModelAdapter> {
     );
   }
 
+  /** Have the next activation leave the focus where it is. */
+  keepFocusElsewhere(): void {
+    this._takesFocus = false;
+  }
+
   protected override onAfterShow(message: Message): void {
     super.onAfterShow(message);
     this.model.refresh();
@@ -118,6 +127,28 @@ export class DevicePanel extends VDomRenderer<ModelAdapter> {
 
   protected override onActivateRequest(message: Message): void {
     super.onActivateRequest(message);
-    this.node.focus();
+    if (this._takesFocus) {
+      this.node.focus();
+    }
+    this._takesFocus = true;
   }
+
+  private _takesFocus = true;
+}
+
+/** Open the panel once in a browser: when a notebook in front has a shared kernel for the first time. */
+export function showOnce(app: JupyterFrontEnd, model: DeviceModel, panel: DevicePanel): void {
+  const look = () => {
+    if (model.currentSession === null || localStorage.getItem(SHOWN) !== null) {
+      return;
+    }
+    model.changed.disconnect(look);
+    localStorage.setItem(SHOWN, 'yes');
+    if (!panel.isVisible) {
+      panel.keepFocusElsewhere();
+      app.shell.activateById(panel.id);
+    }
+  };
+  model.changed.connect(look);
+  look();
 }

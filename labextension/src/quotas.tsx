@@ -5,6 +5,7 @@ import * as React from 'react';
 
 import { safeText } from './describe';
 import { IAdminApi, ILimits, typedLimit } from './limits';
+import { Section } from './section';
 
 interface IProps {
   api: IAdminApi;
@@ -14,6 +15,14 @@ interface IProps {
 }
 
 export function QuotasSection(props: IProps): React.ReactElement {
+  return (
+    <Section title={props.trans.__('Quotas')} isFolded>
+      <Quotas {...props} />
+    </Section>
+  );
+}
+
+function Quotas(props: IProps): React.ReactElement {
   const { api, users, trans } = props;
   const [limits, setLimits] = React.useState<ReadonlyMap<string, ILimits>>(new Map());
   const [problem, setProblem] = React.useState<string | null>(null);
@@ -30,10 +39,7 @@ export function QuotasSection(props: IProps): React.ReactElement {
     void run(api.limits());
   }, [api, run, who]);
   return (
-    <section className="sk-Section" aria-labelledby="sk-quotas-title">
-      <h2 id="sk-quotas-title" className="sk-Section-title">
-        {trans.__('Quotas')}
-      </h2>
+    <>
       <div role="alert">{problem !== null && <p className="sk-Notice sk-mod-problem">{safeText(problem)}</p>}</div>
       <table className="sk-Quotas">
         <thead>
@@ -59,7 +65,7 @@ export function QuotasSection(props: IProps): React.ReactElement {
       <p className="sk-Hint">
         {trans.__('Empty: no limit. Changes last until the gateway reads its configuration again.')}
       </p>
-    </section>
+    </>
   );
 }
 

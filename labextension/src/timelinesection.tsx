@@ -5,6 +5,7 @@ import * as React from 'react';
 import { colourStyle } from './colours';
 import { safeText } from './describe';
 import type { INames } from './names';
+import { Section } from './section';
 import {
   clock,
   duration,
@@ -44,28 +45,11 @@ interface IProps extends INames {
 }
 
 export function TimelineSection(props: IProps): React.ReactElement {
-  const { trans, isFolded } = props;
-  const [open, setOpen] = React.useState(isFolded !== true);
-  const id = React.useId();
-  const title = (
-    <h2 id={id} className="sk-Section-title">
-      {trans.__('Timeline')}
-    </h2>
-  );
+  const { trans, isFolded = false } = props;
   return (
-    <section className="sk-Section sk-Timeline" aria-labelledby={id}>
-      {isFolded === true ? (
-        <details open={open} onToggle={event => setOpen(event.currentTarget.open)}>
-          <summary>{title}</summary>
-          {open && <Timelines {...props} />}
-        </details>
-      ) : (
-        <>
-          {title}
-          <Timelines {...props} />
-        </>
-      )}
-    </section>
+    <Section title={trans.__('Timeline')} className="sk-Timeline" isFolded={isFolded}>
+      <Timelines {...props} />
+    </Section>
   );
 }
 

@@ -65,7 +65,7 @@ def test_a_waiting_cell_moves_up_in_line(open_lab: OpenLab, tmp_path: Path) -> N
     rows = second.section("Notebooks").locator("tbody").get_by_role("row")
     expect(rows.filter(has_text="running")).to_contain_text("grace")
     expect(rows.filter(has_text="you")).to_have_count(2)
-    expect(rows.nth(1)).to_contain_text("2nd in line")
+    expect(rows.first).to_contain_text("2nd in line")  # the notebook in front
     keep_picture(second.page, "queue-light")
     second.use_theme("JupyterLab Dark")
     keep_picture(second.page, "queue-dark")
@@ -165,6 +165,7 @@ def test_an_admin_changes_a_quota(open_lab: OpenLab, stack: LocalStack) -> None:
     ada = open_lab("ada")
     ada.show_panel()
     quotas = ada.section("Quotas")
+    quotas.get_by_text("Quotas").click()
     field = quotas.get_by_label("Memory of grace")
     expect(field).to_have_value("1GiB")
     field.fill("lots")
