@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
-from traitlets import Unicode
+from traitlets import Bool, Unicode
 
 from sharedkernel.cli.options import StackCommandApp
+from sharedkernel.errors import SharedKernelError
 from sharedkernel.jupyter.names import KERNEL_NAME
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.services import stop_process
 from sharedkernel.system import lifetime
 from sharedkernel.system.nvml import visible_gpus
 from sharedkernel.system.signals import ended_by_signals, left_to_child
+from sharedkernel.units import format_bytes
 
 #: how long a notebook's session that was shut down can be brought back
 _LINGER = "10m"
 #: the device where there is no GPU, and how much of its memory is shared unless said
 _PROCESSOR, _PROCESSOR_CAPACITY = "host", "4GiB"
+#: among the examples
+_FIRST_NOTEBOOK = "first_steps.ipynb"
+#: options of JupyterLab's that say which folder it serves, or what it opens
+_PLACE = re.compile(r"--(\w+\.)?(root_dir|notebook[-_]dir|preferred[-_]dir|default_url)\b")
 #: seconds that JupyterLab may take to end after SIGTERM
 _STOP_TIMEOUT = 20.0
 
@@ -35,7 +43,8 @@ class LabApp(StackCommandApp):
     description = """
         Open JupyterLab with the kernel "Shared GPU (PyTorch)" on a device of this machine.
 
-        What follows -- goes to `jupyter lab` as it is. Ctrl-C ends JupyterLab, and with it every session.
+        In a folder without notebooks it opens a first one of five cells, which stays there. What follows -- goes to
+        `jupyter lab` as it is. Ctrl-C ends JupyterLab, and with it every session.
     """
     examples = """
         sharedkernel lab
@@ -52,6 +61,8 @@ class LabApp(StackCommandApp):
         help="How much of the device's memory to share, such as \"8GiB\". Default: all of a GPU's, 4GiB of the "
         "processor's."
     ).tag(config=True)
+
+    no_first_notebook = Bool(False, help="Open no first notebook.").tag(config=True)
 
     def remedy(self, argv: Sequence[str]) -> str:
         """Return where JupyterLab's own options go, if *argv* has any before the ``--``."""
@@ -75,13 +86,22 @@ class LabApp(StackCommandApp):
             self.capacity = self.capacity or _PROCESSOR_CAPACITY
         options = {"quotas": {"default": {"linger": _LINGER}}, **self.stack_options()}
         with ended_by_signals(), LocalStack(users=[user], **options) as stack:
+            arguments = [
+                f"--MultiKernelManager.default_kernel_name={KERNEL_NAME}",
+                *_shell_options(stack.directory),
+                *self._first_notebook(),
+                *self.extra_args,
+            ]
+            capacity = format_bytes(stack.status().device.capacity_bytes)
             print(  # noqa: T201
-                f"sharedkernel: {self.device} is shared at {stack.gateway_url} (token for its page: "
-                f"{stack.token(user)}); pick the kernel Shared GPU in JupyterLab, which starts now. All ends with it.",
+                f"sharedkernel: {self.device} is shared, {capacity} of memory. JupyterLab starts now.\n"
+                "  Use it       the kernel Shared GPU (PyTorch), in JupyterLab's launcher\n"
+                "  Who uses it  the panel Shared GPU on JupyterLab's left, `sharedkernel top` in its terminals, or\n"
+                f"               {stack.gateway_url} in a browser (token {stack.token(user)})\n"
+                "  End          Ctrl-C: sessions and variables end with JupyterLab, notebooks stay",
                 file=sys.stderr,
             )
             environment = os.environ | stack.client_environment(user) | {"PATH": _path_with_commands()}
-            arguments = [f"--MultiKernelManager.default_kernel_name={KERNEL_NAME}", *self.extra_args]
             with left_to_child(signal.SIGINT):  # JupyterLab asks whether it is meant
                 lab = subprocess.Popen(lifetime.command("jupyterlab", arguments), env=environment)
                 try:
@@ -96,9 +116,38 @@ class LabApp(StackCommandApp):
             )
         sys.exit(status if status >= 0 else 128 - status)
 
+    def _first_notebook(self) -> list[str]:
+        """Put a first notebook into a folder that has none, and return the option with which JupyterLab opens it."""
+        from sharedkernel.demo.runs import examples_directory
+
+        if self.no_first_notebook or any(Path().glob("*.ipynb")):
+            return []
+        if any(_PLACE.match(word) or Path(word).exists() for word in self.extra_args):
+            return []
+        try:
+            with Path(_FIRST_NOTEBOOK).open("xb") as file:
+                file.write((examples_directory() / _FIRST_NOTEBOOK).read_bytes())
+        except (OSError, SharedKernelError):  # a folder that is not the user's, such as the root of a container
+            return []
+        return [f"--LabApp.default_url=/lab/tree/{_FIRST_NOTEBOOK}"]
+
 
 def _path_with_commands() -> str:
-    """Return where programs are looked for, so that JupyterLab's terminals know the commands of this environment."""
+    """Return where programs are looked for: in this environment first, whose `pip` is the one that counts."""
     place = str(Path(sys.executable).parent)
-    places = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    return os.pathsep.join(places if place in places else [place, *places])
+    others = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return os.pathsep.join([place, *(other for other in others if other != place)])
+
+
+def _shell_options(directory: Path) -> list[str]:
+    """Return options with which JupyterLab's terminals find this environment's commands, whatever a profile does.
+
+    Jupyter starts login shells where it has no terminal itself, and the profiles that those read forget `PATH`; so does
+    `conda init` in bash's own file. Others than bash start without a profile.
+    """
+    shell = os.environ.get("SHELL") or "/bin/sh"
+    if Path(shell).name == "bash":
+        start = directory / "bashrc"
+        start.write_text(f"[ ! -f ~/.bashrc ] || . ~/.bashrc\nPATH={quote(str(Path(sys.executable).parent))}:$PATH\n")
+        shell = f"{shell} --rcfile {quote(str(start))}"
+    return [f"--ServerApp.terminado_settings=shell_command={shell}"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,10 +12,13 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import psutil
 import pytest
+import websocket
 
-from sharedkernel.local_stack import free_port
+from sharedkernel.demo.runs import NotebookRuns, examples_directory
+from sharedkernel.local_stack import LocalStack, free_port
 from tests.cli.support import COMMAND, PATIENCE, processes_of, wait_until
 
 
@@ -29,6 +33,36 @@ def ask(url: str, body: dict[str, Any] | None = None) -> Any:
         return None
 
 
+def test_the_first_notebook_runs(stack: LocalStack) -> None:
+    """Five cells, as anybody would run them."""
+    notebook = examples_directory() / "first_steps.ipynb"
+    assert len(nbformat.read(notebook, as_version=4).cells) == 5
+    runs = NotebookRuns(stack, [("ada", notebook)])
+    runs.start()
+    try:
+        wait_until(lambda: runs.ended, "the notebook's end", 2 * PATIENCE)
+    finally:
+        runs.close()
+    assert [(run.cells_done, run.cells, run.failure) for run in runs.runs] == [(3, 3, None)]
+
+
+def in_terminal(url: str, name: str) -> str:
+    """Return where a terminal finds `pip`, and whether it knows what the user's own file defines."""
+    socket = websocket.create_connection(
+        f"{url}/terminals/websocket/{name}", timeout=PATIENCE, header=["Authorization: token of-the-test"]
+    )
+    try:
+        # in two parts, so that the echo of the line is not taken for its output
+        socket.send(json.dumps(["stdin", "echo sa''id $(type -p pip) $(type -t mine) do''ne\r"]))
+        shown = ""
+        while (found := re.search(r"said (\S+ \S+) done", shown)) is None:
+            kind, *rest = json.loads(socket.recv())
+            shown += rest[0] if kind == "stdout" else ""
+        return found[1]
+    finally:
+        socket.close()
+
+
 @pytest.mark.heavy
 @pytest.mark.skipif(os.geteuid() != 0, reason="JupyterLab minds root alone")
 def test_lab_says_how_root_may_run_it(scratch: Path) -> None:
@@ -36,8 +70,9 @@ def test_lab_says_how_root_may_run_it(scratch: Path) -> None:
     environment = os.environ | {"TMPDIR": str(scratch), "JUPYTER_CONFIG_DIR": str(scratch)}
     arguments = ["lab", "--capacity", "1GiB", "--", "--no-browser", f"--port={free_port()}"]
     lab = subprocess.run(
-        [*COMMAND, *arguments], env=environment, capture_output=True, text=True, timeout=2 * PATIENCE, check=False
-    )
+        [*COMMAND, *arguments],
+        cwd=scratch, env=environment, capture_output=True, text=True, timeout=2 * PATIENCE, check=False,
+    )  # fmt: skip
     assert lab.returncode == 1
     assert lab.stderr.endswith("`sharedkernel lab -- --allow-root`.\n")
 
@@ -64,12 +99,17 @@ def test_lab_offers_the_shared_kernel_and_leaves_nothing(tmp_path: Path, scratch
         "TMPDIR": str(scratch),
         "HOME": str(tmp_path),
         "JUPYTER_RUNTIME_DIR": str(work / "run"),
-        "PATH": "/usr/bin:/bin",
+        "PATH": f"/usr/bin:{Path(sys.executable).parent}:/bin",
+        "SHELL": "/bin/bash",
     }
+    (tmp_path / ".bashrc").write_text("PATH=/usr/bin:/bin\nalias mine=true\n")
     arguments = [
-        "lab", "--capacity", "1GiB", "--", "--no-browser", "--allow-root", f"--port={port}", f"--notebook-dir={work}",
+        "lab", "--capacity", "1GiB", "--", "--no-browser", "--allow-root", f"--port={port}",
         "--IdentityProvider.token=of-the-test", "--LabApp.collaborative=False",
     ]  # fmt: skip
+    is_told_where = signum == signal.SIGTERM
+    if is_told_where:
+        arguments.append(f"--notebook-dir={work}")
     with (tmp_path / "log").open("wb") as log:
         lab = subprocess.Popen([*COMMAND, *arguments], cwd=work, env=environment, stdout=log, stderr=log)
     try:
@@ -82,6 +122,15 @@ def test_lab_offers_the_shared_kernel_and_leaves_nothing(tmp_path: Path, scratch
         (server,) = (child for child in psutil.Process(lab.pid).children() if "jupyterlab" in child.cmdline())
         # Terminals know this environment's commands, also where it is not active.
         assert server.environ()["PATH"] == f"{Path(sys.executable).parent}:/usr/bin:/bin"
+        # And so they do where the shell's own file forgets them.
+        shown = in_terminal(f"ws://127.0.0.1:{port}", ask(f"{url}/api/terminals", {})["name"])
+        assert shown == f"{Path(sys.executable).parent / 'pip'} alias"
+        # A first notebook is opened where there is none, unless JupyterLab was told which folder it serves.
+        assert [path.name for path in work.glob("*.ipynb")] == ([] if is_told_where else ["first_steps.ipynb"])
+        assert ("--LabApp.default_url=/lab/tree/first_steps.ipynb" in server.cmdline()) != is_told_where
+        told = (tmp_path / "log").read_text()
+        assert told.index("http://") < told.index("JupyterLab extension loaded")
+        assert "the panel Shared GPU" in told
         assert ask(f"{url}/api/kernels", {"name": "shared-gpu"})["id"]
         (stack,) = scratch.glob("sk-*")
         assert processes_of(stack)
