@@ -82,7 +82,7 @@ def test_an_unknown_certificate_is_compared_first(lab: LabPage, tmp_path: Path) 
     context.load_cert_chain(files.certificate, files.key)
     with FakeGateway(EVERYTHING, encryption=context) as gateway:
         same = lab.panel.get_by_label("names the same")
-        command = f"pip install x && sharedkernel install --gateway-url {gateway.url} --user --fingerprint {'0' * 64}"
+        command = f"pip install x\nsharedkernel install --gateway-url {gateway.url} --user --fingerprint {'0' * 64}"
         connect(lab, command, "any")
         expect(lab.panel.get_by_label("Address")).to_have_value(gateway.url)
         expect(lab.panel.get_by_role("alert")).to_contain_text("now shows another certificate")

@@ -22,7 +22,7 @@ from tests.browser.page_server import STATIC, PageServer
 _MIB = 1024**2
 _GIB = 1024**3
 _MARKUP = "<img src=x onerror=\"document.body.dataset.broken='yes'\">"
-COMMAND = "pip install jupyter-sharedkernel && sharedkernel install https://gpu-host:8585"
+COMMAND = "pip install jupyter-sharedkernel\nsharedkernel install https://gpu-host:8585"
 _WIDTHS = (1280, 700, 390)
 NAMES = ["ada", "grace", "linus", *(f"student{number:02}" for number in range(1, 28))]
 

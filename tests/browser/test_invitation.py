@@ -76,8 +76,10 @@ def test_a_link_leads_to_the_command_that_connects(
     user = {"light": "maria", "dark": "niels"}[scheme]
     page = open_page(links[user], color_scheme=scheme)
     code = links[user].partition("#")[2]
-    button = page.get_by_role("button", name="Join the class")
+    button = page.get_by_role("button", name="Yes, join the class")
     expect(button).to_be_visible()
+    expect(page.get_by_text(f"{user}, you are invited to a class of ada on a shared GPU. It ends at ")).to_be_visible()
+    expect(page.get_by_text("Are you at the computer with JupyterLab?")).to_be_visible()
     assert page.url == links[user].partition("#")[0]
     check(page, f"link-{scheme}")
     page.keyboard.press("Tab")
@@ -101,13 +103,28 @@ def test_a_link_leads_to_the_command_that_connects(
     check(page, f"empty-{scheme}")
 
 
-def test_a_link_that_was_used_says_so(open_page: OpenPage, links: dict[str, str]) -> None:
-    """And opens nothing."""
+def test_a_link_that_was_used_opens_again_in_its_browser_alone(
+    open_page: OpenPage, links: dict[str, str], stack: LocalStack
+) -> None:
+    """There the command has another token, until it has run; elsewhere the page says so, and opens nothing."""
     first = open_page(links["otto"])
-    first.get_by_role("button", name="Join the class").click()
+    first.get_by_role("button", name="Yes, join the class").click()
     expect(first.get_by_role("heading", name="Welcome, otto")).to_be_visible()
+    earlier = first.locator("code").inner_text().rpartition(" ")[2]
+    assert "sharedkernel-invitation" not in first.evaluate("document.cookie")
+    first.goto("about:blank")
+    first.goto(links["otto"])
+    first.get_by_role("button", name="Show the command again").click()
+    expect(first.get_by_role("heading", name="Welcome, otto")).to_be_visible()
+    token = first.locator("code").inner_text().rpartition(" ")[2]
+    assert token != earlier
+    quotas = "/sharedkernel/api/quotas"
+    assert apart(Client(stack.gateway_url, earlier).request("GET", quotas)).status == 403
+    assert apart(Client(stack.gateway_url, token).request("GET", quotas)).status == 200  # as the command does
+    first.goto("about:blank")
+    first.goto(links["otto"])
+    expect(first.get_by_role("alert")).to_contain_text("its command has run")
     second = open_page(links["otto"])
-    second.get_by_role("button", name="Join the class").click()
     expect(second.get_by_role("alert")).to_contain_text("This invitation of otto was used already")
     check(second, "used")
     assert "was used already" in second.evaluate(_FOCUSED)

@@ -182,7 +182,7 @@ def test_the_pages_command_trusts_the_certificate_that_nobody_knows(encrypted: E
     trusted = Credentials(url=encrypted.url, token=encrypted.token, ca_file=encrypted.files.ca)
     me = fetch(trusted, "/sharedkernel/page/me")
     assert me["checks_fingerprint"]
-    *rest, option, fingerprint = shlex.split(me["install_command"].partition(" && ")[2])
+    *rest, option, fingerprint = shlex.split(me["install_command"].partition("\n")[2])
     assert option == "--fingerprint"
     announced = (encrypted.directory / "log").read_text().partition("Serving on ")[2].splitlines()[0]
     assert announced.endswith(f" --fingerprint {fingerprint}")

@@ -118,7 +118,7 @@ def test_a_gateway_serves_the_wheel_that_it_was_installed_from(
         with urllib.request.urlopen(request, timeout=60, context=context) as answer:
             me = json.load(answer)
         assert me["needs_checkout"] is False
-        *pip, address = shlex.split(me["install_command"].partition(" && ")[0])
+        *pip, address = shlex.split(me["install_command"].partition("\n")[0])
         assert address.partition("#")[0] == f"{url}/sharedkernel/package/{wheel.name}"
         assert pip == ["pip", "install", *(["--trusted-host", urlsplit(url).netloc] if is_encrypted else [])]
         download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", tmp_path, *pip[2:]]

@@ -5,6 +5,11 @@ import * as React from 'react';
 import type { IMe, PageApi } from './api';
 import { english as trans } from './english';
 
+/** Where the command is typed. */
+export const TERMINALS = trans.__(
+  'Both lines are for a terminal of macOS or Linux and for PowerShell; where JupyterLab has the panel “Shared GPU” already, paste them there instead.'
+);
+
 interface IProps {
   me: IMe;
   api: PageApi;
@@ -25,8 +30,9 @@ export function ConnectSection(props: IProps): React.ReactElement {
       </h2>
       <p>
         {me.needsCheckout
-          ? trans.__('Run this once on your own machine, in a checkout of sharedkernel:')
-          : trans.__('Run this once on your own machine, where JupyterLab is:')}
+          ? trans.__('Run this once on your own machine, in a checkout of sharedkernel.')
+          : trans.__('Run this once on your own machine, in the environment that has JupyterLab.')}{' '}
+        {TERMINALS}
       </p>
       <Copyable label={trans.__('Copy the command')} text={me.installCommand} />
       {me.checksFingerprint && <FingerprintNote />}

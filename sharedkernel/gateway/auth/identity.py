@@ -106,6 +106,8 @@ class TokenOnlyIdentity(IdentityProvider):
         super().__init__(**kwargs)
         #: who is signed in on the gateway's page
         self.page_sessions = PageSessions()
+        #: ids of tokens that came in a header since this start: from machines, not from the page
+        self.connected_tokens: set[str] = set()
         self._limit = LoginLimit(self._gateway.max_failed_logins, self._gateway.failed_login_seconds)
 
     @property
@@ -166,8 +168,12 @@ class TokenOnlyIdentity(IdentityProvider):
         return await checked
 
     async def _check_token(self, request: HTTPServerRequest) -> GatewayUser | None:
-        token = self._token_of(request) or self._page_token_of(request)
-        return await self.check_token(token, request.remote_ip or "") if token else None
+        sent = self._token_of(request)
+        token = sent or self._page_token_of(request)
+        user = await self.check_token(token, request.remote_ip or "") if token else None
+        if user is not None and sent and not user.is_vouched_for:
+            self.connected_tokens.add(sent.rpartition("-")[0])
+        return user
 
     async def check_token(self, token: str, address: str) -> GatewayUser | None:
         """Return the user of *token*; None for a wrong one, which is counted.

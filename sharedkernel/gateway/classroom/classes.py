@@ -11,17 +11,20 @@ Not here: limits (`config/quotas.py`), and tokens, which expire by themselves wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import logging
+import secrets
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from sharedkernel.errors import Refused, SharedKernelError
+from sharedkernel.errors import ConfigError, Refused, SharedKernelError
 from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.auth.identity import TokenOnlyIdentity
+from sharedkernel.gateway.auth.tokens import salted_hash
 from sharedkernel.gateway.classroom.sessions import ClassSessions
 from sharedkernel.gateway.config.classes import ClassFile, ClassMember, ClassRecord, Invitation, utc_now
 from sharedkernel.gateway.config.quotas import QuotaLevel
@@ -53,6 +56,17 @@ class ClassChange(msgspec.Struct, kw_only=True):
     #: whether tokens end that used invitations of them have given, as where somebody else was quicker; None: refused if
     #: there are such tokens
     replaces: bool | None = None
+
+
+class UsedInvitation(NamedTuple):
+    """The outcome of an invitation that was used."""
+
+    user: str
+    token: str
+    #: the end of the class
+    until: datetime.datetime
+    #: to be kept by the browser, which can use the invitation again with it
+    key: str
 
 
 class Classes:
@@ -111,8 +125,8 @@ class Classes:
 
     # --- what an admin does -------------------------------------------------------------------------------------------
 
-    async def begin(self, name: str, wanted: ClassChange) -> dict[str, str]:
-        """Begin a class.
+    async def begin(self, name: str, wanted: ClassChange, teacher: str) -> dict[str, str]:
+        """Begin a class of *teacher*'s.
 
         Returns
         -------
@@ -135,7 +149,7 @@ class Classes:
             raise Refused("a class has a name, as users have, and an end, `until`.", reason="bad_request")
         limits = QuotaLevel.parse("class", {"default": wanted.limits}).default
         with self._file.changing() as classes:
-            classes[name] = ClassRecord(began=utc_now(), until=wanted.until, limits=limits, members={})
+            classes[name] = ClassRecord(began=utc_now(), until=wanted.until, limits=limits, members={}, teacher=teacher)
             codes = self._invite(classes, name, wanted, known)
             self._move_end(name, classes[name], wanted.until)
         return codes
@@ -272,32 +286,80 @@ class Classes:
 
     # --- what users do ------------------------------------------------------------------------------------------------
 
-    def admit(self, code: str) -> tuple[str, str, datetime.datetime] | None:
-        """Use up the code of an invitation; None for an unknown one.
+    def look(self, code: str, key: str) -> dict[str, Any] | None:
+        """Return what an invitation is for, without using it; None for an unknown code.
+
+        Parameters
+        ----------
+        code
+            Of the invitation.
+        key
+            What the browser has that used it; empty: nothing.
 
         Returns
         -------
-        user, token, until
-            Whom it lets in, with what, and until when.
+        dict
+            ``user``, ``class``, ``teacher``, ``until``, and whether it was used in this browser: ``again``.
+
+        Raises
+        ------
+        Refused
+            When it cannot be used.
+        """
+        if (meant := self._file.find(code)) is None:
+            return None
+        name, user = meant
+        found = self._file.classes[name]
+        invitation = self._usable(found, user, key)
+        again = invitation.used is not None
+        return {"user": user, "class": name, "teacher": found.teacher, "until": found.until, "again": again}
+
+    def admit(self, code: str, key: str) -> UsedInvitation | None:
+        """Use the code of an invitation; None for an unknown one.
+
+        In the browser that has used it, it gives another token in the place of the first.
+
+        Parameters
+        ----------
+        code, key
+            As for :meth:`look`.
 
         Raises
         ------
         SharedKernelError
-            When it was used, the class is over, or no token can be made.
+            When it cannot be used, or no token can be made.
         """
         if (meant := self._file.find(code)) is None:
             return None
         with self._file.changing() as classes:
             name, user = meant
-            found = _check_open(classes[name])
-            member, invitation = found.members[user], found.members[user].invitation
-            if invitation is None or invitation.used is not None:
-                sentence = f"This invitation of {user} was used already; ask for another one, if that was not you."
-                raise Refused(sentence, reason="invitation_used")
+            found = classes[name]
+            invitation, member = self._usable(found, user, key), found.members[user]
             token = self._identity.make_token(user, expires=found.until, group=name)
-            invitation.used = utc_now()
+            earlier, invitation.token = invitation.token, token.rpartition("-")[0]
+            invitation.used = invitation.used or utc_now()
             member.joined = member.joined or invitation.used
-        return user, token, found.until
+            key = secrets.token_urlsafe(32)
+            invitation.browser = salted_hash(invitation.salt, key)
+        self._remove_tokens([earlier] if earlier else [])
+        return UsedInvitation(user, token, found.until, key)
+
+    def _usable(self, found: ClassRecord, user: str, key: str) -> Invitation:
+        """Return the invitation of *user*, if the browser with *key* may use it."""
+        invitation = _check_open(found).members[user].invitation
+        if invitation is None or not (invitation.used is None or invitation.was_used_with(key)):
+            sentence = f"This invitation of {user} was used already; ask for another one, if that was not you."
+            raise Refused(sentence, reason="invitation_used")
+        if invitation.token is not None and self._has_connected(invitation):
+            sentence = (
+                f"This invitation of {user} was used, and its command has run: pick “Shared GPU” in that JupyterLab, "
+                "or ask for another invitation for another computer."
+            )
+            raise Refused(sentence, reason="invitation_used")
+        return invitation
+
+    def _has_connected(self, invitation: Invitation) -> bool:
+        return invitation.has_connected or invitation.token in self._identity.connected_tokens
 
     def has_ended(self, token: str) -> bool:
         """Whether *token* has ended with a class, as far as this gateway remembers."""
@@ -309,6 +371,7 @@ class Classes:
         """Notify classes of their end, and end them when their time is over; runs for good."""
         await self._manager.recovery.gathered()  # else sessions of an earlier gateway would be missed
         while True:
+            self._keep_connected()
             for name in [*self._file.classes]:
                 found = self._file.classes.get(name)  # as it is now: to end another takes a while
                 try:
@@ -321,6 +384,19 @@ class Classes:
                 except SharedKernelError as error:
                     log.error("the class cannot be ended: %s", error)
             await asyncio.sleep(_PAUSE)
+
+    def _keep_connected(self) -> None:
+        """Keep which invitations have led to a machine that is connected, for the next gateway."""
+        connected = self._identity.connected_tokens
+        members = [member for found in self._file.classes.values() for member in found.members.values()]
+        invitations = [member.invitation for member in members if member.invitation is not None]
+        if not any(one.token in connected and not one.has_connected for one in invitations):
+            return
+        with contextlib.suppress(ConfigError), self._file.changing() as classes:
+            for found in classes.values():
+                for member in found.members.values():
+                    if member.invitation is not None and member.invitation.token in connected:
+                        member.invitation.has_connected = True
 
     async def _notify(self, name: str, found: ClassRecord) -> None:
         left = found.until - utc_now()

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar, cast
 
 import msgspec
 from jupyter_server.auth.decorator import allow_unauthenticated, authorized
+from jupyter_server.utils import url_path_join
 from tornado import web
 
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.hub import HubUsers
 from sharedkernel.gateway.auth.identity import TokenOnlyIdentity, TokenUsers
-from sharedkernel.gateway.classroom.classes import ClassChange, Classes
+from sharedkernel.gateway.classroom.classes import ClassChange, Classes, UsedInvitation
 from sharedkernel.gateway.config.classes import ONLY_CLASS
 from sharedkernel.gateway.http.handlers import GatewayHandler, read_body
 from sharedkernel.gateway.http.request_guard import INVITATION_PATH
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
 from sharedkernel.gateway.page.page_handler import PageHandler, start_page_session
 from sharedkernel.gateway.page.wheel import installation
+
+T = TypeVar("T")
 
 
 class ClassHandler(GatewayHandler):
@@ -47,7 +51,7 @@ class ClassHandler(GatewayHandler):
         if not isinstance(self.identity_provider, TokenUsers | HubUsers):
             sentence = "this gateway has one user, and a class has more; start it with `--identity tokens` or a hub's."
             raise Refused(sentence, reason="not_allowed")
-        await self._finish_changed(classes, name, await classes.begin(name, self._change()))
+        await self._finish_changed(classes, name, await classes.begin(name, self._change(), self.current_user.username))
 
     @web.authenticated
     @authorized
@@ -110,33 +114,66 @@ class InvitationHandler(PageHandler):
         self.finish_script('<div id="invitation"></div>')
 
 
-class AdmissionHandler(GatewayHandler):
-    """``/sharedkernel/page/invitation/accept``: exchanges a code for a token, once."""
+class InvitedHandler(GatewayHandler):
+    """Base of the routes that take an invitation's code in their body; wrong ones count as wrong tokens do."""
 
-    @allow_unauthenticated
-    async def post(self) -> None:
-        """Return a token and the command that connects a machine; the browser is signed in from now on."""
+    async def _checked(self, check: Callable[[str, str], T | None]) -> T:
+        """Return what *check* returns for the code, and for the key that this browser has for it."""
         self.set_header("Cache-Control", "no-store")
-        code, identity = (
-            read_body(self, {"code": str}).get("code", ""),
-            cast("TokenOnlyIdentity", self.identity_provider),
-        )
-        admitted = await identity.check_code(code, self.request.remote_ip or "", self.settings["classes"].admit)
-        if admitted is None:
+        code = read_body(self, {"code": str}).get("code", "")
+        key = self.get_cookie(_cookie_of(code)) or ""
+        identity = cast("TokenOnlyIdentity", self.identity_provider)
+        found = await identity.check_code(code, self.request.remote_ip or "", lambda code: check(code, key))
+        if found is None:
             raise Refused(
                 "This invitation is not known here: a newer one was made for the same person, its class is over, or "
                 "the link is incomplete. Use the newest link, or ask for another.",
                 reason="wrong_invitation",
             )
-        user, token, until = admitted
+        self._code = code
+        return found
+
+
+class LookHandler(InvitedHandler):
+    """``/sharedkernel/page/invitation/look``: returns what an invitation is for, and leaves it as it is."""
+
+    @allow_unauthenticated
+    async def post(self) -> None:
+        """Return whose it is, of which class, by whom, until when, and whether this browser used it."""
+        self.finish(msgspec.json.encode(await self._checked(self.settings["classes"].look)))
+
+
+class AdmissionHandler(InvitedHandler):
+    """``/sharedkernel/page/invitation/accept``: exchanges a code for a token, once, or again in the same browser."""
+
+    @allow_unauthenticated
+    async def post(self) -> None:
+        """Return a token and the command that connects a machine; the browser is signed in from now on."""
+        admitted: UsedInvitation = await self._checked(self.settings["classes"].admit)
+        user, token = admitted.user, admitted.token
         self.settings["audit_log"].record("join class", user=user, address=self.request.remote_ip)
+        self.set_cookie(
+            _cookie_of(self._code),
+            admitted.key,
+            path=url_path_join(self.base_url, INVITATION_PATH),
+            expires=admitted.until,
+            httponly=True,
+            samesite="Strict",
+            secure=self.request.protocol == "https",
+        )
         start_page_session(self, user, token)
         install = await installation(self, "--token", token)
-        self.finish(msgspec.json.encode({"user": user, "until": until, **install.as_json()}))
+        self.finish(msgspec.json.encode({"user": user, "until": admitted.until, **install.as_json()}))
+
+
+def _cookie_of(code: str) -> str:
+    """Return the name of an invitation's cookie, from the public part of its code."""
+    return "sharedkernel-invitation-" + re.sub(r"[^0-9a-f]", "", code.partition("-")[0])[:8]
 
 
 default_handlers = [
     (r"/sharedkernel/api/class", ClassHandler),
     (rf"/{INVITATION_PATH}", InvitationHandler),
+    (rf"/{INVITATION_PATH}/look", LookHandler),
     (rf"/{INVITATION_PATH}/accept", AdmissionHandler),
 ]

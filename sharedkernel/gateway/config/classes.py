@@ -30,7 +30,7 @@ ONLY_CLASS = "class"
 
 
 class Invitation(msgspec.Struct, kw_only=True):
-    """A code that lets one user in, once."""
+    """A code that lets one user in, once; again in the same browser, until a machine has used the token."""
 
     #: public beginning of the code
     id: str
@@ -38,6 +38,12 @@ class Invitation(msgspec.Struct, kw_only=True):
     hash: str
     #: when it was used, UTC; None: it can be used
     used: datetime.datetime | None = None
+    #: salted hash of the key that the browser has which used it; None: none has
+    browser: str | None = None
+    #: id of the token that it gave last
+    token: str | None = None
+    #: whether a machine has used that token, so that it is not to be replaced
+    has_connected: bool = False
 
     @classmethod
     def make(cls) -> tuple[Invitation, str]:
@@ -49,6 +55,10 @@ class Invitation(msgspec.Struct, kw_only=True):
         """Whether *code* is the one that was hashed; takes the same time for every wrong secret."""
         name, _, secret = code.partition("-")
         return name == self.id and hmac.compare_digest(salted_hash(self.salt, secret), self.hash)
+
+    def was_used_with(self, key: str) -> bool:
+        """Whether the browser that used it has *key*."""
+        return self.browser is not None and hmac.compare_digest(salted_hash(self.salt, key), self.browser)
 
 
 class ClassMember(msgspec.Struct, kw_only=True):
@@ -77,6 +87,8 @@ class ClassRecord(msgspec.Struct, kw_only=True):
     members: dict[str, ClassMember]
     #: sessions of its users that ran before, by kernel id; the class's end leaves them alone
     spared: list[str] = []
+    #: who began it
+    teacher: str = ""
 
     @property
     def is_over(self) -> bool:

@@ -102,7 +102,7 @@ class RequestGuard(Router):
         TooManyBytes
             When the gateway holds too much of its user already.
         """
-        if request.path.endswith(("/" + SIGN_IN_PATH, f"/{INVITATION_PATH}/accept")):
+        if request.path.endswith(("/" + SIGN_IN_PATH, f"/{INVITATION_PATH}/look", f"/{INVITATION_PATH}/accept")):
             length = request.headers.get("Content-Length", "")
             return length.isdecimal() and int(length) <= _MOST_SIGN_IN_BYTES
         try:

@@ -157,7 +157,8 @@ async def installation(handler: JupyterHandler, *options: str) -> Installation:
             address = f"{url_path_join(url, PATH, wheel.name)}#sha256={hashlib.sha256(wheel.content).hexdigest()}"
             install = f'pip install --trusted-host {request.host} "{address}"'
     return Installation(
-        f"{install} && {' '.join([*connect, *options])}",
+        # Two lines, since PowerShell knows no `&&` before its seventh version.
+        f"{install}\n{' '.join([*connect, *options])}",
         needs_checkout=wheel is None and not PUBLISHED,
         checks_fingerprint=fingerprint is not None,
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 
 from tests.gateway.classroom.conftest import CLASS, PAGE, accept, begin, join
-from tests.gateway.client import Client
-from tests.gateway.conftest import Stack, run
+from tests.gateway.client import Answer, Client
+from tests.gateway.conftest import Stack, run, wait_for
 from tests.gateway.page.browser import Browser
 
 
@@ -38,6 +38,58 @@ def test_a_code_is_good_once(stack: Stack) -> None:
         assert (await Client(stack.gateway_url, token).request("GET", "/api/kernels")).status == 200
 
     run(scenario())
+
+
+def test_an_invitation_opens_again_in_its_browser_until_the_command_has_run(stack: Stack) -> None:
+    """Each time with another token in the place of the first; a restart of the gateway changes nothing."""
+    file = stack.directory / "sharedkernel_class.json"
+    browser, other = Browser(stack.gateway_url), Browser(stack.gateway_url)
+    codes: dict[str, str] = {}
+
+    async def look(who: Browser, user: str = "maria") -> Answer:
+        assert (await who.request("GET", PAGE)).status == 200
+        return await who.request("POST", f"{PAGE}/look", {"code": codes[user]})
+
+    async def command_of(who: Browser) -> str:
+        answer = await accept(who, codes["maria"])
+        assert answer.status == 200, answer
+        return str(answer.body["install_command"].rpartition(" ")[2])
+
+    async def use(token: str) -> int:
+        return (await Client(stack.gateway_url, token).request("GET", "/api/kernelspecs")).status
+
+    async def first() -> None:
+        codes.update(await begin(stack, "maria", "niels", group="physics"))
+        found = (await look(browser)).body
+        assert {key: found[key] for key in ("user", "class", "teacher", "again")} == {
+            "user": "maria", "class": "physics", "teacher": "ada", "again": False,
+        }  # fmt: skip
+        assert (await look(browser)).status == 200  # nothing was used up
+        tokens = [await command_of(browser)]
+        (cookie,) = (morsel for name, morsel in browser.flags.items() if name.startswith("sharedkernel-invitation-"))
+        assert (cookie["httponly"], cookie["samesite"], cookie["path"]) == (True, "Strict", PAGE)
+        assert cookie.value not in file.read_text()
+        assert (await look(browser)).body["again"] is True
+        assert (await look(browser, "niels")).body["again"] is False
+        # its code alone opens nothing, and neither does another invitation's key
+        other.cookies |= {name: "another" for name in browser.cookies if name.startswith("sharedkernel-invitation-")}
+        for answer in (await look(other), await accept(other, codes["maria"])):
+            assert (answer.status, answer.body["reason"]) == (409, "invitation_used")
+        tokens.append(await command_of(browser))
+        assert [await use(token) for token in tokens] == [403, 200]
+        answer = await look(browser)
+        assert (answer.status, answer.body["reason"]) == (409, "invitation_used")
+        assert "its command has run" in answer.body["message"]
+
+    async def second() -> None:
+        for answer in (await look(browser), await accept(browser, codes["maria"])):
+            assert "its command has run" in answer.body["message"]
+
+    run(first())
+    wait_for(lambda: '"has_connected":true' in file.read_text())
+    stack.gateway.kill()
+    stack.restart_gateway()
+    run(second())
 
 
 def test_a_thief_of_a_code_keeps_nothing(stack: Stack) -> None:

@@ -105,7 +105,7 @@ async def test_a_token_opens_the_page_and_signing_out_closes_it(stack: Stack) ->
     assert (front.headers["X-Content-Type-Options"], front.headers["Referrer-Policy"]) == ("nosniff", "same-origin")
     me = (await browser.request("GET", "/sharedkernel/page/me")).body
     assert (me["user"], me["admin"], me["auth"]) == ("ada", True, "token")
-    assert me["install_command"].endswith(f" && sharedkernel install --gateway-url {stack.gateway_url} --user")
+    assert me["install_command"].endswith(f"\nsharedkernel install --gateway-url {stack.gateway_url} --user")
     old = dict(browser.cookies)
     assert (await browser.request("POST", "/sharedkernel/page/sign-out")).status == 204
     browser.cookies = old

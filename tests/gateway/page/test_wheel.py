@@ -26,7 +26,7 @@ def test_a_gateway_of_a_checkout_has_no_wheel_and_says_that_people_need_one(stac
         ada = stack.client("ada")
         me = (await ada.request("GET", "/sharedkernel/page/me")).body
         assert me["needs_checkout"] is True
-        assert me["install_command"].startswith("pip install . && ")
+        assert me["install_command"].startswith("pip install .\n")
         assert (await ada.request("GET", "/sharedkernel/package/x.whl")).status == 404
 
     run(scenario())
