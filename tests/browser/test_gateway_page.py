@@ -340,6 +340,36 @@ def test_a_quota_s_editor_sends_only_what_was_changed(open_page: OpenPage, serve
     assert server.requests == [expected]
 
 
+def test_a_changed_quota_can_be_taken_back(open_page: OpenPage, server: PageServer) -> None:
+    """What was refused is told beside the field; whoever is over their quota is marked."""
+    status = json.loads(document(session(0, "grace", "idle", 0.5), session(1, "linus", "idle", 0.5)))
+    for user in status["users"]:
+        user["quota_bytes"] = 2**30 if user["name"] == "linus" else 2**28
+        user["quota_used_bytes"] = 2**29
+    server.say(json.dumps(status))
+    page = open_page()
+    people = show(page, "People")
+    expect(people.locator(".sk-mod-over")).to_have_text("512 MiB of")
+    row, quota = people.get_by_role("row", name="grace"), people.get_by_label("Quota of grace")
+    server.refusal = "'lots' is not an amount of memory."
+    quota.fill("lots")
+    quota.press("Enter")
+    expect(row.get_by_role("alert")).to_contain_text(server.refusal)
+    expect(quota).to_have_value("lots")
+    keep_picture(page, "quota-refused")
+    results = Axe().run(page)
+    assert results.violations_count == 0, results.generate_report()
+    server.refusal = None
+    server.quotas = {"users": {"grace": limits_of("512 MiB"), "linus": limits_of("1GiB")}}
+    quota.fill("512 MiB")
+    quota.press("Enter")
+    expect(row.get_by_role("status")).to_contain_text("Saved")
+    row.get_by_role("button", name="Undo the change for grace").click()
+    expect(row.get_by_role("button", name="Undo")).to_have_count(0)
+    sent = [request[2]["users"]["grace"]["memory"] for request in server.requests]
+    assert sent == ["lots", "512 MiB", "8GiB"]
+
+
 def test_an_admin_sees_the_class(open_page: OpenPage, server: PageServer) -> None:
     """How many have joined, and again when people come; the figures say when to look."""
     joined = "2026-01-01T10:00:00+00:00"

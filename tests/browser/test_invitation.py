@@ -10,7 +10,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from sharedkernel.local_stack import LocalStack
-from tests.browser.gateway_page import apart
+from tests.browser.gateway_page import apart, sign_in
 from tests.browser.lab import PATIENCE, keep_picture
 from tests.gateway.client import Client
 
@@ -131,3 +131,52 @@ def test_a_link_that_was_used_opens_again_in_its_browser_alone(
     expect(second.get_by_role("button")).to_have_count(0)
     second.get_by_role("link", name="Sign in with a token").click()
     expect(second.get_by_label("Your token")).to_be_visible()
+
+
+@pytest.fixture
+def classless(stack: LocalStack) -> Iterator[None]:
+    """End what classes there are after the test."""
+    yield
+    ada = Client(stack.gateway_url, stack.token("ada"))
+    for name in apart(ada.request("GET", _CLASS)).body["classes"]:
+        apart(ada.request("DELETE", f"{_CLASS}?group={name}"))
+
+
+@pytest.mark.usefixtures("classless")
+def test_an_admin_invites_people_and_ends_their_class(open_page: OpenPage, stack: LocalStack) -> None:
+    """From the names to the links, from those who have joined to the end, without a terminal."""
+    page = open_page(stack.gateway_url)
+    sign_in(page, stack.token("ada"))
+    page.get_by_role("link", name="People").click()
+    classes = page.get_by_role("region", name="Invitations")
+    names, group = classes.get_by_label("People, by name"), classes.get_by_label("Class")
+    names.fill("grace")
+    group.fill("physics")
+    classes.get_by_role("button", name="Invite").click()
+    expect(classes.get_by_role("alert")).to_contain_text("grace is a user here already")
+    names.fill("maria, niels\nmaria")
+    classes.get_by_role("button", name="Invite").click()
+    expect(classes.get_by_role("alert")).to_contain_text("a user is named twice")
+    names.fill("maria, niels")
+    classes.get_by_label("Memory of each").fill("64MiB")
+    classes.get_by_role("button", name="Invite").click()
+    links = dict(line.split() for line in classes.locator("code").inner_text().splitlines())
+    assert links.keys() == {"maria", "niels"}
+    expect(classes).to_contain_text("0 of 2 joined; not yet: maria, niels")
+    names.fill("otto")
+    group.fill("physics")
+    classes.get_by_role("button", name="Invite").click()
+    expect(classes).to_contain_text("0 of 3 joined")
+    check(page, "classes")
+    student = open_page(links["maria"])
+    expect(student.get_by_text("maria, you are invited to the class physics of ada")).to_be_visible()
+    student.get_by_role("button", name="Yes, join the class").click()
+    expect(student.get_by_role("heading", name="Welcome, maria")).to_be_visible()
+    page.reload()
+    expect(classes).to_contain_text("1 of 3 joined; not yet: niels, otto")
+    page.set_viewport_size({"width": 1280, "height": 900})
+    end = classes.get_by_role("button", name="End class physics")
+    end.click()
+    expect(page.get_by_role("dialog")).to_contain_text("Of 3 people. Their tokens, sessions and variables end now")
+    page.get_by_role("dialog").get_by_role("button", name="End class").click()
+    expect(end).to_have_count(0)

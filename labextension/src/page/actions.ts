@@ -4,7 +4,7 @@ import { sessionName } from '../describe';
 import type { DeviceModel } from '../model';
 import { ISessionActions, shutDownQuestion, successorOf } from '../sessionactions';
 import type { ISession } from '../view';
-import { PageApi, SignInNeededError } from './api';
+import { IClass, PageApi, SignInNeededError } from './api';
 import { english as trans } from './english';
 import { failureWords, forEach, notebooks, peopleWords } from './selection';
 
@@ -110,6 +110,15 @@ export class PageActions implements ISessionActions {
     }
     const done = (count: number) => tell(trans.__('%1 of %2 stopped', count, notebooks(sessions.length)));
     return this._doWithAll(sessions, session => this._api.shutDown(session), done, trans.__('stopped'));
+  }
+
+  /** End a class, if the admin means it. */
+  async endClass(found: IClass): Promise<void> {
+    const people = found.members === 1 ? trans.__('1 person') : trans.__('%1 people', found.members);
+    const text = trans.__('Of %1. Their tokens, sessions and variables end now; what they had before stays.', people);
+    if (await this._handlers.ask(trans.__('End class %1?', found.name), text, trans.__('End class'))) {
+      await this.attempt(() => this._api.endClass(found.name), trans.__('The class could not be ended'));
+    }
   }
 
   private async _doWithAll(

@@ -28,6 +28,14 @@ export interface IClass {
   /** How many people it has, and how many of them have used their invitation. */
   members: number;
   joined: number;
+  /** Those who have not. */
+  waiting: string[];
+}
+
+/** A link that lets one person in. */
+export interface IInvited {
+  user: string;
+  link: string;
 }
 
 /** Nobody is signed in. */
@@ -128,6 +136,26 @@ export class PageApi implements IAdminApi, ITimelineApi {
     return readClasses(await request('GET', 'sharedkernel/api/class'));
   }
 
+  /** Begin a class of people, until a moment (ISO 8601), with limits of each. */
+  async beginClass(
+    name: string,
+    users: readonly string[],
+    until: string,
+    limits: Record<string, string>
+  ): Promise<IInvited[]> {
+    return readInvited(await request('PUT', classPath(name), { users, until, limits }));
+  }
+
+  /** Invite more people to a class. */
+  async inviteMore(name: string, users: readonly string[]): Promise<IInvited[]> {
+    return readInvited(await request('POST', classPath(name), { users }));
+  }
+
+  /** End a class now, with its sessions. */
+  async endClass(name: string): Promise<void> {
+    await request('DELETE', classPath(name));
+  }
+
   async limits(): Promise<Map<string, ILimits>> {
     return readLimits(await request('GET', 'sharedkernel/api/quotas'));
   }
@@ -149,16 +177,27 @@ function kernelOf(session: ISession): string {
   return encodeURIComponent(session.kernel_id ?? session.id);
 }
 
+function classPath(name: string): string {
+  return `sharedkernel/api/class?group=${encodeURIComponent(name)}`;
+}
+
+function readInvited(answer: unknown): IInvited[] {
+  const { codes, invitation_path: path } = answer as { codes?: Record<string, string>; invitation_path?: string };
+  return Object.entries(codes ?? {}).map(([user, code]) => ({
+    user,
+    link: new URL(`${path}#${code}`, document.baseURI).href
+  }));
+}
+
 /** Return the classes that an answer describes. */
 export function readClasses(answer: unknown): IClass[] {
   const found = (answer as { classes?: Record<string, Record<string, unknown> | null> } | null)?.classes ?? {};
   return Object.entries(found).flatMap(([name, entry]) => {
     const until = new Date(String(entry?.until));
-    const users = Object.values((entry?.users ?? {}) as Record<string, { joined?: unknown } | null>);
-    const joined = users.filter(user => typeof user?.joined === 'string').length;
-    return isNaN(until.getTime())
-      ? []
-      : [{ name, until, isEnding: entry?.ending === true, members: users.length, joined }];
+    const users = Object.entries((entry?.users ?? {}) as Record<string, { joined?: unknown } | null>);
+    const waiting = users.filter(([, user]) => typeof user?.joined !== 'string').map(([user]) => user);
+    const [members, joined] = [users.length, users.length - waiting.length];
+    return isNaN(until.getTime()) ? [] : [{ name, until, isEnding: entry?.ending === true, members, joined, waiting }];
   });
 }
 

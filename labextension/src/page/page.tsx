@@ -19,6 +19,7 @@ import { PageActions } from './actions';
 import { IMe, PageApi } from './api';
 import { AuditSection } from './auditsection';
 import { ClassNotice } from './classnotice';
+import { ClassSection } from './classsection';
 import { ConnectSection } from './connect';
 import { english as trans } from './english';
 import { Header } from './header';
@@ -150,6 +151,7 @@ export function Page(props: IProps): React.ReactElement {
             onSelect={onSelect}
           />
         )}
+        {tab === 'people' && me.auth === 'token' && <ClassSection api={api} actions={actions} />}
         {tab === 'timeline' && (
           <>
             <TimelineSection api={api} colours={colours} isAway={!model.isLive} {...names} />

@@ -5,7 +5,7 @@ import * as React from 'react';
 import { Checkbox } from '../checkbox';
 import { safeText } from '../describe';
 import { colourStyle } from '../colours';
-import { formatBytes, Units } from '../format';
+import { formatBytes, percent, Units } from '../format';
 import type { ILimits } from '../limits';
 import { changed, Field } from '../quotas';
 import type { ISession, IStatus } from '../view';
@@ -29,6 +29,7 @@ export function PeopleSection(props: IProps): React.ReactElement {
   const { api, status, units, colours, selected, onSelect } = props;
   const [limits, setLimits] = React.useState<ReadonlyMap<string, ILimits>>(new Map());
   const [problem, setProblem] = React.useState<string | null>(null);
+  const [told, setTold] = React.useState<ITold | null>(null);
   const [search, setSearch] = React.useState('');
   const [order, setOrder] = React.useState<Order>('name');
   const [page, setPage] = React.useState(0);
@@ -40,6 +41,15 @@ export function PeopleSection(props: IProps): React.ReactElement {
       setProblem(error instanceof Error ? error.message : String(error));
     }
   }, []);
+  const change = async ({ name, limits: before }: IPerson, wanted: Partial<ILimits>, isUndo = false) => {
+    try {
+      setLimits(await api.changeLimits(name, wanted));
+      const earlier = Object.keys(wanted).map(kind => [kind, before?.[kind as keyof ILimits] ?? null] as const);
+      setTold({ name, undo: isUndo ? null : Object.fromEntries(earlier), problem: null });
+    } catch (error) {
+      setTold({ name, undo: null, problem: error instanceof Error ? error.message : String(error) });
+    }
+  };
   // Quotas are read again when they, or the people, change.
   const version = status.users.map(user => `${user.name} ${user.quota_bytes} ${user.share}`).join('\n');
   React.useEffect(() => {
@@ -111,7 +121,8 @@ export function PeopleSection(props: IProps): React.ReactElement {
               sessions={sessionsOf(person)}
               selected={selected}
               onSelect={onSelect}
-              onChange={change => void run(api.changeLimits(person.name, change))}
+              told={told?.name === person.name ? told : null}
+              onChange={(wanted, isUndo) => void change(person, wanted, isUndo)}
             />
           ))}
         </tbody>
@@ -132,6 +143,15 @@ export function PeopleSection(props: IProps): React.ReactElement {
       </p>
     </section>
   );
+}
+
+/** The outcome of the last change. */
+interface ITold {
+  name: string;
+  /** What takes it back; null: nothing to take back. */
+  undo: Partial<ILimits> | null;
+  /** Why it was refused; null: it was not. */
+  problem: string | null;
 }
 
 interface ISelectProps {
@@ -159,14 +179,17 @@ interface IRowProps extends ISelectProps {
   person: IPerson;
   colour: string | undefined;
   units: Units;
-  onChange: (change: Partial<ILimits>) => void;
+  told: ITold | null;
+  onChange: (change: Partial<ILimits>, isUndo?: boolean) => void;
 }
 
 function Row(props: IRowProps): React.ReactElement {
-  const { person, colour, units, onChange } = props;
+  const { person, colour, units, told, onChange } = props;
   const { limits } = person;
   const who = safeText(person.name);
-  const fullness = person.quotaBytes === null ? 'normal' : level(person.chargedBytes, person.quotaBytes);
+  const { chargedBytes, quotaBytes } = person;
+  const fullness =
+    quotaBytes === null ? 'normal' : chargedBytes > quotaBytes ? 'over' : level(chargedBytes, quotaBytes);
   return (
     <tr>
       <th scope="row">
@@ -183,6 +206,9 @@ function Row(props: IRowProps): React.ReactElement {
       <td className="sk-People-quota">
         {person.quotaBytes !== null && (
           <span className={`sk-QuotaUse sk-mod-${fullness}`}>
+            <span className="sk-Memory-bar" aria-hidden="true">
+              <span style={{ ...colourStyle(colour), width: `${percent(person.chargedBytes, person.quotaBytes)}%` }} />
+            </span>{' '}
             {trans.__('%1 of', formatBytes(person.chargedBytes, units))}{' '}
           </span>
         )}
@@ -191,6 +217,21 @@ function Row(props: IRowProps): React.ReactElement {
           value={limits?.memory ?? null}
           onChange={text => onChange(changed('memory', text))}
         />
+        {told !== null && (
+          <span className="sk-People-told" role={told.problem === null ? 'status' : 'alert'}>
+            {told.problem === null ? trans.__('Saved') : safeText(told.problem)}{' '}
+            {told.undo !== null && (
+              <button
+                type="button"
+                className="sk-Link"
+                aria-label={trans.__('Undo the change for %1', who)}
+                onClick={() => onChange(told.undo ?? {}, true)}
+              >
+                {trans.__('Undo')}
+              </button>
+            )}
+          </span>
+        )}
       </td>
       <td>
         <Field
