@@ -97,10 +97,10 @@ def build() -> None:
 
     run(sys.executable, "-c", "from jupyter_builder.jlpm import main; main()", "install", "--immutable")
     run("node", "node_modules/typescript/bin/tsc", "--build", "--force")
+    run("node", "buildpage.mjs")
     shutil.rmtree(_BUILT, ignore_errors=True)
     build_labextension(_HERE)
     _keep_version_only(_BUILT / "schemas" / _NAME / "package.json.orig")
-    run("node", "buildpage.mjs")
 
 
 def _keep_version_only(copy: Path) -> None:

@@ -1,4 +1,5 @@
 // Builds the gateway's own page into the Python package: one script and one style sheet, without anything from JupyterLab.
+// And makes JupyterLab's style sheet small, which its builder takes as it is.
 
 import { readFile, writeFile } from 'node:fs/promises';
 
@@ -6,6 +7,18 @@ import { rspack } from '@rspack/core';
 import { build } from 'esbuild';
 
 const place = '../sharedkernel/gateway/page/static';
+
+// The chart draws lines alone: without its other kinds of paths, uPlot loses a tenth.
+const linesOnly = {
+  name: 'lines-only',
+  setup(builder) {
+    builder.onLoad({ filter: /uPlot\.esm\.js$/ }, async ({ path }) => {
+      const whole = await readFile(path, 'utf8');
+      const lines = whole.replace(/^\s*(\(paths\.(stepped|bars|spline) *=|uPlot\.join *=).*$/gm, '');
+      return { contents: lines, loader: 'js' };
+    });
+  }
+};
 
 await build({
   entryPoints: { page: 'src/page/main.tsx' },
@@ -18,10 +31,16 @@ await build({
   alias: { react: 'preact/compat', '@lumino/signaling': './src/page/signal.ts' },
   define: { 'process.env.NODE_ENV': '"production"' },
   legalComments: 'inline',
+  plugins: [linesOnly],
   logLevel: 'warning'
 });
 
 // What JupyterLab's own builder minifies with makes the script 5 % smaller than esbuild alone.
 const script = `${place}/page.js`;
-const { code } = await rspack.experiments.swc.minify(await readFile(script, 'utf8'), { compress: true, mangle: true });
+const { code } = await rspack.experiments.swc.minify(await readFile(script, 'utf8'), {
+  compress: { passes: 3, ecma: 2020 },
+  mangle: true
+});
 await writeFile(script, code);
+
+await build({ entryPoints: ['style/base.css'], outfile: 'lib/base.css', minify: true, logLevel: 'warning' });

@@ -1,1 +1,1 @@
-import './base.css';
+import '../lib/base.css';
