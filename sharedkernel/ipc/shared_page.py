@@ -23,7 +23,11 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Word(IntEnum):
-    """Places in the page, in words of eight bytes."""
+    """Places in the page, in words of eight bytes.
+
+    A new word gets the next number and is 0 for sessions that do not know it. Numbers that are free were others' once:
+    sessions of earlier versions may still write them.
+    """
 
     MAGIC = 0
     #: not 0: release the grant at the next boundary (executor)

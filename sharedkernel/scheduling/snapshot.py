@@ -159,7 +159,7 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
             share=user.share,
             persistent=user.persistent,
             shelf=user.shelf,
-            attained=user.service.attained + elapsed * user.num_grants,
+            attained=user.service.attained + elapsed * user.num_held,
         )
         for user in records.users.values()
     ]

@@ -24,8 +24,8 @@ class Place(Flag):
     TOP = auto()
     #: a metric for Prometheus; a user's are one metric, by kind
     METRIC = auto()
-    #: the panels' line about a device or a session; the amount beside a name; and, as in the widgets' text, what that
-    #: is made of
+    #: the panels' line about a device; for a session, its "Time left". The amount beside a name; and, as in the
+    #: widgets' text, what that is made of
     LINE = auto()
     BESIDE = auto()
     DETAILS = auto()
@@ -52,7 +52,7 @@ class Unit(Enum):
 class Figure:
     """One figure."""
 
-    #: heading of its column
+    #: heading of its column, and its name in TypeScript: one word
     name: str
     unit: Unit
     #: those of the document's entry that it is the sum of
@@ -64,7 +64,7 @@ class Figure:
     whole: str = ""
     #: what the metric is
     help: str = ""
-    #: whether an entry's is a figure at all
+    #: whether an entry's is a figure at all; the pages decide that themselves (`labextension/src/view.ts`)
     known: Callable[[Any], bool] = lambda entry: True
 
     def value(self, entry: object) -> float | None:

@@ -55,7 +55,7 @@ class User:
     #: all sessions in :data:`ACTIVE_STATES`; the user is active while there is one
     active: dict[SessionId, Session] = field(default_factory=dict)
     #: grants held now
-    num_grants: int = 0
+    num_held: int = 0
 
     def quota_use(self, growing: Session | None = None) -> QuotaUse:
         """Return the quota, and what counts against it.

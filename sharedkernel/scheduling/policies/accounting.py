@@ -155,7 +155,7 @@ class ServiceClock:
         service.fresh = of_user.fresh = False
         service.held = 0.0
         session.cell.started = True
-        session.user.num_grants += 1
+        session.user.num_held += 1
         session.stats.is_alone = not self.holders
         for other in self.holders.values():
             other.stats.is_alone = False
@@ -164,7 +164,7 @@ class ServiceClock:
     def end(self, session: Session) -> None:
         """Stop counting the grant of *session*."""
         del self.holders[session.id]
-        session.user.num_grants -= 1
+        session.user.num_held -= 1
 
     def _lift(self, service: ServiceRecord, session: Session, least: float, rate: float) -> None:
         """Raise virtual service to *least*, by at most *rate* for each second of rest, as *session* becomes active."""

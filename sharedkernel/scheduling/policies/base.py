@@ -68,7 +68,8 @@ class Policy(ABC):
     def session_rank(self, session: Session) -> Rank:
         """Return the rest of *session*'s rank, which is unique.
 
-        It does not change while the session is queued, unless the policy learns.
+        It does not change while the session is queued, unless the policy learns: the queue is sorted when the session
+        enters it, and again only when a user's rank changes or the policy has learned.
         """
 
     @abstractmethod

@@ -61,7 +61,7 @@ class Fair(Policy):
             mine, theirs = holder.user, first.user
             share = min(mine.share, theirs.share)
             ahead, is_fresh = (mine.service.virtual - theirs.service.virtual) * share, theirs.service.fresh
-            rate = (mine.num_grants / mine.share - theirs.num_grants / theirs.share) * share
+            rate = (mine.num_held / mine.share - theirs.num_held / theirs.share) * share
         quantum = self.config.quantum
         due = _reached_in(quantum - ahead, rate)
         if is_fresh and due > 0:
