@@ -35,6 +35,8 @@ WARM_PARENT_SOCKETS, RETIRED_SOCKETS = "warm*.sock", "old-*.sock"
 SESSIONS_DIRECTORY = "s"
 #: the sessions' records
 RECORDS_DIRECTORY = "records"
+#: records of programs that are stopped between their sessions' turns
+STOPPED_DIRECTORY = "stopped"
 #: users' shelves, among their homes or in the state directory; names their files in `/proc/PID/maps`
 SHELF_DIRECTORY = ".sharedkernel-shelf"
 #: files of a gateway whose account is not the executor's

@@ -195,7 +195,7 @@ class _Executor:
         served = _FakeDevice(device)
         config = SchedulerConfig(capacity=_CAPACITY, preempt_patience=3600.0, quantum=_QUANTUM)
         self.controller = SessionController(
-            served, config, EventLog(directory / "events.jsonl"), WorkloadHistory(directory), lambda *_: None
+            served, config, EventLog(directory / "events.jsonl"), WorkloadHistory(directory), lambda *_: None, directory
         )
         isolation = Isolation(IsolationOptions(isolate="off"), directory)
         self.status = StatusBuilder(served, isolation, self.controller)

@@ -35,6 +35,7 @@ from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.isolation.policy import Isolation, IsolationOptions
 from sharedkernel.executor.processes.connections import ControlConnection, UngreetedConnections
 from sharedkernel.executor.processes.process import SessionHandle, describe_end, real_user, start_time
+from sharedkernel.executor.processes.stopped import resume_recorded
 from sharedkernel.executor.runtime_directory import DirectoryGuard, RuntimeDirectory
 from sharedkernel.executor.sessions.detached import DetachTimers
 from sharedkernel.executor.sessions.idle_monitor import IdleMonitor
@@ -48,7 +49,14 @@ from sharedkernel.executor.supervision.environments import OWN, Environment, own
 from sharedkernel.executor.supervision.supervisor import ForkTraits, Supervisor
 from sharedkernel.ipc.fd_server import FdServer
 from sharedkernel.ipc.seqpacket import allow_many_descriptors
-from sharedkernel.paths import DESCRIPTOR_SOCKET, EXECUTOR_SOCKET, LOGS_DIRECTORY, SHELF_DIRECTORY, log_name
+from sharedkernel.paths import (
+    DESCRIPTOR_SOCKET,
+    EXECUTOR_SOCKET,
+    LOGS_DIRECTORY,
+    SHELF_DIRECTORY,
+    STOPPED_DIRECTORY,
+    log_name,
+)
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.system.tasks import BackgroundTasks
 
@@ -156,6 +164,7 @@ class ExecutorService:
             events,
             self._workload,
             lambda process, reason, message: self._interventions.end(process, reason, message),
+            path / STOPPED_DIRECTORY,
         )
         self._supervisor = Supervisor(path, environments, self._fork_traits, self._on_end)
         self._pool = SessionPool(self._supervisor, spares[0], in_demand=spares[1])
@@ -233,6 +242,7 @@ class ExecutorService:
         """
         allow_many_descriptors()
         path = self._directory.path
+        resume_recorded(path / STOPPED_DIRECTORY)
         await self._served.start(path, self._interventions)
         (path / EXECUTOR_SOCKET).unlink(missing_ok=True)
         adopted = await self._supervisor.start()

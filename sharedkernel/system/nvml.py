@@ -76,6 +76,8 @@ class GpuSample:
     #: seconds in which each process's CUDA kernels ran since the look before; None at the first one, and where it
     #: cannot be told
     busy: dict[int, float] | None
+    #: ids of the processes that use another GPU of this machine
+    elsewhere: frozenset[int] = frozenset()
 
 
 def sees_host_pids() -> bool:
@@ -156,6 +158,7 @@ class Gpu:
             power_limit_watts=_in_watts(self._read("nvmlDeviceGetEnforcedPowerLimit")),
             processes=self._processes(),
             busy=self._busy(),
+            elsewhere=self._elsewhere(),
         )
 
     # --- opening ------------------------------------------------------------------------------------------------------
@@ -293,6 +296,16 @@ class Gpu:
                     return None
                 found[process.pid] = max(found.get(process.pid, 0), int(process.usedGpuMemory))
         return found
+
+    def _elsewhere(self) -> frozenset[int]:
+        """Return the ids of the processes on this machine's other GPUs, as far as they can be told."""
+        nvml, found = self._nvml, set()
+        with contextlib.suppress(nvml.NVMLError, AttributeError):
+            for index in range(nvml.nvmlDeviceGetCount() if self._host_pids and self._card is None else 0):
+                other = nvml.nvmlDeviceGetHandleByIndex(index)
+                if _text(nvml.nvmlDeviceGetUUID(other)) != self.facts.uuid:
+                    found |= {process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(other)}
+        return frozenset(found)
 
     def _busy(self) -> dict[int, float] | None:
         """Return the seconds each process kept the GPU busy since the last look; None when that cannot be told."""

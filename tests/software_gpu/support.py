@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import subprocess
 import sys
@@ -74,6 +75,29 @@ def used_by_process() -> dict[int, int]:
         return found
     finally:
         pynvml.nvmlShutdown()
+
+
+class _Process(ctypes.Structure):
+    """The beginning of `struct sg_process` in `native/device.h`, and the size of the rest."""
+
+    _fields_ = (
+        ("pid", ctypes.c_int),
+        ("busy_ns", ctypes.c_int64),
+        ("rest", ctypes.c_byte * (2 * 8 + 8 + 32 * 16)),
+    )
+
+
+class _Device(ctypes.Structure):
+    """`struct sg_device` there."""
+
+    _fields_ = (("used", ctypes.c_int64), ("busy_until", ctypes.c_int64), ("processes", _Process * 256))
+
+
+def device_seconds() -> dict[int, float]:
+    """Return for how long each process has used the first device, by its own counters."""
+    find = ctypes.CDLL("libcuda.so.1").sg_device
+    find.restype = ctypes.POINTER(_Device)
+    return {process.pid: process.busy_ns / 1e9 for process in find(0).contents.processes if process.pid}
 
 
 def used_bytes() -> int:

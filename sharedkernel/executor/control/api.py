@@ -125,8 +125,9 @@ class ControlApi:
                 self._session(message.session).warn(text, question=question, holds_cells=holds)
             case protocol.OffloadSession():
                 await self._controller.offloads.request(self._session(message.session))
-            case protocol.SignalSession():
-                _signal(self._session(message.session), message.signum)
+            case protocol.SignalSession(session=session, signum=signum):
+                self._controller.programs.interrupt(self._session(session))
+                _signal(self._session(session), signum)
             case protocol.ListSessions():
                 records = [
                     process.record() for process in self._controller.sessions.values() if process.connection is not None
@@ -182,6 +183,7 @@ class ControlApi:
             await self._supervisor.end(process)
             return
         if restarted:
+            self._controller.programs.interrupt(process)
             _signal(process, signal.SIGINT)
         self._detached.begin(process, seconds, restarted=restarted)
         self._supervisor.keep(process)

@@ -17,7 +17,7 @@ Scheduling is none of a device's business: that is the core's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +25,7 @@ from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.executor.devices.lane_server import LaneServer
 from sharedkernel.executor.devices.leases import UserMemory
 from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.executor.processes.progress import Program
 from sharedkernel.protocol import Device, Limits
 from sharedkernel.status.document import DeviceDetails
 
@@ -43,6 +44,9 @@ class SessionControl(Protocol):
 
     def end(self, process: SessionHandle, reason: str, message: str) -> None:
         """End the session; its user is told *message*, and metrics count the slug *reason*."""
+
+    def list_programs(self, process: SessionHandle, programs: Sequence[Program]) -> None:
+        """Take all the programs of a session that use the device; those that compute take turns with it."""
 
     def attained(self) -> Mapping[str, float]:
         """Return what each session, by its id, was served so far, in device-seconds."""

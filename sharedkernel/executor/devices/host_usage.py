@@ -15,11 +15,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from sharedkernel.executor.processes.process_tree import all_children, tree
 
 #: where users can leave files that are memory
 _SHARED_PLACE = Path("/dev/shm")
@@ -42,33 +44,13 @@ def look(users: Iterable[UserProcesses]) -> dict[int, int]:
 
     Sessions of users who have little for certain are left out.
     """
-    children = _children()
+    children = all_children()
     found: dict[int, int] = {}
     for user in users:
-        trees = {leader: _tree(leader, children) for leader in user.leaders}
-        most = sum(_most(pid) for tree in trees.values() for pid in tree)
+        trees = {leader: tree([leader], children) for leader in user.leaders}
+        most = sum(_most(pid) for pids in trees.values() for pid in pids)
         if most > user.enough:
-            found |= {leader: sum(map(_closely, tree)) for leader, tree in trees.items()}
-    return found
-
-
-def _children() -> dict[int, list[int]]:
-    """Return the children of all processes."""
-    found: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            with contextlib.suppress(OSError, IndexError):
-                after_name = Path("/proc", name, "stat").read_bytes().rpartition(b")")[2].split()
-                found.setdefault(int(after_name[1]), []).append(int(name))
-    return found
-
-
-def _tree(leader: int, children: Mapping[int, Sequence[int]]) -> set[int]:
-    waiting, found = [leader], {leader}
-    while waiting:
-        new = set(children.get(waiting.pop(), ())) - found  # ids are given again while this is read
-        waiting += new
-        found |= new
+            found |= {leader: sum(map(_closely, pids)) for leader, pids in trees.items()}
     return found
 
 

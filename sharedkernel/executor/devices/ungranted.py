@@ -1,10 +1,10 @@
 """Detect sessions that use the device beyond their grants, as seen from outside.
 
-The gate is in the session's own process. Code in its own threads, another program that it starts, or code that has
-removed the gate computes without a grant, beside the session that holds one. NVML reports for how long each process
-kept the GPU busy. Time beyond the session's grants is charged as service, so the next turns of this session and of its
-user's other notebooks come later; its notebook is notified. No session is ended for it: a library that computes in a
-thread of its own seldom does so to take anything from others.
+The gate is in the session's own process. Other libraries, a program that cannot take turns (`programs.py`), or code
+that has removed the gate computes without a grant, beside the session that holds one. NVML reports for how long each
+process kept the GPU busy. Time beyond the session's grants is charged as service, so the next turns of this session and
+of its user's other notebooks come later; its notebook is notified. No session is ended for it: a library that computes
+in a thread of its own seldom does so to take anything from others.
 
 NVML's samples come late by up to a second, in which the grant they belong to may have ended. So a session has a credit
 of some seconds, which its grants fill again. Where NVML cannot tell processes apart nobody is charged.
@@ -12,10 +12,7 @@ of some seconds, which its grants fill again. Where NVML cannot tell processes a
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -55,11 +52,8 @@ class Ungranted:
         self._control = control
         self._accounts: dict[str, _Account] = {}
 
-    def look(self, sessions: Iterable[SessionHandle], busy: Mapping[int, float]) -> None:
-        """Charge for the seconds that each process (by its id) kept the device busy since the last look."""
-        used: defaultdict[int, float] = defaultdict(float)
-        for pid, seconds in busy.items():
-            used[_leader(pid)] += seconds
+    def look(self, sessions: Iterable[SessionHandle], used: Mapping[int, float]) -> None:
+        """Charge for the seconds that each session, by its process id, kept the device busy since the last look."""
         attained = self._control.attained()
         before, self._accounts = self._accounts, {}
         for process in sessions:
@@ -67,7 +61,7 @@ class Ungranted:
             if served is None:
                 continue
             account = self._accounts[process.process] = before.get(process.process) or _Account(served)
-            account.credit = min(_CREDIT, account.credit + served - account.attained - used[process.pid])
+            account.credit = min(_CREDIT, account.credit + served - account.attained - used.get(process.pid, 0.0))
             account.attained = served
             if account.credit < 0:
                 self._charge(process, account)
@@ -87,10 +81,3 @@ class Ungranted:
             f"This notebook has used the device for {what} outside its turns, from threads or programs of its own. "
             "That counts like its turns, which come the later for it.",
         )
-
-
-def _leader(pid: int) -> int:
-    """Return the process that leads the session (as `setsid` makes them) of *pid*, such as a kernel its workers'."""
-    with contextlib.suppress(OSError):  # it has just ended, or is not ours to see
-        return os.getsid(pid)
-    return pid

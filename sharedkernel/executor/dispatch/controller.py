@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 from sharedkernel import protocol
@@ -17,6 +18,7 @@ from sharedkernel.executor.dispatch.driver import Counters, SchedulerDriver
 from sharedkernel.executor.dispatch.idle_holders import IdleHolders
 from sharedkernel.executor.dispatch.lease_renewal import LeaseRenewal
 from sharedkernel.executor.dispatch.offloads import Offloads, answer_requests
+from sharedkernel.executor.dispatch.program_turns import ProgramTurns
 from sharedkernel.executor.dispatch.usage import Users, UserTotals, user_configured
 from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.workload import WorkloadHistory
@@ -49,6 +51,8 @@ class SessionController:
         What is expected of the sessions' work.
     end
         Ends a session for a reason: a slug, and a sentence for its user.
+    stopped
+        Directory for the records of stopped programs.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class SessionController:
         event_log: EventLog,
         workload: WorkloadHistory,
         end: Callable[[SessionHandle, str, str], None],
+        stopped: Path,
     ) -> None:
         #: processes that serve a session, by its id
         self.sessions: dict[str, SessionHandle] = {}
@@ -70,7 +75,9 @@ class SessionController:
         self.limits = LeaseRenewal(served, self.users, scheduler.clock.holders)
         update = self.limits.update
         actions = SessionActions(scheduler, served, self.sessions, self.users, counters, update, end, self._tasks)
-        self._driver = SchedulerDriver(scheduler, event_log, actions, counters)
+        #: turns of the sessions' programs
+        self.programs = ProgramTurns(scheduler, actions, lambda event: self._driver.handle(event), stopped)
+        self._driver = SchedulerDriver(scheduler, event_log, self.programs, counters)
         self.offloads = Offloads(self._driver, served, self._measured, self.limits.update, self._tasks)
         self._workload = workload
         self._driver.handle(workload.open())
@@ -81,6 +88,7 @@ class SessionController:
 
     def close(self) -> None:
         """Decide nothing any more."""
+        self.programs.close()
         self._tasks.cancel()
         self.limits.close()
         self._driver.stop()
@@ -155,7 +163,7 @@ class SessionController:
         self.limits.changed(process.user or "")
         if self._served.lane_server is not None:
             self._served.lane_server.ended(process)
-        self._driver.handle(events.SessionEnded(session=id_of(process)))
+        self.programs.handle(events.SessionEnded(session=id_of(process)))
         answer_requests(process, SessionNotFound(f"session {process.session} ended before it was offloaded."))
         self.limits.update(process)
 
@@ -179,7 +187,7 @@ class SessionController:
         """Handle that a session holds the device and computes nothing."""
         session = id_of(process)
         if self._state(session) in HOLDING_STATES:
-            self._driver.handle(events.HolderIdle(session=session))
+            self.programs.handle(events.HolderIdle(session=session))
 
     def attained(self) -> dict[str, float]:
         """Return each session's attained service in device-seconds."""
@@ -193,6 +201,7 @@ class SessionController:
             return
         process.page.words[Word.PREEMPT] = 0
         _let_run(process)
+        self.programs.forget(process)
         process.sent_allowance = process.wait.sent = process.wait.since = None
         process.promised_bytes = process.growth = 0
         session = id_of(process)
@@ -239,7 +248,7 @@ class SessionController:
             case protocol.CellOpenedReport():
                 if process.offload.bytes:  # it waits to be restored
                     self._wait_begins(process)
-                self._driver.handle(events.CellOpened(session=session))
+                self.programs.handle(events.CellOpened(session=session))
                 self.limits.update(process)
             case protocol.DeviceWantedReport(memory=memory, data_bytes=data_bytes, growth=growth):
                 process.data_bytes = data_bytes
@@ -250,21 +259,21 @@ class SessionController:
                 process.data_bytes = data_bytes
                 self.limits.update(process)
             case protocol.Foreseen(source=source, remaining_iterations=remaining, iteration_seconds=seconds):
-                self._driver.handle(
+                self.programs.handle(
                     events.WorkForeseen(
                         session=session, source=source, remaining_iterations=remaining, iteration_seconds=seconds
                     )
                 )
             case protocol.GrantMeasuredReport(iterations=iterations, utilisation=reported):
                 utilisation = self._served.utilisation(process, reported)
-                self._driver.handle(
+                self.programs.handle(
                     events.GrantMeasured(session=session, iterations=iterations, utilisation=utilisation)
                 )
             case protocol.DeviceWantWithdrawnReport():
                 process.wait.since = None
                 _let_run(process)
                 process.send(protocol.WithdrawalSeen())
-                self._driver.handle(events.DeviceWantWithdrawn(session=session))
+                self.programs.handle(events.DeviceWantWithdrawn(session=session))
             case protocol.GrantReleasedReport():
                 self._release(process, message)
             case protocol.CellClosedReport(memory=memory):
@@ -273,7 +282,7 @@ class SessionController:
                 process.offload.is_unmovable = False
                 _let_run(process)
                 self._measured(process, memory)
-                self._driver.handle(events.CellClosed(session=session, memory=profile_of(memory)))
+                self.programs.handle(events.CellClosed(session=session, memory=profile_of(memory)))
                 cell = self._driver.scheduler.sessions[session]
                 self._workload.cell_ended(cell.user.id, cell.cell.source, cell.cell_service)
                 self.limits.update(process)
@@ -285,7 +294,7 @@ class SessionController:
             case protocol.IdleReport():
                 self._idle(process)
             case protocol.Interrupted() if self._state(session) is SessionState.RESTORING:
-                self._driver.handle(events.CellInterrupted(session=session))
+                self.programs.handle(events.CellInterrupted(session=session))
 
     def _measured(self, process: SessionHandle, memory: Memory) -> None:
         process.memory = memory
@@ -296,7 +305,7 @@ class SessionController:
         self._wait_begins(process)
         process.growth = growth
         context = expected_context(process, self.sessions.values(), self._served)
-        self._driver.handle(
+        self.programs.handle(
             events.DeviceWanted(
                 session=id_of(process), memory=profile_of(process.memory), growth=growth, context=context
             )
@@ -312,9 +321,9 @@ class SessionController:
             return
         if process.grant.is_stopped:  # it yielded at the very moment it was stopped, and wants nothing now
             resume(process)
-            self._driver.handle(events.DeviceWantWithdrawn(session=id_of(process)))
+            self.programs.handle(events.DeviceWantWithdrawn(session=id_of(process)))
             return
-        self._driver.handle(
+        self.programs.handle(
             events.GrantReleased(
                 session=id_of(process),
                 at=message.at,

@@ -14,8 +14,10 @@ import msgspec
 import psutil
 
 from sharedkernel import protocol
-from sharedkernel.executor.processes.progress import GrantProgress, OffloadProgress, WaitProgress
+from sharedkernel.executor.processes.process_tree import read_stat
+from sharedkernel.executor.processes.progress import GrantProgress, OffloadProgress, Program, WaitProgress
 from sharedkernel.executor.processes.sanitize import MOST_BYTES, within
+from sharedkernel.executor.processes.stopped import StoppedPrograms
 from sharedkernel.ipc.shared_page import Page, Word
 from sharedkernel.protocol import Limits, Memory, SessionIdentity, SessionRecord
 from sharedkernel.quota_check import CountedMemory
@@ -100,6 +102,10 @@ class SessionHandle(PersistedSession, kw_only=True, eq=False):
     end_reason: tuple[str, str] | None = None
     grant: GrantProgress = msgspec.field(default_factory=GrantProgress)
     wait: WaitProgress = msgspec.field(default_factory=WaitProgress)
+    #: its programs on the device, as last seen
+    programs: tuple[Program, ...] = ()
+    #: their processes, while they are stopped; None: they never were
+    stopped: StoppedPrograms | None = None
     #: the allowance that was last sent to it
     sent_allowance: protocol.Allowance | None = None
     #: readable once it has ended
@@ -273,12 +279,8 @@ def start_time(pid: int) -> int | None:
     OSError
         When that cannot be found out now, as without a free descriptor.
     """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            after_name = stat.read().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if after_name[0] == b"Z" else int(after_name[19])
+    stat = read_stat(pid)
+    return None if stat is None or stat.state == "Z" else stat.started
 
 
 def real_user(pid: int) -> int | None:

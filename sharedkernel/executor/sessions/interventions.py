@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.executor.processes.progress import Program
 from sharedkernel.executor.supervision.supervisor import Supervisor
 from sharedkernel.system.tasks import BackgroundTasks
 
@@ -52,6 +53,10 @@ class Interventions:
         """End the session; its user is told *message*, and metrics count the slug *reason*."""
         process.end_reason = (reason, message)
         self._tasks.spawn(self._supervisor.end(process))
+
+    def list_programs(self, process: SessionHandle, programs: Sequence[Program]) -> None:
+        """Take all the programs of a session that use the device; those that compute take turns with it."""
+        self._controller.programs.look(process, programs)
 
     def attained(self) -> Mapping[str, float]:
         """Return what each session, by its id, was served so far, in device-seconds."""

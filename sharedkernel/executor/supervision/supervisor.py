@@ -309,6 +309,8 @@ class Supervisor:
     async def end(self, process: SessionHandle) -> None:
         """End *process*, kindly first; returns once it is reaped."""
         process.end_asked = True
+        if process.stopped is not None:  # its programs may have something to do at their end
+            process.stopped.resume()
         ways: list[tuple[Callable[[], None], float]] = [
             (partial(process.send_signal, signal.SIGTERM), _TERM_TIMEOUT),
             (partial(process.send_signal, signal.SIGKILL), _KILL_TIMEOUT),

@@ -4,7 +4,8 @@ It is single-threaded, runs no event loop, has no zmq context and touches no dev
 in tens of milliseconds. It outlives the executor: sessions are its children, so only it can tell how they ended, and
 it keeps each ending until an executor has recorded it. An executor of other code has it retire: it then forks no more,
 and ends with its last session. Otherwise it ends when its executor says so, or when there has been neither an executor
-nor a session for :data:`PATIENCE` seconds.
+nor a session for :data:`PATIENCE` seconds. Programs that an executor has stopped run again when there has been none for
+:data:`_STOPPED_PATIENCE` seconds.
 
 Run as ``python -m sharedkernel.executor.supervision.warm_parent SOCKET EXECUTOR_SOCKET STAMP`` with a scrubbed
 environment; the stamp is for executors to read (`build_id.py`).
@@ -27,8 +28,9 @@ import psutil
 
 from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError
+from sharedkernel.executor.processes.stopped import resume_recorded
 from sharedkernel.ipc.seqpacket import PEER_PATIENCE, PacketSocket, accept_own, listen
-from sharedkernel.paths import RETIRED_SOCKETS
+from sharedkernel.paths import RETIRED_SOCKETS, STOPPED_DIRECTORY
 from sharedkernel.system import processes
 
 #: what sessions share: their start, first cells and first training steps then import nothing
@@ -40,6 +42,8 @@ PRELOAD = (
 )  # fmt: skip
 #: seconds for which it waits for an executor while there is nothing to keep for one
 PATIENCE = 600.0
+#: seconds without an executor from which programs run that one has stopped
+_STOPPED_PATIENCE = 10.0
 _TORCH_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 
 
@@ -101,6 +105,8 @@ class WarmParent:
         self._ended: dict[str, protocol.Exited] = {}
         #: another listens in its place
         self.is_retired = False
+        #: its executor has gone and may have stopped programs
+        self._has_lost_executor = False
         self._child_ended, self._wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -111,7 +117,14 @@ class WarmParent:
             sources: list[Any] = [self._listener, self._child_ended]
             if self._executor is not None:
                 sources.append(self._executor)
-            readable, _, _ = select.select(sources, [], [], self._patience if self._is_idle() else None)
+            patience = self._patience if self._is_idle() else None
+            if self._has_lost_executor:
+                patience = _STOPPED_PATIENCE
+            readable, _, _ = select.select(sources, [], [], patience)
+            if not readable and self._has_lost_executor:
+                self._has_lost_executor = False
+                resume_recorded(Path(self._path).parent / STOPPED_DIRECTORY)
+                continue
             if not readable:  # its executor was killed, and no other came
                 return
             if self._child_ended in readable:
@@ -163,7 +176,7 @@ class WarmParent:
             return
         self._hang_up()
         connection.set_timeout(PEER_PATIENCE)
-        self._executor = connection
+        self._executor, self._has_lost_executor = connection, False
         for ended in self._ended.values():
             self._report(ended)
 
@@ -190,7 +203,7 @@ class WarmParent:
     def _hang_up(self) -> None:
         if self._executor is not None:
             self._executor.close()
-            self._executor = None
+            self._executor, self._has_lost_executor = None, True
 
     def _report(self, message: protocol.Message) -> None:
         if self._executor is not None:

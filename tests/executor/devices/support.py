@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sharedkernel.executor.processes.process import SessionHandle, start_time
+from sharedkernel.executor.processes.progress import Program
 from sharedkernel.ipc.shared_page import Page
 from sharedkernel.protocol import Limits
 
@@ -48,6 +49,9 @@ class Recorder:
 
     def end(self, process: SessionHandle, reason: str, message: str) -> None:
         self.done.append(("end", process.process, (reason, message)))
+
+    def list_programs(self, process: SessionHandle, programs: Sequence[Program]) -> None:
+        process.programs = tuple(programs)
 
     def attained(self) -> Mapping[str, float]:
         return dict(self.served)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
 from collections.abc import Callable
 
 import pytest
@@ -81,23 +79,3 @@ def test_the_notebook_is_told_and_not_each_second() -> None:
     assert [who for who, _ in told] == ["p"] * 5
     assert "has used the device for 5.0 s outside its turns" in told[0][1]
     assert "1 m 20 s" in told[-1][1]
-
-
-def test_a_program_that_a_session_starts_is_its_own() -> None:
-    """A worker process computes for the session that it belongs to."""
-    with subprocess.Popen(["sleep", "100"], start_new_session=True) as leader:
-        worker = subprocess.Popen(["sleep", "100"])  # of the session that this process is in
-        try:
-
-            async def inside() -> Recorder:
-                recorder = Recorder(make_process("p", pid=os.getsid(worker.pid)), make_process("q", pid=leader.pid))
-                Ungranted(recorder).look(recorder.sessions(), {worker.pid: 5.0, leader.pid: 1.0})
-                return recorder
-
-            recorder = asyncio.run(inside())
-        finally:
-            for process in (worker, leader):
-                process.kill()
-                process.wait()
-    assert charged(recorder, "p") == 3.0
-    assert charged(recorder, "q") == 0

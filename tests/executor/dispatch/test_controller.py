@@ -62,7 +62,7 @@ async def test_who_was_stopped_and_holds_nothing_runs_again(
     config = SchedulerConfig(capacity=GIB, quantum=0.01, preempt_patience=0.01)
     served = HostLimits(Device(name="host", kind="host", capacity_bytes=GIB, reserve_bytes=0))
     controller = SessionController(
-        served, config, EventLog(tmp_path / "events.jsonl"), WorkloadHistory(tmp_path), lambda *_: None
+        served, config, EventLog(tmp_path / "events.jsonl"), WorkloadHistory(tmp_path), lambda *_: None, tmp_path
     )
     try:
         ada, grace = (

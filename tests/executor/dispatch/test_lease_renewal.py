@@ -208,7 +208,7 @@ async def _run_steps(steps: list[tuple[str, int, int]], directory: Path, check: 
     config = SchedulerConfig(capacity=DEVICE.capacity_bytes, preempt_patience=3600.0, memory_quantum=2.0)
     history = WorkloadHistory(directory)
     log = EventLog(directory / "events.jsonl")
-    controller = device.controller = SessionController(device, config, log, history, lambda *_: None)
+    controller = device.controller = SessionController(device, config, log, history, lambda *_: None, directory)
     notebooks: list[Notebook] = []
     pages = []
     try:

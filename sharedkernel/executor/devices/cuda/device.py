@@ -3,8 +3,8 @@
 A CUDA context does not survive a fork, so the warm parent must not make one: sessions are told by
 `CUDA_VISIBLE_DEVICES` which GPU is theirs, see it as ``cuda:0``, and make their context when their user's code first
 needs it. A session's lease holds by a limit on torch's allocator in its process (`session/memory/cuda_meter.py`); what
-other libraries take, and who computes without a grant, is watched from outside (`monitor.py`, `overuse.py`,
-`ungranted.py`).
+other libraries take, which programs compute, and who does so without a grant, is watched from outside (`monitor.py`,
+`overuse.py`, `programs.py`, `ungranted.py`).
 
 Whose sessions may share a lane's bytes is `lane_sharing`: memory that is mapped stays readable to who has it mapped,
 so lanes are shared among one user's sessions, one group's, or all. Where the driver can share memory at all, the
@@ -31,6 +31,7 @@ from sharedkernel.executor.devices.cuda.mps import Mps, MpsMode
 from sharedkernel.executor.devices.lane_server import LaneServer
 from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases, UserMemory
 from sharedkernel.executor.devices.overuse import Overuse
+from sharedkernel.executor.devices.programs import find_programs
 from sharedkernel.executor.devices.ungranted import Ungranted
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.records import are_there_sessions
@@ -308,8 +309,11 @@ class CudaDevice:
             del self._utilisations[gone]
         if sample.processes is not None:
             self._overuse.look(sessions, sample.processes)
+        programs, used = find_programs(sessions, sample, under_mps=self._mps.is_on)
+        for process in sessions:
+            self._control.list_programs(process, programs.get(process.process, ()))
         if sample.busy is not None:
-            self._ungranted.look(sessions, sample.busy)
+            self._ungranted.look(sessions, used)
 
     def _lose(self, process: SessionHandle) -> None:
         self._control.end(

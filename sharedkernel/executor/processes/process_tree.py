@@ -1,0 +1,77 @@
+"""Processes as the system lists them: their states, their parents, and which descend from which."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+#: ancestors that are looked at: a chain is seldom longer, and changes while it is read
+_MOST_ANCESTORS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStat:
+    """A process at one moment."""
+
+    #: one letter, as `ps` shows it
+    state: str
+    parent: int
+    #: start time in clock ticks since boot; distinguishes it from a later one with the same id
+    started: int
+
+
+def read_stat(pid: int) -> ProcessStat | None:
+    """Return the present state of process *pid*; None if it is not there.
+
+    Raises
+    ------
+    OSError
+        When that cannot be found out now, as without a free descriptor.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            after_name = stat.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return ProcessStat(after_name[0].decode(), int(after_name[1]), int(after_name[19]))
+
+
+def all_children() -> dict[int, list[int]]:
+    """Return the children of all processes."""
+    found: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            with contextlib.suppress(OSError, IndexError):
+                if (stat := read_stat(int(name))) is not None:
+                    found.setdefault(stat.parent, []).append(int(name))
+    return found
+
+
+def tree(roots: Iterable[int], children: Mapping[int, Sequence[int]]) -> set[int]:
+    """Return *roots* and all that descends from them."""
+    found = set(roots)
+    waiting = list(found)
+    while waiting:
+        new = set(children.get(waiting.pop(), ())) - found  # ids are given again while this is read
+        waiting += new
+        found |= new
+    return found
+
+
+def find_ancestor(pid: int, leaders: Iterable[int]) -> tuple[int, int] | None:
+    """Return the nearest of *leaders* above process *pid*, and its child on the way there.
+
+    A leader is its own. None: *pid* descends from none of them.
+    """
+    among, child = set(leaders), pid
+    for _ in range(_MOST_ANCESTORS):
+        if pid in among:
+            return pid, child
+        with contextlib.suppress(OSError):
+            if (stat := read_stat(pid)) is not None and stat.parent > 0:
+                pid, child = stat.parent, pid
+                continue
+        break
+    return None

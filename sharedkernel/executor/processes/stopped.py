@@ -1,0 +1,123 @@
+"""Programs of a session that are stopped between its turns, and their record on disk.
+
+What is to be stopped is recorded first, and what is recorded is continued by whoever finds the record: this executor,
+the next one, or the warm parent where there has been no executor for a while. Nothing else is continued: what others
+have stopped, such as a debugger or its user, stays so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from sharedkernel.executor.processes.process_tree import read_stat
+from sharedkernel.system.atomic_file import replace_file
+
+#: rounds in which new processes of a program are looked for; one that goes on forking is not stopped
+_MOST_ROUNDS = 20
+
+
+class StoppedPrograms:
+    """The stopped processes of one session.
+
+    Parameters
+    ----------
+    record
+        The file that names them; its directory exists.
+    """
+
+    def __init__(self, record: Path) -> None:
+        self._record = record
+        #: start times by process id
+        self._stopped: dict[int, int] = {}
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is stopped."""
+        return bool(self._stopped)
+
+    def stop(self, members: Callable[[], Iterable[int]], uid: int) -> None:
+        """Stop processes as one; those that are already stopped, traced, or of another account than *uid* stay.
+
+        Parameters
+        ----------
+        members
+            Returns the ids of all processes to be stopped; asked again until no new one has been forked meanwhile.
+        uid
+            User id of their session.
+
+        Raises
+        ------
+        OSError
+            When they cannot be recorded, or fork without an end; then all of them go on.
+        """
+        try:
+            for _ in range(_MOST_ROUNDS):
+                new = {pid: started for pid in members() if (started := self._may_be_stopped(pid, uid)) is not None}
+                if not new:
+                    return
+                self._stopped |= new
+                lines = [f"{pid} {started}\n" for pid, started in self._stopped.items()]
+                replace_file(self._record, "".join(lines), durable=False)
+                for pid, started in new.items():
+                    _send(pid, started, signal.SIGSTOP)
+            raise OSError("its processes fork without an end")
+        except BaseException:
+            self.resume()
+            raise
+
+    def _may_be_stopped(self, pid: int, uid: int) -> int | None:
+        """Return when a process started that is to be stopped; None: it is not to be."""
+        stat = read_stat(pid)
+        if stat is None or stat.state in "TtZX" or self._stopped.get(pid) == stat.started or why_exempt(pid, uid):
+            return None
+        return stat.started
+
+    def resume(self) -> None:
+        """Continue all of them."""
+        if self._stopped:
+            _resume(self._stopped.items())
+            self._stopped.clear()
+            self._record.unlink(missing_ok=True)
+
+
+def resume_recorded(directory: Path) -> None:
+    """Continue the processes that any record in *directory* names, and remove the records."""
+    for record in list(directory.iterdir()) if directory.exists() else ():
+        with contextlib.suppress(OSError, ValueError):
+            pairs = [line.split() for line in record.read_text(encoding="ascii").splitlines()]
+            _resume([(int(pid), int(started)) for pid, started in pairs])
+        record.unlink(missing_ok=True)
+
+
+def why_exempt(pid: int, uid: int) -> str | None:
+    """Return why process *pid* of a session of user id *uid* is never stopped, in a few words; None: it may be."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
+            fields = dict(line.split(":", 1) for line in status)
+        if int(fields["Uid"].split()[0]) != uid:
+            return "it runs under another account"
+        if int(fields["TracerPid"]):
+            return "a debugger is attached to it"
+    except (OSError, KeyError, ValueError):
+        return "it cannot be looked at"
+    return None
+
+
+def _resume(processes: Iterable[tuple[int, int]]) -> None:
+    for pid, started in processes:
+        _send(pid, started, signal.SIGCONT)
+
+
+def _send(pid: int, started: int, signum: int) -> None:
+    """Send a signal to process *pid*, unless that is a later one than *started* says."""
+    with contextlib.suppress(OSError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            if (stat := read_stat(pid)) is not None and stat.started == started:
+                signal.pidfd_send_signal(descriptor, signum)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,241 @@
+"""Programs that notebooks start take turns with other users' sessions, and nothing of theirs stays stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from sharedkernel.paths import STOPPED_DIRECTORY
+from sharedkernel.system.nvml import Gpu
+from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
+from tests.gpu.test_lanes import CAPACITY
+from tests.software_gpu.support import device_seconds, settings
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+
+#: trains without an end, an iteration ahead of the device, so that no time of a turn is lost to a busy machine
+TRAIN = """
+import torch
+torch.set_num_threads(1)
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+inputs = torch.randn(32, 64).cuda()
+before = torch.cuda.Event()
+while True:
+    optimizer.zero_grad()
+    model(inputs).square().mean().backward()
+    optimizer.step()
+    before.synchronize()
+    before = torch.cuda.Event()
+    before.record()
+"""
+#: starts a program in the background, and prints its process id
+START = """
+import subprocess, sys
+program = subprocess.Popen([sys.executable, PATH])
+print(program.pid)
+"""
+
+
+@pytest.fixture(scope="module")
+def process(gpu: Gpu) -> AsyncIterator[ExecutorProcess]:
+    """Yield an executor whose turns last a second; kernels take long enough to be worth a turn."""
+    options = ("--device", "cuda:0", "--parallel-lanes", "1", "--quantum", "1s")
+    with settings(KERNEL_US=1000):
+        process = ExecutorProcess(*options, capacity=str(min(CAPACITY, gpu.facts.total_bytes)))
+        yield process
+        process.close()
+
+
+def script(directory: Path, code: str) -> str:
+    """Return a cell that starts *code* as a program."""
+    path = directory / "train.py"
+    path.write_text(code)
+    return START.replace("PATH", repr(str(path)))
+
+
+def recorded(process: ExecutorProcess) -> list[set[int]]:
+    """Return the ids of the stopped processes of each session."""
+    found = []
+    for path in (process.runtime_directory / STOPPED_DIRECTORY).glob("[!.]*"):
+        with contextlib.suppress(OSError):
+            found.append({int(line.split()[0]) for line in path.read_text().splitlines()})
+    return found
+
+
+def state(pid: int) -> str:
+    """Return the state of a process, X if it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return "X"
+
+
+async def is_stopped(*pids: int) -> bool:
+    return all(state(pid) == "T" for pid in pids)
+
+
+async def runs(*pids: int) -> bool:
+    return all(state(pid) in "RSD" for pid in pids)
+
+
+@contextlib.asynccontextmanager
+async def training(executor: Executor, notebook: Notebook) -> AsyncIterator[None]:
+    """Train in a cell meanwhile."""
+    cell = asyncio.create_task(notebook.run(TRAIN, timeout=300))
+    try:
+        yield
+        before = (await executor.session(notebook))["iterations"]
+
+        async def goes_on() -> bool:
+            return bool((await executor.session(notebook))["iterations"] > before)
+
+        await until(goes_on, "the training goes on")
+    finally:
+        await executor.client.signal_session(notebook.session, signal.SIGINT)
+        assert (await cell).error == "KeyboardInterrupt"
+
+
+async def test_a_program_and_a_cell_of_two_users_get_their_shares(
+    process: ExecutorProcess, gpu: Gpu, tmp_path: Path
+) -> None:
+    """By the device's own counters; the program's notebook answers at once."""
+    async with Executor(process) as executor:
+        ada, grace = await executor.notebook("ada"), await executor.notebook("grace")
+        pid = int((await grace.run(script(tmp_path, TRAIN))).text)
+        async with training(executor, ada):
+            await until(lambda: is_stopped(pid), "the program waits for its turn")
+            assert (await grace.run("1 + 1")).text == "2"
+            await until(lambda: runs(pid), "it has its turn")
+            used = await use(24)
+        of_ada, of_grace = used[ada.record.pid], used[pid]
+        assert 0.95 < 2 * of_ada / (of_ada + of_grace) < 1.05, used
+        session = await executor.session(grace)
+        assert session["ungranted_service_seconds"] < 5
+        await until(lambda: runs(pid), "alone it runs on")
+        await grace.run("program.kill(); program.wait()")
+
+
+async def use(seconds: float) -> dict[int, float]:
+    """Return for how long each process uses the device in a while."""
+    before = device_seconds()
+    await asyncio.sleep(seconds)
+    return {pid: used - before.get(pid, 0.0) for pid, used in device_seconds().items()}
+
+
+#: two processes of one program, which wait for each other in each step; prints their ids
+RANKS = """
+import os, sys
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def work(rank, store):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    model = torch.nn.Linear(64, 64).cuda()
+    while True:
+        model.zero_grad()
+        model(torch.ones(32, 64, device="cuda")).square().mean().backward()
+        gradient = model.weight.grad.cpu()
+        dist.all_reduce(gradient)
+
+if __name__ == "__main__":
+    mp.spawn(work, (sys.argv[0] + ".store",), nprocs=2)
+"""
+
+
+async def test_a_program_of_two_processes_stops_and_continues_as_one(process: ExecutorProcess, tmp_path: Path) -> None:
+    """Its launcher computes nothing and is left alone; the session's own cell has the same turn."""
+    async with Executor(process) as executor:
+        ada, grace = await executor.notebook("ada"), await executor.notebook("grace")
+        pid = int((await grace.run(script(tmp_path, RANKS))).text)
+        async with training(executor, ada):
+
+            async def ranks() -> set[int]:
+                return next((pids for pids in recorded(process) if len(pids) == 2), set())
+
+            both = await until(ranks, "both processes were stopped at once")
+            assert pid not in both
+            for _ in range(3):
+                await until(lambda: is_stopped(*both), "both wait")
+                assert not await is_stopped(pid)
+                await until(lambda: runs(*both), "both have their turn")
+            outcome = await grace.run("import torch; print(torch.ones(3, device='cuda').sum().item())")
+            assert outcome.text == "3.0\n"
+            await until(lambda: is_stopped(*both), "both wait")
+            # who is interrupted can end
+            await grace.run("import signal; program.send_signal(signal.SIGTERM)")
+            await executor.client.signal_session(grace.session, signal.SIGINT)
+            await until(lambda: is_gone(*both), "both have ended")
+        await grace.run("program.wait()")
+
+
+async def is_gone(*pids: int) -> bool:
+    return all(state(pid) in "XZ" for pid in pids)
+
+
+def wait_for_record(process: ExecutorProcess) -> None:
+    """Return at the moment at which a record is written, before the first signal."""
+    while not recorded(process):
+        pass
+
+
+async def reach(what: str, pid: int, process: ExecutorProcess) -> None:
+    """Return once a program is in a state."""
+    await until(lambda: is_stopped(pid), "it waits")
+    await until(lambda: runs(pid), "it has its turn")
+    if what == "is being stopped":
+        await asyncio.to_thread(wait_for_record, process)
+    elif what == "waits":
+        await until(lambda: is_stopped(pid), "it waits")
+
+
+STATES = ("waits", "has its turn", "is being stopped")
+
+
+@pytest.mark.parametrize("what", STATES)
+async def test_nothing_stays_stopped_after_the_executor(process: ExecutorProcess, tmp_path: Path, what: str) -> None:
+    """Killed without another one; with the next one it takes turns as before."""
+    async with Executor(process) as executor:
+        ada, grace = await executor.notebook("ada"), await executor.notebook("grace")
+        pid = int((await grace.run(script(tmp_path, TRAIN))).text)
+        async with training(executor, ada):
+            await reach(what, pid, process)
+            process.kill()
+            await until(lambda: runs(pid), "it runs on by itself")
+            assert (await grace.run("1 + 1")).text == "2"
+            process.start()
+            await executor.connect()
+            await reach("waits", pid, process)
+            await executor.replace()  # and by the next one
+            await until(lambda: runs(pid), "it runs")
+        await grace.run("program.kill(); program.wait()")
+
+
+@pytest.mark.parametrize("with_executor", [True, False], ids=["beside an executor", "and the executor"])
+@pytest.mark.parametrize("what", STATES)
+async def test_nothing_stays_stopped_after_the_session(
+    process: ExecutorProcess, tmp_path: Path, what: str, with_executor: bool
+) -> None:
+    """A program ends with its session, also if it is stopped."""
+    async with Executor(process) as executor:
+        ada, grace = await executor.notebook("ada"), await executor.notebook("grace")
+        pid = int((await grace.run(script(tmp_path, TRAIN))).text)
+        async with training(executor, ada):
+            await reach(what, pid, process)
+            if not with_executor:
+                process.kill()
+            os.kill(grace.record.pid, signal.SIGKILL)
+            await until(lambda: is_gone(pid), "it is gone")
+            if not with_executor:
+                process.start()
+                await executor.connect()
+
+            async def is_forgotten() -> bool:
+                return not recorded(process)
+
+            await until(is_forgotten, "its record is removed")
