@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 
-import { holderName, lingeringWords, safeText, sessionName, sessionState, tone } from './describe';
+import { holderName, lingeringWords, programsWords, safeText, sessionName, sessionState, tone } from './describe';
 import { deviceFigures, sessionFigures } from './figures';
 import { formatBytes, percent, sentences, valueOf } from './format';
 import { english, session, status, view } from './testdocuments';
@@ -10,6 +10,19 @@ function read(fields: Record<string, unknown>): ISession {
   const [first] = parseView(view({ status: status(session(fields)) })).status!.sessions;
   return first!;
 }
+
+describe('programsWords', () => {
+  it('says what each program has, and why one takes no turns', () => {
+    const program = { name: 'train.py', pid: 7, processes: 2, bytes: 3.1 * 2 ** 30, note: null };
+    const words = (programs: unknown[]) => programsWords(read({ programs }), 'binary', english);
+    expect(words([])).toBeNull();
+    expect(words([program])).toBe('train.py, 2 processes, 3.1 GiB');
+    const other = { ...program, name: 'serve', processes: 1, note: 'it uses two devices' };
+    expect(words([program, other])).toBe(
+      'train.py, 2 processes, 3.1 GiB; serve, 1 process, 3.1 GiB (takes no turns: it uses two devices)'
+    );
+  });
+});
 
 describe('sessionState', () => {
   it.each([

@@ -7,6 +7,8 @@
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 
+import { formatBytes } from './format';
+import type { Units } from './format';
 import type { ISession } from './view';
 
 /** What a session's dot looks like; the words beside it say it too. */
@@ -126,6 +128,20 @@ export function onHost(words: string, session: ISession, trans: TranslationBundl
 /** Whether it was shut down or restarted, and nothing of it runs any more. */
 export function isShutDown(session: ISession): boolean {
   return session.lingering && (session.state === 'idle' || session.state === 'offloaded');
+}
+
+/** Return a session's programs on the device, such as `train.py, 2 processes, 3.1 GiB`; null: there are none. */
+export function programsWords(session: ISession, units: Units, trans: TranslationBundle): string | null {
+  const words = session.programs.map(program => {
+    const name = safeText(program.name);
+    const size = formatBytes(program.bytes, units);
+    const said =
+      program.processes === 1
+        ? trans.__('%1, 1 process, %2', name, size)
+        : trans.__('%1, %2 processes, %3', name, program.processes, size);
+    return program.note === null ? said : trans.__('%1 (takes no turns: %2)', said, safeText(program.note));
+  });
+  return words.length > 0 ? words.join('; ') : null;
 }
 
 /** Return how a session that was shut down is brought back, and until when; null for any other. */

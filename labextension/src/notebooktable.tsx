@@ -4,7 +4,7 @@ import * as React from 'react';
 
 import { Checkbox } from './checkbox';
 import { colourStyle } from './colours';
-import { lingeringWords, onHost, safeText, sessionName, sessionState, tone } from './describe';
+import { lingeringWords, onHost, programsWords, safeText, sessionName, sessionState, tone } from './describe';
 import { sessionFigures } from './figures';
 import { formatBytes, percent, sentences, valueOf } from './format';
 import type { INames } from './names';
@@ -257,7 +257,8 @@ function State(props: IRowProps & { isOwn: boolean }): React.ReactElement {
   const lingering = isOwn && !props.canBringBack ? lingeringWords(session, trans) : null;
   const note = isOwn && !session.lingering && session.offload_note !== null ? safeText(session.offload_note) : null;
   const need = needWords(session, units, trans);
-  const notes = [need, props.room, asked, lingering, note].filter(words => words !== null);
+  const programs = programsWords(session, units, trans);
+  const notes = [need, props.room, asked, programs, lingering, note].filter(words => words !== null);
   return (
     <>
       {need === null ? sessionState(session, trans) : onHost(trans.__('waiting for memory'), session, trans)}

@@ -87,6 +87,16 @@ export const readUserStatus = record({
   devices: list(readUserOnDevice)
 });
 
+/** A program that a session started and that uses the device. */
+export type IProgramStatus = Read<typeof readProgramStatus>;
+export const readProgramStatus = record({
+  name: need(isText),
+  pid: need(isAmount),
+  processes: need(isAmount),
+  bytes: need(isAmount),
+  note: or(isText, null)
+});
+
 /** A session. */
 export type ISessionStatus = Read<typeof readSessionStatus>;
 export const readSessionStatus = record({
@@ -103,6 +113,7 @@ export const readSessionStatus = record({
   notebook: or(isText, null),
   client_key: or(isText, null),
   threads: or(isAmount, 0),
+  programs: list(readProgramStatus),
   lane: or(isNumber, null),
   lane_note: or(isText, null),
   persistent_bytes: or(isAmount, 0),

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import msgspec
 from msgspec import UNSET
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from traitlets import Bool, Unicode
 
 from sharedkernel.cli.base import fail
@@ -19,7 +19,16 @@ from sharedkernel.client.gateway.status import fetch_status
 from sharedkernel.errors import Refused
 from sharedkernel.status.document import SessionStatus
 from sharedkernel.status.figures import IDLE, MEMORY
-from sharedkernel.status.tables import NOTEBOOK, OWNER, STATE, TableColumn, figure_column, filled, place_columns
+from sharedkernel.status.tables import (
+    NOTEBOOK,
+    OWNER,
+    STATE,
+    TableColumn,
+    figure_column,
+    filled,
+    place_columns,
+    session_notes,
+)
 from sharedkernel.status.text import NOTHING, safe_text, session_name
 
 #: characters of an id that are shown, where they suffice
@@ -214,4 +223,5 @@ def sessions_by_id(sessions: Sequence[SessionStatus], ids: dict[str, str]) -> Re
         ),
         *map(figure_column, (MEMORY, IDLE)),
     ]
-    return filled(sorted(sessions, key=lambda session: (session.user, session_name(session))), columns)
+    ordered = sorted(sessions, key=lambda session: (session.user, session_name(session)))
+    return Group(filled(ordered, columns), *session_notes(session for session in ordered if session.programs))

@@ -150,6 +150,19 @@ class UserStatus(MemoryByKind, frozen=True, kw_only=True):
     devices: list[UserOnDevice] | UnsetType = UNSET
 
 
+class ProgramStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A program that a session started and that uses the device."""
+
+    name: str
+    #: process id of the session's own child
+    pid: int
+    #: processes that have memory on the device, and how much
+    processes: int
+    bytes: int
+    #: why it takes no turns with its session, for people; None: it does when it computes
+    note: str | None = None
+
+
 class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A session."""
 
@@ -172,6 +185,8 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     client_key: str | None = None
     #: threads in which it computes, beside its cells
     threads: int = 0
+    #: programs that it started and that use the device; hidden from others than its user
+    programs: list[ProgramStatus] = []
     lane: int | None = None
     #: why it uses no lane whose bytes others share, for people
     lane_note: str | None = None
@@ -282,7 +297,9 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
         sessions = [
             entry
             if entry.user == user
-            else msgspec.structs.replace(entry, notebook=None, kernel_id=None, client_key=None, still_has=[])
+            else msgspec.structs.replace(
+                entry, notebook=None, kernel_id=None, client_key=None, still_has=[], programs=[]
+            )
             for entry in self.sessions
         ]
         if not self.room_requests:

@@ -26,6 +26,7 @@ from sharedkernel.status.text import (
     device_on_host,
     device_title,
     lingering_words,
+    programs_words,
     safe_text,
     session_name,
     session_state,
@@ -200,13 +201,17 @@ def sessions_table(status: StatusDocument) -> RenderableType:
     ordered = sorted(status.sessions, key=queue_order)
     left = [figure_column(LEFT)] if any(LEFT.value(session) is not None for session in ordered) else []
     table = filled(ordered, [OWNER, NOTEBOOK, *SESSION_COLUMNS, *left])
-    notes = [
+    return Group(table, *session_notes(ordered))
+
+
+def session_notes(sessions: Iterable[SessionStatus]) -> list[Text]:
+    """Return what rows of *sessions* have no room for, a line for each note."""
+    return [
         Text(f"{safe_text(session.user)} {session_name(session)}: {safe_text(note)}", style="dim")
-        for session in ordered
-        for note in (lingering_words(session), session.offload_note)
+        for session in sessions
+        for note in (programs_words(session), lingering_words(session), session.offload_note)
         if note
     ]
-    return Group(table, *notes)
 
 
 def queue_order(session: SessionStatus) -> tuple[int, float, str]:

@@ -97,6 +97,16 @@ def lingering_words(session: SessionStatus) -> str | None:
     return f"{_end_words(session)}; {stays}, `%shared attach` in its notebook brings it back{has}"
 
 
+def programs_words(session: SessionStatus) -> str | None:
+    """Return a session's programs on the device: ``train.py, 2 processes, 3.1 GiB``; None: there are none."""
+    words = []
+    for program in session.programs:
+        processes = "1 process" if program.processes == 1 else f"{program.processes} processes"
+        note = f" (takes no turns: {safe_text(program.note)})" if program.note else ""
+        words.append(f"{safe_text(program.name)}, {processes}, {format_bytes(program.bytes)}{note}")
+    return "; ".join(words) or None
+
+
 def _end_words(session: SessionStatus) -> str:
     return "kept after a restart" if session.restarted else "shut down"
 

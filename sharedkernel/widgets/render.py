@@ -12,6 +12,7 @@ from sharedkernel.status.figures import memory_by_kind
 from sharedkernel.status.text import (
     RUNNING,
     lingering_words,
+    programs_words,
     queue_sentence,
     safe_text,
     session_name,
@@ -75,6 +76,8 @@ def usage_text(status: StatusDocument, session_id: str, history: Sequence[int] =
     lines = [f"This notebook: {memory_by_kind(session)}.", _against_quota(status, session.user)]
     if away := session.offloaded_bytes:
         lines[0] += f" {format_bytes(away)} offloaded."
+    if words := programs_words(session):
+        lines.append(f"{words}.")
     if session.offload_note:
         lines.append(session.offload_note)
     lines += _lingering(status, session.user)

@@ -174,6 +174,29 @@ async def test_a_program_of_two_processes_stops_and_continues_as_one(process: Ex
         await grace.run("program.wait()")
 
 
+async def test_a_cell_that_waits_for_its_program_can_be_interrupted(process: ExecutorProcess, tmp_path: Path) -> None:
+    """IPython's `!` starts it in a session of its own; it is stopped at that moment, and listed under its session."""
+    path = tmp_path / "train.py"
+    path.write_text(TRAIN)
+    async with Executor(process) as executor:
+        ada, grace = await executor.notebook("ada"), await executor.notebook("grace")
+        async with training(executor, ada):
+            cell = asyncio.create_task(grace.run(f"import sys\n!{{sys.executable}} {path}", timeout=300))
+
+            async def stopped() -> set[int]:
+                return next(iter(recorded(process)), set())
+
+            pids = await until(stopped, "the program waits for its turn")
+            (program,) = (await executor.session(grace))["programs"]
+            assert (program["name"], program["processes"], program["note"]) == ("train.py", 1, None)
+            assert program["bytes"] > 0
+            await until(stopped, "the program waits for its turn")
+            await executor.client.signal_session(grace.session, signal.SIGINT)
+            await cell
+            await until(lambda: is_gone(*pids), "the program has ended")
+            assert (await grace.run("1 + 1")).text == "2"
+
+
 async def is_gone(*pids: int) -> bool:
     return all(state(pid) in "XZ" for pid in pids)
 

@@ -15,6 +15,7 @@ from sharedkernel.status.text import (
     about,
     expected_wait,
     ordinal,
+    programs_words,
     queue_sentence,
     safe_text,
     session_state,
@@ -96,6 +97,15 @@ def test_what_was_shut_down_says_so_and_how_it_comes_back() -> None:
     assert session_state(session("a", "ada", "running", **left)) == "running"
     assert session_state(session("a", "ada", "idle", restarted=True, **left)) == "kept after a restart, ~9 m left"
     assert "shut down" not in shown(document(sessions=[session("a", "ada", "offloaded", lingering=False)]))
+
+
+def test_programs_are_listed_under_their_session() -> None:
+    """With their processes and memory on the device, and why one takes no turns."""
+    train = {"name": "train.py", "pid": 7, "processes": 2, "bytes": 3 * GIB}
+    serve = {"name": "serve", "pid": 8, "processes": 1, "bytes": GIB, "note": "it uses two devices"}
+    text = shown(document(sessions=[session("a", "ada", "running", programs=[train, serve])]), width=120)
+    assert "train.py, 2 processes, 3.0 GiB; serve, 1 process, 1.0 GiB (takes no turns: it uses two devices)" in text
+    assert programs_words(session("a", "ada", "running")) is None
 
 
 def two_devices() -> dict[str, Any]:

@@ -26,7 +26,7 @@ from sharedkernel.status.tables import (
     place_columns,
     queue_order,
 )
-from sharedkernel.status.text import lingering_words, safe_text, session_name, session_state
+from sharedkernel.status.text import lingering_words, programs_words, safe_text, session_name, session_state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +134,7 @@ def session_words(session: SessionStatus) -> str:
         safe_text(session.notebook) if session.notebook else session_name(session),
         session_state(session),
         memory_by_kind(session),
+        programs_words(session),
         lingering_words(session),
         session.offload_note and safe_text(session.offload_note),
     ]

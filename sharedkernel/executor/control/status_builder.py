@@ -28,6 +28,7 @@ from sharedkernel.scheduling.snapshot import LaneView, SessionView, Snapshot, Us
 from sharedkernel.status.document import (
     DeviceStatus,
     LaneStatus,
+    ProgramStatus,
     SessionStatus,
     StatusDocument,
     UserStatus,
@@ -166,6 +167,16 @@ def _session(view: SessionView, process: SessionHandle) -> SessionStatus:
         notebook=process.notebook,
         client_key=process.client_key,
         threads=process.num_threads,
+        programs=[
+            ProgramStatus(
+                name=program.name,
+                pid=program.root,
+                processes=len(program.pids),
+                bytes=program.bytes,
+                note=program.exempt,
+            )
+            for program in process.programs
+        ],
         lane=view.lane,
         lane_note=process.lane_note,
         # What is about to be restored is charged before it is there.
