@@ -16,6 +16,7 @@ from pathlib import Path
 
 from sharedkernel import protocol
 from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.scheduling.model.types import SessionState
 from sharedkernel.scheduling.scheduler import Scheduler
 
@@ -98,7 +99,9 @@ class IdleHolders:
         """Handle a holder whose process computes nothing."""
         if not self._computes_elsewhere:
             self._handle(process)
-        elif now >= self._asked.get(process.process, 0.0) + ASK_INTERVAL:
+            return
+        has_turn = process.page.words[Word.TURN] == Turn.HOLDING  # else its programs alone do
+        if has_turn and now >= self._asked.get(process.process, 0.0) + ASK_INTERVAL:
             self._asked[process.process] = now
             process.send(protocol.AskIdle())
 
