@@ -51,6 +51,8 @@ class Link:
         self.lock = threading.RLock()
         #: an executor is connected
         self.is_connected = False
+        #: greetings sent so far: each executor knows what held when it was greeted, and what it was told since
+        self.num_greetings = 0
         self._socket: socket.socket | None = None
         self._stop = threading.Event()
         self._pid = os.getpid()
@@ -166,6 +168,7 @@ class Link:
                 self._forget_waiting()
                 connection.sendall(protocol.encode(make_hello()))
                 self._socket = connection
+                self.num_greetings += 1
         except OSError:
             connection.close()
             return None

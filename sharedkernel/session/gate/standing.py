@@ -271,11 +271,16 @@ class Standing(GatePart):
         """Withdraw the request. A grant may already be under way: wait until that is known, and release it."""
         with signals_held():  # also where the interrupt that ended the wait left them let through
             self._withdrawal_seen.clear()
-            self._link.send(protocol.DeviceWantWithdrawnReport())
+            greeting = 0
             # Nothing less will do, even if another answer has come: the next request must not meet this one's.
-            # The executor answers at once; if it is gone, the greeting to the next one says what holds.
-            while not self._withdrawal_seen.wait(0.1) and self._link.is_connected:
-                pass
+            # The executor answers at once, unless it is gone. The next one was told by its greeting that this waits.
+            while True:
+                with self._link.lock:
+                    if greeting != self._link.num_greetings:
+                        greeting = self._link.num_greetings
+                        self._link.send(protocol.DeviceWantWithdrawnReport())
+                if self._withdrawal_seen.wait(0.1) or not self._link.is_connected:
+                    break
             with self._link.lock:
                 self.drop()
                 self.release("boundary")

@@ -121,6 +121,27 @@ def test_a_grant_that_crosses_an_interrupt_does_not_answer_the_next_cell(session
         session.on_wanted, session.on_withdrawn = granting, answering
 
 
+def test_an_executor_that_goes_away_at_a_withdrawal_keeps_no_cell_waiting(session: SessionUnderTest) -> None:
+    """The next one is told by the greeting that the device is wanted, and has to be told that it is not."""
+    wanted = threading.Semaphore(0)
+    granting, session.on_wanted = session.on_wanted, lambda message: wanted.release()
+    answering = session.on_withdrawn
+    try:
+        for _ in range(30):
+            request = session.client.execute("torch.zeros(1)")
+            assert wanted.acquire(timeout=PATIENCE)
+            session.on_withdrawn = session.hang_up
+            since = session.mark
+            session.interrupt()
+            session.wait_for(protocol.DeviceWantWithdrawnReport, since)
+            session.on_withdrawn = answering
+            session.wait_for(protocol.SessionHello, since)
+            assert session.reply(request)["ename"] == "KeyboardInterrupt"
+    finally:
+        session.on_wanted, session.on_withdrawn = granting, answering
+    assert session.run("print(torch.zeros(1).sum().item())")["text"] == "0.0\n"
+
+
 def test_a_hook_that_waits_for_the_device_is_interrupted_with_its_cell(session: SessionUnderTest) -> None:
     """IPython goes on after its hooks whatever they meet; the cell of one that was interrupted does not run."""
     session.run("def hook(*_): print('hooked', flush=True); torch.zeros(1); print('went on')")
