@@ -16,9 +16,13 @@ DISPLAY_NAME = "Shared GPU (PyTorch)"
 HOST_VARIABLE = "KERNEL_SHAREDKERNEL_HOST"
 #: folder of the kernel's logos
 LOGOS = Path(__file__).parent / "kernelspec"
+#: what the message sessions of relays begin with, and the gateway's for them: what they say themselves is no session's
+RELAY = "relay"
 #: parameter of a websocket's address: ids of the last messages that the client has seen, separated by commas. In the
 #: content of a kernel_info_request to a relay that was started again: their headers, in JSON
 SEEN = "seen"
+#: likewise, from a relay that takes the place of another one: a name that no other has
+SUCCESSOR = "successor"
 #: header of the answer to a websocket's request: names the session's process, so that a client notices another one. A
 #: client that sends it, too, means that one with all that it says there: nothing of it reaches the process after it
 PROCESS_HEADER = "X-SharedKernel-Process"

@@ -30,7 +30,7 @@ from sharedkernel.client.extension.cell_record import CellRecords
 from sharedkernel.client.extension.comm_record import CommRecords
 from sharedkernel.errors import ProtocolError
 from sharedkernel.jupyter import wire
-from sharedkernel.jupyter.names import SEEN
+from sharedkernel.jupyter.names import RELAY, SEEN
 from sharedkernel.jupyter.session_socket import SessionSocket
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Recorder:
         self._kernels = kernels
         self._records: dict[str, CellRecords] = {}
         self._comms: dict[str, CommRecords] = {}
-        #: headers of the messages published last, by kernel
+        #: headers of the messages that sessions published last, by kernel
         self._heard: dict[str, deque[bytes]] = {}
         self._sockets: dict[str, SessionSocket] = {}
         events.add_listener(schema_id=KERNEL_ACTIONS, listener=self._on_kernel_action)
@@ -95,7 +95,8 @@ class Recorder:
             header, parent, content = (wire.read_object(parts[place]) for place in (0, 1, 3))
             records.take(str(header.get("msg_type")), str(parent.get("msg_id", "")), content)
             self._comms[kernel_id].take(header, content, parts[4:])
-            self._heard[kernel_id].append(parts[0])
+            if not str(header.get("session")).startswith(RELAY):
+                self._heard[kernel_id].append(parts[0])
 
     def answer(self, kernel_id: str, request: Sequence[bytes]) -> list[tuple[str, list[bytes]]]:
         """Return messages that answer a page's message about widgets, with their channels, if its kernel cannot now.
@@ -123,17 +124,26 @@ class Recorder:
     async def goes_on(self, kernel_id: str) -> bool:
         """Return whether a kernel, whose relay is about to be started again, still has the same session then.
 
-        The relay is told which messages were heard, so that it goes on with the next one.
+        The relay is told which messages were heard, so that it goes on with the next one. One that dies as well before
+        it answers is not asked any more: the question would reach the relay after it, and what it names be out of date.
         """
-        heard = [header.decode() for header in self._heard.get(kernel_id, ())]
         manager: Any = self._kernels.get_kernel(kernel_id)
-        ports = list(manager.ports)
+        ports, speakers = list(manager.ports), set(map(_speaker, self._heard.get(kernel_id, ())))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_RESTART_PATIENCE):
-                while not await ensure_async(manager.is_alive()):  # noqa: ASYNC110  (nothing signals it)
-                    await asyncio.sleep(_RESTART_INTERVAL)
                 # After a restart at other ports, nobody here listens to the kernel.
-                return list(manager.ports) == ports and await _ask_who(manager, heard) in map(_speaker, heard)
+                while list(manager.ports) == ports:
+                    if await ensure_async(manager.is_alive()):
+                        heard = [header.decode() for header in self._heard.get(kernel_id, ())]
+                        asking = asyncio.ensure_future(_ask_who(manager, heard))
+                        try:
+                            while not asking.done() and await ensure_async(manager.is_alive()):
+                                await asyncio.wait([asking], timeout=_RESTART_INTERVAL)
+                            if asking.done():
+                                return asking.result() in speakers
+                        finally:
+                            asking.cancel()
+                    await asyncio.sleep(_RESTART_INTERVAL)
         return False
 
     def close(self) -> None:
@@ -154,10 +164,11 @@ class Recorder:
         manager: Any = self._kernels.get_kernel(kernel_id)
         if not is_relay(manager):
             return
+        heard = self._heard.get(kernel_id, deque(maxlen=_HEARD_KEPT))
         self._forget(kernel_id)
         self._records[kernel_id] = CellRecords(lambda: self._is_attended(kernel_id))
         self._comms[kernel_id] = CommRecords()
-        self._heard[kernel_id] = deque(maxlen=_HEARD_KEPT)
+        self._heard[kernel_id] = heard  # a relay that is started again may have the same session
         signer = wire.Signer(manager.session.key, manager.session.signature_scheme)
         # Not Jupyter's stream, which takes three turns of the event loop for each message.
         plain: zmq.Socket[bytes] = zmq.Socket.shadow(ConnectionFileMixin.connect_iopub(manager))
@@ -183,7 +194,7 @@ class Recorder:
             socket.close()
 
 
-def _speaker(header: str) -> str:
+def _speaker(header: bytes) -> str:
     """Return the message session of the process that has sent a message."""
     return str(wire.read_object(header).get("session"))
 
@@ -206,4 +217,4 @@ async def _ask_who(manager: Any, heard: Sequence[str]) -> str:
         session.send(stream, "kernel_info_request", {SEEN: heard})
         return str(session.deserialize(session.feed_identities(await answer)[1])["header"]["session"])
     finally:
-        stream.close()
+        stream.close(linger=0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,7 +21,7 @@ from sharedkernel.client.gateway.server import in_thread
 from sharedkernel.client.gateway.websocket import WebSocket
 from sharedkernel.errors import ProtocolError
 from sharedkernel.jupyter import wire
-from sharedkernel.jupyter.names import PROCESS_HEADER
+from sharedkernel.jupyter.names import PROCESS_HEADER, RELAY
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +47,14 @@ class SessionConnection:
     def __init__(self, *, seen: Callable[[], Sequence[str]], on_message: Callable[[str, list[bytes]], None]) -> None:
         #: names this end of the websocket; the gateway keeps for it what it could not send. Nobody's until there is a
         #: session
-        self.name = "relay"
+        self.name = RELAY
         self._seen = seen
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
         self._gateway: Gateway | None = None
         self._kernel_id: str | None = None
+        #: names this end alone, if another one had the session before
+        self._successor = ""
         self._websocket: WebSocket | None = None
         self._connected_at = 0.0
         self._pause = 0.0
@@ -79,12 +82,13 @@ class SessionConnection:
         self._gateway, self._kernel_id, is_known = await request.result()
         # The same for all relays of the session, and unknown to any other: an earlier one that takes its place would
         # repeat what it has said to that name.
-        self.name = f"relay.{self._kernel_id}"
+        self.name = f"{RELAY}.{self._kernel_id}"
+        self._successor = os.urandom(8).hex() if is_known else ""
         return is_known
 
     async def open(self) -> None:
         """Connect to the session that was found; errors are those of :meth:`.Gateway.open`."""
-        await self._open(self._seen() or None)
+        await self._open(self._seen() if self._successor else None)
 
     async def reconnect(self) -> None:
         """Connect to the same session again, for as long as it takes.
@@ -162,5 +166,5 @@ class SessionConnection:
         assert self._gateway is not None
         assert self._kernel_id is not None
         self._websocket = None
-        self._websocket = await self._gateway.open(self._kernel_id, self.name, seen=seen)
+        self._websocket = await self._gateway.open(self._kernel_id, self.name, seen=seen, successor=self._successor)
         self._connected_at = self._loop.time()

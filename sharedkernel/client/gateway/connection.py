@@ -34,6 +34,7 @@ from sharedkernel.jupyter.names import (
     PROCESS_HEADER,
     SAME_PROCESS,
     SEEN,
+    SUCCESSOR,
     WEBSOCKET_PROTOCOL,
     environment_of,
     kernel_of,
@@ -146,7 +147,9 @@ class Gateway:
         """
         self.fetch("POST", f"{SESSIONS_PATH}/{quote(session, safe='')}/{action}", "{}")
 
-    async def open(self, kernel_id: str, name: str, *, seen: Sequence[str] | None = None) -> WebSocket:
+    async def open(
+        self, kernel_id: str, name: str, *, seen: Sequence[str] | None = None, successor: str = ""
+    ) -> WebSocket:
         """Open a websocket to the process that a session has now; another one needs another websocket.
 
         Parameters
@@ -158,10 +161,15 @@ class Gateway:
         seen
             Ids of the last published messages that this end has seen, where it comes back: the gateway goes on there.
             None: it comes for the first time.
+        successor
+            Names this end alone, where it takes the place of another one whose name it has: what that one was sent, its
+            client may have.
         """
         path = f"/api/kernels/{quote(kernel_id, safe='')}/channels?session_id={quote(name, safe='')}"
         if seen is not None:
             path += f"&{SEEN}={quote(','.join(seen), safe='')}"
+        if successor:
+            path += f"&{SUCCESSOR}={quote(successor, safe='')}"
         return await self.open_websocket(path, subprotocol=WEBSOCKET_PROTOCOL, headers={PROCESS_HEADER: SAME_PROCESS})
 
     # --- everything else -----------------------------------

@@ -39,7 +39,7 @@ from sharedkernel.client.relay.connection_file import ConnectionInfo
 from sharedkernel.client.relay.sockets import ClientSockets
 from sharedkernel.errors import ConfigError, ProtocolError, SessionEndedByUser, SharedKernelError
 from sharedkernel.jupyter import wire
-from sharedkernel.jupyter.names import ATTACHED, ENDED, SEEN, SESSION_DIED
+from sharedkernel.jupyter.names import ATTACHED, ENDED, RELAY, SEEN, SESSION_DIED
 from sharedkernel.units import format_seconds
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Relay:
     ) -> None:
         self._client = ClientSockets(connection, listeners, self.receive)
         self._ask = ask
-        self._responder = LocalResponder(self._client, os.urandom(16).hex())
+        self._responder = LocalResponder(self._client, f"{RELAY}.{os.urandom(16).hex()}")
         self._loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[int] = self._loop.create_future()
         self._state = State.JOINING
@@ -231,7 +231,7 @@ class Relay:
     def _learn_seen(self, request: Request) -> None:
         """Remember what the client has seen of the session, if *request* says it and it was not known."""
         seen = wire.read_object(request.content).get(SEEN)
-        if isinstance(seen, list) and self._state is State.JOINING and not self._seen:
+        if isinstance(seen, list) and self._state in (State.JOINING, State.REFUSED) and not self._seen:
             headers = [str(header).encode() for header in seen]
             with contextlib.suppress(ProtocolError):
                 list(map(_id_of, headers))

@@ -14,6 +14,7 @@ import zmq
 from sharedkernel.client.relay.connection_file import ConnectionInfo
 from sharedkernel.errors import ConfigError, ProtocolError
 from sharedkernel.jupyter import wire
+from sharedkernel.jupyter.names import RELAY
 
 log = logging.getLogger(__name__)
 
@@ -179,9 +180,9 @@ class ClientSockets:
         if event[:1] == b"\x01":
             topic = event[1:]
             content = {"subscription": topic.decode("utf-8", "replace")}
-            self.send("iopub", [topic] if topic else [], wire.new_message("iopub_welcome", content, session="relay"))
+            self.send("iopub", [topic] if topic else [], wire.new_message("iopub_welcome", content, session=RELAY))
             # One that comes after the answers to its client's first questions would otherwise not know that the kernel
             # lives until somebody asks again: half a second later, in Jupyter's server.
             if self._last_status is not None:
-                status = wire.new_message("status", {}, session="relay")
+                status = wire.new_message("status", {}, session=RELAY)
                 self.send("iopub", [b"sharedkernel"], [*status[:3], self._last_status])

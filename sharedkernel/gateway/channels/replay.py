@@ -44,7 +44,9 @@ class MissedRequests:
         self._session = session
         self._unanswered: set[asyncio.Future[list[bytes]]] = set()
 
-    async def ask(self, channel: SessionSocket, seen: Collection[str] | None, client: str) -> Missed:
+    async def ask(
+        self, channel: SessionSocket, seen: Collection[str] | None, client: str, successor: str = ""
+    ) -> Missed:
         """Return the messages that a client has missed; waits for a busy session.
 
         Parameters
@@ -55,6 +57,8 @@ class MissedRequests:
             Ids of the last messages that the client has seen; None: it comes for the first time, or does not say.
         client
             Its message session id.
+        successor
+            Names it alone, if it takes the place of another client of this id.
 
         Raises
         ------
@@ -67,7 +71,7 @@ class MissedRequests:
         channel.on_recv(answer.set_result)
         self._unanswered.add(answer)
         try:
-            asked = {"seen": list(seen or ()), "identity": client, "resumes": seen is not None}
+            asked = {"seen": list(seen or ()), "identity": client, "resumes": seen is not None, "successor": successor}
             channel.send_multipart(self._session.serialize(self._session.msg(REQUEST, asked)))
             answered = await answer
             try:

@@ -32,7 +32,7 @@ from sharedkernel.gateway.channels.outputs import SessionOutputs
 from sharedkernel.gateway.channels.replay import ReplayFilter, in_order, not_to_come, parse_seen
 from sharedkernel.gateway.channels.user_bytes import TooManyBytes, UserBudgets
 from sharedkernel.jupyter import wire
-from sharedkernel.jupyter.names import ATTACHED, ENDED, PROCESS_HEADER, SEEN, WEBSOCKET_PROTOCOL
+from sharedkernel.jupyter.names import ATTACHED, ENDED, PROCESS_HEADER, SEEN, SUCCESSOR, WEBSOCKET_PROTOCOL
 from sharedkernel.jupyter.session_socket import SessionSocket
 from sharedkernel.session.channels.message_log import Missed
 from sharedkernel.units import format_bytes
@@ -197,7 +197,9 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
     async def _ask_for_missed(self, seen: list[str] | None) -> Missed:
         """Return the messages that the client has missed; none if the session does not answer, but sends others."""
         kernel = self.kernel_manager
-        asking = asyncio.ensure_future(kernel.missed.ask(kernel.connect("control"), seen, self.session.session))
+        successor = self.websocket_handler.get_query_argument(SUCCESSOR, "")
+        control, client = kernel.connect("control"), self.session.session
+        asking = asyncio.ensure_future(kernel.missed.ask(control, seen, client, successor))
         try:
             # A session in the middle of compiled code can neither answer nor send anything else.
             while not (await asyncio.wait([asking], timeout=_REPLAY_PATIENCE))[0] and not self._held:

@@ -70,7 +70,7 @@ class MessageLog:
         self._was_heard = False
         #: number of the first message that no client was told; None: each is told as it is said
         self._unheard: int | None = 1
-        #: number of the last message before each client came, by its identity, in the order in which they came
+        #: number of the last message before each client came, by identity and successor's name, in the order of that
         self._began: dict[bytes, int] = {}
 
     def close(self) -> None:
@@ -162,7 +162,7 @@ class MessageLog:
         if len(self._began) > _MOST_CLIENTS:
             del self._began[next(iter(self._began))]
 
-    def since(self, seen: Collection[str], identity: bytes, *, resumes: bool = False) -> Missed:
+    def since(self, seen: Collection[str], identity: bytes, *, resumes: bool = False, successor: bytes = b"") -> Missed:
         """Return what the client *identity* has missed.
 
         Parameters
@@ -176,21 +176,28 @@ class MessageLog:
             Whether it was connected before and *seen* is all that it has. If that is nothing of this session, it gets
             everything since it came; and it gets all replies that are kept, as it knows which it has. Any other may
             speak for a client that has them, and that refuses what comes twice: it gets those that nobody heard.
+        successor
+            Names it alone, if another one had its identity before. It was not connected before it first asked here, and
+            gets no reply from before what it was told then.
         """
+        client = identity + successor
         with self._lock:
+            resumes = resumes and (not successor or client in self._began)
             first = self._number - len(self._starts) + 1
             after = self._last_seen(seen, first)
             is_cut = False
             if after is None:
-                after = 0 if self._may_have_said(seen) else self._start_of(identity, resumes=resumes)
+                after = 0 if self._may_have_said(seen) else self._start_of(client, resumes=resumes)
                 is_cut = first > after + 1
+            if not (resumes and client in self._began):
+                self._begin(client, after)
             if self._topics:  # listeners receive the rest by themselves
                 self._unheard = None
+            replied = after if not resumes else self._began[client] if successor else 0
             messages = []
             for number, start in enumerate(self._starts, first):
                 channel, frames = self._read(start)
-                is_mine = channel == "iopub" or frames[0] == identity
-                if is_mine and (number > after or (resumes and channel != "iopub")):
+                if number > after if channel == "iopub" else number > replied and frames[0] == identity:
                     messages.append((channel, frames))
             return Missed(messages, is_cut)
 
@@ -203,13 +210,11 @@ class MessageLog:
                     return frames
         return None
 
-    def _start_of(self, identity: bytes, *, resumes: bool) -> int:
+    def _start_of(self, client: bytes, *, resumes: bool) -> int:
         """Return the number of the message after which a client that has seen none is told everything."""
-        if not resumes or identity not in self._began:
-            unheard = self._number + 1 if self._unheard is None else self._unheard
-            self._begin(identity, unheard - 1)
-            return unheard - 1
-        return self._began[identity]
+        if resumes and client in self._began:
+            return self._began[client]
+        return self._number if self._unheard is None else self._unheard - 1
 
     def _last_seen(self, seen: Collection[str], first: int) -> int | None:
         """Return the number of the newest message in *seen*; None if none of them is kept."""

@@ -272,7 +272,12 @@ class GatedKernel(IPythonKernel):
         assert self.control_stream is not None
         request = self.session.deserialize(frames, copy=False)
         asked = request["content"]
-        missed = self.message_log.since(asked["seen"], asked["identity"].encode(), resumes=asked["resumes"])
+        missed = self.message_log.since(
+            asked["seen"],
+            asked["identity"].encode(),
+            resumes=asked["resumes"],
+            successor=asked.get("successor", "").encode(),
+        )
         content = {
             "status": "ok",
             "is_cut": missed.is_cut,

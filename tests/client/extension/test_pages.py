@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from sharedkernel.jupyter.names import WEBSOCKET_PROTOCOL
 from sharedkernel.local_stack import LocalStack
 from tests.client.extension.conftest import StartServer
 from tests.client.extension.kernel_page import KernelPage
@@ -34,6 +36,19 @@ def relay_of(server: JupyterServer, kernel: str) -> psutil.Process:
         if any(kernel in word for word in process.cmdline())
     )
     return relay
+
+
+def kill_relay(server: JupyterServer, kernel: str) -> None:
+    """Kill a kernel's process; return once the server has started the next one."""
+    killed = relay_of(server, kernel)
+    killed.kill()
+
+    def is_there() -> bool:
+        with contextlib.suppress(ValueError, psutil.Error):  # there is none, or it is gone already
+            return relay_of(server, kernel) != killed
+        return False
+
+    wait_until(is_there)
 
 
 def log(server: JupyterServer) -> str:
@@ -193,8 +208,8 @@ def steady(start_server: StartServer) -> JupyterServer:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("ends", ["later", "meanwhile"])
-def test_a_relay_that_dies_is_not_missed(steady: JupyterServer, tmp_path: Path, ends: str) -> None:
+@pytest.mark.parametrize(("ends", "deaths"), [("later", 1), ("meanwhile", 1), ("later", 2)])
+def test_a_relay_that_dies_is_not_missed(steady: JupyterServer, tmp_path: Path, ends: str, deaths: int) -> None:
     """Jupyter starts another one, and the cell's page gets the rest of its outputs, its question and its reply."""
     kernel = start(steady)
     printed, enough = tmp_path / "printed", tmp_path / "enough"
@@ -202,7 +217,8 @@ def test_a_relay_that_dies_is_not_missed(steady: JupyterServer, tmp_path: Path, 
         other.run("pass")
         cell = page.execute(_COUNTING.format(printed=str(printed), enough=str(enough)))
         page.wait_for_text("20\n")
-        relay_of(steady, kernel).kill()
+        for _ in range(deaths):
+            kill_relay(steady, kernel)
         before = int(printed.read_text() or 0)
         wait_until(lambda: int(printed.read_text() or 0) > before + 20)
         if ends == "meanwhile":
@@ -220,6 +236,35 @@ def test_a_relay_that_dies_is_not_missed(steady: JupyterServer, tmp_path: Path, 
             assert not any(message["content"].get("execution_state") == "restarting" for message in each.messages)
         wait_for_state(steady, kernel, "idle")
         assert page.run("print(number)") == f"{told[-1]}\n"
+    steady.ask("DELETE", f"/api/kernels/{kernel}")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("protocol", [None, WEBSOCKET_PROTOCOL])
+def test_relays_that_die_around_an_outage_repeat_nothing(
+    stack: LocalStack, steady: JupyterServer, protocol: str | None
+) -> None:
+    """What the second relay says itself hides nothing of what the page has heard of the session.
+
+    With the old framing Jupyter's server checks signatures, and reads no more from a relay that repeats a message.
+    """
+    kernel = start(steady)
+    with KernelPage(steady, kernel, protocol=protocol) as page:
+        page.run("x = 41")
+        stack.gateway.kill()
+        try:
+            kill_relay(steady, kernel)
+            for _ in range(8):
+                assert "SharedGPUUnreachable" in page.run("x + 1")
+        finally:
+            stack.gateway.start()
+            stack.gateway.wait_until_ready()
+        kill_relay(steady, kernel)
+        assert page.run("print(x + 1)") == "42\n"
+        # a gateway numbers its own messages anew for each connection
+        ids = [(message["header"]["msg_id"], message["header"]["date"]) for message in page.messages]
+        assert sorted(ids) == sorted(set(ids))
+    assert "Duplicate Signature" not in log(steady)
     steady.ask("DELETE", f"/api/kernels/{kernel}")
 
 

@@ -108,6 +108,25 @@ def test_a_relay_repeats_no_reply_of_the_one_before(stack: LocalStack, notebook:
     assert notebook.run("print('next')").text() == "next\n"
 
 
+def test_a_relay_that_loses_its_gateway_as_well_repeats_nothing(
+    stack: LocalStack, notebook: Notebook, tmp_path: Path
+) -> None:
+    """It has heard nothing of the session yet, but its client has, from the relay before."""
+    notebook.run("print('before')")
+    go_on = tmp_path / "go on"
+    cell = notebook.client.execute(f"print('on', flush=True)\n{_UNTIL_THERE.format(path=str(go_on))}\nprint('done')")
+    notebook.wait_for_output(cell, "on")
+    _kill_relay(notebook)
+    notebook.manager.restart_kernel(now=True)
+    _wait_for_state(notebook, "busy")  # it has joined
+    stack.gateway.kill()
+    stack.gateway.start()
+    stack.gateway.wait_until_ready()
+    go_on.touch()
+    outcome = notebook.wait(cell)
+    assert (outcome.status, outcome.text()) == ("ok", "done\n")
+
+
 def test_a_cell_that_waited_runs_after_the_end_of_a_session_that_a_relay_has_taken_over(stack: LocalStack) -> None:
     """The cells of the relay before are over once one of its own is, so no restart is published for them."""
     with Line(stack.port) as line, Notebook(line.url, stack.token("mary")) as notebook:

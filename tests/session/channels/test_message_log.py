@@ -55,7 +55,7 @@ def test_a_buffer_is_kept_as_it_lies_in_memory(message_log: MessageLog) -> None:
 
 
 def test_replies_go_to_who_asked(message_log: MessageLog) -> None:
-    """All that are kept: nobody knows which of them have arrived."""
+    """To one that comes back all that are kept: the session does not know which of them have arrived."""
     replies = [message(number, to=who) for number, who in enumerate((b"ada", b"grace", b"ada"))]
     for frames in replies:
         message_log.keep("shell", frames)
@@ -74,6 +74,33 @@ def test_who_may_have_had_a_reply_is_not_told_it_again(message_log: MessageLog) 
     message_log.keep("shell", message(2, to=b"ada"))
     note([b"\x01"])
     assert message_log.since([], b"ada").messages == [("shell", message(2, to=b"ada"))]
+
+
+def test_a_successor_is_told_what_its_client_has_not_heard(message_log: MessageLog) -> None:
+    """Neither outputs nor replies that the client had from the relay before; all later ones when it comes back."""
+    note = message_log._noting_listeners(lambda frames: None)
+    note([b"\x01"])
+    message_log.meet(b"ada")
+
+    def say(*numbers: int) -> list[tuple[str, list[bytes]]]:
+        said = [("iopub" if number % 2 else "shell", message(number, to=b"ada")) for number in numbers]
+        for channel, frames in said:
+            message_log.keep(channel, frames)
+        return said
+
+    def told(seen: list[str], successor: bytes) -> list[tuple[str, list[bytes]]]:
+        return message_log.since(seen, b"ada", resumes=True, successor=successor).messages
+
+    say(0, 1, 2, 3)
+    later = say(4, 5)
+    assert told(["3"], b"second") == told([], b"second") == later
+    assert told(["5"], b"second") == later[:1]  # it knows which replies it has
+    assert told([], b"third") == []
+    note([b"\x00"])  # the gateway ends
+    unheard = say(6, 7)
+    note([b"\x01"])
+    assert told([], b"fourth") == told([], b"fourth") == unheard
+    assert told([], b"third") == unheard
 
 
 def test_a_reply_is_found_by_its_request(message_log: MessageLog) -> None:
