@@ -13,7 +13,6 @@ from queue import Empty
 from typing import Any
 
 from jupyter_client.asynchronous.client import AsyncKernelClient
-from jupyter_client.blocking.client import BlockingKernelClient
 
 #: seconds after which the kernel is asked again, as it may not have been heard when it answered; twice as many each
 #: time, as one that is slow would never have answered the last question
@@ -37,25 +36,36 @@ async def wait_until_ready(client: AsyncKernelClient, timeout: float) -> None:
 
 
 def wait_until_blocking_ready(
-    client: BlockingKernelClient, timeout: float, is_alive: Callable[[], bool] = lambda: True
+    client: Any,
+    timeout: float,
+    is_alive: Callable[[], bool] = lambda: True,
+    on_message: Callable[[dict[str, Any]], None] = lambda message: None,
 ) -> None:
-    """As :func:`wait_until_ready`.
+    """As :func:`wait_until_ready`, with a blocking client or one like it.
+
+    *on_message* is called with each message that is read meanwhile.
 
     Raises
     ------
     RuntimeError
         When the kernel has ended, as *is_alive* says.
     """
+
+    def read(get: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+        message = get(timeout=patience)
+        on_message(message)
+        return message
+
     deadline, patience = time.monotonic() + timeout, _AGAIN
     while time.monotonic() < deadline:
         if not is_alive():
             raise RuntimeError("the kernel ended before it answered")
         request = client.kernel_info()
         with contextlib.suppress(Empty):
-            while not _is_idle(message := client.get_iopub_msg(timeout=patience), request):
+            while not _is_idle(message := read(client.get_iopub_msg), request):
                 if message["msg_type"] == "iopub_welcome":
                     request = client.kernel_info()
-            while not _answers(client.get_shell_msg(timeout=patience), request):
+            while not _answers(read(client.get_shell_msg), request):
                 pass
             return
         patience *= 2

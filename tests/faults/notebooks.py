@@ -17,7 +17,6 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
-from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_core.utils import ensure_event_loop
 
 from sharedkernel.client.relay.sockets import ConnectionInfo
@@ -386,12 +385,7 @@ class Worker(threading.Thread):
                     self.note("the relay did not start")
 
     def _wait_for_relay(self) -> None:
-        client = self.notebook.client
-        if isinstance(client, BlockingKernelClient):
-            # Its own method takes what the relay before has answered for an answer of this one.
-            wait_until_blocking_ready(client, PATIENCE, self.notebook.manager.is_alive)
-        else:
-            client.wait_for_ready(timeout=PATIENCE)
+        wait_until_blocking_ready(self.notebook.client, PATIENCE, self.notebook.manager.is_alive, self._check_new)
 
     def _open_again(self) -> None:
         """Open the notebook with another Jupyter server, whose kernel begins clean, and bring the session back."""

@@ -32,7 +32,7 @@ from tests.faults.campaign import Campaign
 from tests.faults.holds import Hold, can_limit_processes, full_disk, stopped, without_descriptors, without_processes
 from tests.faults.judge import Fault, growth, holdings, leftovers
 from tests.faults.notebooks import Worker
-from tests.faults.server import ServerNotebook
+from tests.faults.server import PATIENCE, ServerNotebook
 from tests.faults.stack import FaultStack
 from tests.processes import stacks_of
 
@@ -120,6 +120,7 @@ class OneHost(Campaign):
             self._server = self._server or ServerNotebook(self.stack.directory / "server", environment, name)
             return self._server
         notebook = Notebook(self.stack.gateway_url, self.stack.token(user))
+        notebook.timeout = PATIENCE
         notebook.environment["JPY_SESSION_NAME"] = f"/home/{user}/{name}.ipynb"
         return notebook
 
@@ -160,7 +161,8 @@ class OneHost(Campaign):
         return {"failed_starts": self._num_failed_starts}
 
     def logs(self) -> Iterable[Path]:
-        return [service.log_path for service in (self.stack.gateway, self.stack.executor)]
+        servers = [] if self._server is None else [self._server.service]
+        return [service.log_path for service in (self.stack.gateway, self.stack.executor, *servers)]
 
     def _is_overcome(self, target: str) -> bool:
         """Whether everybody has had an answer since the last fault of this target."""

@@ -12,16 +12,18 @@ import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any, Self
 
 import psutil
 import websocket
 
-from sharedkernel.jupyter.wire import new_message
+from sharedkernel.jupyter.names import WEBSOCKET_PROTOCOL
+from sharedkernel.jupyter.wire import from_websocket, new_message, to_websocket
 from sharedkernel.services import Service
 from tests.client.extension.server import TOKEN, JupyterServer
+from tests.readiness import wait_until_blocking_ready
 
 #: seconds that anything may take while processes are killed and started again beside it on a busy machine, or stopped:
 #: gateway and executor for a minute each, one after the other
@@ -46,7 +48,12 @@ class Page:
         self._name = uuid.uuid4().hex
         url = f"ws{server.url.removeprefix('http')}/api/kernels/{kernel}/channels?session_id={self._name}"
         # A server waits a minute itself for a kernel whose executor is stopped just now.
-        self._socket = websocket.create_connection(url, timeout=2 * PATIENCE, header=[f"Authorization: token {TOKEN}"])
+        self._socket = websocket.create_connection(
+            url,
+            timeout=2 * PATIENCE,
+            header=[f"Authorization: token {TOKEN}"],
+            subprotocols=[WEBSOCKET_PROTOCOL],
+        )
         self._socket.settimeout(None)
         self._queues: dict[str, SimpleQueue[dict[str, Any]]] = {"iopub": SimpleQueue(), "shell": SimpleQueue()}
         #: of jupyter_client's client there is only what its users set
@@ -71,42 +78,24 @@ class Page:
         """Return the next reply; raise Empty after *timeout* seconds."""
         return self._queues["shell"].get(block=timeout > 0, timeout=timeout or None)
 
-    def wait_for_ready(self, timeout: float) -> None:
-        """Return once the kernel answers and is heard; what was published until then is gone."""
-        deadline = time.monotonic() + timeout
-        while True:
-            message_id = self._send("kernel_info_request", {})
-            if all(self._comes(channel, message_id) for channel in ("shell", "iopub")):
-                break
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"no kernel answered within {timeout:g} s")
-        with contextlib.suppress(Empty):
-            while True:
-                self.get_iopub_msg(timeout=0.2)
-
-    def _comes(self, channel: str, message_id: str) -> bool:
-        """Whether a message about the request *message_id* comes within a second."""
-        deadline = time.monotonic() + 1.0
-        with contextlib.suppress(Empty):
-            while (left := deadline - time.monotonic()) > 0:
-                if self._queues[channel].get(timeout=left)["parent_header"].get("msg_id") == message_id:
-                    return True
-        return False
+    def kernel_info(self) -> str:
+        """Ask who the kernel is; return the request's id."""
+        return self._send("kernel_info_request", {})
 
     def _send(self, message_type: str, content: dict[str, Any]) -> str:
         parts = new_message(message_type, content, session=self._name)
-        keys = ("header", "parent_header", "metadata", "content")
-        message = {key: json.loads(part) for key, part in zip(keys, parts, strict=True)}
         with contextlib.suppress(OSError, websocket.WebSocketException):  # that the server ended is seen elsewhere
-            self._socket.send(json.dumps({**message, "channel": "shell", "buffers": []}))
-        return str(message["header"]["msg_id"])
+            self._socket.send_binary(to_websocket("shell", parts))
+        return str(json.loads(parts[0])["msg_id"])
 
     def _read(self) -> None:
         with contextlib.suppress(OSError, websocket.WebSocketException, ValueError):
-            while True:
-                message = json.loads(self._socket.recv())
-                if (queue := self._queues.get(message["channel"])) is not None:
-                    queue.put(message)
+            while frame := self._socket.recv():
+                channel, parts = from_websocket(frame)
+                header, parent, _, content = map(json.loads, parts[:4])
+                names = {name: header[name] for name in ("msg_id", "msg_type")}
+                if (queue := self._queues.get(channel)) is not None:
+                    queue.put({**names, "header": header, "parent_header": parent, "content": content})
 
 
 class ServerNotebook:
@@ -145,7 +134,7 @@ class ServerNotebook:
         self.connection_file = str(self._server.runtime / f"kernel-{kernel}.json")
         self.pid = self._wait_for_relay()
         self.client = Page(self._server, kernel)
-        self.client.wait_for_ready(PATIENCE)
+        wait_until_blocking_ready(self.client, PATIENCE, self.is_alive)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -123,6 +123,7 @@ class ThreeHosts(Campaign):
     def open_notebook(self, name: str) -> Notebook:
         """Return a notebook that is not open yet."""
         notebook = Notebook(self.cluster.front_url, self.cluster.tokens["grace"])
+        notebook.timeout = PATIENCE
         notebook.environment["JPY_SESSION_NAME"] = f"/home/grace/{name}.ipynb"
         return notebook
 

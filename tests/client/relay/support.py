@@ -187,6 +187,8 @@ class Notebook:
             self.environment["SHAREDKERNEL_GATEWAY_URL"] = url
         if token is not None:
             self.environment["SHAREDKERNEL_TOKEN"] = token
+        #: seconds that the kernel may take to answer
+        self.timeout = TIMEOUT
         self.client: BlockingKernelClient
 
     @property
@@ -258,7 +260,7 @@ class Notebook:
         A stock server that meets the death of a kernel connects to the next one again while that starts, and loses
         what it publishes before: a cell's outputs may be missing, its end too.
         """
-        wait_until_blocking_ready(self.client, TIMEOUT)
+        wait_until_blocking_ready(self.client, self.timeout)
 
     def wait_for_output(self, message_id: str, text: str) -> None:
         """Return once the cell has printed *text*."""
