@@ -9,7 +9,7 @@ order.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -87,6 +87,29 @@ class MissedRequests:
         for answer in self._unanswered:
             if not answer.done():
                 answer.set_exception(SessionNotFound("the session's process is another one by now."))
+
+
+async def is_answered(asking: asyncio.Future[Missed], num_held: Callable[[], int], patience: float) -> bool:
+    """Return once a session has answered, or False for one that does not, though it sends other messages.
+
+    A session in the middle of compiled code can neither answer nor send anything else. One that sends something gets as
+    long again for its answer: a gateway that was stopped finds its time over before it has read what came meanwhile.
+
+    Parameters
+    ----------
+    asking
+        Done with the answer.
+    num_held
+        Returns how many messages of the session have arrived.
+    patience
+        Seconds to wait at a time.
+    """
+    before, has_sent = num_held(), False
+    while not (await asyncio.wait([asking], timeout=patience))[0]:
+        if has_sent:
+            return False
+        has_sent = num_held() > before
+    return True
 
 
 def read_missed(message: dict[str, Any]) -> Missed:

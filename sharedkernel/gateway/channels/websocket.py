@@ -29,7 +29,7 @@ from sharedkernel.gateway.channels.backlog import Backlog
 from sharedkernel.gateway.channels.client_messages import CLIENT_CHANNELS, parse_frame, refusal_answers, without_buffers
 from sharedkernel.gateway.channels.client_writer import ClientWriter
 from sharedkernel.gateway.channels.outputs import SessionOutputs
-from sharedkernel.gateway.channels.replay import ReplayFilter, in_order, not_to_come, parse_seen
+from sharedkernel.gateway.channels.replay import ReplayFilter, in_order, is_answered, not_to_come, parse_seen
 from sharedkernel.gateway.channels.user_bytes import TooManyBytes, UserBudgets
 from sharedkernel.jupyter import wire
 from sharedkernel.jupyter.names import ATTACHED, ENDED, PROCESS_HEADER, SEEN, SUCCESSOR, WEBSOCKET_PROTOCOL
@@ -37,7 +37,7 @@ from sharedkernel.jupyter.session_socket import SessionSocket
 from sharedkernel.session.channels.message_log import Missed
 from sharedkernel.units import format_bytes
 
-#: seconds that a session may take to answer which messages were missed, while it sends others
+#: seconds that a session may take to answer which messages were missed, from its first other one on
 _REPLAY_PATIENCE = 10.0
 
 
@@ -201,10 +201,7 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         control, client = kernel.connect("control"), self.session.session
         asking = asyncio.ensure_future(kernel.missed.ask(control, seen, client, successor))
         try:
-            # A session in the middle of compiled code can neither answer nor send anything else.
-            while not (await asyncio.wait([asking], timeout=_REPLAY_PATIENCE))[0] and not self._held:
-                pass
-            if not asking.done():
+            if not await is_answered(asking, lambda: len(self._held or ()), _REPLAY_PATIENCE):
                 return Missed([], is_cut=False)
             missed: Missed = asking.result()
             self._outputs.has_unheard = False
