@@ -253,7 +253,10 @@ def test_relays_that_die_around_an_outage_repeat_nothing(
         page.run("x = 41")
         stack.gateway.kill()
         try:
+            earlier = list(page.messages)
             kill_relay(steady, kernel)
+            # or it answers before it is heard
+            page.wait(lambda message: message["type"] == "iopub_welcome" and message not in earlier)
             for _ in range(8):
                 assert "SharedGPUUnreachable" in page.run("x + 1")
         finally:
