@@ -201,5 +201,5 @@ function keepUnchanged(old: IView, view: IView): IView {
 }
 
 function isSame(one: ISession, other: ISession): boolean {
-  return (Object.keys(other) as Array<keyof ISession>).every(field => String(one[field]) === String(other[field]));
+  return JSON.stringify(one) === JSON.stringify(other);
 }
