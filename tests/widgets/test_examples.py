@@ -20,6 +20,8 @@ from tests.status.documents import to_json
 from tests.warm_stack import WarmStack
 
 NAMES = ["cnn_training", "interactive", "sweep"]
+#: what `sharedkernel lab` begins with; `tests/cli/test_lab.py` is about it
+FIRST = "first_steps"
 
 
 def read(name: str) -> nbformat.NotebookNode:
@@ -37,8 +39,8 @@ def shortened(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 def test_the_examples_are_these() -> None:
-    """The demo's three notebooks are all there is."""
-    assert sorted(path.stem for path in examples_directory().glob("*.ipynb")) == NAMES
+    """The demo's three notebooks and a first one are all there is."""
+    assert sorted(path.stem for path in examples_directory().glob("*.ipynb")) == sorted([*NAMES, FIRST])
 
 
 @pytest.mark.parametrize("name", NAMES)
