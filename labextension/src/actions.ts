@@ -76,6 +76,12 @@ export class Actions implements ISessionActions {
     await this._attempt(() => this.api.offload(session.id), this._trans.__('%1 could not be offloaded', name));
   }
 
+  /** End the programs that a session started and that use the device. */
+  async endPrograms(session: ISession): Promise<void> {
+    const name = sessionName(session);
+    await this._attempt(() => this.api.endPrograms(session.id), this._trans.__('Programs of %1 could not be ended', name));
+  }
+
   /** Interrupt what a session runs. */
   async interrupt(session: ISession): Promise<void> {
     const name = sessionName(session);

@@ -47,6 +47,11 @@ export class Api implements IAdminApi, ITimelineApi {
     await this._request('POST', `sessions/${session}/offload`, {});
   }
 
+  /** End the programs that a session started and that use the device. */
+  async endPrograms(session: string): Promise<void> {
+    await this._request('POST', `sessions/${session}/end-programs`, {});
+  }
+
   /** Interrupt what a session runs. */
   async interrupt(session: string): Promise<void> {
     await this._request('POST', `sessions/${session}/interrupt`, {});

@@ -67,6 +67,13 @@ export function RowActions(props: IProps): React.ReactElement {
             trans.__('Free its device memory until its next cell'),
             actions.offload
           )}
+        {session.programs.length > 0 &&
+          button(
+            trans.__('Stop programs'),
+            trans.__('Stop the programs of %1', name),
+            trans.__('End what it started and what uses the device; the notebook goes on'),
+            actions.endPrograms
+          )}
         {!isAtRest &&
           button(
             trans.__('Interrupt'),

@@ -69,6 +69,8 @@ export interface ISessionActions {
   goTo(session: ISession): Promise<void>;
   /** Move a session's memory away until its next cell. */
   offload(session: ISession): Promise<void>;
+  /** End the programs that a session started and that use the device. */
+  endPrograms(session: ISession): Promise<void>;
   /** Interrupt what a session runs. */
   interrupt(session: ISession): Promise<void>;
   /** Ask the owners of idle memory to make room for a waiting session. */

@@ -141,13 +141,19 @@ class StopApp(_SessionCommandApp):
         sharedkernel sessions
         sharedkernel stop 3f9c2a17
         sharedkernel stop --user ada --now
+        sharedkernel stop --programs 3f9c2a17
     """
 
     now = Bool(False, help="End them for good; they cannot be brought back.").tag(config=True)
+    programs = Bool(False, help="End only the programs that they started and that use a GPU.").tag(config=True)
 
     def act(self, kernel_id: str) -> None:
-        """Shut one session down."""
-        Gateway(self.credentials()).end(kernel_id, at_once=self.now)
+        """Shut one session down, or end its programs."""
+        gateway = Gateway(self.credentials())
+        if self.programs:
+            gateway.act(kernel_id, "end-programs")
+        else:
+            gateway.end(kernel_id, at_once=self.now)
 
 
 class OffloadApp(_SessionCommandApp):

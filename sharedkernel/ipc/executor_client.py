@@ -325,6 +325,16 @@ class ExecutorClient:
         """
         await self._ask(protocol.OffloadSession(session=session))
 
+    async def end_programs(self, session: str) -> None:
+        """End the programs of a session that use the device; returns once they are gone.
+
+        Raises
+        ------
+        Refused
+            When there are none.
+        """
+        await self._ask(protocol.EndPrograms(session=session))
+
     async def signal_session(self, session: str, signum: int) -> None:
         """Send a signal to a session's process."""
         await self._ask(protocol.SignalSession(session=session, signum=signum))

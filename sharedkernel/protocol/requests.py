@@ -93,6 +93,12 @@ class OffloadSession(ControlRequest, frozen=True, kw_only=True):
     session: str
 
 
+class EndPrograms(ControlRequest, frozen=True, kw_only=True):
+    """End what a session started and what uses the device now; answered by :class:`Done` once it is gone."""
+
+    session: str
+
+
 class SignalSession(ControlRequest, frozen=True, kw_only=True):
     """Send a signal to a session's process; answered by :class:`Done`."""
 
@@ -316,9 +322,9 @@ class EarlierWanted(Message, frozen=True, kw_only=True):
 
 
 FromGateway = (
-    Hello | StartSession | EndSession | LingerSession | ReclaimSession | NotifySession | OffloadSession | SignalSession
-    | ListSessions | ConfigureUsers | SetPolicy | GetStatus | AwaitChange | GetCounts | StopExecutor | ListShelves
-    | TakeOffShelf | GetTimeline
+    Hello | StartSession | EndSession | LingerSession | ReclaimSession | NotifySession | OffloadSession
+    | EndPrograms | SignalSession | ListSessions | ConfigureUsers | SetPolicy | GetStatus | AwaitChange | GetCounts
+    | StopExecutor | ListShelves | TakeOffShelf | GetTimeline
 )  # fmt: skip
 ToGateway = (
     Welcome | SessionReady | Sessions | Status | CountsAnswer | Shelves | TakenOffShelf | Done | Failed | SessionDied

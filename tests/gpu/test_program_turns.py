@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sharedkernel.errors import Refused
 from sharedkernel.paths import STOPPED_DIRECTORY
 from sharedkernel.system.nvml import Gpu
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
@@ -99,6 +100,23 @@ async def training(executor: Executor, notebook: Notebook) -> AsyncIterator[None
     finally:
         await executor.client.signal_session(notebook.session, signal.SIGINT)
         assert (await cell).error == "KeyboardInterrupt"
+
+
+async def test_programs_are_ended_wherever_they_stand(process: ExecutorProcess, tmp_path: Path) -> None:
+    """One that waits for its turn ends, and so does what it has started and what hears no SIGTERM."""
+    forks = "import os, signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.fork()\n"
+    async with Executor(process) as executor:
+        ada, grace = await executor.notebook("ada"), await executor.notebook("grace")
+        with pytest.raises(Refused, match="no program"):
+            await executor.client.end_programs(grace.session)
+        pid = int((await grace.run(script(tmp_path, forks + TRAIN))).text)
+        async with training(executor, ada):
+            await until(lambda: is_stopped(pid), "the program waits for its turn")
+            (both,) = [found for found in recorded(process) if pid in found]
+            assert len(both) == 2
+            await executor.client.end_programs(grace.session)
+            assert {state(each) for each in both} <= {"X", "Z"}
+            assert (await grace.run("program.wait()")).text == "-9"
 
 
 async def test_a_program_and_a_cell_of_two_users_get_their_shares(

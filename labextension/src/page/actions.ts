@@ -38,6 +38,11 @@ export class PageActions implements ISessionActions {
     await this.attempt(() => this._api.offload(session), trans.__('%1 could not be offloaded', sessionName(session)));
   }
 
+  async endPrograms(session: ISession): Promise<void> {
+    const failure = trans.__('Programs of %1 could not be ended', sessionName(session));
+    await this.attempt(() => this._api.endPrograms(session), failure);
+  }
+
   async interrupt(session: ISession): Promise<void> {
     await this.attempt(
       () => this._api.interrupt(session),

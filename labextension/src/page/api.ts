@@ -104,6 +104,11 @@ export class PageApi implements IAdminApi, ITimelineApi {
     await request('POST', `sharedkernel/api/sessions/${kernelOf(session)}/offload`, {});
   }
 
+  /** End the programs that a session started and that use the device. */
+  async endPrograms(session: ISession): Promise<void> {
+    await request('POST', `sharedkernel/api/sessions/${kernelOf(session)}/end-programs`, {});
+  }
+
   /** Interrupt what a session runs. */
   async interrupt(session: ISession): Promise<void> {
     await request('POST', `api/kernels/${kernelOf(session)}/interrupt`, {});

@@ -24,6 +24,7 @@ from sharedkernel.client.extension.recorder import Recorder
 from sharedkernel.client.extension.upstream import find_upstream
 from sharedkernel.jupyter.names import KERNEL_NAME
 
+_ACTIONS = "offload|end-programs|attach|ask-for-room|interrupt"
 _SESSION = r"/sharedkernel/api/sessions/(?P<session>[\w-]+)"
 
 
@@ -81,7 +82,7 @@ class SharedKernelExtension(ExtensionApp):
                 (r"/sharedkernel/api/(?P<name>quotas|policy|timeline)", QuestionHandler, passing_on),
                 (_SESSION, SessionHandler, passing_on),
                 (r"/sharedkernel/api/kernels/(?P<kernel_id>[\w-]+)/cells", CellsHandler, {"recorder": self._recorder}),
-                (rf"{_SESSION}/(?P<action>offload|attach|ask-for-room|interrupt)", SessionHandler, passing_on),
+                (rf"{_SESSION}/(?P<action>{_ACTIONS})", SessionHandler, passing_on),
             ]
         )
 

@@ -92,7 +92,7 @@ class QuestionHandler(_PassingOn):
 
 
 class SessionHandler(_PassingOn):
-    """``/sharedkernel/api/sessions/ID`` (DELETE) and ``…/offload``, ``…/attach``, ``…/interrupt`` (POST).
+    """``/sharedkernel/api/sessions/ID`` (DELETE) and what can be done with a session (POST): ``…/offload``, say.
 
     To delete a session is what JupyterLab's own menu does: it can be brought back for as long as its user's quota lets
     it linger. To delete one that lingers is to end it. A session behind a kernel of this server is interrupted and shut
@@ -103,7 +103,7 @@ class SessionHandler(_PassingOn):
     @web.authenticated
     @authorized
     async def post(self, session: str, action: str) -> None:
-        """Offload, bring back the earlier session of the same notebook, or interrupt."""
+        """Offload, end programs, bring back the earlier session of the same notebook, or interrupt."""
         await self._act(session, action)
 
     @web.authenticated
@@ -120,7 +120,7 @@ class SessionHandler(_PassingOn):
         local = {other: kernel_id for kernel_id, other in self._local_kernels.sessions(known).items()}
         if any(other.id == session and other.lingering for other in known):
             await upstream.act(session, "end" if action == "shut down" else action)
-        elif action in ("offload", "attach", "ask-for-room") or session not in local:
+        elif action in ("offload", "end-programs", "attach", "ask-for-room") or session not in local:
             await upstream.act(name, action)
         elif action == "interrupt":
             await self._local_kernels.interrupt(local[session])

@@ -125,6 +125,8 @@ class ControlApi:
                 self._session(message.session).warn(text, question=question, holds_cells=holds)
             case protocol.OffloadSession():
                 await self._controller.offloads.request(self._session(message.session))
+            case protocol.EndPrograms():
+                await self._controller.programs.end(self._session(message.session))
             case protocol.SignalSession(session=session, signum=signum):
                 self._controller.programs.interrupt(self._session(session))
                 _signal(self._session(session), signum)

@@ -19,15 +19,17 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sharedkernel.errors import Refused
 from sharedkernel.executor.dispatch.driver import Actions, Effects
 from sharedkernel.executor.processes.process import SessionHandle, id_of, profile_of
 from sharedkernel.executor.processes.process_tree import all_children, tree
 from sharedkernel.executor.processes.progress import Program
-from sharedkernel.executor.processes.stopped import StoppedPrograms
+from sharedkernel.executor.processes.stopped import StoppedPrograms, send_all, start_times
 from sharedkernel.paths import make_private_directory
 from sharedkernel.scheduling.model import actions, events
 from sharedkernel.scheduling.model.types import HOLDING_STATES, MemoryProfile, SessionId, SessionState
@@ -40,6 +42,8 @@ _LONGEST_STOP = 30.0
 _IDLE = 2.0
 #: seconds for which interrupted programs run, to end if that is what they do
 _INTERRUPTED = 2.0
+#: seconds in which programs may end that are asked to, and between two looks whether they have
+_ENDING, _LOOK = 5.0, 0.05
 #: seconds for which programs are left alone that were refused the device, or could not be stopped
 _REFUSED = 30.0
 _ASKING_STATES = (SessionState.WAITING, SessionState.QUEUED)
@@ -185,6 +189,28 @@ class ProgramTurns:
         turn = self._turns.get(process.session or "")
         if turn is not None and turn.runs_since is None:
             self._run_for(turn, _INTERRUPTED)
+
+    async def end(self, process: SessionHandle) -> None:
+        """End the programs of a session that use the device: SIGTERM, and SIGKILL for what that leaves.
+
+        Raises
+        ------
+        Refused
+            When there are none.
+        """
+        roots = [program.root for program in process.programs]
+        left = start_times(tree(roots, all_children()) - {process.pid}, process.uid) if roots else {}
+        if not left:
+            raise Refused("no program of this notebook uses the device now.", reason="no_programs")
+        turn = self._turns.get(process.session or "")
+        if turn is not None and turn.runs_since is None:
+            self._run_for(turn, _ENDING)
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            send_all(left, signum)
+            until = self._loop.time() + _ENDING
+            while left and self._loop.time() < until:
+                await asyncio.sleep(_LOOK)
+                left = {pid: when for pid, when in start_times(left, process.uid).items() if left[pid] == when}
 
     def close(self) -> None:
         """Let all programs run."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from sharedkernel.executor.processes.process_tree import read_stat
@@ -93,11 +93,22 @@ def resume_recorded(directory: Path) -> None:
         record.unlink(missing_ok=True)
 
 
+def start_times(pids: Iterable[int], uid: int) -> dict[int, int]:
+    """Return when each of *pids* started that is a live process of account *uid*."""
+    stats = {pid: read_stat(pid) for pid in pids if _uid(pid) == uid}
+    return {pid: stat.started for pid, stat in stats.items() if stat is not None and stat.state not in "ZX"}
+
+
+def send_all(started: Mapping[int, int], signum: int) -> None:
+    """Send a signal to processes by their start times, by id; those that are gone are passed over."""
+    for pid, when in started.items():
+        _send(pid, when, signum)
+
+
 def why_exempt(pid: int, uid: int) -> str | None:
     """Return why process *pid* of a session of user id *uid* is never stopped, in a few words; None: it may be."""
     try:
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
-            fields = dict(line.split(":", 1) for line in status)
+        fields = _status(pid)
         if int(fields["Uid"].split()[0]) != uid:
             return "it runs under another account"
         if int(fields["TracerPid"]):
@@ -105,6 +116,17 @@ def why_exempt(pid: int, uid: int) -> str | None:
     except (OSError, KeyError, ValueError):
         return "it cannot be looked at"
     return None
+
+
+def _uid(pid: int) -> int | None:
+    with contextlib.suppress(OSError, KeyError, ValueError):
+        return int(_status(pid)["Uid"].split()[0])
+    return None
+
+
+def _status(pid: int) -> dict[str, str]:
+    with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
+        return dict(line.split(":", 1) for line in status)
 
 
 def _resume(processes: Iterable[tuple[int, int]]) -> None:

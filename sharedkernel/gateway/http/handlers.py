@@ -246,6 +246,20 @@ class OffloadHandler(GatewayHandler):
         self.finish_empty()
 
 
+class ProgramsHandler(GatewayHandler):
+    """``/sharedkernel/api/sessions/ID/end-programs``: end what a session started and what uses the device."""
+
+    actions: ClassVar[dict[str, str]] = {"POST": "end programs"}
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str) -> None:
+        """End its programs, and return once they are gone; the session itself goes on."""
+        await cast("SessionKernel", kernel_manager_of(self).get_kernel(kernel_id)).end_programs()
+        self.log.info("%s ended the programs of session %s", self.current_user.username, kernel_id)
+        self.finish_empty()
+
+
 class BringBackHandler(GatewayHandler):
     """``/sharedkernel/api/sessions/ID/attach``: bring back the earlier session of a session's notebook."""
 
@@ -435,6 +449,7 @@ default_handlers = [
     (rf"/api/sessions/{sessions._session_id_regex}", NotebookSessionHandler),
     (r"/sharedkernel/api/status", StatusHandler),
     (rf"/sharedkernel/api/sessions/{KERNEL_ROUTE}/offload", OffloadHandler),
+    (rf"/sharedkernel/api/sessions/{KERNEL_ROUTE}/end-programs", ProgramsHandler),
     (rf"/sharedkernel/api/sessions/{KERNEL_ROUTE}/attach", BringBackHandler),
     (r"/sharedkernel/api/quotas", QuotasHandler),
     (r"/sharedkernel/api/policy", PolicyHandler),

@@ -218,6 +218,10 @@ class SessionKernel(ServerKernelManager):
         """Offload its memory until its next cell; returns once the memory is free."""
         await self._executor.offload_session(self.session_id)
 
+    async def end_programs(self) -> None:
+        """End its programs that use the device; returns once they are gone."""
+        await self._executor.end_programs(self.session_id)
+
     async def notify(self, sentence: str, *, question: int = 0, holds_cells: bool = False) -> None:
         """Have the session show a sentence, below the cell that runs or ran last.
 

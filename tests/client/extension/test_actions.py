@@ -52,7 +52,18 @@ def test_a_session_of_another_server_is_ended_on_the_gateway(stack: LocalStack, 
     assert session not in sessions(stack)
 
 
-@pytest.mark.parametrize(("method", "action"), [("POST", "/offload"), ("POST", "/interrupt"), ("DELETE", "")])
+def test_programs_that_are_not_there_are_not_ended(stack: LocalStack, ada: JupyterServer) -> None:
+    """The executor's sentence arrives, and the session goes on."""
+    session = new_session(stack, "ada")
+    answer = ada.ask("POST", f"{ROOT}/sessions/{session}/end-programs", {})
+    assert (answer.status, answer.body["reason"]) == (409, "no_programs")
+    assert session in sessions(stack)
+    stack_client_end(stack, session)
+
+
+@pytest.mark.parametrize(
+    ("method", "action"), [("POST", "/offload"), ("POST", "/end-programs"), ("POST", "/interrupt"), ("DELETE", "")]
+)
 def test_nobody_else_s_session_can_be_touched(
     stack: LocalStack, grace: JupyterServer, method: str, action: str
 ) -> None:
@@ -115,6 +126,7 @@ def test_a_wrong_quota_is_explained(ada: JupyterServer) -> None:
         ("PUT", "policy"),
         ("DELETE", "sessions/some"),
         ("POST", "sessions/some/offload"),
+        ("POST", "sessions/some/end-programs"),
         ("POST", "sessions/some/interrupt"),
         ("GET", "kernels/some/cells"),
     ],

@@ -139,6 +139,7 @@ async def test_what_changes_something_has_to_come_from_the_page_itself(stack: St
         ("POST", "/sharedkernel/page/sign-out"),
         ("POST", "/sharedkernel/page/token"),
         ("POST", f"/sharedkernel/api/sessions/{kernel}/offload"),
+        ("POST", f"/sharedkernel/api/sessions/{kernel}/end-programs"),
         ("POST", f"/api/kernels/{kernel}/interrupt"),
         ("DELETE", f"/api/kernels/{kernel}"),
     ):
@@ -161,7 +162,8 @@ async def test_a_page_session_is_for_the_page_alone(stack: Stack) -> None:
     assert (await browser.request("GET", f"/api/kernels/{kernel}/channels", **upgrade)).status == 403
     assert (await browser.request("GET", "/sharedkernel/api/events", **upgrade)).status == 403
     assert (await browser.request("DELETE", f"/api/kernels/{kernel}")).status == 404
-    assert (await browser.request("POST", f"/sharedkernel/api/sessions/{kernel}/offload")).status == 404
+    for action in ("offload", "end-programs"):
+        assert (await browser.request("POST", f"/sharedkernel/api/sessions/{kernel}/{action}")).status == 404
     assert (await browser.request("PUT", "/sharedkernel/api/quotas", {"users": {}})).status == 403
     async with figures(browser) as reader:
         document = await next_figures(reader)
