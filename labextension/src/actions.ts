@@ -79,7 +79,10 @@ export class Actions implements ISessionActions {
   /** End the programs that a session started and that use the device. */
   async endPrograms(session: ISession): Promise<void> {
     const name = sessionName(session);
-    await this._attempt(() => this.api.endPrograms(session.id), this._trans.__('Programs of %1 could not be ended', name));
+    await this._attempt(
+      () => this.api.endPrograms(session.id),
+      this._trans.__('Programs of %1 could not be ended', name)
+    );
   }
 
   /** Interrupt what a session runs. */
