@@ -106,7 +106,7 @@ class TokenOnlyIdentity(IdentityProvider):
         super().__init__(**kwargs)
         #: who is signed in on the gateway's page
         self.page_sessions = PageSessions()
-        #: ids of tokens that came in a header since this start: from machines, not from the page
+        #: ids of tokens that came in a header lately: from machines, not from the page. The classes empty it
         self.connected_tokens: set[str] = set()
         self._limit = LoginLimit(self._gateway.max_failed_logins, self._gateway.failed_login_seconds)
 

@@ -11,7 +11,6 @@ Not here: limits (`config/quotas.py`), and tokens, which expire by themselves wh
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import datetime
 import logging
 import secrets
@@ -390,13 +389,16 @@ class Classes:
         connected = self._identity.connected_tokens
         members = [member for found in self._file.classes.values() for member in found.members.values()]
         invitations = [member.invitation for member in members if member.invitation is not None]
-        if not any(one.token in connected and not one.has_connected for one in invitations):
-            return
-        with contextlib.suppress(ConfigError), self._file.changing() as classes:
-            for found in classes.values():
-                for member in found.members.values():
-                    if member.invitation is not None and member.invitation.token in connected:
-                        member.invitation.has_connected = True
+        if any(one.token in connected and not one.has_connected for one in invitations):
+            try:
+                with self._file.changing() as classes:
+                    for found in classes.values():
+                        for member in found.members.values():
+                            if member.invitation is not None and member.invitation.token in connected:
+                                member.invitation.has_connected = True
+            except ConfigError:  # tried again
+                return
+        connected.clear()
 
     async def _notify(self, name: str, found: ClassRecord) -> None:
         left = found.until - utc_now()
