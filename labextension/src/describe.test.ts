@@ -13,7 +13,7 @@ function read(fields: Record<string, unknown>): ISession {
 
 describe('programsWords', () => {
   it('says what each program has, and why one takes no turns', () => {
-    const program = { name: 'train.py', pid: 7, processes: 2, bytes: 3.1 * 2 ** 30, note: null };
+    const program = { name: 'train.py', processes: 2, bytes: 3.1 * 2 ** 30, note: null };
     const words = (programs: unknown[]) => programsWords(read({ programs }), 'binary', english);
     expect(words([])).toBeNull();
     expect(words([program])).toBe('train.py, 2 processes, 3.1 GiB');

@@ -91,7 +91,6 @@ export const readUserStatus = record({
 export type IProgramStatus = Read<typeof readProgramStatus>;
 export const readProgramStatus = record({
   name: need(isText),
-  pid: need(isAmount),
   processes: need(isAmount),
   bytes: need(isAmount),
   note: or(isText, null)

@@ -154,8 +154,6 @@ class ProgramStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A program that a session started and that uses the device."""
 
     name: str
-    #: process id of the session's own child
-    pid: int
     #: processes that have memory on the device, and how much
     processes: int
     bytes: int

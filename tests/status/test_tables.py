@@ -101,8 +101,8 @@ def test_what_was_shut_down_says_so_and_how_it_comes_back() -> None:
 
 def test_programs_are_listed_under_their_session() -> None:
     """With their processes and memory on the device, and why one takes no turns."""
-    train = {"name": "train.py", "pid": 7, "processes": 2, "bytes": 3 * GIB}
-    serve = {"name": "serve", "pid": 8, "processes": 1, "bytes": GIB, "note": "it uses two devices"}
+    train = {"name": "train.py", "processes": 2, "bytes": 3 * GIB}
+    serve = {"name": "serve", "processes": 1, "bytes": GIB, "note": "it uses two devices"}
     text = shown(document(sessions=[session("a", "ada", "running", programs=[train, serve])]), width=120)
     assert "train.py, 2 processes, 3.0 GiB; serve, 1 process, 1.0 GiB (takes no turns: it uses two devices)" in text
     assert programs_words(session("a", "ada", "running")) is None

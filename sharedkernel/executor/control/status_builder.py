@@ -170,7 +170,6 @@ def _session(view: SessionView, process: SessionHandle) -> SessionStatus:
         programs=[
             ProgramStatus(
                 name=program.name,
-                pid=program.root,
                 processes=len(program.pids),
                 bytes=program.bytes,
                 note=program.exempt,
