@@ -79,7 +79,7 @@ class _SessionCommandApp(GatewayCommandApp):
     accepts_arguments = True
     #: what it does, and has done
     verb: ClassVar[str]
-    done: ClassVar[str]
+    done: str
 
     user = Unicode(help="All sessions of this user, in the place of an id.").tag(config=True)
 
@@ -145,7 +145,13 @@ class StopApp(_SessionCommandApp):
     """
 
     now = Bool(False, help="End them for good; they cannot be brought back.").tag(config=True)
-    programs = Bool(False, help="End only the programs that they started and that use a GPU.").tag(config=True)
+    programs = Bool(False, help="End only their programs on a GPU; the sessions continue.").tag(config=True)
+
+    def start(self) -> None:
+        """Shut down, or end, what the line names; see the base."""
+        if self.programs:
+            self.done = "stopped the programs of"
+        super().start()
 
     def act(self, kernel_id: str) -> None:
         """Shut one session down, or end its programs."""

@@ -51,6 +51,10 @@ def test_a_session_is_listed_offloaded_and_stopped_by_its_short_id(stack: LocalS
         done = run(stack, "grace", "offload", "train.ipynb")
         assert (done.returncode, done.stdout) == (0, "offloaded train.ipynb of grace\n"), done.stderr
         assert entries(stack, "grace")[0]["state"] == "offloaded"
+        none = run(stack, "grace", "stop", "--programs", "train.ipynb")
+        assert none.returncode == 1
+        assert none.stderr.endswith("no program of this notebook uses the device now.\n")
+        assert not entries(stack, "grace")[0]["lingering"]
         done = run(stack, "grace", "stop", kernel_id[:8])
         assert (done.returncode, done.stdout) == (0, "stopped train.ipynb of grace\n"), done.stderr
 
