@@ -71,7 +71,7 @@ export function RowActions(props: IProps): React.ReactElement {
           button(
             trans.__('Stop programs'),
             trans.__('Stop the programs of %1', name),
-            trans.__('End what it started and what uses the device; the notebook goes on'),
+            trans.__('End the programs that it started on the device; the notebook continues'),
             actions.endPrograms
           )}
         {!isAtRest &&

@@ -94,7 +94,7 @@ class OffloadSession(ControlRequest, frozen=True, kw_only=True):
 
 
 class EndPrograms(ControlRequest, frozen=True, kw_only=True):
-    """End what a session started and what uses the device now; answered by :class:`Done` once it is gone."""
+    """End a session's programs on the device; answered by :class:`Done` once they are gone."""
 
     session: str
 

@@ -341,7 +341,7 @@ def test_a_quota_s_editor_sends_only_what_was_changed(open_page: OpenPage, serve
 
 
 def test_a_changed_quota_can_be_taken_back(open_page: OpenPage, server: PageServer) -> None:
-    """What was refused is told beside the field; whoever is over their quota is marked."""
+    """A refusal shows beside its field, and people over their quota are marked."""
     status = json.loads(document(session(0, "grace", "idle", 0.5), session(1, "linus", "idle", 0.5)))
     for user in status["users"]:
         user["quota_bytes"] = 2**30 if user["name"] == "linus" else 2**28

@@ -25,7 +25,7 @@ from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.executor.devices.lane_server import LaneServer
 from sharedkernel.executor.devices.leases import UserMemory
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.progress import Program
+from sharedkernel.executor.processes.programs import Program
 from sharedkernel.protocol import Device, Limits
 from sharedkernel.status.document import DeviceDetails
 

@@ -14,8 +14,7 @@ from pathlib import Path, PurePath
 
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.process_tree import find_ancestor
-from sharedkernel.executor.processes.progress import Program
-from sharedkernel.executor.processes.stopped import why_exempt
+from sharedkernel.executor.processes.programs import Program, why_exempt
 from sharedkernel.system.nvml import GpuSample
 
 #: characters of a program's name that people see

@@ -78,6 +78,6 @@ class Ungranted:
         log.info("session %s of %s used the device for %s without a grant", process.session, process.user, what)
         self._control.warn(
             process,
-            f"This notebook has used the device for {what} outside its turns, from threads or programs of its own. "
+            f"This notebook has used the device for {what} outside its turns, by other libraries or programs. "
             "That counts like its turns, which come the later for it.",
         )

@@ -1,15 +1,15 @@
 """Turns of programs that sessions started and that compute on a GPU: each has one turn together with its session.
 
-A program passes no gate, and its cell usually waits for its end. So this asks for its turns: it stands between
-sessions' reports and the core's events, and between the core's actions and the sessions. For a session whose programs
-compute, the core sees one open cell that wants the device for as long as they do. Its grant is theirs and the session's
-own, whoever asked first; the core has it back once both have released it. Outside the turns the programs are stopped.
+A program passes no gate, and its cell usually waits for its end. This module asks for its turns: it stands between the
+sessions' reports and the core's events, and between the core's actions and the sessions. While programs of a session
+compute, the core sees one open cell that wants the device. The session and its programs share its grant, and the core
+gets it back when both have released it. Outside their turns the programs are stopped.
 
 - A program takes turns from when it is first seen to compute until it ran for :data:`_IDLE` seconds and did not.
 - A turn lasts :data:`_LEAST_TURN` seconds at least: until then nobody is asked to give it back.
 - No stop lasts longer than :data:`_LONGEST_STOP`, for the sake of what waits at the other end of a connection. The
   program then runs for a moment without a grant, which is charged.
-- What cannot be recorded on disk is not stopped (`processes/stopped.py`).
+- What cannot be recorded on disk is not stopped (`processes/programs.py`).
 
 Meanwhile the session's own memory stays on the device, since its program may be about to pass tensors to it.
 """
@@ -28,8 +28,7 @@ from sharedkernel.errors import Refused
 from sharedkernel.executor.dispatch.driver import Actions, Effects
 from sharedkernel.executor.processes.process import SessionHandle, id_of, profile_of
 from sharedkernel.executor.processes.process_tree import all_children, tree
-from sharedkernel.executor.processes.progress import Program
-from sharedkernel.executor.processes.stopped import StoppedPrograms, send_all, start_times
+from sharedkernel.executor.processes.programs import Program, StoppedPrograms, send_all, start_times
 from sharedkernel.paths import make_private_directory
 from sharedkernel.scheduling.model import actions, events
 from sharedkernel.scheduling.model.types import HOLDING_STATES, MemoryProfile, SessionId, SessionState
@@ -112,7 +111,7 @@ class ProgramTurns:
     # --- what is seen -------------------------------------------------------------------------------------------------
 
     def look(self, process: SessionHandle, programs: Sequence[Program]) -> None:
-        """Take note of all the programs of a session that use the device."""
+        """Update which programs of a session use the device; *programs* are all of them."""
         process.programs = tuple(programs)
         eligible = {program.root: program for program in programs if program.exempt is None}
         busy = [program.root for program in eligible.values() if program.busy > 0]
@@ -184,11 +183,11 @@ class ProgramTurns:
             self._run(turn)
             self._cancel(turn)
 
-    def interrupt(self, process: SessionHandle) -> None:
-        """Let a session's programs run for a moment: they are to be interrupted."""
+    def interrupt(self, process: SessionHandle, seconds: float = _INTERRUPTED) -> None:
+        """Let a session's stopped programs run for some *seconds*, in which they may react to a signal."""
         turn = self._turns.get(process.session or "")
         if turn is not None and turn.runs_since is None:
-            self._run_for(turn, _INTERRUPTED)
+            self._run_for(turn, seconds)
 
     async def end(self, process: SessionHandle) -> None:
         """End the programs of a session that use the device: SIGTERM, and SIGKILL for what that leaves.
@@ -202,9 +201,7 @@ class ProgramTurns:
         left = start_times(tree(roots, all_children()) - {process.pid}, process.uid) if roots else {}
         if not left:
             raise Refused("no program of this notebook uses the device now.", reason="no_programs")
-        turn = self._turns.get(process.session or "")
-        if turn is not None and turn.runs_since is None:
-            self._run_for(turn, _ENDING)
+        self.interrupt(process, _ENDING)
         for signum in (signal.SIGTERM, signal.SIGKILL):
             send_all(left, signum)
             until = self._loop.time() + _ENDING

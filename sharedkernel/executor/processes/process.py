@@ -15,9 +15,9 @@ import psutil
 
 from sharedkernel import protocol
 from sharedkernel.executor.processes.process_tree import read_stat
-from sharedkernel.executor.processes.progress import GrantProgress, OffloadProgress, Program, WaitProgress
+from sharedkernel.executor.processes.programs import Program, StoppedPrograms
+from sharedkernel.executor.processes.progress import GrantProgress, OffloadProgress, WaitProgress
 from sharedkernel.executor.processes.sanitize import MOST_BYTES, within
-from sharedkernel.executor.processes.stopped import StoppedPrograms
 from sharedkernel.ipc.shared_page import Page, Word
 from sharedkernel.protocol import Limits, Memory, SessionIdentity, SessionRecord
 from sharedkernel.quota_check import CountedMemory

@@ -41,23 +41,6 @@ class PastWaits:
         return self._percentiles
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """A program that a session started and that has memory on the device."""
-
-    #: process id of the session's own child, from which the rest descends
-    root: int
-    #: for people, such as ``train.py``
-    name: str
-    #: ids of its processes on the device, and what they have there
-    pids: tuple[int, ...]
-    bytes: int
-    #: seconds for which it kept the device busy since the last look
-    busy: float
-    #: why it takes no turns, in a few words; None: it does when it computes
-    exempt: str | None = None
-
-
 @dataclass(slots=True, kw_only=True)
 class OffloadProgress:
     """A session's memory away from the device, and how it came there and back."""

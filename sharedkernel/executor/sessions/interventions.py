@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.progress import Program
+from sharedkernel.executor.processes.programs import Program
 from sharedkernel.executor.supervision.supervisor import Supervisor
 from sharedkernel.system.tasks import BackgroundTasks
 

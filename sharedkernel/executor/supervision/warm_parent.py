@@ -28,7 +28,7 @@ import psutil
 
 from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError
-from sharedkernel.executor.processes.stopped import resume_recorded
+from sharedkernel.executor.processes.programs import resume_recorded
 from sharedkernel.ipc.seqpacket import PEER_PATIENCE, PacketSocket, accept_own, listen
 from sharedkernel.paths import RETIRED_SOCKETS, STOPPED_DIRECTORY
 from sharedkernel.system import processes

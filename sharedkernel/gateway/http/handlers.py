@@ -247,14 +247,14 @@ class OffloadHandler(GatewayHandler):
 
 
 class ProgramsHandler(GatewayHandler):
-    """``/sharedkernel/api/sessions/ID/end-programs``: end what a session started and what uses the device."""
+    """``/sharedkernel/api/sessions/ID/end-programs``: end a session's programs on the device."""
 
     actions: ClassVar[dict[str, str]] = {"POST": "end programs"}
 
     @web.authenticated
     @authorized
     async def post(self, kernel_id: str) -> None:
-        """End its programs, and return once they are gone; the session itself goes on."""
+        """End them, and return once they are gone; the session itself continues."""
         await cast("SessionKernel", kernel_manager_of(self).get_kernel(kernel_id)).end_programs()
         self.log.info("%s ended the programs of session %s", self.current_user.username, kernel_id)
         self.finish_empty()

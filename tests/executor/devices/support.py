@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sharedkernel.executor.processes.process import SessionHandle, start_time
-from sharedkernel.executor.processes.progress import Program
+from sharedkernel.executor.processes.programs import Program
 from sharedkernel.ipc.shared_page import Page
 from sharedkernel.protocol import Limits
 

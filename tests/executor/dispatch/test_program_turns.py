@@ -18,7 +18,7 @@ from sharedkernel.executor.devices.host import HostLimits
 from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.workload import WorkloadHistory
-from sharedkernel.executor.processes.progress import Program
+from sharedkernel.executor.processes.programs import Program
 from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.paths import STOPPED_DIRECTORY
 from sharedkernel.scheduling import SchedulerConfig

@@ -1,8 +1,8 @@
-"""Programs of a session that are stopped between its turns, and their record on disk.
+"""The programs of one session on a device, and how they are stopped between its turns and continued.
 
-What is to be stopped is recorded first, and what is recorded is continued by whoever finds the record: this executor,
-the next one, or the warm parent where there has been no executor for a while. Nothing else is continued: what others
-have stopped, such as a debugger or its user, stays so.
+A process is recorded on disk before it is stopped. This executor continues the recorded processes, or the next one, or
+the warm parent after a while without an executor. Processes that somebody else has stopped, such as a debugger, stay
+stopped. `devices/programs.py` finds programs, `dispatch/program_turns.py` says when they are stopped.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from sharedkernel.executor.processes.process_tree import read_stat
@@ -18,6 +19,23 @@ from sharedkernel.system.atomic_file import replace_file
 
 #: rounds in which new processes of a program are looked for; one that goes on forking is not stopped
 _MOST_ROUNDS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A program that a session started and that has memory on the device."""
+
+    #: process id of the session's own child, from which the rest descends
+    root: int
+    #: for people, such as ``train.py``
+    name: str
+    #: ids of its processes on the device, and what they have there
+    pids: tuple[int, ...]
+    bytes: int
+    #: seconds for which it kept the device busy since the last look
+    busy: float
+    #: why it takes no turns, in a few words; None: it does when it computes
+    exempt: str | None = None
 
 
 class StoppedPrograms:
@@ -40,14 +58,14 @@ class StoppedPrograms:
         return bool(self._stopped)
 
     def stop(self, members: Callable[[], Iterable[int]], uid: int) -> None:
-        """Stop processes as one; those that are already stopped, traced, or of another account than *uid* stay.
+        """Stop processes together, except those that are stopped or traced already, or that another account owns.
 
         Parameters
         ----------
         members
             Returns the ids of all processes to be stopped; asked again until no new one has been forked meanwhile.
         uid
-            User id of their session.
+            The account of their session.
 
         Raises
         ------
@@ -100,7 +118,15 @@ def start_times(pids: Iterable[int], uid: int) -> dict[int, int]:
 
 
 def send_all(started: Mapping[int, int], signum: int) -> None:
-    """Send a signal to processes by their start times, by id; those that are gone are passed over."""
+    """Send a signal to those processes that are still there.
+
+    Parameters
+    ----------
+    started
+        Their start times by process id.
+    signum
+        The signal.
+    """
     for pid, when in started.items():
         _send(pid, when, signum)
 

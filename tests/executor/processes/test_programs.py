@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.executor.processes.process_tree import all_children, read_stat, tree
-from sharedkernel.executor.processes.stopped import StoppedPrograms, resume_recorded, why_exempt
+from sharedkernel.executor.processes.programs import StoppedPrograms, resume_recorded, why_exempt
 
 PATIENCE = 60.0
 _PTRACE_SEIZE, _PTRACE_DETACH = 0x4206, 17
