@@ -322,9 +322,9 @@ class EarlierWanted(Message, frozen=True, kw_only=True):
 
 
 FromGateway = (
-    Hello | StartSession | EndSession | LingerSession | ReclaimSession | NotifySession | OffloadSession
-    | EndPrograms | SignalSession | ListSessions | ConfigureUsers | SetPolicy | GetStatus | AwaitChange | GetCounts
-    | StopExecutor | ListShelves | TakeOffShelf | GetTimeline
+    Hello | StartSession | EndSession | LingerSession | ReclaimSession | NotifySession | OffloadSession | SignalSession
+    | ListSessions | ConfigureUsers | SetPolicy | GetStatus | AwaitChange | GetCounts | StopExecutor | ListShelves
+    | TakeOffShelf | GetTimeline | EndPrograms
 )  # fmt: skip
 ToGateway = (
     Welcome | SessionReady | Sessions | Status | CountsAnswer | Shelves | TakenOffShelf | Done | Failed | SessionDied
