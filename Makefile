@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m $(if $(ONCE_MORE),tests.once_more,pytest)
 # runs a command, and shows what it printed if it fails
 quietly = out=$$( { $(1); } 2>&1 ) || { status=$$?; printf '%s\n' "$$out"; exit $$status; }
 
-.PHONY: demo help test test-all test-busy test-python ray software-gpu test-software-gpu slow lint lint-python lint-labextension labextension schema docs binder bench lines cluster cluster-faults faults faults-software-gpu soak-software-gpu fuzz load walks clean
+.PHONY: demo help test test-all test-busy test-python ray libraries software-gpu test-software-gpu slow lint lint-python lint-labextension labextension schema docs binder bench lines cluster cluster-faults faults faults-software-gpu soak-software-gpu fuzz load walks clean
 
 demo: $(INSTALLED) ## run three people's notebooks on one device for some minutes, then print a report
 	$(BIN)/sharedkernel demo
@@ -27,7 +27,7 @@ help: ## list these targets
 test: $(INSTALLED) labextension lint ## lint, and the fast tests (ARGS= names some, WORKERS= runs as many at a time)
 	$(PYTEST) $(or $(ARGS),$(PARALLEL) -m 'not heavy and not slow and not cluster')
 
-test-all: $(INSTALLED) labextension lint ## lint, and the heavy tests: browser, fuzzing, faults, kills, documents, wheel, other software
+test-all: $(INSTALLED) labextension libraries lint ## lint, and the heavy tests: browser, fuzzing, faults, kills, documents, wheel, other software
 	$(PYTEST) $(or $(ARGS),$(PARALLEL) -m 'heavy and not slow and not cluster and not beside_busy_loops')
 
 # most faults of measuring and timing do not show on a machine with nothing else to do; `--busy` takes any test
@@ -38,6 +38,12 @@ test-busy: $(INSTALLED) ## the tests of memory, beside four busy loops
 ray: $(INSTALLED)
 	@$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("ray") is None)' \
 	|| $(BIN)/python -m pip install --quiet --group cluster || echo 'Ray could not be installed; its tests are skipped'
+
+# 150 MB; their tests are skipped without them
+libraries: $(INSTALLED)
+	@$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))' \
+	accelerate gradio transformers || $(BIN)/python -m pip install --quiet --group libraries \
+	|| echo 'gradio, transformers and accelerate could not be installed; their tests are skipped'
 
 cluster: $(INSTALLED) ray ## sessions on a real Ray cluster of three hosts, each in namespaces of its own, whose parts are killed
 	$(BIN)/python -m pytest -m cluster tests/cluster tests/faults $(ARGS)
