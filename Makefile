@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m $(if $(ONCE_MORE),tests.once_more,pytest)
 # runs a command, and shows what it printed if it fails
 quietly = out=$$( { $(1); } 2>&1 ) || { status=$$?; printf '%s\n' "$$out"; exit $$status; }
 
-.PHONY: demo help test test-all test-busy test-python ray libraries software-gpu test-software-gpu slow lint lint-python lint-labextension labextension schema docs binder bench lines cluster cluster-faults faults faults-software-gpu soak-software-gpu fuzz load walks clean
+.PHONY: demo help test test-all test-busy test-python ray libraries software-gpu test-software-gpu slow lint lint-python lint-labextension labextension schema docs binder bench lines cluster cluster-faults faults faults-software-gpu soak-software-gpu fuzz load walks pictures clean
 
 demo: $(INSTALLED) ## run three people's notebooks on one device for some minutes, then print a report
 	$(BIN)/sharedkernel demo
@@ -112,6 +112,11 @@ walks: $(INSTALLED) ## random cells of four notebooks, which know what they have
 
 load: $(INSTALLED) ## 200 notebooks of 50 users, beside a stock server (LOAD='--minutes 20' soaks)
 	$(BIN)/python -m benchmarks.load $(LOAD)
+
+pictures: $(INSTALLED) labextension ## make the pictures of README and docs anew, from notebooks that really run
+	SHAREDKERNEL_PICTURES=docs/images $(BIN)/python -m pytest -m 'slow or heavy' \
+	tests/browser/test_pictures.py tests/browser/test_sharing.py
+	@git clean --force --quiet docs/images # what these tests keep for nobody but their reader
 
 # not part of the tests, since machines are noisy
 bench: $(INSTALLED) ## what sharing costs and gives, beside the stock tools

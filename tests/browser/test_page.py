@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 from sharedkernel.client.gateway.credentials import TOKEN_VARIABLE, URL_VARIABLE
 from sharedkernel.gateway.fleet.colours import COLOURS
 from tests.browser.figures import in_use, memory_of_users
-from tests.browser.lab import LabPage, keep_picture, start_lab_with
+from tests.browser.lab import LabPage, start_lab_with
 from tests.client.extension.fake_gateway import FakeGateway
 from tests.client.extension.server import JupyterServer
 
@@ -115,7 +115,6 @@ def lab(browser: Any, server: JupyterServer, gateway: FakeGateway) -> Iterator[L
 def test_nothing_in_the_panel_keeps_anybody_out(lab: LabPage, theme: str) -> None:
     """Roles, labels, contrast: axe finds nothing."""
     lab.use_theme(theme)
-    keep_picture(lab.panel, f"panel-{theme.split()[-1].lower()}")
     results = Axe().run(lab.page, context="#sharedkernel-panel")
     assert results.violations_count == 0, results.generate_report()
 
@@ -151,7 +150,6 @@ def test_several_devices_are_shown_one_by_one(lab: LabPage, gateway: FakeGateway
     expect(devices).to_contain_text("cuda:0, lane 1")
     train = lab.section("Notebooks").get_by_role("row").filter(has_text="train.ipynb")
     expect(train).to_contain_text("youtrain.ipynbcuda:0runningabout 2 min left")
-    keep_picture(lab.panel, "devices")
     results = Axe().run(lab.page, context="#sharedkernel-panel")
     assert results.violations_count == 0, results.generate_report()
 

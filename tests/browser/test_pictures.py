@@ -1,6 +1,6 @@
 """The pictures of the gateway's page in README and docs: three people at work on the processor, for some minutes.
 
-``SHAREDKERNEL_PICTURES=docs/images .venv/bin/python -m pytest -m slow tests/browser/test_pictures.py`` makes them anew.
+``make pictures`` makes them anew, and those of JupyterLab, which `test_sharing.py` keeps.
 """
 
 from __future__ import annotations

@@ -67,6 +67,7 @@ def test_a_waiting_cell_moves_up_in_line(open_lab: OpenLab, tmp_path: Path) -> N
     expect(rows.filter(has_text="you")).to_have_count(2)
     expect(rows.first).to_contain_text("2nd in line")  # the notebook in front
     keep_picture(second.page, "queue-light")
+    keep_picture(second.panel, "panel")
     second.use_theme("JupyterLab Dark")
     keep_picture(second.page, "queue-dark")
     second.use_theme("JupyterLab Light")
