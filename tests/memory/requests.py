@@ -43,6 +43,8 @@ CELLS = (
     "1 / 0",
     "display({'text/html': '<b>one</b>', 'text/plain': 'one'}, raw=True)",
 )
+#: messages of each kernel that Jupyter remembers, to take none twice: 65,536 by default, 11 MiB that fill slowly
+_REMEMBERED = "--Session.digest_history_size=2000"
 _PREPARE = (
     "import os\ntry: import torch\nexcept ImportError: pass\nfrom IPython.display import display\nprint(os.getpid())"
 )
@@ -168,7 +170,7 @@ def main() -> None:
     options = parser.parse_args()
     begun = time.monotonic()
     with LocalStack(users=["ada"], capacity="1GiB") as stack, tempfile.TemporaryDirectory() as directory:
-        server = JupyterServer(Path(directory) / "server", stack.client_environment("ada"))
+        server = JupyterServer(Path(directory) / "server", stack.client_environment("ada"), _REMEMBERED)
         server.start()
         try:
             grown = asyncio.run(growth(stack, server, options.requests))
