@@ -91,7 +91,7 @@ class UserServer(ServerApp):
     def init_httpserver(self) -> None:
         """Serve from the socket that the executor has made."""
         options = {"max_body_size": self.max_body_size, "max_buffer_size": self.max_buffer_size}
-        self._http_server = CountingServer(self.web_app, **options)
+        self._http_server = self._counting = CountingServer(self.web_app, **options)
         self.web_app.add_handlers(".*$", [(r"/sharedkernel/files/(.*)", UploadHandler)])
         self.io_loop.add_callback(self._http_server.add_socket, self.listener)
 
@@ -103,7 +103,7 @@ class UserServer(ServerApp):
         ]
 
     async def _end_when_idle(self) -> None:
-        server, terminals = self._http_server, self.web_app.settings["terminal_manager"].terminals
+        server, terminals = self._counting, self.web_app.settings["terminal_manager"].terminals
         while terminals or server.idle_seconds < self.idle_seconds:  # noqa: ASYNC110 (time itself is waited for)
             await asyncio.sleep(min(_LOOK, self.idle_seconds / 4))
         self.stop()

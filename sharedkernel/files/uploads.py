@@ -23,13 +23,14 @@ from typing import Any
 from jupyter_server.base.handlers import APIHandler, AuthenticatedFileHandler
 from tornado import web
 
-#: what hides a part of a file, and seconds after which it is removed
-_SUFFIX, _MOST_SECONDS = ".sk-part", 24 * 3600.0
+from sharedkernel.client.gateway.files import PART_SUFFIX, part_of
+
+#: seconds after which a part that nobody has resumed is removed
+_MOST_SECONDS = 24 * 3600.0
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _BUFFER = 1 << 20
 #: most entries of the home in which old parts are looked for
 _MOST_ENTRIES = 200_000
-_MOST_NAME_BYTES = 255
 
 
 class UploadRefused(Exception):
@@ -51,21 +52,13 @@ class UploadRefused(Exception):
         self.reason = reason
 
 
-def part_of(target: Path) -> Path:
-    """Return the path of the hidden file that has what has come of *target*."""
-    name = f".{target.name}{_SUFFIX}"
-    if len(os.fsencode(name)) > _MOST_NAME_BYTES:
-        name = f".{hashlib.sha256(os.fsencode(target.name)).hexdigest()}{_SUFFIX}"
-    return target.with_name(name)
-
-
 def remove_old_parts(root: Path) -> None:
     """Remove what has come of uploads that nobody has resumed for a day. May take long."""
     left = _MOST_ENTRIES
     for folder, folders, names in os.walk(root):
         left -= len(folders) + len(names)
         for name in names:
-            if name.startswith(".") and name.endswith(_SUFFIX):
+            if name.startswith(".") and name.endswith(PART_SUFFIX):
                 with contextlib.suppress(OSError):
                     path = os.path.join(folder, name)
                     if os.lstat(path).st_mtime < time.time() - _MOST_SECONDS:

@@ -68,9 +68,9 @@ class UserServerHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
     is_websocket: ClassVar[bool] = False
     _splice: Splice | None = None
 
-    async def prepare(self) -> None:
+    async def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Join the connection to the user's server; returns when it is closed."""
-        await super().prepare()
+        await super().prepare(*args, **kwargs)
         if self.current_user is None:
             raise web.HTTPError(403)
         if getattr(self.request, TOKEN_IN_ADDRESS, False):  # a page in a user's file would be at the gateway's address
