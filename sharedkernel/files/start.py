@@ -1,8 +1,8 @@
 """Start of a user's server: an executor's child that becomes its user, then serves.
 
 Run as ``python -sP -m sharedkernel.files.start LISTENER LOCK`` with the descriptors of a listening unix socket and of a
-lock that is held for as long as this process lives, and with a :class:`Launch` in JSON on its standard input. Jupyter
-is imported only once the account is the user's.
+lock that is held for as long as this process lives, and with a :class:`ServerLaunch` in JSON on its standard input.
+Jupyter is imported only once the account is the user's.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from sharedkernel.session.kernel.account import become
 from sharedkernel.system import processes
 
 
-class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose server it is, and how long it may be idle."""
+class ServerLaunch(msgspec.Struct, frozen=True, kw_only=True):
+    """Parameters of a user's server."""
 
     user: str
     #: None: the executor's own
@@ -31,7 +31,7 @@ def main(listener: str, lock: str) -> None:
     """Be a user's server until it is idle or stopped."""
     for descriptor in (listener, lock):
         os.set_inheritable(int(descriptor), False)  # terminals must not keep them
-    launch = msgspec.json.decode(sys.stdin.buffer.read(), type=Launch)
+    launch = msgspec.json.decode(sys.stdin.buffer.read(), type=ServerLaunch)
     processes.set_name("sk-files")
     processes.reset_signals()
     processes.be_ended_first()

@@ -27,7 +27,7 @@ import msgspec
 from sharedkernel.errors import Refused
 from sharedkernel.executor.isolation.policy import Isolation
 from sharedkernel.executor.processes.process_tree import all_children, tree
-from sharedkernel.files.start import Launch
+from sharedkernel.files.start import ServerLaunch
 from sharedkernel.ipc.helper_process import PATIENCE, scrubbed_environment
 from sharedkernel.protocol import Account
 
@@ -159,7 +159,7 @@ class UserServers:
         if cgroups is not None and uid is not None:
             cgroups.enter(uid, _GROUP, process.pid, share=None, memory_bytes=None)
         self._running[user] = process, account
-        launch = Launch(user=user, account=account, idle_seconds=self._idle_seconds)
+        launch = ServerLaunch(user=user, account=account, idle_seconds=self._idle_seconds)
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin as start:
             start.write(msgspec.json.encode(launch))
