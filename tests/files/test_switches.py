@@ -55,7 +55,8 @@ async def begin_upload(stack: FileStack, name: str) -> tuple[asyncio.StreamReade
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.port)
     writer.write(
         f"PUT /sharedkernel/files/{name}?offset=0&total=5000000000 HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-        f"Authorization: token {stack.token(ADA)}\r\nExpect: 100-continue\r\nContent-Length: 5000000032\r\n\r\n".encode()
+        f"Authorization: token {stack.token(ADA)}\r\nExpect: 100-continue\r\n"
+        "Content-Length: 5000000032\r\n\r\n".encode()
     )
     return reader, writer
 

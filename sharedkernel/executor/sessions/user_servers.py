@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -62,7 +62,6 @@ class UserServers:
         self._isolation = isolation
         self._logs = logs
         self._idle_seconds = idle_seconds
-        self._lock = asyncio.Lock()
         #: those that this executor has started, by user, with their accounts
         self._running: dict[str, tuple[subprocess.Popen[bytes], Account | None]] = {}
         #: when the last of a user's servers failed, on `time.monotonic`'s axis
@@ -76,34 +75,24 @@ class UserServers:
         Refused
             When there can be none, with the reason.
         """
-        async with self._lock:
-            try:
-                return await self._open(user)
-            except OSError as error:
-                raise Refused(
-                    f"your files are not served: {error.strerror or error}; try again.", reason="start"
-                ) from None
-
-    async def _open(self, user: str) -> str:
-        folder = self._isolation.make_servers_directory()
-        name = hashlib.sha256(user.encode()).hexdigest()[:16]
-        path = folder / name
-        lock = os.open(folder / f"{name}.lock", os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            folder = self._isolation.make_servers_directory()
+            path = folder / hashlib.sha256(user.encode()).hexdigest()[:16]
+            if (lock := _take(path.with_name(f"{path.name}.lock"))) is None:
                 return str(path)
+            os.close(lock)
             self._check(user)
             account = await asyncio.to_thread(self._isolation.find, user)
-            listener = self._listen(path)
-            try:
-                self._start(user, account, listener.fileno(), lock)
-            finally:
-                listener.close()
-        finally:
-            os.close(lock)  # the server has it now
-        return str(path)
+            # Nothing is awaited from here on, so nobody finds a lock that is taken and a socket that is not there.
+            if (lock := _take(path.with_name(f"{path.name}.lock"))) is not None:
+                try:
+                    with self._listen(path) as listener:
+                        self._start(user, account, listener.fileno(), lock)
+                finally:
+                    os.close(lock)  # the server has it now
+            return str(path)
+        except OSError as error:
+            raise Refused(f"your files are not served: {error.strerror or error}; try again.", reason="start") from None
 
     def _check(self, user: str) -> None:
         """Raise `Refused` if the user's servers fail, or there are too many."""
@@ -134,10 +123,7 @@ class UserServers:
         return listener
 
     def _start(self, user: str, account: Account | None, listener: int, lock: int) -> None:
-        uid = None if account is None else account.uid
-        cgroups = self._isolation.cgroups
-        if cgroups is not None and uid is not None:
-            cgroups.end(uid, _GROUP)  # what the last one left
+        self._end_group(account)  # what the last one left
         output = os.open(
             self._logs / f"files-{hashlib.sha256(user.encode()).hexdigest()[:16]}.log",
             os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC,
@@ -156,8 +142,8 @@ class UserServers:
             )
         finally:
             os.close(output)
-        if cgroups is not None and uid is not None:
-            cgroups.enter(uid, _GROUP, process.pid, share=None, memory_bytes=None)
+        if self._isolation.cgroups is not None and account is not None and account.uid is not None:
+            self._isolation.cgroups.enter(account.uid, _GROUP, process.pid, share=None, memory_bytes=None)
         self._running[user] = process, account
         launch = ServerLaunch(user=user, account=account, idle_seconds=self._idle_seconds)
         assert process.stdin is not None
@@ -172,9 +158,10 @@ class UserServers:
         if process.wait():
             log.warning("the server of the files of %s ended with status %d", user, process.returncode)
             self._failures.setdefault(user, deque(maxlen=_MOST_FAILURES)).append(time.monotonic())
-        _, account = self._running.pop(user)
-        if self._isolation.cgroups is not None and account is not None and account.uid is not None:
-            self._isolation.cgroups.end(account.uid, _GROUP)
+        running, account = self._running.get(user, (None, None))
+        if running is process:  # else another one has taken its place, and its control group
+            del self._running[user]
+            self._end_group(account)
 
     def memory(self) -> dict[str, int]:
         """Return the bytes of memory of each server and what runs in its terminals, by user. May take milliseconds."""
@@ -193,11 +180,25 @@ class UserServers:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            if self._isolation.cgroups is not None and account is not None and account.uid is not None:
-                self._isolation.cgroups.end(account.uid, _GROUP)
+            self._end_group(account)
+
+    def _end_group(self, account: Account | None) -> None:
+        if self._isolation.cgroups is not None and account is not None and account.uid is not None:
+            self._isolation.cgroups.end(account.uid, _GROUP)
 
 
-def _resident(pids: Sequence[int] | set[int]) -> int:
+def _take(path: Path) -> int | None:
+    """Return the descriptor of a lock that is this process's now; None if a server has it."""
+    lock = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def _resident(pids: Iterable[int]) -> int:
     found = 0
     for pid in pids:
         with suppress(OSError, IndexError), open(f"/proc/{pid}/statm", "rb") as statm:

@@ -39,7 +39,8 @@ _NO_ANSWER = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n"
     b"Content-Length: %d\r\n\r\n%s" % (len(_SENTENCE), _SENTENCE)
 )
-#: audited: not the lists that a file browser asks for again and again
+#: of a path in the audit log, which has no lists: a file browser asks for them again and again
+_AUDITED_CHARACTERS = 1000
 _LOOKS = ("GET", "HEAD", "OPTIONS")
 
 
@@ -84,12 +85,9 @@ class UserServerHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
         head = request_head(self.request.method or "", uri, self.request.headers.get_all(), upgrades=upgrades)
         with self.settings["open_websockets"].place_for(self):
             server = await self._connect()
-            if (
-                self.is_websocket
-                or self.request.method not in _LOOKS
-                or self.request.path.startswith(self.base_url + "files/")
-            ):
-                self.settings["audit_log"].record(self.switch, method=self.request.method, path=self.request.path)
+            path, method = self.request.path, self.request.method
+            if self.is_websocket or method not in _LOOKS or path.startswith(f"{self.base_url}files/"):
+                self.settings["audit_log"].record(self.switch, method=method, path=path[:_AUDITED_CHARACTERS])
             _REQUESTS.labels(kind=self.switch).inc()
             client = cast("IOStream", self.detach())
             self._splice = Splice(client, server, to_host=head, no_answer=_NO_ANSWER)
