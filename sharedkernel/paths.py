@@ -33,6 +33,8 @@ WARM_PARENT_SOCKET = "warm.sock"
 WARM_PARENT_SOCKETS, RETIRED_SOCKETS = "warm*.sock", "old-*.sock"
 #: connection files and ipc sockets of the sessions
 SESSIONS_DIRECTORY = "s"
+#: sockets and locks of users' own servers, in the runtime directory that all executors of a host share
+SERVERS_DIRECTORY = "u"
 #: the sessions' records
 RECORDS_DIRECTORY = "records"
 #: records of programs that are stopped between their sessions' turns

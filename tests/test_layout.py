@@ -21,8 +21,8 @@ LAYERS: tuple[frozenset[str], ...] = (
     # what people and other programs start
     frozenset({"__init__", "__main__", "cli", "local_stack", "services", "gateway", "executor", "relay"})
     | {"serverextension", "demo", "selftest", "cluster"},
-    # what runs in a notebook, and the simulator
-    frozenset({"session", "widgets", "shelf", "simulator"}),
+    # what runs in a notebook or serves a user's files, and the simulator
+    frozenset({"session", "widgets", "shelf", "simulator", "files"}),
     # the core
     frozenset({"scheduling", "device_memory"}),
     # what several processes share: messages, sockets, Jupyter's wire, the status document; and who uses a gateway

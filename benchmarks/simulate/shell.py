@@ -201,7 +201,9 @@ class _Executor:
         self.status = StatusBuilder(served, isolation, self.controller)
         self.waits = WaitNotifier(self.controller)
         nobody = cast(Any, None)
-        api = ControlApi(self.controller, nobody, nobody, nobody, isolation, nobody, self.status, device, nobody)
+        api = ControlApi(
+            self.controller, nobody, nobody, nobody, isolation, nobody, self.status, device, nobody, nobody
+        )
         self.router = MessageRouter(
             self.controller,
             nobody,

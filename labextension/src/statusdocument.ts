@@ -81,6 +81,7 @@ export const readUserStatus = record({
   offloaded_bytes: or(isAmount, 0),
   attained_service_seconds: or(isAmount, 0),
   iterations: or(isAmount, 0),
+  server_bytes: or(isAmount, 0),
   peak_bytes: or(isNumber, null),
   wait_p50_seconds: or(isNumber, null),
   wait_p95_seconds: or(isNumber, null),

@@ -111,6 +111,10 @@ COMMANDS = {
         application="sharedkernel.cli.classroom.app.ClassApp",
         help="Run a class: users with invitations, limits and tokens that end together.",
     ),
+    "files": Command(
+        application="sharedkernel.cli.files.FilesApp",
+        help="List, upload, download and remove your files on the gateway's machine.",
+    ),
     "shelf": Command(
         application="sharedkernel.cli.shelf.ShelfApp",
         help="List what is on your shelf, or everybody's, and take it off.",

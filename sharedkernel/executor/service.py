@@ -42,6 +42,7 @@ from sharedkernel.executor.sessions.idle_monitor import IdleMonitor
 from sharedkernel.executor.sessions.interventions import Interventions
 from sharedkernel.executor.sessions.pool import IN_DEMAND, SessionPool
 from sharedkernel.executor.sessions.starting import SessionLauncher
+from sharedkernel.executor.sessions.user_servers import UserServers
 from sharedkernel.executor.shelf.room import Room, room_for
 from sharedkernel.executor.shelf.session_requests import ShelfRequests
 from sharedkernel.executor.shelf.store import ShelfStore
@@ -64,6 +65,8 @@ log = logging.getLogger(__name__)
 
 #: seconds between records of attained service, and states on disk
 _KEEP_INTERVAL = 2.0
+#: seconds between measurements of users' own servers
+_MEASURE_INTERVAL = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +200,7 @@ class ExecutorService:
             timeout=start_timeout,
         )
         status = StatusBuilder(served, self._isolation, self._controller)
+        self._user_servers = UserServers(isolation, path / LOGS_DIRECTORY)
         self._waits = WaitNotifier(self._controller)
         self._status_stream = StatusStream(status.view)
         self._api = ControlApi(
@@ -208,6 +212,7 @@ class ExecutorService:
             self._shelves,
             status,
             served.device,
+            self._user_servers,
             self.stop,
         )
         self._router = MessageRouter(
@@ -261,6 +266,7 @@ class ExecutorService:
         self._idle_monitor.start()
         self._tasks.spawn(self._keep_service())
         self._tasks.spawn(self._keep_state())
+        self._tasks.spawn(self._measure_servers())
 
     async def _listen(self) -> None:
         """Open the control socket, and let sessions use it and the descriptor socket."""
@@ -308,6 +314,8 @@ class ExecutorService:
                 "and with --end-sessions-on-exit it ends them when it stops",
                 len(self._controller.sessions),
             )
+        if end_sessions:
+            self._user_servers.end()
         await self._supervisor.stop(end_sessions=end_sessions)
         if self._isolation.cgroups is not None:
             self._isolation.cgroups.close()
@@ -400,6 +408,14 @@ class ExecutorService:
                 bound_logs(self._directory.path / LOGS_DIRECTORY, self._supervisor.processes)
             if self._isolation.cgroups is not None:
                 self._isolation.cgroups.end_left()
+
+    async def _measure_servers(self) -> None:
+        while True:
+            await asyncio.sleep(_MEASURE_INTERVAL)
+            with contextlib.suppress(OSError):  # no descriptor is free
+                found = await asyncio.to_thread(self._user_servers.memory)
+                for user, record in self._controller.users.records.items():
+                    record.server_bytes = found.get(user, 0)
 
     async def _keep_state(self) -> None:
         while True:

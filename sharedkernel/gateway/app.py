@@ -197,9 +197,9 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             peers = read_peers(self)
         self.ticket_key = None if peers is None or self.front else TicketKey(peers.key)
         self.jpserver_extensions = {}
-        routes = ["http.handlers", "http.shelf_handlers", "page.handlers", "classroom.handlers"]
+        routes = ["http.handlers", "http.shelf_handlers", "http.user_server", "page.handlers", "classroom.handlers"]
         if self.front:
-            routes[:2] = ["hosts.handlers", "hosts.page_routes"]
+            routes[:3] = ["hosts.handlers", "hosts.page_routes"]
         elif self.ticket_key is not None:
             routes.append("hosts.cordon")
         self.extra_services = [f"sharedkernel.gateway.{module}" for module in routes]
@@ -254,6 +254,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             settings["cordon"] = self._member.cordon
         if self.front:
             settings["front"] = cast("FrontKernels", manager).front
+        settings["serves_files"], settings["serves_terminals"] = self.files, self.terminals
         settings["request_patience"] = self.request_patience
         settings["timeline_requests"] = TimelineRequests()
         settings["usage_history"] = self._usage_history = UsageHistory(manager.status)
@@ -308,6 +309,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
                 identity=cast("TokenOnlyIdentity", self.identity_provider),
                 user_bytes=self._user_budgets.bodies,
                 max_body_bytes=self.max_body_size,
+                base_url=self.base_url,
             ),
             self._certificate,
             patience=self.request_patience,

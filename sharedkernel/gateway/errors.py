@@ -22,6 +22,7 @@ _STATUSES = {
     "token_expired": HTTPStatus.FORBIDDEN,
     "not_admin": HTTPStatus.FORBIDDEN,
     "not_allowed": HTTPStatus.FORBIDDEN,
+    "switched_off": HTTPStatus.FORBIDDEN,
     "wrong_invitation": HTTPStatus.FORBIDDEN,
     "no_such_kernel": HTTPStatus.NOT_FOUND,
     "session_not_found": HTTPStatus.NOT_FOUND,

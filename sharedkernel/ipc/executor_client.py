@@ -408,6 +408,17 @@ class ExecutorClient:
         answer: protocol.TakenOffShelf = await self._ask(protocol.TakeOffShelf(user=user, name=name))
         return answer
 
+    async def open_user_server(self, user: str) -> str:
+        """Return the path of the unix socket at which the files and terminals of *user* are served.
+
+        Raises
+        ------
+        Refused
+            When they cannot be served, with the reason.
+        """
+        path: str = (await self._ask(protocol.OpenUserServer(user=user))).path
+        return path
+
     async def stop_executor(self, *, end_sessions: bool) -> None:
         """Stop the executor, and its sessions if asked."""
         with contextlib.suppress(ExecutorUnavailable):

@@ -173,6 +173,12 @@ class GetTimeline(ControlRequest, frozen=True, kw_only=True):
     user: str | None = None
 
 
+class OpenUserServer(ControlRequest, frozen=True, kw_only=True):
+    """Have the files and terminals of `user` served; answered by :class:`UserServerOpen`."""
+
+    user: str
+
+
 class StopExecutor(ControlRequest, frozen=True, kw_only=True):
     """Stop the executor; with `end_sessions` its sessions and warm parent too. Answered by :class:`Done`."""
 
@@ -297,6 +303,14 @@ class TimelineAnswer(Message, frozen=True, kw_only=True):
     timeline: msgspec.Raw
 
 
+class UserServerOpen(Message, frozen=True, kw_only=True):
+    """Answer to :class:`OpenUserServer`."""
+
+    request: int
+    #: of the unix socket at which it answers, perhaps in a second
+    path: str
+
+
 class SessionDied(Message, frozen=True, kw_only=True):
     """A session's process ended (unasked for; pushed to every gateway)."""
 
@@ -324,9 +338,9 @@ class EarlierWanted(Message, frozen=True, kw_only=True):
 FromGateway = (
     Hello | StartSession | EndSession | LingerSession | ReclaimSession | NotifySession | OffloadSession | SignalSession
     | ListSessions | ConfigureUsers | SetPolicy | GetStatus | AwaitChange | GetCounts | StopExecutor | ListShelves
-    | TakeOffShelf | GetTimeline | EndPrograms
+    | TakeOffShelf | GetTimeline | EndPrograms | OpenUserServer
 )  # fmt: skip
 ToGateway = (
     Welcome | SessionReady | Sessions | Status | CountsAnswer | Shelves | TakenOffShelf | Done | Failed | SessionDied
-    | EarlierWanted | TimelineAnswer
+    | EarlierWanted | TimelineAnswer | UserServerOpen
 )  # fmt: skip

@@ -141,6 +141,8 @@ class UserStatus(MemoryByKind, frozen=True, kw_only=True):
     #: device-seconds, those of ended sessions too
     attained_service_seconds: float = 0.0
     iterations: int = 0
+    #: memory of the machine, not of the device, of what serves their files and terminals
+    server_bytes: int = 0
     #: most persistent and ephemeral memory at one time
     peak_bytes: int | None = None
     #: how long grants were waited for; None: none was yet

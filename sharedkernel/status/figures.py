@@ -118,6 +118,7 @@ USER = (
     Figure("framework", _BYTES, ("framework_bytes",), _STATUS | _METRIC | _DETAILS, "{} framework"),
     Figure("shelf", _BYTES, ("shelf_bytes",), _METRIC),
     Figure("offloaded", _BYTES, ("offloaded_bytes",), _METRIC),
+    Figure("files", _BYTES, ("server_bytes",), _METRIC),
     MEMORY,
     Figure("charged", _BYTES, ("quota_used_bytes",), _TOP),
     Figure("quota", _BYTES, ("quota_bytes",), _STATUS | _TOP),

@@ -11,7 +11,7 @@ import json
 import os
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from http.client import HTTPException, IncompleteRead, RemoteDisconnected
+from http.client import HTTPConnection, HTTPException, IncompleteRead, RemoteDisconnected
 from socket import gaierror
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -211,7 +211,7 @@ class Gateway:
                 connect_seconds=min(seconds, self._connect_timeout), seconds=seconds, on_sent=on_sent,
             )  # fmt: skip
         except (OSError, HTTPException) as error:
-            raise self._explain(error) from None
+            raise self.explain(error) from None
         if not 200 <= status < 300:
             raise refused(self.url, status, phrase, received, path)
         try:
@@ -221,6 +221,30 @@ class Gateway:
         if not isinstance(answer, dict):
             raise no_gateway(self.url)
         return answer
+
+    def connect(self, method: str, path: str, headers: Mapping[str, str], *, seconds: float) -> HTTPConnection:
+        """Return a connection on which the head of a request was sent; body and answer are the caller's to pass.
+
+        Parameters
+        ----------
+        method, path, headers
+            The request; the token comes by itself.
+        seconds
+            For which the gateway may be silent.
+        """
+        connection = HTTPConnection(self._server.host, self._server.port)
+        try:
+            connection.sock = self._server.connect_encrypted(min(seconds, self._connect_timeout))
+            connection.sock.settimeout(seconds)
+            connection.putrequest(method, self._server.path + path, skip_host=True, skip_accept_encoding=True)
+            own = {"Host": self._server.authority, "Connection": "close"}
+            for name, value in {**own, **self._headers, **headers}.items():
+                connection.putheader(name, value)
+            connection.endheaders()
+        except OSError as error:
+            connection.close()
+            raise self.explain(error) from None
+        return connection
 
     async def open_websocket(self, path: str, *, subprotocol: str = "", headers: Mapping[str, str] = {}) -> WebSocket:
         """Open a websocket.
@@ -243,9 +267,9 @@ class Gateway:
                 connect_seconds=self._connect_timeout, seconds=self._request_timeout, ping_interval=self._ping_interval,
             )  # fmt: skip
         except OSError as error:
-            raise self._explain(error) from None
+            raise self.explain(error) from None
 
-    def _explain(self, error: Exception) -> GatewayRefused | GatewayUnreachable:
+    def explain(self, error: Exception) -> GatewayRefused | GatewayUnreachable:
         """Return the error with a sentence for one of the system's, or of `http.client`."""
         if isinstance(error, ssl.SSLCertVerificationError):
             return untrusted(self.url, error.verify_message)

@@ -9,6 +9,8 @@ from sharedkernel.errors import Refused, SharedKernelError
 
 #: where a gateway's routes are that no other server has
 _OWN_ROUTES = "/sharedkernel/"
+#: the routes of users' files that are Jupyter's
+_CONTENTS = "/api/contents"
 
 
 class GatewayRefused(Refused):
@@ -107,7 +109,8 @@ def refused(url: str, status: int, phrase: str, body: bytes, path: str = "") -> 
         What was requested.
     """
     message, reason = _read_refusal(body)
-    if status in (401, 403) and not reason:
+    # What serves a user's files says why, too, in a sentence without a slug.
+    if status in (401, 403) and not reason and not (message and path.startswith(_CONTENTS)):
         message = (
             f"the gateway at {url} does not accept this token; ask its admin for one (a class's ends with the class), "
             f"and run the command on its page with it, or `sharedkernel install --gateway-url {url} --token TOKEN`."

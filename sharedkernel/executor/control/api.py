@@ -21,6 +21,7 @@ from sharedkernel.executor.processes.user_quota import hard_limit
 from sharedkernel.executor.sessions.detached import DetachTimers
 from sharedkernel.executor.sessions.requests import check_reclaim
 from sharedkernel.executor.sessions.starting import SessionLauncher
+from sharedkernel.executor.sessions.user_servers import UserServers
 from sharedkernel.executor.shelf.store import ShelfStore
 from sharedkernel.executor.supervision.supervisor import Supervisor
 from sharedkernel.ipc.shared_page import Word
@@ -42,7 +43,7 @@ class ControlApi:
 
     Parameters
     ----------
-    controller, supervisor, launcher, detached, isolation, shelves, status, device
+    controller, supervisor, launcher, detached, isolation, shelves, status, device, user_servers
         What requests are about.
     stop
         Ends the service.
@@ -58,6 +59,7 @@ class ControlApi:
         shelves: ShelfStore,
         status: StatusBuilder,
         device: protocol.Device,
+        user_servers: UserServers,
         stop: Stop,
     ) -> None:
         self._controller = controller
@@ -68,6 +70,7 @@ class ControlApi:
         self._shelves = shelves
         self._status = status
         self._device = device
+        self._user_servers = user_servers
         self._stop = stop
         self._connected: set[ControlConnection] = set()
 
@@ -147,6 +150,9 @@ class ControlApi:
                 self._controller.set_policy(policy)
             case protocol.StopExecutor(end_sessions=end_sessions):
                 await self._stop(end_sessions=end_sessions)
+            case protocol.OpenUserServer(user=user):
+                path = await self._user_servers.open(user)
+                return protocol.UserServerOpen(request=message.request, path=path)
             case protocol.GetStatus():
                 return protocol.Status(request=message.request, status=pack_status(self._status.document()))
             case protocol.AwaitChange():

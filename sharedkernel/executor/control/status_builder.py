@@ -232,6 +232,7 @@ def _user(view: UserView, record: UserRecord, device: Device, sessions: Sequence
         offloaded_bytes=sum(entry.offloaded_bytes for entry in sessions),
         attained_service_seconds=record.attained_before + view.attained,
         iterations=record.iterations_before + sum(entry.iterations for entry in sessions),
+        server_bytes=record.server_bytes,
         peak_bytes=record.peak_bytes,
         wait_p50_seconds=wait_p50,
         wait_p95_seconds=wait_p95,

@@ -61,6 +61,8 @@ class UserRecord:
     iterations_before: int = 0
     #: device-seconds of sessions that had ended when this executor started
     attained_before: float = 0.0
+    #: memory of the machine that what serves the user's files and terminals had at the last look
+    server_bytes: int = 0
 
 
 class Users:

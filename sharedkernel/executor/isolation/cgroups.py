@@ -45,14 +45,18 @@ class Cgroups:
         self.missing = [name for name in CONTROLLERS if not _enable(base, name)]
         self._sweep()
 
-    def enter(self, uid: int, process: str, pid: int, share: float, memory_bytes: int | None) -> None:
-        """Put the session's process *pid* into a group of its own in its user's, with at most *memory_bytes*."""
+    def enter(self, uid: int, process: str, pid: int, share: float | None, memory_bytes: int | None) -> None:
+        """Put the process *pid* into a group of its own in its user's, with at most *memory_bytes*.
+
+        A *share* of None leaves the user's as it is.
+        """
         group = self._base / str(uid) / process
         group.parent.mkdir(exist_ok=True)
         for name, limit in self._limits.items():
             if limit is not None:
                 _write(group.parent / name, str(limit))
-        self.set_share(uid, share)
+        if share is not None:
+            self.set_share(uid, share)
         group.mkdir(exist_ok=True)
         _enable(group.parent, "memory")
         self.set_memory(uid, process, memory_bytes)

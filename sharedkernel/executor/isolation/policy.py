@@ -25,7 +25,7 @@ from sharedkernel import protocol
 from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.executor.isolation.accounts import Accounts, Login, Numbers, parse_uid_range
 from sharedkernel.executor.isolation.cgroups import Cgroups, find_base
-from sharedkernel.paths import GATEWAY_DIRECTORY, OFFLOAD_VARIABLE, make_private_directory
+from sharedkernel.paths import GATEWAY_DIRECTORY, OFFLOAD_VARIABLE, SERVERS_DIRECTORY, make_private_directory
 from sharedkernel.system.lock_file import lend_gateway_lock
 from sharedkernel.system.processes import may_look_into_others
 from sharedkernel.system.secure_directories import (
@@ -163,6 +163,12 @@ class Isolation:
             # What is made in it belongs to its group. Users never come here: a session has its sockets before its user.
             os.chown(path, os.getuid(), self.gateway.pw_gid)
             path.chmod(0o2710)
+
+    def make_servers_directory(self) -> Path:
+        """Make, and return, the directory of users' own servers, which all executors of this host share."""
+        path = self._passages[0] / SERVERS_DIRECTORY
+        self.make_sessions_directory(path)
+        return path
 
     def is_trusted(self, uid: int) -> bool:
         """Whether processes of the user id *uid* may ask for anything."""

@@ -42,7 +42,7 @@ _TOKENS_RETRY = 10.0
 #: most tokens that a user can have by making them on the page
 _MOST_TOKENS = 20
 #: what a page session may be used for: the page, what it shows, and what can be done there with a kernel
-_PAGE_PATHS = re.compile(r"(?:|sharedkernel/.*|api/kernels/[^/]+(?:/interrupt)?)")
+_PAGE_PATHS = re.compile(r"(?:|sharedkernel/(?!files/).*|api/kernels/[^/]+(?:/interrupt)?)")
 #: where a request has the check of its token: that is made and counted once, and goes with the request
 _CHECKED = "_sharedkernel_user"
 #: characters below which a token can be guessed by trying

@@ -113,6 +113,10 @@ class GatewayOptions(HasTraits):
         help="Most websockets that a user may have open: two for each notebook in JupyterLab, and one for each page "
         "that watches the status.",
     ).tag(config=True)
+    files = Bool(
+        True, help="Whether users may use their files on this machine: list, edit, upload and download them."
+    ).tag(config=True)
+    terminals = Bool(True, help="Whether users may open terminals on this machine.").tag(config=True)
     max_user_bytes = Integer(
         256 * 1024**2,
         min=1024**2,

@@ -24,10 +24,10 @@ from sharedkernel.gateway.hosts.registration import PATH, RegistrationHandler
 from sharedkernel.gateway.hosts.registry import Host, HostAway
 from sharedkernel.gateway.hosts.requests import no_trust
 from sharedkernel.gateway.hosts.rules import HostRules
-from sharedkernel.gateway.hosts.splice import Splice, WebsocketRefused, handshake, open_websocket
 from sharedkernel.gateway.hosts.status import host_entry
 from sharedkernel.gateway.http import handlers
 from sharedkernel.gateway.http.health import HealthHandler
+from sharedkernel.gateway.http.splice import Splice, WebsocketRefused, handshake, open_websocket
 from sharedkernel.gateway.http.status_feed import StatusFeedHandler
 from sharedkernel.status.excerpt import excerpt
 

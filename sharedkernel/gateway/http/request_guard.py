@@ -33,6 +33,10 @@ from sharedkernel.gateway.channels.user_bytes import TooManyBytes, UserBytes
 from sharedkernel.gateway.errors import finish_refused
 
 _TOKEN = "token"
+#: attribute of a request whose token came in its address
+TOKEN_IN_ADDRESS = "_sharedkernel_token_in_address"
+#: where bodies are passed on as they come, however long they are (`user_server.py`)
+_STREAMED_PATHS = ("api/contents", "files/", "sharedkernel/files/", "api/terminals")
 #: stands for all methods that no handler has: tornado answers it with 405, and each would be a label of the metrics
 _UNKNOWN_METHOD = "OTHER"
 #: where the form with a token and the code of an invitation are sent, and the most bytes that they have
@@ -56,6 +60,8 @@ class RequestGuard(Router):
         Counts the bodies of each user's requests.
     max_body_bytes
         Longest body; counted where a request does not say how long its own is.
+    base_url
+        Of all routes.
     """
 
     def __init__(
@@ -67,12 +73,14 @@ class RequestGuard(Router):
         identity: TokenOnlyIdentity,
         user_bytes: UserBytes,
         max_body_bytes: int,
+        base_url: str,
     ) -> None:
         self._application = application
         self._identity = identity
         self._user_bytes = user_bytes
         self._max_body_bytes = max_body_bytes
         self._remote = remote
+        self._base_url = base_url
         self._hosts = None if hosts is None else {host.lower() for host in (*hosts, "localhost")}
         if self._hosts is not None and remote:
             self._hosts |= {socket.gethostname().lower(), socket.getfqdn().lower()}
@@ -90,7 +98,8 @@ class RequestGuard(Router):
                 reason="not_allowed",
             )
             return self.handler_of(request, wrong_host)
-        if not _has_body(request.headers):
+        is_streamed = request.path.removeprefix(self._base_url).startswith(_STREAMED_PATHS)
+        if is_streamed or not _has_body(request.headers):
             return self._application.find_handler(request, **kwargs)
         return _GuardedBody(self, request)
 
@@ -148,6 +157,7 @@ def hide_token(request: HTTPServerRequest) -> None:
             for arguments in (request.arguments, request.query_arguments):
                 arguments.pop(_TOKEN, None)
             request.headers["Authorization"] = f"token {tokens[-1]}"
+            setattr(request, TOKEN_IN_ADDRESS, True)
     if referrer := request.headers.get("Referer"):
         try:
             request.headers["Referer"] = urlsplit(referrer)._replace(query="", fragment="").geturl()

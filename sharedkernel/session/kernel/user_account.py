@@ -10,10 +10,8 @@ outside, whatever a client sends.
 from __future__ import annotations
 
 import os
-import resource
 import site
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,12 +19,8 @@ from ipykernel.kernelapp import IPKernelApp
 from IPython.core.profiledir import ProfileDir
 from IPython.paths import get_ipython_dir
 
-from sharedkernel.paths import OFFLOAD_VARIABLE
 from sharedkernel.protocol import Account
-from sharedkernel.system import processes
-
-#: of the account that forked this process; they say nothing about the user's
-_NOT_THE_USERS = ("IPYTHONDIR", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR")
+from sharedkernel.session.kernel.account import become
 
 
 def enter(account: Account) -> None:
@@ -38,41 +32,10 @@ def enter(account: Account) -> None:
         When that is not possible; the process must end then.
     """
     old_site = site.getusersitepackages()
-    if account.uid is not None:
-        _change_user(account)
-    for name in _NOT_THE_USERS:
-        os.environ.pop(name, None)
-    os.environ["HOME"] = account.home
-    os.environ["USER"] = os.environ["LOGNAME"] = account.name
-    if account.shell is not None:
-        os.environ["SHELL"] = account.shell
+    become(account)
     # Torch chose one for the account of the warm parent, in /tmp, where others could place code for it to run.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(account.home, ".cache", "torchinductor"))
-    tempfile.tempdir = None
-    if account.runtime_directory is not None:
-        os.environ["XDG_RUNTIME_DIR"] = account.runtime_directory
-    if account.offload_directory is not None:
-        os.environ[OFFLOAD_VARIABLE] = account.offload_directory
     _move_user_site(old_site)
-
-
-def _change_user(account: Account) -> None:
-    assert account.uid is not None
-    assert account.gid is not None
-    for name, limit in account.rlimits.items():
-        number = getattr(resource, f"RLIMIT_{name}")
-        hard = resource.getrlimit(number)[1]
-        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-        resource.setrlimit(number, (limit, limit))
-    for output in (1, 2):
-        os.fchown(output, account.uid, account.gid)  # its log, which programs reopen as /dev/stderr
-    os.setgroups(account.groups)
-    os.setresgid(account.gid, account.gid, account.gid)
-    os.setresuid(account.uid, account.uid, account.uid)
-    if os.getresuid() != (account.uid,) * 3 or os.getresgid() != (account.gid,) * 3:
-        raise OSError("the account was not changed")
-    processes.be_readable_by_own_user()
-    os.umask(0o077)
 
 
 def _move_user_site(old: str) -> None:

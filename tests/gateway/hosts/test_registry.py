@@ -12,8 +12,8 @@ from sharedkernel.errors import ConfigError, ProtocolError, Refused
 from sharedkernel.gateway.config.settings import parse_fronts
 from sharedkernel.gateway.hosts.front import Front
 from sharedkernel.gateway.hosts.registry import ClusterHosts, Host, HostAway
-from sharedkernel.gateway.hosts.splice import handshake
 from sharedkernel.gateway.hosts.summary import DeviceSummary, HostSummary, UserSummary, read_summary
+from sharedkernel.gateway.http.splice import handshake
 
 DEVICE = DeviceSummary(
     name="cuda:15", model="N" * 48, capacity_bytes=1 << 38, free_bytes=(1 << 38) - 1, active=999, utilisation=999.99

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 from tornado.iostream import IOStream, StreamClosedError
 
-from sharedkernel.gateway.hosts.splice import Splice, WebsocketRefused, open_websocket
+from sharedkernel.gateway.http.splice import Splice, WebsocketRefused, open_websocket
 from tests.gateway.conftest import run
 from tests.gateway.test_tls import Files, issue
 

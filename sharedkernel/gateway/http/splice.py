@@ -1,8 +1,8 @@
-"""A client's websocket and a host's, joined as streams of bytes.
+"""A client's connection and a host's or a user's server's, joined as streams of bytes.
 
-Only the handshake is rewritten. Messages, pings and closing are between client and host; so is back-pressure, since
-each side is read no faster than the other one takes it. A connection holds one buffer each way. The system notices a
-peer that has vanished (TCP keepalive): the front sends nothing of its own that would show it.
+Only the head of the request is rewritten. Messages, pings and closing are between client and host; so is back-pressure,
+since each side is read no faster than the other one takes it. A connection holds one buffer each way. The system
+notices a peer that has vanished (TCP keepalive): the front sends nothing of its own that would show it.
 """
 
 from __future__ import annotations
@@ -141,15 +141,28 @@ class Splice:
     ----------
     client, host
         The connections, which it closes.
-    to_client
-        What the client gets before anything else.
+    to_client, to_host
+        What each gets before anything else.
+    no_answer
+        What the client gets if the host closes before it has said anything.
     """
 
-    def __init__(self, client: IOStream, host: IOStream, to_client: bytes = b"") -> None:
+    def __init__(
+        self,
+        client: IOStream,
+        host: IOStream,
+        to_client: bytes = b"",
+        *,
+        to_host: bytes = b"",
+        no_answer: bytes = b"",
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._closed = self._loop.create_future()
         self._client, self._host = _End(self, client), _End(self, host)
-        self._to_client = to_client
+        self._to_client, self._to_host = to_client, to_host
+        self._no_answer = no_answer
+        #: reads that have brought something, from either side and from the host
+        self.num_reads = self.num_host_reads = 0
 
     async def run(self) -> None:
         """Pass bytes until either side closes; both are closed then."""
@@ -158,7 +171,7 @@ class Splice:
         try:
             from_client, from_host = client.take(), host.take()
             client.send(self._to_client + from_host)
-            host.send(from_client)
+            host.send(self._to_host + from_client)
             client.resume()
             host.resume()
             await self._closed
@@ -167,10 +180,25 @@ class Splice:
         finally:
             self.close()
 
+    async def close_when_silent(self, seconds: float) -> None:
+        """Close once nothing has come from either side for *seconds*, or up to twice as long."""
+        before = -1
+        while self.num_reads != before:
+            before = self.num_reads
+            await asyncio.sleep(seconds)
+        self.close()
+
+    def count(self, end: _End) -> None:
+        """Count a read that has brought something."""
+        self.num_reads += 1
+        self.num_host_reads += end is self._host
+
     def finish(self, last: _End) -> None:
         """Close once *last*, whose other end has closed, has sent what it holds."""
         for end in (self._client, self._host):
             end.pause()
+        if last is self._client and not self.num_host_reads and self._no_answer:
+            last.send(self._no_answer)
         if last.is_sending:
             last.is_last = True
         else:
@@ -229,7 +257,7 @@ class _End:
         connection = stream.socket
         stream.io_loop.remove_handler(connection)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _TCP_OPTIONS.items():
+        for option, value in () if connection.family == socket.AF_UNIX else _TCP_OPTIONS.items():
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
         if isinstance(connection, ssl.SSLSocket):
             self._num_pending = connection.pending
@@ -250,6 +278,7 @@ class _End:
         if not num_bytes:
             self._splice.finish(self.other)
             return
+        self._splice.count(self)
         self.other.send(_SHARED[:num_bytes])
         if self._num_pending is not None and self._fd >= 0 and self._num_pending():
             self._loop.call_soon(self.receive)
@@ -261,7 +290,7 @@ class _End:
         except _NOT_NOW:
             num_bytes = 0
         except OSError:
-            self._splice.close()
+            self._give_up_sending()
             return
         if num_bytes < len(data):
             self._unsent = bytes(data[num_bytes:])
@@ -274,7 +303,8 @@ class _End:
         except _NOT_NOW:
             return
         except OSError:
-            self._splice.close()
+            self._loop.remove_writer(self._fd)
+            self._give_up_sending()
             return
         self._unsent = self._unsent[num_bytes:]
         if not self._unsent:
@@ -283,6 +313,15 @@ class _End:
                 self._splice.close()
             else:
                 self.other.resume()
+
+    def _give_up_sending(self) -> None:
+        """Take what it has said last: a server may answer, and close, before all of a body has come."""
+        self._unsent = b""
+        self.other.pause()
+        if self.is_last:
+            self._splice.close()
+        else:
+            self._loop.call_soon(self.receive)
 
     def pause(self) -> None:
         """Receive no more for now."""

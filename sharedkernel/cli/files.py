@@ -1,0 +1,182 @@
+"""``sharedkernel files``: a user's files on the gateway's machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from traitlets import Bool
+
+from sharedkernel.cli.base import fail
+from sharedkernel.cli.options import GatewayCommandApp
+from sharedkernel.client.gateway.connection import Gateway
+from sharedkernel.client.gateway.files import RemoteFiles, no_such_file
+from sharedkernel.client.gateway.refusals import GatewayUnreachable
+from sharedkernel.errors import Refused
+from sharedkernel.status.text import safe_text
+from sharedkernel.units import format_bytes
+
+#: least and most paths of each action
+_ACTIONS = {"ls": (0, 1), "get": (1, 2), "put": (1, 2), "rm": (1, 1)}
+
+
+class FilesApp(GatewayCommandApp):
+    """Lists, uploads, downloads and removes files."""
+
+    name = "files"
+    description = """
+        List, upload, download and remove your files on the gateway's machine; paths there are below your home.
+
+        What was cut goes on there when the same line is run again, and counts only if its checksum is right.
+    """
+    examples = """
+        sharedkernel files ls
+        sharedkernel files put data.csv               # into your home there
+        sharedkernel files put -r images work/images  # a folder, into work/images there
+        sharedkernel files get work/model.pt
+        sharedkernel files rm work/model.pt
+    """
+    accepts_arguments = True
+    flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+        "r": ({"FilesApp": {"recursive": True}}, "Folders, too, with all that is in them."),
+    }
+
+    force = Bool(False, help="Replace files that exist, without a question.").tag(config=True)
+    recursive = Bool(False, help="Folders, too, with all that is in them.").tag(config=True)
+    as_json = Bool(False, help="With `ls`, print JSON instead of text.").tag(config=True, option="json")
+
+    def parse_command_line(self, argv: Sequence[str] | None = None) -> None:
+        """Parse *argv*, whose options without values may be anywhere: `argparse` takes words only side by side."""
+        line = list(sys.argv[1:] if argv is None else argv)
+        names = {("-" if len(name) == 1 else "--") + name for name in self.flags}
+        super().parse_command_line(sorted(line, key=lambda word: word not in names))
+
+    def start(self) -> None:
+        """Do what the line says.
+
+        Raises
+        ------
+        SharedKernelError
+            When the gateway does not answer, or refuses.
+        """
+        action, *paths = self.extra_args or [""]
+        least, most = _ACTIONS.get(action, (0, -1))
+        if not least <= len(paths) <= most:
+            fail("name what to do: ls [PATH], get PATH [HERE], put HERE [PATH] or rm PATH; see --help.", status=2)
+        gateway = Gateway(self.credentials())
+        self._host = urlsplit(gateway.url).hostname or ""
+        try:
+            with self._progress() as show:
+                self._files = RemoteFiles(gateway, show)
+                getattr(self, f"_{action}")(*paths)
+        except OSError as error:
+            fail(f"{safe_text(str(error.filename or 'a file here'))}: {error.strerror or error}.")
+        except GatewayUnreachable as error:
+            hint = " Run the same line again: it goes on where it was cut." if action in ("get", "put") else ""
+            raise GatewayUnreachable(f"{error}{hint}") from None
+
+    @contextlib.contextmanager
+    def _progress(self) -> Iterator[Any]:
+        columns = TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+        tasks: dict[str, TaskID] = {}
+        with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+
+            def show(name: str, done: int, total: int) -> None:
+                if name not in tasks:
+                    for task in tasks.values():
+                        progress.remove_task(task)
+                    tasks.clear()
+                    tasks[name] = progress.add_task(safe_text(name))
+                progress.update(tasks[name], completed=done, total=total)
+
+            self._bar = progress
+            yield show
+
+    def _there(self, path: str) -> str:
+        """Return a path there without the host that it may begin with."""
+        host, colon, rest = path.partition(":")
+        return rest if colon and host in ("", self._host, self._host.partition(".")[0]) else path
+
+    def _may_replace(self, name: str) -> bool:
+        """Whether a file that exists may be replaced: by an option, or by its user's word."""
+        if self.force:
+            return True
+        if not sys.stdin.isatty():
+            fail(f"{safe_text(name)} exists; --force replaces it.")
+        self._bar.stop()
+        answer = input(f"{safe_text(name)} exists; replace it? [y/N] ")
+        self._bar.start()
+        return answer.strip().lower() in ("y", "yes")
+
+    def _ls(self, path: str = "") -> None:
+        entries = self._files.list(self._there(path))
+        if self.as_json:
+            print(json.dumps(entries))  # noqa: T201
+            return
+        for entry in entries:
+            is_folder = entry["type"] == "directory"
+            size = "" if is_folder or entry["size"] is None else format_bytes(entry["size"])
+            print(f"{size:>10}  {entry['last_modified'][:16].replace('T', ' ')}  ", end="")  # noqa: T201
+            print(safe_text(entry["name"]) + "/" * is_folder)  # noqa: T201
+
+    def _rm(self, path: str) -> None:
+        path = self._there(path)
+        found = self._files.look(path)
+        if found["size"] is None:
+            raise no_such_file(path)
+        if found["is_folder"] and not self.recursive:
+            raise Refused(f"{safe_text(path)} is a folder; -r removes it with all that is in it.", reason="is_folder")
+        self._files.remove(path)
+
+    def _put(self, here: str, path: str = "") -> None:
+        source = Path(here)
+        target = self._there(path)
+        if not target or (not source.is_dir() and self._files.look(target)["is_folder"]):
+            target = f"{target}/{source.resolve().name}".lstrip("/")
+        if not source.is_dir():
+            self._put_file(source, target)
+            return
+        if not self.recursive:
+            raise Refused(f"{safe_text(here)} is a folder; -r uploads it.", reason="is_folder")
+        for folder, folders, names in os.walk(source):
+            folders.sort()
+            base = os.path.normpath(os.path.join(target, os.path.relpath(folder, source)))
+            self._files.make_folder(base)
+            for name in sorted(names):
+                self._put_file(Path(folder, name), f"{base}/{name}")
+
+    def _put_file(self, source: Path, target: str) -> None:
+        exists = self._files.look(target)["size"] is not None
+        if not exists or self._may_replace(target):
+            self._files.put(source, target, overwrite=exists)
+
+    def _get(self, path: str, here: str = "") -> None:
+        path = self._there(path)
+        target = Path(here or ".")
+        if self._files.look(path)["is_folder"]:
+            if not self.recursive:
+                raise Refused(f"{safe_text(path)} is a folder; -r downloads it.", reason="is_folder")
+            self._get_folder(path, target if here else target / Path(path).name)
+        else:
+            self._get_file(path, target / Path(path).name if target.is_dir() else target)
+
+    def _get_folder(self, path: str, target: Path) -> None:
+        target.mkdir(parents=True, exist_ok=True)
+        for entry in self._files.list(path):
+            name = str(entry["name"])
+            if "/" in name or "\0" in name or name in (".", "..") or os.sep in name:
+                raise Refused(f"{safe_text(name)} is no file's name.", reason="bad_request")
+            get = self._get_folder if entry["type"] == "directory" else self._get_file
+            get(f"{path}/{name}", target / name)
+
+    def _get_file(self, path: str, target: Path) -> None:
+        if not target.exists() or self._may_replace(str(target)):
+            self._files.get(path, target)

@@ -1,0 +1,153 @@
+"""Routes to users' own servers on this host: stock contents, files and terminals, and uploads that can be resumed.
+
+A request is checked here (token, switches, number of connections), then its connection is joined to the user's server:
+bodies, answers and websockets pass as bytes, in bounded memory, and are not looked at. Only the token in a request's
+header counts, never the page's cookie, so that nothing in a user's file can act as the page. Token, cookies and origin
+stay here. A connection carries one request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterable
+from typing import Any, ClassVar, cast
+
+from jupyter_server.base.handlers import JupyterHandler
+from prometheus_client import Counter
+from tornado import web
+from tornado.iostream import IOStream, StreamClosedError
+
+from sharedkernel.errors import Refused
+from sharedkernel.gateway.auth.audit import AuditedHandler
+from sharedkernel.gateway.errors import ErrorResponseMixin
+from sharedkernel.gateway.http.request_guard import TOKEN_IN_ADDRESS
+from sharedkernel.gateway.http.splice import Splice
+from sharedkernel.gateway.kernels.manager import kernel_manager_of
+
+#: requests that were joined to a user's server, by what they are about
+_REQUESTS = Counter("sharedkernel_user_server_requests", "Requests for users' files and terminals.", ["kind"])
+#: seconds without a byte after which a request is given up; a terminal may be silent for as long as it likes
+_SILENCE = 600.0
+#: seconds to have a server started, and to connect to it
+_PATIENCE = 20.0
+#: for the gateway alone; the two that say what becomes of the connection are written anew
+_FOR_THE_GATEWAY = frozenset({"authorization", "cookie", "origin", "referer", "connection", "upgrade", "keep-alive"})
+_SENTENCE = b'{"message": "what serves your files and terminals has ended; try again.", "reason": "start"}'
+#: sent where the user's server ends without an answer
+_NO_ANSWER = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    b"Content-Length: %d\r\n\r\n%s" % (len(_SENTENCE), _SENTENCE)
+)
+#: of a path in the audit log, which has no lists: a file browser asks for them again and again
+_AUDITED_CHARACTERS = 1000
+_LOOKS = ("GET", "HEAD", "OPTIONS")
+
+
+def request_head(method: str, uri: str, headers: Iterable[tuple[str, str]], *, upgrades: bool) -> bytes:
+    """Return the head of a request as the user's server gets it; the body follows as it comes.
+
+    Parameters
+    ----------
+    method, uri, headers
+        Of the client's request.
+    upgrades
+        Whether it may open a websocket.
+    """
+    kept = [(name, value) for name, value in headers if name.lower() not in _FOR_THE_GATEWAY]
+    kept += [("Connection", "Upgrade"), ("Upgrade", "websocket")] if upgrades else [("Connection", "close")]
+    lines = [f"{method} {uri} HTTP/1.1", *(f"{name}: {value}" for name, value in kept), "\r\n"]
+    return "\r\n".join(lines).encode("latin-1")
+
+
+@web.stream_request_body
+class UserServerHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
+    """A request for the files or terminals of the user who sends it."""
+
+    #: setting that allows it, and what its refusal calls it
+    switch: ClassVar[str] = "files"
+    is_websocket: ClassVar[bool] = False
+    _splice: Splice | None = None
+
+    async def prepare(self, *args: Any, **kwargs: Any) -> None:
+        """Join the connection to the user's server; returns when it is closed."""
+        await super().prepare(*args, **kwargs)
+        if self.current_user is None:
+            raise web.HTTPError(403)
+        if getattr(self.request, TOKEN_IN_ADDRESS, False):  # a page in a user's file would be at the gateway's address
+            raise Refused("send the token in the header Authorization, not in the address.", reason="not_allowed")
+        if not self.settings[f"serves_{self.switch}"]:
+            raise Refused(f"{self.switch} are switched off on this gateway by its admin.", reason="switched_off")
+        upgrades = self.is_websocket and self.request.headers.get("Upgrade", "").lower() == "websocket"
+        if self.is_websocket and not upgrades:
+            raise Refused("this address is for a websocket.", reason="bad_request")
+        uri = "/" + (self.request.uri or "").removeprefix(self.base_url)
+        head = request_head(self.request.method or "", uri, self.request.headers.get_all(), upgrades=upgrades)
+        with self.settings["open_websockets"].place_for(self):
+            server = await self._connect()
+            path, method = self.request.path, self.request.method
+            if self.is_websocket or method not in _LOOKS or path.startswith(f"{self.base_url}files/"):
+                self.settings["audit_log"].record(self.switch, method=method, path=path[:_AUDITED_CHARACTERS])
+            _REQUESTS.labels(kind=self.switch).inc()
+            client = cast("IOStream", self.detach())
+            self._splice = Splice(client, server, to_host=head, no_answer=_NO_ANSWER)
+            watch = None if upgrades else asyncio.create_task(self._splice.close_when_silent(_SILENCE))
+            try:
+                await self._splice.run()
+            finally:
+                if watch is not None:
+                    watch.cancel()
+
+    async def _connect(self) -> IOStream:
+        """Return a connection to the user's server.
+
+        Raises
+        ------
+        Refused
+            When there is none.
+        """
+        executors = kernel_manager_of(self).executors
+        device = next(iter(executors.connected()), None)
+        if device is None:
+            raise executors.unavailable()
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                path = await executors[device].open_user_server(self.current_user.username)
+                stream = IOStream(socket.socket(socket.AF_UNIX))
+                try:
+                    await stream.connect(path)  # type: ignore[arg-type]
+                except BaseException:
+                    stream.close()
+                    raise
+                return stream
+        except (TimeoutError, OSError, StreamClosedError):
+            raise Refused(f"what serves your {self.switch} does not answer; try again.", reason="start") from None
+
+    def data_received(self, chunk: bytes) -> None:
+        """Drop the body of a request that was refused."""
+
+    def close(self, code: int | None = None, reason: str | None = None) -> None:
+        """End the connection; *code* and *reason* are a websocket's, which the user's server would have to say."""
+        if self._splice is not None:
+            self._splice.close()
+
+
+class UserTerminalsHandler(UserServerHandler):
+    """The list of terminals."""
+
+    switch = "terminals"
+
+
+class UserTerminalHandler(UserTerminalsHandler):
+    """The websocket of a terminal."""
+
+    is_websocket = True
+
+
+default_handlers: list[Any] = [
+    (r"/api/contents(?:/.*)?", UserServerHandler),
+    (r"/files/.*", UserServerHandler),
+    (r"/sharedkernel/files/.*", UserServerHandler),
+    (r"/api/terminals(?:/\w+)?", UserTerminalsHandler),
+    (r"/terminals/websocket/\w+", UserTerminalHandler),
+]

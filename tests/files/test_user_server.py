@@ -1,0 +1,188 @@
+"""What passes through the gateway to a user's server, and what does not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import urllib.parse
+from pathlib import Path
+
+import pytest
+from tornado.httpclient import HTTPClientError, HTTPRequest
+from tornado.websocket import WebSocketClosedError, websocket_connect
+
+from tests.executor.isolation import ADA, GRACE
+from tests.files import FileStack, with_checksum
+from tests.gateway.client import PATIENCE, Client
+from tests.gateway.page.browser import Browser
+
+
+async def upload(client: Client, name: str, content: bytes, query: str = "") -> int:
+    path = f"/sharedkernel/files/{urllib.parse.quote(name)}?offset=0&total={len(content)}{query}"
+    return (await client.request("PUT", path, raw=with_checksum(content))).status
+
+
+async def test_files_are_listed_edited_and_fetched(stack: FileStack) -> None:
+    """Jupyter's own requests work, and what they make is the user's."""
+    ada = stack.client()
+    assert (await ada.request("PUT", "/api/contents/notes", {"type": "directory"})).status == 201
+    model = {"type": "file", "format": "text", "content": "x = 1\n"}
+    assert (await ada.request("PUT", "/api/contents/notes/a.py", model)).status == 201
+    listing = (await ada.request("GET", "/api/contents/notes")).body
+    assert [entry["name"] for entry in listing["content"]] == ["a.py"]
+    assert (await ada.request("GET", "/files/notes/a.py")).body == "x = 1\n"
+    path = stack.home() / "notes" / "a.py"
+    assert path.read_text() == "x = 1\n"
+    assert path.stat().st_uid == stack.home().stat().st_uid
+    assert (await ada.request("PATCH", "/api/contents/notes/a.py", {"path": "notes/b.py"})).status == 200
+    assert (await ada.request("DELETE", "/api/contents/notes")).status == 204
+    assert not path.parent.exists()
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "u\u0308ml\u00e4ut \U0001f600", "n" * 255, "per%cent ?#&"])
+async def test_odd_names(stack: FileStack, name: str) -> None:
+    """They go up, are listed and come down as they are."""
+    ada = stack.client()
+    assert await upload(ada, name, b"content") == 204
+    try:
+        assert name in [entry["name"] for entry in (await ada.request("GET", "/api/contents")).body["content"]]
+        assert (await ada.request("GET", f"/files/{urllib.parse.quote(name)}")).body == "content"
+    finally:
+        (stack.home() / name).unlink()
+
+
+@pytest.mark.parametrize("route", ["/api/contents/{}", "/files/{}", "/sharedkernel/files/{}"])
+@pytest.mark.parametrize(
+    "path", ["../{other}/secret", "%2e%2e/{other}/secret", "..%2f{other}%2fsecret", "{home}/secret"]
+)
+async def test_no_path_leads_out_of_the_home(stack: FileStack, route: str, path: str) -> None:
+    """Dots and absolute paths, spelt any way."""
+    other = stack.home(GRACE)
+    await stack.client(GRACE).request("GET", "/api/contents")  # her home is made
+    (other / "secret").write_text("of grace")
+    os.chown(other / "secret", other.stat().st_uid, other.stat().st_gid)
+    ada = stack.client()
+    answer = await ada.request("GET", route.format(path.format(other=other.name, home=other)))
+    assert answer.status in (400, 403, 404), answer
+    assert "of grace" not in str(answer.body)
+
+
+async def test_links_out_of_the_home_lead_where_the_account_may(stack: FileStack, tmp_path: Path) -> None:
+    """As in a notebook: at the level `users`, another user's home is closed; at `homes`, all is one account's."""
+    await stack.client(GRACE).request("GET", "/api/contents")
+    ada, home, other = stack.client(), stack.home(), stack.home(GRACE)
+    await ada.request("GET", "/api/contents")
+    (other / "mine").write_text("of grace")
+    os.chown(other / "mine", other.stat().st_uid, other.stat().st_gid)
+    for name, target in (("system", "/etc"), ("theirs", other)):
+        (home / name).unlink(missing_ok=True)
+        (home / name).symlink_to(target)
+    assert (await ada.request("GET", "/files/system/hostname")).status == 200
+    answers = [await ada.request("GET", path + "theirs/mine") for path in ("/files/", "/api/contents/")]
+    status = await upload(ada, "theirs/new", b"x")
+    if stack.apart is not None:
+        assert all(answer.status >= 400 and "of grace" not in str(answer.body) for answer in answers)
+        assert status in (403, 404)
+        assert not (other / "new").exists()
+    else:
+        assert answers[0].body == "of grace"
+
+
+async def test_a_part_that_is_a_link_is_not_followed(stack: FileStack) -> None:
+    """What somebody has put where an upload would begin is not written to."""
+    ada, home = stack.client(), stack.home()
+    await ada.request("GET", "/api/contents")
+    victim = home / "victim"
+    victim.write_text("as it was")
+    (home / ".up.bin.sk-part").symlink_to(victim)
+    assert await upload(ada, "up.bin", b"content") == 403
+    assert victim.read_text() == "as it was"
+    (home / ".up.bin.sk-part").unlink()
+
+
+async def test_an_upload_is_whole_or_not_there(stack: FileStack) -> None:
+    """It goes on where it was cut; a wrong checksum leaves nothing; a file is replaced only if that is said."""
+    ada, home, content = stack.client(), stack.home(), os.urandom(300_000)
+    path = f"/sharedkernel/files/whole.bin?total={len(content)}&offset="
+    wrong = await ada.request("PUT", path + "0", raw=content + bytes(32))
+    assert (wrong.status, wrong.body["reason"]) == (422, "checksum")
+    short = await ada.request("PUT", path + "0", raw=content[:100_000])
+    assert short.status == 400
+    state = (await ada.request("GET", "/sharedkernel/files/whole.bin")).body
+    assert (state["size"], state["part"]) == (None, 100_000)
+    assert "whole" not in json.dumps((await ada.request("GET", "/api/contents")).body)
+    gap = await ada.request("PUT", path + "100001", raw=with_checksum(content)[100_001:])
+    assert (gap.status, gap.body["reason"]) == (409, "wrong_offset")
+    assert (await ada.request("PUT", path + "100000", raw=with_checksum(content)[100_000:])).status == 204
+    assert (home / "whole.bin").read_bytes() == content
+    assert await upload(ada, "whole.bin", b"other") == 409
+    (home / "whole.bin").chmod(0o640)
+    assert await upload(ada, "whole.bin", b"other", "&overwrite=1") == 204
+    assert (home / "whole.bin").read_bytes() == b"other"
+    assert (home / "whole.bin").stat().st_mode & 0o777 == 0o640
+
+
+async def test_only_a_token_in_a_header_counts(stack: FileStack) -> None:
+    """Neither none, nor a wrong one, nor one in the address, nor the cookie of the gateway's page."""
+    assert (await Client(stack.gateway_url, "").request("GET", "/files/x")).status == 403
+    assert (await Client(stack.gateway_url, "wrong-token").request("GET", "/files/x")).status == 403
+    answer = await Client(stack.gateway_url, "").request("GET", f"/files/x?token={stack.token(ADA)}")
+    assert (answer.status, answer.body["reason"]) == (403, "not_allowed")
+    page = Browser(stack.gateway_url)
+    await page.sign_in(stack.token(ADA))
+    assert (await page.request("GET", "/sharedkernel/api/status")).status == 200
+    for path in ("/sharedkernel/files/x", "/files/x", "/api/contents", "/api/terminals"):
+        assert (await page.request("GET", path)).status == 403
+
+
+async def open_terminal(client: Client, name: str) -> str:
+    """Type into a terminal through the gateway, and return what it shows."""
+    url = "ws" + client.url.removeprefix("http") + f"/terminals/websocket/{name}"
+    socket = await websocket_connect(HTTPRequest(url, headers=client.headers, request_timeout=PATIENCE))
+    shown = ""
+    await socket.write_message(json.dumps(["stdin", "echo is-$(id -u)-$(pwd)-done\r"]))
+    while "-done" not in shown.replace("$(pwd)-done", ""):
+        message = await socket.read_message()
+        if message is None:
+            raise WebSocketClosedError
+        kind, *rest = json.loads(message)
+        shown += rest[0] if kind == "stdout" else ""
+    socket.close()
+    return shown
+
+
+async def test_a_terminal_is_its_users(stack: FileStack) -> None:
+    """It runs under the user's account in the user's home; another user does not get at it."""
+    ada, grace = stack.client(), stack.client(GRACE)
+    name = (await ada.request("POST", "/api/terminals")).body["name"]
+    shown = await asyncio.wait_for(open_terminal(ada, name), PATIENCE)
+    assert f"is-{stack.home().stat().st_uid}-{stack.home()}-done" in shown
+    with pytest.raises(HTTPClientError, match="404"):
+        await open_terminal(grace, name)
+    assert (await grace.request("DELETE", f"/api/terminals/{name}")).status == 404
+    assert (await ada.request("DELETE", f"/api/terminals/{name}")).status == 204
+    audit = (stack.runtime_directory / "audit.jsonl").read_text()
+    assert f'"action": "terminals", "method": "GET", "path": "/terminals/websocket/{name}"' in audit
+
+
+async def test_a_server_that_is_killed_is_started_again(stack: FileStack) -> None:
+    """One serves a user; a fourth that would fail within a minute is not started, and that is said."""
+    ada, path = stack.client(), "/api/contents"
+    assert (await ada.request("GET", path)).status == 200
+    uid = stack.home().stat().st_uid
+    before = [process.pid for process in stack.servers()]
+    assert {(await ada.request("GET", path)).status for _ in range(5)} == {200}
+    assert [process.pid for process in stack.servers()] == before
+    statuses = []
+    for _ in range(3):
+        for process in stack.servers():
+            process.send_signal(signal.SIGKILL)
+            process.wait(PATIENCE)
+        statuses.append((await ada.request("GET", path)).status)
+    assert statuses[:2] == [200, 200]
+    answer = await ada.request("GET", path)
+    assert (answer.status, answer.body["reason"]) == (503, "start")
+    assert "3 times within a minute" in answer.body["message"]
+    assert uid == stack.home().stat().st_uid
