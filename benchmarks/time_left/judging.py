@@ -96,7 +96,10 @@ def table(told: list[Told]) -> str:
     for one in told:
         groups[one.name].append(one)
     rows = sorted(groups.items())
-    for title, ones in (("all", told), (f"but {UNFORESEEN}", [one for one in told if one.name != UNFORESEEN])):
+    totals = {"all": told}
+    if UNFORESEEN in groups:
+        totals[f"all but {UNFORESEEN}"] = [one for one in told if one.name != UNFORESEEN]
+    for title, ones in totals.items():
         rows += [(f"{title}, at {part:.0%}", [one for one in ones if one.part == part]) for part in PARTS]
         rows.append((title, ones))
     lines = [f"{'':34}{'looks':>6}{'before: shown':>15}{'near':>6}{'now: shown':>12}{'near':>6}"]
