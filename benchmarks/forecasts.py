@@ -35,7 +35,8 @@ _LEAST = 1.0
 #: seconds that a notebook may run
 _LIMIT = 150.0
 
-_PREPARE = """
+#: what the loops need
+PREPARE = """
 import time, torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -130,7 +131,7 @@ def main() -> None:
     try:
         with ended_by_signals(), LocalStack() as stack:
             for title, runs in (
-                ("loops", [(name, [_PREPARE, LOOPS[name]], None) for name in named]),
+                ("loops", [(name, [PREPARE, LOOPS[name]], None) for name in named]),
                 ("notebooks", [(path.parent.name, _cells(path), path.parent) for path in notebooks]),
             ):
                 seen = [cell for name, cells, folder in runs for cell in _run_and_say(stack, name, cells, folder)]

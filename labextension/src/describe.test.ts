@@ -59,11 +59,11 @@ describe('sessionState', () => {
 
 describe('figures', () => {
   it.each([
-    [{ remaining_seconds: 41.6, remaining_from: 'declared' }, ['about 42 s left']],
-    [{ remaining_seconds: 59.9, remaining_from: 'earlier' }, ['about 1 min left']],
-    [{ remaining_seconds: 7000, remaining_from: 'earlier' }, ['about 2 h left']],
-    [{ remaining_seconds: 41, remaining_from: 'distribution' }, []],
-    [{ remaining_seconds: null, remaining_from: 'declared' }, []],
+    [{ time_left_seconds: 41.6 }, ['about 42 s left']],
+    [{ time_left_seconds: 99.9 }, ['about 2 min left']],
+    [{ time_left_seconds: 5400 }, ['about 90 min left']],
+    [{ time_left_seconds: 7000 }, ['about 2 h left']],
+    [{ time_left_seconds: null, remaining_seconds: 41, remaining_from: 'declared' }, []],
     [{}, []]
   ])('of a session tell what is known, no guess: %j', (fields, words) => {
     expect(sentences(sessionFigures, 'line', read(fields), 'binary', english)).toEqual(words);

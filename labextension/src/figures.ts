@@ -24,5 +24,5 @@ export const sessionFigures = {
   ephemeral: { place: 'details', unit: 'bytes', fields: ['ephemeral_bytes'], whole: null, words: (amount, trans) => trans.__('%1 ephemeral', amount) },
   framework: { place: 'details', unit: 'bytes', fields: ['framework_bytes'], whole: null, words: (amount, trans) => trans.__('%1 framework', amount) },
   memory: { place: 'beside', unit: 'bytes', fields: ['persistent_bytes', 'ephemeral_bytes', 'framework_bytes'], whole: null, words: amount => amount },
-  left: { place: 'line', unit: 'about', fields: ['remaining_seconds'], whole: null, words: (amount, trans) => trans.__('about %1 left', amount) },
+  left: { place: 'line', unit: 'about', fields: ['time_left_seconds'], whole: null, words: (amount, trans) => trans.__('about %1 left', amount) },
 } satisfies Record<string, IFigure<ISessionStatus>>;

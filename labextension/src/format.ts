@@ -105,10 +105,10 @@ function format(value: number, unit: IFigure<unknown>['unit'], units: Units, tra
 
 /** Return a duration as short text, as exact as a prediction is. */
 function formatSeconds(seconds: number, trans: TranslationBundle): string {
-  if (Math.round(seconds) < 60) {
+  if (Math.round(seconds) < 100) {
     return trans.__('%1 s', Math.round(seconds));
   }
-  return Math.round(seconds / 60) < 60
+  return Math.round(seconds / 60) < 100
     ? trans.__('%1 min', Math.round(seconds / 60))
     : trans.__('%1 h', Math.round(seconds / 3600));
 }

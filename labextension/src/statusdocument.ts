@@ -139,6 +139,7 @@ export const readSessionStatus = record({
   room_from: or(isText, null),
   remaining_seconds: or(isNumber, null),
   remaining_from: or(isText, null),
+  time_left_seconds: or(isNumber, null),
   utilisation: or(isNumber, null),
   utilisation_predicted: or(isNumber, null),
   slowdown: or(isNumber, null),

@@ -105,8 +105,6 @@ export function parseView(message: string): IView {
   };
 }
 
-/** Where a cell's need may be known from for people to rely on it; as in Python's `status/text.py`. */
-const KNOWN_FROM: readonly unknown[] = ['declared', 'earlier'];
 /** Of a user, as the gateway writes it. */
 const COLOUR = /^#[0-9a-f]{6}$/;
 
@@ -125,8 +123,7 @@ function shown(status: IStatusDocument): IStatus {
       waited_minutes: 0,
       idle_seconds: 60 * Math.floor(session.idle_seconds / 60),
       lingering_seconds: coarse(session.lingering_seconds, seconds => 60 * Math.ceil(seconds / 60)),
-      memory_wait_seconds: coarse(session.memory_wait_seconds, seconds => Math.max(1, Math.round(seconds))),
-      remaining_seconds: KNOWN_FROM.includes(session.remaining_from) ? session.remaining_seconds : null
+      memory_wait_seconds: coarse(session.memory_wait_seconds, seconds => Math.max(1, Math.round(seconds)))
     }))
   };
 }

@@ -17,9 +17,9 @@ from sharedkernel.scheduling.model.types import (
     UserId,
 )
 from sharedkernel.scheduling.policies import interference
+from sharedkernel.scheduling.policies.time_left import time_left
 
 if TYPE_CHECKING:
-    from sharedkernel.scheduling.policies.predictions import Estimate
     from sharedkernel.scheduling.steps.records import Records
 
 #: what a session that does not run waits for
@@ -69,6 +69,8 @@ class QueueView:
     #: device-seconds that its open cell may be expected to need, and where that is known from; None: no cell is open
     remaining_seconds: float | None = None
     remaining_from: PredictionOrigin | None = None
+    #: seconds until that cell ends; None: not known, or its last expectations disagree
+    time_left_seconds: float | None = None
     #: seconds that it may still wait for memory, by quanta and transfers; None: it does not, or there is no estimate
     memory_wait_seconds: float | None = None
     #: bytes that it waits for, and those of them that are free; None: it does not wait for memory, or lacks none
@@ -182,8 +184,7 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
             attained=session.service.attained + (elapsed if session.state in HOLDING_STATES else 0.0),
             queue_position=positions.get(session.id),
             waiting_for=_waiting_for(session, is_queued=session.id in positions),
-            remaining_seconds=None if (estimate := _estimate(records, session, elapsed)) is None else estimate.seconds,
-            remaining_from=None if estimate is None else estimate.origin,
+            **_rest(records, session, elapsed),
             utilisation=session.stats.utilisation,
             utilisation_predicted=session.stats.earlier_utilisation,
             memory_wait_seconds=memory_waits.get(session.id),
@@ -219,7 +220,6 @@ def take_queue(records: Records, now: float) -> list[QueueView]:
     holders = ((None, session) for session in records.clock.holders.values())
     views = []
     for position, session in (*holders, *enumerate(_in_order(records), start=1)):
-        estimate = _estimate(records, session, elapsed)
         views.append(
             QueueView(
                 id=session.id,
@@ -228,8 +228,7 @@ def take_queue(records: Records, now: float) -> list[QueueView]:
                 iteration_seconds=session.stats.expected_iteration_seconds,
                 queue_position=position,
                 waiting_for=_waiting_for(session, is_queued=position is not None),
-                remaining_seconds=None if estimate is None else estimate.seconds,
-                remaining_from=None if estimate is None else estimate.origin,
+                **_rest(records, session, elapsed),
                 memory_wait_seconds=memory_waits.get(session.id),
                 **_lack(records, session),
             )
@@ -256,11 +255,16 @@ def _waiting_for(session: Session, *, is_queued: bool) -> WaitingFor | None:
     return "quota" if is_queued and session.is_over_quota else _WAITING_FOR.get(session.state)
 
 
-def _estimate(records: Records, session: Session, elapsed: float) -> Estimate | None:
-    """Return the remaining service of *session*'s open cell, *elapsed* seconds after the last event."""
+def _rest(records: Records, session: Session, elapsed: float) -> dict[str, Any]:
+    """Return what is left of *session*'s open cell, *elapsed* seconds after the last event."""
     if session.state not in OPEN_STATES:
-        return None
+        return {}
+    held = elapsed if session.state in HOLDING_STATES else 0.0
     estimate = records.predictions.estimate(session)
-    if session.state in HOLDING_STATES and estimate.origin != "residual":
-        return dataclasses.replace(estimate, seconds=max(0.0, estimate.seconds - elapsed))
-    return estimate
+    if estimate.origin != "residual":
+        estimate = dataclasses.replace(estimate, seconds=max(0.0, estimate.seconds - held))
+    return {
+        "remaining_seconds": estimate.seconds,
+        "remaining_from": estimate.origin,
+        "time_left_seconds": time_left(session, estimate, records.clock.now + elapsed, held),
+    }

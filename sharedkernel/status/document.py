@@ -224,6 +224,8 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     #: device time that its open cell still needs, and where that is known from
     remaining_seconds: float | None = None
     remaining_from: str | None = None
+    #: until that cell ends, with its turns and waits; None: not known well enough
+    time_left_seconds: float | None = None
     #: how busy it keeps the device alone (0 to 1), as measured of its code now and of its code before
     utilisation: float | None = None
     utilisation_predicted: float | None = None

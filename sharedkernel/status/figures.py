@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum, Flag, auto
 from typing import Any
 
-from sharedkernel.status.text import NOTHING, RUNNING, about, is_foreseen
+from sharedkernel.status.text import NOTHING, RUNNING, about
 from sharedkernel.units import format_bytes, format_seconds
 
 
@@ -64,7 +64,7 @@ class Figure:
     whole: str = ""
     #: what the metric is
     help: str = ""
-    #: whether an entry's is a figure at all; the pages decide that themselves (`labextension/src/view.ts`)
+    #: whether an entry's is a figure at all
     known: Callable[[Any], bool] = lambda entry: True
 
     def value(self, entry: object) -> float | None:
@@ -96,7 +96,7 @@ _IN_USE = ("persistent_bytes", "ephemeral_bytes", "framework_bytes", "shelf_byte
 #: what a session or a user has on the device now: all users' come to the device's `used_bytes`
 MEMORY = Figure("memory", _BYTES, _IN_USE, _TOP | _BESIDE)
 IDLE = Figure("idle", Unit.ABOUT, ("idle_seconds",), _TOP, known=lambda session: session.state not in RUNNING)
-LEFT = Figure("left", Unit.ABOUT, ("remaining_seconds",), _TOP | _LINE, "about {} left", known=is_foreseen)
+LEFT = Figure("left", Unit.ABOUT, ("time_left_seconds",), _TOP | _LINE, "about {} left")
 _SERVICE = ("attained_service_seconds",)
 
 DEVICE = (

@@ -230,7 +230,7 @@ def expected_waits(
         if foreseen_by == "turns":
             needs: float | None = max(quantum, session.iteration_seconds or 0.0)
         else:
-            needs = time_left(session)
+            needs = session.remaining_seconds if session.remaining_from in ("declared", "earlier") else None
         work = None if work is None or needs is None else work + needs
     return waits
 
@@ -301,19 +301,9 @@ def wait_outlook(session: SessionStatus, status: StatusDocument) -> str | None:
     return None if expected is None else f"Expected wait: about {format_seconds(expected)}."
 
 
-def time_left(session: Waiter) -> float | None:
-    """Return the device-seconds that *session*'s open cell still needs; None where that is a mere guess."""
-    return session.remaining_seconds if is_foreseen(session) else None
-
-
-def is_foreseen(session: Waiter) -> bool:
-    """Whether it is more than a guess what *session*'s open cell still needs."""
-    return session.remaining_from in ("declared", "earlier")
-
-
 def about(seconds: float) -> str:
     """Return a duration in five characters, as exact as a prediction is: ``~40 s``, ``~3 m``, ``~2 h``, ``~9 d``."""
-    for unit, length, most in (("s", 1, 60), ("m", 60, 60), ("h", 3600, 48), ("d", 86400, 99)):
+    for unit, length, most in (("s", 1, 100), ("m", 60, 100), ("h", 3600, 48), ("d", 86400, 99)):
         amount = round(seconds / length)
         if amount < most or unit == "d":
             break

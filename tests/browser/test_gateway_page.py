@@ -77,9 +77,7 @@ def of_users(count: int) -> str:
     sessions = [
         session(0, "ada", "idle", size, notebook="explore.ipynb"),
         session(1, "ada", "queued", size / 2, notebook="fine-tuning.ipynb", queue_position=2, waiting_for="lane"),
-        session(
-            2, "grace", "running", size, notebook="train.ipynb", remaining_seconds=130.0, remaining_from="declared"
-        ),
+        session(2, "grace", "running", size, notebook="train.ipynb", time_left_seconds=130.0),
         session(3, "grace", "queued", size / 3, notebook="plots.ipynb", queue_position=1, waiting_for="lane"),
         large,
         *students,

@@ -81,7 +81,7 @@ def of_two_devices() -> str:
         lane.update(id=2, number=1, device="cuda:0")
     for entry in status["sessions"]:
         entry.update(lane=2, device="cuda:0")
-    status["sessions"][0].update(remaining_seconds=130.0, remaining_from="declared")
+    status["sessions"][0].update(time_left_seconds=130.0)
     return json.dumps(status)
 
 

@@ -40,7 +40,7 @@ def test_a_figure_of_the_panel_is_one_entry(script: ModuleType) -> None:
     """With its place, its unit, the fields that its entry has, and its words; those of tables alone are left out."""
     text = script.texts()[script.SOURCES / "figures.ts"]
     assert (
-        "  left: { place: 'line', unit: 'about', fields: ['remaining_seconds'], whole: null, "
+        "  left: { place: 'line', unit: 'about', fields: ['time_left_seconds'], whole: null, "
         "words: (amount, trans) => trans.__('about %1 left', amount) },\n"
     ) in text
     assert "iterations" not in text

@@ -127,10 +127,10 @@ def test_several_devices_stand_one_below_the_other() -> None:
     assert "1.8 GiB" in text[away:]
 
 
-def test_what_is_left_of_a_cell_is_told_where_it_is_known() -> None:
-    """In a column that is there only then: as declared or by earlier runs, not as a guess."""
-    known = {"remaining_seconds": 125.0, "remaining_from": "declared"}
-    guess = {"remaining_seconds": 9.0, "remaining_from": "residual"}
+def test_what_is_left_of_a_cell_is_told_where_it_can_be_believed() -> None:
+    """By the clock, in a column that is there only then; device time that is left is not shown."""
+    known = {"time_left_seconds": 125.0}
+    guess = {"remaining_seconds": 9.0, "remaining_from": "declared"}
     text = shown(document(sessions=[session("a", "ada", "running", **known), session("b", "bob", "queued", **guess)]))
     assert "left" in text
     assert "~2 m" in text
@@ -140,7 +140,7 @@ def test_what_is_left_of_a_cell_is_told_where_it_is_known() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "said"),
-    [(0.2, "~0 s"), (59.4, "~59 s"), (59.9, "~1 m"), (3599.0, "~1 h"), (47.4 * 3600, "~47 h"), (1e9, "~99 d")],
+    [(0.2, "~0 s"), (99.4, "~99 s"), (99.9, "~2 m"), (5400.0, "~90 m"), (47.4 * 3600, "~47 h"), (1e9, "~99 d")],
 )
 def test_predictions_are_told_roughly(seconds: float, said: str) -> None:
     """In five characters."""

@@ -202,6 +202,7 @@ def _session(view: SessionView, process: SessionHandle) -> SessionStatus:
         room_from=view.room_from,
         remaining_seconds=view.remaining_seconds,
         remaining_from=view.remaining_from,
+        time_left_seconds=view.time_left_seconds,
         utilisation=view.utilisation,
         utilisation_predicted=view.utilisation_predicted,
         slowdown=view.slowdown,

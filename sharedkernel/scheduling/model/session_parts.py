@@ -7,7 +7,11 @@ Bytes are integers, times are seconds on the scheduler's axis. Each part belongs
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
+
+#: marks of a cell's way that are kept
+MARKS = 3
 
 
 @dataclass(slots=True, kw_only=True)
@@ -171,13 +175,30 @@ class Preemption:
     last_preempt_forced: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A point on a cell's way, see `policies/time_left.py`."""
+
+    #: seconds
+    at: float
+    #: device-seconds that the session had attained, and iterations that it had completed
+    service: float
+    iterations: int
+    #: when the cell was expected to end, seconds; None: nothing was expected yet
+    end: float | None
+
+
 @dataclass(slots=True, kw_only=True)
 class CellForecast:
     """The service that a session's present cell may still need, see `policies/predictions.py`."""
 
-    #: iterations left in its cell, as it declared last, and what it had attained then; None: it declared nothing
+    #: iterations left in its cell, as it declared last, and what it had attained and completed then; None: it declared
+    #: nothing
     declared: int | None = None
     declared_at: float = 0.0
+    declared_after: int = 0
+    #: the last points on the cell's way, oldest first
+    marks: deque[Mark] = field(default_factory=lambda: deque(maxlen=MARKS))
     #: whether its cell exceeded a forecast: none is used until it ends
     is_misjudged: bool = False
     #: device-seconds that its cell was expected to need when it came for the device last

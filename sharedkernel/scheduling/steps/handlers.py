@@ -42,6 +42,7 @@ from sharedkernel.scheduling.model.events import (
 from sharedkernel.scheduling.model.session import Session
 from sharedkernel.scheduling.model.types import MemoryProfile, SessionState
 from sharedkernel.scheduling.policies import interference
+from sharedkernel.scheduling.policies.time_left import mark_way
 from sharedkernel.scheduling.steps.apply import Decisions
 from sharedkernel.scheduling.steps.records import Records, at_least
 
@@ -151,6 +152,7 @@ class EventHandlers:
         session.wait.was_in_vain = False
         session.cell.source, session.cell.attained_before = event.source, session.service.attained
         session.forecast.declared, session.forecast.is_misjudged = None, False
+        session.forecast.marks.clear()
         session.forecast.remaining = records.predictions.estimate(session).seconds
         records.move(session, event)
         if session.state is SessionState.RESTORING:
@@ -228,6 +230,7 @@ class EventHandlers:
         interference.record_measurement(session, iterations=event.iterations, utilisation=event.utilisation)
         session.forecast.is_misjudged = session.forecast.is_misjudged or records.predictions.has_exceeded(session)
         _declare(session, event.remaining_iterations)
+        mark_way(session, records.predictions, records.clock.now)
         if session.state is SessionState.PREEMPTING:
             session.preemption.last_preempt_forced = session.preemption.was_forced
         records.end_grant(session)
@@ -269,10 +272,11 @@ class EventHandlers:
         _declare(session, event.remaining_iterations)
 
     def _on_grant_measured(self, event: GrantMeasured) -> None:
-        holders = self._records.clock.holders
+        records, holders = self._records, self._records.clock.holders
         session = holders.get(event.session)
         if session is not None:
             interference.record_measurement(session, iterations=event.iterations, utilisation=event.utilisation)
+            mark_way(session, records.predictions, records.clock.now)
             if event.iterations:
                 session.stats.is_alone = len(holders) == 1
 
@@ -360,3 +364,4 @@ def _declare(session: Session, iterations: int | None) -> None:
     """Record that *iterations* are left in *session*'s cell; None: nothing new."""
     if iterations is not None:
         session.forecast.declared, session.forecast.declared_at = iterations, session.service.attained
+        session.forecast.declared_after = session.stats.iterations

@@ -119,10 +119,12 @@ class Forecast:
 
     def news(self, iterations: int) -> protocol.Foreseen | None:
         """Return what the executor should be told by now, if anything, after so many *iterations* of the session."""
-        told = self._told
+        told, remaining = self._told, self._remaining
+        if remaining is not None and self._last is not None:  # beside others most boundaries pass without a look
+            remaining = max(0, remaining - (iterations - self._last.iterations))
         foreseen = protocol.Foreseen(
             source=self._source,
-            remaining_iterations=self._remaining if self._seconds is not None else None,
+            remaining_iterations=remaining if self._seconds is not None else None,
             iteration_seconds=self._seconds,
         )
         expected = None

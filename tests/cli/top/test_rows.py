@@ -16,7 +16,7 @@ STATUS = document(
         session("b", "bob", "running", notebook="a.ipynb", attained_service_seconds=3.0, persistent_bytes=MIB),
         session("c", "cleo", "queued", notebook="b.ipynb", queue_position=2, waiting_for="lane", idle_seconds=1.0),
         session("d", "ada", "queued", notebook="c.ipynb", queue_position=1, waiting_for="memory",
-                remaining_seconds=60.0, remaining_from="declared", idle_seconds=2.0),
+                time_left_seconds=60.0, idle_seconds=2.0),
     ],
     users=[user("ada", persistent_bytes=GIB), user("bob", share=2.0), user("cleo", persistent_bytes=2 * GIB)],
 )  # fmt: skip

@@ -7,6 +7,8 @@ import ast
 import pytest
 
 from sharedkernel import protocol
+from sharedkernel.session.progress.forecast import Forecast
+from sharedkernel.session.progress.progress import Progress
 from sharedkernel.session.progress.source_hash import source_hash
 from tests.session.harness import SessionUnderTest
 
@@ -75,6 +77,25 @@ def test_what_a_loop_without_boundaries_has_left_is_known(code: str) -> None:
         assert said.iteration_seconds
         session.interrupt()
         assert session.reply(request)["ename"] == "KeyboardInterrupt"
+
+
+def test_what_is_said_long_after_a_look_counts_what_passed_since() -> None:
+    """Beside others a session passes most boundaries without a look: the count of the last one is not repeated."""
+    progress = Progress()
+    forecast = Forecast(progress)
+    forecast.section_began()
+    counter = progress.say("loop", 100)
+    forecast.grant_began(0)
+    for iterations in (0, 10):
+        counter.started = 1 + iterations
+        forecast.look(iterations)
+    first = forecast.news(10)
+    forecast.source_read("x = 1")  # news of another kind
+    later = forecast.news(70)
+    assert first is not None
+    assert later is not None
+    assert first.remaining_iterations is not None
+    assert later.remaining_iterations == first.remaining_iterations - 60
 
 
 def test_a_new_executor_is_told_again() -> None:

@@ -1,0 +1,1 @@
+"""How often the time that a long cell has left is told, and how often that is near: before, and now."""
