@@ -54,11 +54,11 @@ def process(gpu: Gpu) -> AsyncIterator[ExecutorProcess]:
         process.close()
 
 
-def script(directory: Path, code: str) -> str:
-    """Return a cell that starts *code* as a program."""
+def script(directory: Path, code: str, *launcher: str) -> str:
+    """Return a cell that starts *code* as a program, by the module and options of *launcher* if there are any."""
     path = directory / "train.py"
     path.write_text(code)
-    return START.replace("PATH", repr(str(path)))
+    return START.replace("PATH", ", ".join(map(repr, (*launcher, str(path)))))
 
 
 def recorded(process: ExecutorProcess) -> list[set[int]]:
@@ -146,31 +146,25 @@ async def use(seconds: float) -> dict[int, float]:
     return {pid: used - before.get(pid, 0.0) for pid, used in device_seconds().items()}
 
 
-#: two processes of one program, which wait for each other in each step; prints their ids
+#: two processes of one program, which wait for each other in each step
 RANKS = """
-import os, sys
-import torch, torch.distributed as dist, torch.multiprocessing as mp
-
-def work(rank, store):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    model = torch.nn.Linear(64, 64).cuda()
-    while True:
-        model.zero_grad()
-        model(torch.ones(32, 64, device="cuda")).square().mean().backward()
-        gradient = model.weight.grad.cpu()
-        dist.all_reduce(gradient)
-
-if __name__ == "__main__":
-    mp.spawn(work, (sys.argv[0] + ".store",), nprocs=2)
+import torch, torch.distributed as dist
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+model = torch.nn.Linear(64, 64).cuda()
+while True:
+    model.zero_grad()
+    model(torch.ones(32, 64, device="cuda")).square().mean().backward()
+    dist.all_reduce(model.weight.grad.cpu())
 """
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 
-async def test_a_program_of_two_processes_stops_and_continues_as_one(process: ExecutorProcess, tmp_path: Path) -> None:
-    """Its launcher computes nothing and is left alone; the session's own cell has the same turn."""
+async def test_two_processes_of_torchrun_stop_and_continue_as_one(process: ExecutorProcess, tmp_path: Path) -> None:
+    """`torchrun` itself computes nothing and is left alone; the session's own cell has the same turn."""
     async with Executor(process) as executor:
         ada, grace = await executor.notebook("ada"), await executor.notebook("grace")
-        pid = int((await grace.run(script(tmp_path, RANKS))).text)
+        pid = int((await grace.run(script(tmp_path, RANKS, *TORCHRUN))).text)
         async with training(executor, ada):
 
             async def ranks() -> set[int]:
