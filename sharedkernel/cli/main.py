@@ -111,6 +111,10 @@ COMMANDS = {
         application="sharedkernel.cli.classroom.app.ClassApp",
         help="Run a class: users with invitations, limits and tokens that end together.",
     ),
+    "ports": Command(
+        application="sharedkernel.cli.ports.PortsApp",
+        help="List the ports of your programs on the host, and reach them from here.",
+    ),
     "shelf": Command(
         application="sharedkernel.cli.shelf.ShelfApp",
         help="List what is on your shelf, or everybody's, and take it off.",

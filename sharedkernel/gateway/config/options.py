@@ -113,6 +113,10 @@ class GatewayOptions(HasTraits):
         help="Most websockets that a user may have open: two for each notebook in JupyterLab, and one for each page "
         "that watches the status.",
     ).tag(config=True)
+    ports = Bool(
+        True,
+        help="Forward ports: users reach what their programs serve on this host's loopback, from their own machine.",
+    ).tag(config=True)
     max_user_bytes = Integer(
         256 * 1024**2,
         min=1024**2,

@@ -234,6 +234,10 @@ class Executors:
         """Return an error that says that no executor answers."""
         return self._none_answers(self._clients) if self.several else next(iter(self._clients.values())).unavailable()
 
+    def no_answer(self, name: str, what: str = "does not answer") -> ExecutorUnavailable:
+        """Return an error that says *what* one executor does."""
+        return ExecutorUnavailable(f"{self.describe([name])} {what}; its log may say why.")
+
     def _none_answers(self, names: Collection[str]) -> ExecutorUnavailable:
         since = [self._clients[name].away_since for name in names]
         return ExecutorUnavailable(

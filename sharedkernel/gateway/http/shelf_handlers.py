@@ -63,7 +63,7 @@ async def _list(executors: Executors, device: str, user: str | None) -> list[Use
         async with asyncio.timeout(_TIMEOUT):
             return await executors[device].shelves(user)
     except TimeoutError:
-        raise _silent(executors, device) from None
+        raise executors.no_answer(device) from None
 
 
 async def take_off(
@@ -101,17 +101,13 @@ async def take_off(
             async with asyncio.timeout(_TIMEOUT):
                 taken[device] = await executors[device].take_off_shelf(user, name)
         except TimeoutError:
-            raise _silent(executors, device, "does not answer, and may still do it") from None
+            raise executors.no_answer(device, "does not answer, and may still do it") from None
         except Refused as refusal:
             if refusal.reason != "not_shelved":
                 raise
             missing = refusal
     if missing is not None and not taken:
         raise missing
-
-
-def _silent(executors: Executors, device: str, what: str = "does not answer") -> ExecutorUnavailable:
-    return ExecutorUnavailable(f"{executors.describe([device])} {what}; its log may say why.")
 
 
 class ShelvesHandler(GatewayHandler):
