@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed
 
 from sharedkernel.client.gateway.connection import Gateway
 from sharedkernel.client.gateway.server import in_thread
-from sharedkernel.client.gateway.websocket import WebSocket
+from sharedkernel.client.gateway.websocket import CLOSE_PATIENCE, WebSocket
 from sharedkernel.errors import ConfigError, SharedKernelError
 
 #: the user's ports, see `gateway/http/ports.py`
@@ -104,6 +104,8 @@ class PortForward:
                 self._report(self._reported)
         finally:
             writer.transport.abort()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
 
 async def _join(websocket: WebSocket, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -119,9 +121,13 @@ async def _join(websocket: WebSocket, reader: asyncio.StreamReader, writer: asyn
                     writer.write_eof()
             writer.close()
             await writer.wait_closed()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_PATIENCE):
+                await websocket.close()
     finally:
         sending.cancel()
-        websocket.end()
+        websocket.transport.abort()
+        await websocket.wait_closed()
 
 
 async def _send(websocket: WebSocket, reader: asyncio.StreamReader) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-_LISTENING = "0A"
+#: states, as the system numbers them
+_ESTABLISHED, _ARRIVING, _LISTENING = 0x01, 0x03, 0x0A
 #: address and port, as `socket.getsockname` begins with them
 Address = tuple[str, int]
 
@@ -21,22 +22,26 @@ class TcpSocket(NamedTuple):
     port: int
     peer: str
     peer_port: int
-    is_listening: bool
+    state: int
     #: account of the process that made or accepted it
     uid: int
-    #: 0: it belongs to no process, as a connection before it is accepted
+    #: 0: no process has it, as before a connection is accepted
     inode: int
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether it accepts connections."""
+        return self.state == _LISTENING
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether a process has accepted the connection, or that is over before it was seen."""
+        return self.inode != 0 or self.state not in (_ESTABLISHED, _ARRIVING)
 
 
 def tcp_sockets() -> Iterator[TcpSocket]:
     """Yield all TCP sockets of this process's network."""
-    for kind in ("tcp", "tcp6"):
-        for fields in read_table(f"/proc/self/net/{kind}"):
-            (address, _, port), (peer, _, peer_port) = fields[1].partition(":"), fields[2].partition(":")
-            is_listening = fields[3] == _LISTENING
-            yield TcpSocket(
-                address, int(port, 16), peer, int(peer_port, 16), is_listening, int(fields[7]), int(fields[9])
-            )
+    yield from (_parse(line) for line in _lines())
 
 
 def listening_on_loopback() -> Iterator[TcpSocket]:
@@ -53,19 +58,34 @@ def accepted(connections: Collection[tuple[Address, Address]]) -> dict[tuple[Add
         The own and the other address of each.
     """
     wanted = {
-        (form, other[1], own_form, own[1]): (own, other)
+        (f"{form}:{other[1]:04X}", f"{own_form}:{own[1]:04X}"): (own, other)
         for own, other in connections
         for form, own_form in zip(_forms(other[0]), _forms(own[0]), strict=True)
     }
-    return {wanted[each[:4]]: each for each in tcp_sockets() if each.inode and each[:4] in wanted}
+    found = {}
+    for line in _lines():  # most of which are of others: there may be many
+        _, address, peer, _ = line.split(None, 3)
+        if (connection := wanted.get((address, peer))) is not None and (tcp := _parse(line)).is_accepted:
+            found[connection] = tcp
+    return found
 
 
-def read_table(path: str) -> Iterator[list[str]]:
-    """Yield the fields of each line of a table of sockets but the first; nothing if this system has no such table."""
-    lines: list[str] = []
+def read_table(path: str) -> list[str]:
+    """Return the lines of a table of sockets but the first; none if this system has no such table."""
     with contextlib.suppress(OSError):
-        lines = Path(path).read_text(errors="replace").splitlines()
-    yield from (fields for line in lines[1:] if len(fields := line.split()) > 6)
+        return Path(path).read_text(errors="replace").splitlines()[1:]
+    return []
+
+
+def _lines() -> list[str]:
+    return read_table("/proc/self/net/tcp") + read_table("/proc/self/net/tcp6")
+
+
+def _parse(line: str) -> TcpSocket:
+    fields = line.split(None, 10)
+    (address, _, port), (peer, _, peer_port) = fields[1].partition(":"), fields[2].partition(":")
+    numbers = int(fields[3], 16), int(fields[7]), int(fields[9])
+    return TcpSocket(address, int(port, 16), peer, int(peer_port, 16), *numbers)
 
 
 def _forms(address: str) -> list[str]:

@@ -11,11 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from jupyter_server.auth.decorator import authorized, ws_authenticated
 from jupyter_server.base.handlers import JupyterHandler
@@ -41,10 +40,8 @@ MOST_CONNECTIONS = 256
 _CHUNK = 64 * 1024
 #: seconds that a port may take to be connected to, an executor to say whose it is, and the last bytes to be taken
 _CONNECT, _ANSWER, _LAST = 5.0, 10.0, 5.0
-#: seconds that a program may take to accept a connection
-ACCEPT = 30.0
-#: seconds between looks at the system's table of sockets at least, and how often as long as a look takes
-_PAUSE, _IDLE = 0.005, 20
+#: seconds between looks at the system's table of sockets, at least and at most
+_PAUSES = 0.005, 0.5
 #: close code of a websocket with a message that means nothing (RFC 6455: unsupported data)
 _NOT_UNDERSTOOD = 1003
 
@@ -52,10 +49,18 @@ _OPEN = Gauge("sharedkernel_port_connections", "Open connections to users' ports
 
 
 class Accepts:
-    """Waits until connections were accepted, by one look at the system's table for all of them."""
+    """Waits until connections were accepted, by one look at the system's table for all of them.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    seconds
+        To wait for each.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
         self._waiting: dict[tuple[Address, Address], asyncio.Future[TcpSocket]] = {}
+        self._is_new = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def wait(self, own: Address, other: Address) -> TcpSocket:
@@ -72,21 +77,29 @@ class Accepts:
             When none does in time.
         """
         future = self._waiting[own, other] = asyncio.get_running_loop().create_future()
+        self._is_new.set()
         if self._task is None:
             self._task = asyncio.create_task(self._look())
         try:
-            async with asyncio.timeout(ACCEPT):
+            async with asyncio.timeout(self._seconds):
                 return await future
         finally:
             del self._waiting[own, other]
 
     async def _look(self) -> None:
+        shortest, longest = _PAUSES
+        pause = 0.0
         while self._waiting:
-            began = time.monotonic()
+            self._is_new.clear()
             for connection, found in accepted(self._waiting).items():
                 if not self._waiting[connection].done():
                     self._waiting[connection].set_result(found)
-            await asyncio.sleep(max(_PAUSE, _IDLE * (time.monotonic() - began)))
+            await asyncio.sleep(shortest)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._is_new.wait()
+                pause = 0.0
+            pause = min(2 * pause + shortest, longest)
         self._task = None
 
 
@@ -109,11 +122,14 @@ class UserPorts:
     ----------
     executors
         Know whose processes there are.
+    accept_seconds
+        How long a program may take to accept a connection.
     """
 
-    def __init__(self, executors: Executors) -> None:
+    def __init__(self, executors: Executors, *, accept_seconds: float = 30.0) -> None:
         self._executors = executors
-        self._accepts = Accepts()
+        self._accept_seconds = accept_seconds
+        self._accepts = Accepts(accept_seconds)
         #: open connections by user and port
         self._numbers: Counter[tuple[str, int]] = Counter()
 
@@ -140,8 +156,8 @@ class UserPorts:
                 peer = await self._accepts.wait(own, other)
             except TimeoutError:
                 raise Refused(
-                    f"what listens on port {port} has accepted no connection for {ACCEPT:.0f} s; see whether the "
-                    "program hangs, and open it again.",
+                    f"what listens on port {port} has accepted no connection for {self._accept_seconds:g} s; see "
+                    "whether the program hangs, and open it again.",
                     reason="not_accepted",
                 ) from None
             owned = await self._owned(user, {peer.inode: peer.uid})
@@ -218,9 +234,9 @@ class PortsHandler(GatewayHandler):
         """Return port, program, and the session and notebook that started it (null: it has left them) of each."""
         manager, found = kernel_manager_of(self), []
         for port, device, owned in await _ports_of(self).listening(self.current_user.username):
-            kernel = owned.session and manager.registry.of_session(owned.session, device)
-            session, notebook = (kernel.kernel_id, kernel.notebook) if kernel else (owned.session, None)
-            found.append({"port": port, "program": owned.program, "session": session, "notebook": notebook})
+            kernel_id = _kernel_id(self, device, owned.session)
+            notebook = None if kernel_id is None else manager.notebook(kernel_id)
+            found.append({"port": port, "program": owned.program, "session": kernel_id, "notebook": notebook})
         self.finish(json.dumps({"ports": found}))
 
 
@@ -232,7 +248,9 @@ class PortHandler(
     auth_resource = "sharedkernel"
     actions: ClassVar[dict[str, str]] = {"GET": "open port {port}"}
 
-    _connection: PortConnection
+    _connection: PortConnection | None = None
+    #: whether it is its user's only one to that port
+    _is_first = True
     _sending: asyncio.Task[None] | None = None
     #: whether bytes wait for the program to take them
     _is_waiting = False
@@ -245,18 +263,21 @@ class PortHandler(
         """Accept the websocket once the connection is known to be the user's; returns when both are closed."""
         ports, user = _ports_of(self), self.current_user.username
         with self.settings["open_ports"].place_for(self):
-            async with ports.connection(user, int(port)) as (self._connection, is_first):
-                if is_first:  # a page opens many
-                    device, self.acted_on = self._connection.session or ("", None)
-                    kernel = self.acted_on and kernel_manager_of(self).registry.of_session(self.acted_on, device)
-                    self.acted_on = str(kernel.kernel_id) if kernel else self.acted_on
-                    self.record_action(f"open port {port}", program=self._connection.program)
+            async with ports.connection(user, int(port)) as (self._connection, self._is_first):
+                device, session = self._connection.session or ("", None)
+                self.acted_on = _kernel_id(self, device, session)
                 self._client_ended = asyncio.Event()
                 try:
                     await super().get(port)
                 finally:
                     if self._sending is not None:
                         self._sending.cancel()
+
+    def record_action(self, action: str, **details: Any) -> None:
+        """Record *action* with *details*, but not each of a page's many connections."""
+        if self._is_first:
+            program = None if self._connection is None else self._connection.program
+            super().record_action(action, program=program, **details)
 
     def open(self, port: str) -> None:  # type: ignore[override]
         """Send what the program sends from now on."""
@@ -265,6 +286,7 @@ class PortHandler(
 
     async def _send(self) -> None:
         """Send the client what the program sends, and close once both have ended."""
+        assert self._connection is not None
         with contextlib.suppress(OSError, WebSocketClosedError):
             while data := await self._connection.reader.read(_CHUNK):
                 await self.write_message(data, binary=True)
@@ -274,6 +296,7 @@ class PortHandler(
 
     async def on_message(self, message: str | bytes) -> None:  # type: ignore[override]
         """Send the program what the client sends; nothing more is read of the client until it is taken."""
+        assert self._connection is not None
         writer = self._connection.writer
         if isinstance(message, str) or self._client_ended.is_set():
             self.close(_NOT_UNDERSTOOD, "bytes in binary messages are expected, and none after an empty one")
@@ -298,8 +321,14 @@ class PortHandler(
     def on_close(self) -> None:
         """End the connection to the program, which need not take what waits for it."""
         super().on_close()
-        if self._is_waiting:
+        if self._connection is not None and self._is_waiting:
             self._connection.writer.transport.abort()
+
+
+def _kernel_id(handler: JupyterHandler, device: str, session: str | None) -> str | None:
+    """Return the kernel id of a device's session; its own name where it lingers."""
+    kernel = None if session is None else kernel_manager_of(handler).registry.of_session(session, device)
+    return session if kernel is None else str(kernel.kernel_id)
 
 
 def _ports_of(handler: JupyterHandler) -> UserPorts:

@@ -107,8 +107,9 @@ def _listening() -> dict[int, str]:
     for tcp in tcp_sockets():
         if tcp.is_listening:
             found[tcp.inode] = str(tcp.port)
-    for fields in read_table("/proc/self/net/unix"):
-        if fields[3] == _LISTENING_UNIX:
+    for line in read_table("/proc/self/net/unix"):
+        fields = line.split()
+        if len(fields) > 6 and fields[3] == _LISTENING_UNIX:
             found[int(fields[6])] = fields[7] if len(fields) > 7 else "without a name"
     return found
 
