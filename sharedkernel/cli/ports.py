@@ -13,12 +13,9 @@ from traitlets import Bool, Integer
 from sharedkernel.cli.base import fail
 from sharedkernel.cli.options import GatewayCommandApp
 from sharedkernel.client.gateway.connection import Gateway
-from sharedkernel.client.ports import PortForward, list_ports
+from sharedkernel.client.ports import PortForwards, list_ports
 from sharedkernel.status.tables import cell, new_table, number, text
 from sharedkernel.status.text import safe_text
-
-#: ports that one command forwards
-_MOST = 32
 
 
 class PortsApp(GatewayCommandApp):
@@ -60,8 +57,6 @@ class PortsApp(GatewayCommandApp):
         ports = list(dict.fromkeys(map(int, self.extra_args)))
         if self.local_port and len(ports) != 1:
             fail("--local-port goes with one port of the host; name it.", status=2)
-        if len(ports) > _MOST:
-            fail(f"{len(ports)} ports are too many for one command; name {_MOST} at most.", status=2)
         gateway = Gateway(self.credentials())
         with contextlib.suppress(KeyboardInterrupt):
             asyncio.run(self._forward(gateway, ports) if ports else self._list(gateway))
@@ -82,10 +77,10 @@ class PortsApp(GatewayCommandApp):
     async def _forward(self, gateway: Gateway, ports: list[int]) -> None:
         known: dict[int, dict[str, Any]] = {entry["port"]: entry for entry in await list_ports(gateway)}
         async with contextlib.AsyncExitStack() as exits:
+            forwards = PortForwards(_report)
+            exits.push_async_callback(forwards.close)
             for port in ports:
-                forward = PortForward(gateway, port, _report)
-                exits.push_async_callback(forward.close)
-                await forward.start(self.local_port or None)
+                forward = await forwards.open(gateway, port, self.local_port or None)
                 what = safe_text(known[port]["program"]) if port in known else "nothing of yours listens there yet"
                 is_other = forward.local_port not in (port, self.local_port)
                 why = f" (port {port} is taken here)" if is_other else ""

@@ -23,6 +23,8 @@ from sharedkernel.errors import ConfigError, SharedKernelError
 PORTS_PATH = "/sharedkernel/api/ports"
 #: bytes that are read at a time, and that wait in each direction
 _CHUNK = 64 * 1024
+#: ports that one program forwards
+MOST_FORWARDS = 32
 #: connections at a time, more than a gateway accepts, and those that are being opened
 _MOST, _MOST_OPENING = 300, 16
 
@@ -106,6 +108,45 @@ class PortForward:
             writer.transport.abort()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
+
+
+class PortForwards:
+    """The ports that one program forwards; those of another gateway or token are others.
+
+    Parameters
+    ----------
+    report
+        As :class:`PortForward` has it.
+    """
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._open: dict[tuple[str, str, int], PortForward] = {}
+
+    async def open(self, gateway: Gateway, port: int, local_port: int | None = None) -> PortForward:
+        """Return the forward of a port, which is opened unless it is already.
+
+        Raises
+        ------
+        ConfigError
+            When *local_port* cannot be had, or too many are open.
+        """
+        key = gateway.url, gateway.credentials.token, port
+        if key not in self._open:
+            if len(self._open) >= MOST_FORWARDS:
+                raise ConfigError(f"{MOST_FORWARDS} ports are forwarded here, which is the most; open fewer.")
+            self._open[key] = PortForward(gateway, port, self._report)
+            try:
+                await self._open[key].start(local_port)
+            except ConfigError:
+                del self._open[key]
+                raise
+        return self._open[key]
+
+    async def close(self) -> None:
+        """Close all of them."""
+        for forward in self._open.values():
+            await forward.close()
 
 
 async def _join(websocket: WebSocket, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

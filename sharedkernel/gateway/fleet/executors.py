@@ -234,10 +234,6 @@ class Executors:
         """Return an error that says that no executor answers."""
         return self._none_answers(self._clients) if self.several else next(iter(self._clients.values())).unavailable()
 
-    def no_answer(self, name: str, what: str = "does not answer") -> ExecutorUnavailable:
-        """Return an error that says *what* one executor does."""
-        return ExecutorUnavailable(f"{self.describe([name])} {what}; its log may say why.")
-
     def _none_answers(self, names: Collection[str]) -> ExecutorUnavailable:
         since = [self._clients[name].away_since for name in names]
         return ExecutorUnavailable(
@@ -292,6 +288,11 @@ class Executors:
                 while pending and not any(map(_succeeded, asked.values())):
                     _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         return self._answers(asked)
+
+
+def no_answer(executors: Executors, name: str, what: str = "does not answer") -> ExecutorUnavailable:
+    """Return an error that says *what* one executor does."""
+    return ExecutorUnavailable(f"{executors.describe([name])} {what}; its log may say why.")
 
 
 def _succeeded(task: asyncio.Task[Any]) -> bool:

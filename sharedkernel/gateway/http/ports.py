@@ -27,7 +27,7 @@ from tornado.websocket import WebSocketClosedError, WebSocketHandler
 from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.gateway.auth.audit import AuditedHandler
 from sharedkernel.gateway.errors import ErrorResponseMixin
-from sharedkernel.gateway.fleet.executors import Executors
+from sharedkernel.gateway.fleet.executors import Executors, no_answer
 from sharedkernel.gateway.http.handlers import GatewayHandler
 from sharedkernel.gateway.http.websocket_registry import JupyterPingMixin
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
@@ -211,7 +211,7 @@ class UserPorts:
             async with asyncio.timeout(_ANSWER):
                 return await self._executors[device].find_sockets(user, sockets)
         except TimeoutError:
-            raise self._executors.no_answer(device) from None
+            raise no_answer(self._executors, device) from None
 
 
 async def _connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -94,13 +94,13 @@ async def test_a_session_that_passes_its_socket_on_gives_nothing_away(apart: Apa
             taking.connect("\\0sk-test-hand")
         """
         port = int((await ada.run(give)).text)
-        assert (await grace.run(take)).error is None
+        assert (await grace.run(take)).error == ""
         await ada.run('socket.send_fds(hand.accept()[0], [b"x"], [shared.fileno()])')
         outcome = await grace.run(
             "taken = socket.socket(fileno=socket.recv_fds(taking, 1, 1)[1][0])\n"
             "kept = []\nthreading.Thread(target=lambda: kept.append(taken.accept()), daemon=True).start()"
         )
-        assert outcome.error is None, outcome.message
+        assert outcome.error == "", outcome.message
         assert await ports.listening(ADA) == [] == await ports.listening(GRACE)
         with pytest.raises(Refused, match="is not served by"):
             async with ports.connection(ADA, port):
