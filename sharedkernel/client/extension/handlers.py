@@ -134,7 +134,7 @@ class SessionHandler(_PassingOn):
 class ForwardsHandler(_PassingOn):
     """``/sharedkernel/api/ports``: what the user's programs serve on the gateway's host, and forwarding it."""
 
-    def initialize(self, forwards: PortForwards, **passing_on: Any) -> None:
+    def initialize(self, forwards: PortForwards, **passing_on: Any) -> None:  # type: ignore[override]
         """Take what every request needs."""
         super().initialize(**passing_on)
         self._forwards = forwards

@@ -233,7 +233,7 @@ class PortsHandler(GatewayHandler):
     async def get(self) -> None:
         """Return port, program, and the session and notebook that started it (null: it has left them) of each."""
         manager, found = kernel_manager_of(self), []
-        for port, device, owned in await _ports_of(self).listening(self.current_user.username):
+        for port, device, owned in await ports_of(self).listening(self.current_user.username):
             kernel_id = _kernel_id(self, device, owned.session)
             notebook = None if kernel_id is None else manager.notebook(kernel_id)
             found.append({"port": port, "program": owned.program, "session": kernel_id, "notebook": notebook})
@@ -261,7 +261,7 @@ class PortHandler(
     @ws_authenticated
     async def get(self, port: str) -> None:
         """Accept the websocket once the connection is known to be the user's; returns when both are closed."""
-        ports, user = _ports_of(self), self.current_user.username
+        ports, user = ports_of(self), self.current_user.username
         with self.settings["open_ports"].place_for(self):
             async with ports.connection(user, int(port)) as (self._connection, self._is_first):
                 device, session = self._connection.session or ("", None)
@@ -331,7 +331,7 @@ def _kernel_id(handler: JupyterHandler, device: str, session: str | None) -> str
     return session if kernel is None else str(kernel.kernel_id)
 
 
-def _ports_of(handler: JupyterHandler) -> UserPorts:
+def ports_of(handler: JupyterHandler) -> UserPorts:
     """Return the users' ports.
 
     Raises
