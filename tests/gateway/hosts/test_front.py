@@ -19,8 +19,6 @@ from tests.gateway.client import Answer, Client
 from tests.gateway.conftest import Stack, run, wait_for
 from tests.gateway.devices import until
 from tests.gateway.hosts.conftest import HOSTS, Cluster
-from tests.gateway.http.port_programs import ECHO, connect, forwarded, refusal
-from tests.gateway.http.port_programs import start as start_program
 from tests.gateway.test_stock_clients import stock_server
 
 pytestmark = pytest.mark.heavy
@@ -97,30 +95,6 @@ def test_sessions_are_on_all_hosts_and_every_front_knows_them(cluster: Cluster) 
         for kernel in kernels.values():
             await other.end(kernel)
         assert (await grace.request("GET", "/api/kernels")).body == []
-
-    run(test())
-
-
-def test_ports_of_all_hosts_are_reached_through_a_front(cluster: Cluster) -> None:
-    """It finds the host on which the program listens, whose gateway checks whose it is."""
-    ada, grace = cluster.client("ada"), cluster.client("grace")
-
-    async def test() -> None:
-        kernels = await start_on_both(ada)
-        ports = {name: await start_program(ada, kernel, ECHO) for name, kernel in kernels.items()}
-        listed = (await ada.request("GET", "/sharedkernel/api/ports")).body["ports"]
-        # one machine has all hosts here, so each sees both sockets, but of its own sessions
-        assert {entry["host"]: (entry["port"], entry["session"]) for entry in listed} == {
-            name: (port, kernels[name]) for name, port in ports.items()
-        }
-        for port in ports.values():
-            async with forwarded(ada, port) as forward:
-                reader, writer = await connect(forward)
-                writer.write(b"over the front")
-                writer.write_eof()
-                assert await reader.read() == b"over the front"
-                writer.close()
-            assert "no program of yours listens on port" in await refusal(grace, port)
 
     run(test())
 
