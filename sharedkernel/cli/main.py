@@ -115,6 +115,10 @@ COMMANDS = {
         application="sharedkernel.cli.files.FilesApp",
         help="List, upload, download and remove your files on the gateway's machine.",
     ),
+    "ports": Command(
+        application="sharedkernel.cli.ports.PortsApp",
+        help="List the ports of your programs on the host, and reach them from here.",
+    ),
     "shelf": Command(
         application="sharedkernel.cli.shelf.ShelfApp",
         help="List what is on your shelf, or everybody's, and take it off.",

@@ -44,6 +44,7 @@ from sharedkernel.gateway.config.validation import (
 from sharedkernel.gateway.drain import CANCEL_SIGNAL, DRAIN_SIGNAL, cancel_drain, request_drain, wait_until_idle
 from sharedkernel.gateway.http import logs
 from sharedkernel.gateway.http.metrics import watch_loop_lag
+from sharedkernel.gateway.http.ports import MOST_CONNECTIONS, UserPorts
 from sharedkernel.gateway.http.request_guard import RequestGuard
 from sharedkernel.gateway.http.server import check_port, make_http_server
 from sharedkernel.gateway.http.status_feed import StatusFeed
@@ -197,9 +198,10 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             peers = read_peers(self)
         self.ticket_key = None if peers is None or self.front else TicketKey(peers.key)
         self.jpserver_extensions = {}
-        routes = ["http.handlers", "http.shelf_handlers", "http.user_server", "page.handlers", "classroom.handlers"]
+        routes = ["http.handlers", "http.shelf_handlers", "http.user_server", "http.ports"]
+        routes += ["page.handlers", "classroom.handlers"]
         if self.front:
-            routes[:3] = ["hosts.handlers", "hosts.page_routes"]
+            routes[:4] = ["hosts.handlers", "hosts.page_routes"]
         elif self.ticket_key is not None:
             routes.append("hosts.cordon")
         self.extra_services = [f"sharedkernel.gateway.{module}" for module in routes]
@@ -241,7 +243,9 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         manager, settings = self.kernel_manager, self.tornado_settings
         settings["room_requests"] = room = RoomRequests(self._status)
         settings["status_feed"] = StatusFeed(room.status, manager.executors.wait_for_change)
-        settings["open_websockets"] = WebsocketRegistry(self.max_websockets)
+        settings["open_websockets"] = WebsocketRegistry(self.max_websockets, "close notebooks that are not used")
+        settings["open_ports"] = WebsocketRegistry(MOST_CONNECTIONS, "close pages of forwarded ports")
+        settings["user_ports"] = UserPorts(manager.executors) if self.ports else None
         settings["user_budgets"] = self._user_budgets = UserBudgets(self.max_user_bytes)
         settings["audit_log"], settings["certificate"] = self.deployment.audit_log, self._certificate
         identity = cast("TokenOnlyIdentity", self.identity_provider)
@@ -405,7 +409,8 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
     async def _close_revoked(self) -> None:
         while True:
             await asyncio.sleep(self.revocation_seconds)
-            await self.tornado_settings["open_websockets"].close_revoked()
+            for name in ("open_websockets", "open_ports"):
+                await self.tornado_settings[name].close_revoked()
 
     # --- end ----------------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,8 @@ _STATUSES = {
     "session_ended": HTTPStatus.NOT_FOUND,
     "not_shelved": HTTPStatus.NOT_FOUND,
     "no_class": HTTPStatus.NOT_FOUND,
+    "no_port": HTTPStatus.NOT_FOUND,
+    "not_accepted": HTTPStatus.GATEWAY_TIMEOUT,
     "quota": HTTPStatus.TOO_MANY_REQUESTS,
     "too_many_bytes": HTTPStatus.TOO_MANY_REQUESTS,
     "too_many_failures": HTTPStatus.TOO_MANY_REQUESTS,

@@ -419,6 +419,11 @@ class ExecutorClient:
         path: str = (await self._ask(protocol.OpenUserServer(user=user))).path
         return path
 
+    async def find_sockets(self, user: str, sockets: dict[int, int]) -> list[protocol.OwnedSocket]:
+        """Return those of *sockets*, accounts by inode, that processes of *user* and of nobody else hold."""
+        owned: list[protocol.OwnedSocket] = (await self._ask(protocol.FindSockets(user=user, sockets=sockets))).sockets
+        return owned
+
     async def stop_executor(self, *, end_sessions: bool) -> None:
         """Stop the executor, and its sessions if asked."""
         with contextlib.suppress(ExecutorUnavailable):

@@ -179,6 +179,14 @@ class OpenUserServer(ControlRequest, frozen=True, kw_only=True):
     user: str
 
 
+class FindSockets(ControlRequest, frozen=True, kw_only=True):
+    """Ask which of these sockets are of processes of `user`; answered by :class:`OwnedSockets`."""
+
+    user: str
+    #: their accounts, as the system lists them, by inode
+    sockets: dict[int, int]
+
+
 class StopExecutor(ControlRequest, frozen=True, kw_only=True):
     """Stop the executor; with `end_sessions` its sessions and warm parent too. Answered by :class:`Done`."""
 
@@ -311,6 +319,23 @@ class UserServerOpen(Message, frozen=True, kw_only=True):
     path: str
 
 
+class OwnedSocket(msgspec.Struct, frozen=True, kw_only=True):
+    """A socket that a process of a user's holds."""
+
+    inode: int
+    #: name for people, such as ``tensorboard``
+    program: str
+    #: from which the process descends; None: it has left its session
+    session: str | None = None
+
+
+class OwnedSockets(Message, frozen=True, kw_only=True):
+    """Answer to :class:`FindSockets`: those of them that are the user's and nobody else's."""
+
+    request: int
+    sockets: list[OwnedSocket]
+
+
 class SessionDied(Message, frozen=True, kw_only=True):
     """A session's process ended (unasked for; pushed to every gateway)."""
 
@@ -338,9 +363,9 @@ class EarlierWanted(Message, frozen=True, kw_only=True):
 FromGateway = (
     Hello | StartSession | EndSession | LingerSession | ReclaimSession | NotifySession | OffloadSession | SignalSession
     | ListSessions | ConfigureUsers | SetPolicy | GetStatus | AwaitChange | GetCounts | StopExecutor | ListShelves
-    | TakeOffShelf | GetTimeline | EndPrograms | OpenUserServer
+    | TakeOffShelf | GetTimeline | EndPrograms | OpenUserServer | FindSockets
 )  # fmt: skip
 ToGateway = (
     Welcome | SessionReady | Sessions | Status | CountsAnswer | Shelves | TakenOffShelf | Done | Failed | SessionDied
-    | EarlierWanted | TimelineAnswer | UserServerOpen
+    | EarlierWanted | TimelineAnswer | UserServerOpen | OwnedSockets
 )  # fmt: skip

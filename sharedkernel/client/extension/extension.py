@@ -15,6 +15,7 @@ from sharedkernel.client.extension.follower import Follower
 from sharedkernel.client.extension.handlers import (
     CellsHandler,
     EventsHandler,
+    ForwardsHandler,
     QuestionHandler,
     SessionHandler,
 )
@@ -22,6 +23,7 @@ from sharedkernel.client.extension.local_kernels import LocalKernels
 from sharedkernel.client.extension.page_connection import RECORDER, PageConnection
 from sharedkernel.client.extension.recorder import Recorder
 from sharedkernel.client.extension.upstream import find_upstream
+from sharedkernel.client.ports import PortForwards
 from sharedkernel.jupyter.names import KERNEL_NAME
 
 _ACTIONS = "offload|end-programs|attach|ask-for-room|interrupt"
@@ -54,6 +56,7 @@ class SharedKernelExtension(ExtensionApp):
         self._recorder = Recorder(server.kernel_manager, server.event_logger)
         if "direct" in self.config.SharedKernelExtension:
             self.log.warning("SharedKernelExtension.direct has no effect any more; remove it from your configuration.")
+        self._forwards = PortForwards(self.log.warning)
         self._connect_pages(server)
 
     def _connect_pages(self, server: Any) -> None:
@@ -80,6 +83,7 @@ class SharedKernelExtension(ExtensionApp):
                 (r"/sharedkernel/api/events", EventsHandler, {"follower": self._follower}),
                 (r"/sharedkernel/api/gateway", ConnectHandler, connecting),
                 (r"/sharedkernel/api/(?P<name>quotas|policy|timeline)", QuestionHandler, passing_on),
+                (r"/sharedkernel/api/ports", ForwardsHandler, {**passing_on, "forwards": self._forwards}),
                 (_SESSION, SessionHandler, passing_on),
                 (r"/sharedkernel/api/kernels/(?P<kernel_id>[\w-]+)/cells", CellsHandler, {"recorder": self._recorder}),
                 (rf"{_SESSION}/(?P<action>{_ACTIONS})", SessionHandler, passing_on),
@@ -89,4 +93,5 @@ class SharedKernelExtension(ExtensionApp):
     async def stop_extension(self) -> None:
         """Close the connections to the gateway and the kernels."""
         self._recorder.close()
+        await self._forwards.close()
         await self._follower.close()

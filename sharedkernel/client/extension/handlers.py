@@ -22,6 +22,7 @@ from sharedkernel.client.extension.local_kernels import LocalKernels
 from sharedkernel.client.extension.recorder import Recorder
 from sharedkernel.client.extension.upstream import FindUpstream, Upstream
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
+from sharedkernel.client.ports import PortForwards, list_ports
 from sharedkernel.errors import ConfigError, ProtocolError, SharedKernelError
 
 _RESOURCE = "sharedkernel"
@@ -128,6 +129,31 @@ class SessionHandler(_PassingOn):
             await self._local_kernels.shut_down(local[session])
         self.set_status(HTTPStatus.NO_CONTENT)
         self.finish()
+
+
+class ForwardsHandler(_PassingOn):
+    """``/sharedkernel/api/ports``: what the user's programs serve on the gateway's host, and forwarding it."""
+
+    def initialize(self, forwards: PortForwards, **passing_on: Any) -> None:  # type: ignore[override]
+        """Take what every request needs."""
+        super().initialize(**passing_on)
+        self._forwards = forwards
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Answer the gateway's list."""
+        self.finish(json.dumps({"ports": await list_ports(self.upstream().gateway)}))
+
+    @web.authenticated
+    @authorized
+    async def post(self) -> None:
+        """Forward the port that the body names to this server's machine, and answer the address there."""
+        port = (self.get_json_body() or {}).get("port")
+        if type(port) is not int or not 0 < port < 1 << 16:
+            raise web.HTTPError(HTTPStatus.BAD_REQUEST, "`port` is no number from 1 to 65535.")
+        forward = await self._forwards.open(self.upstream().gateway, port)
+        self.finish(json.dumps({"port": port, "address": f"http://127.0.0.1:{forward.local_port}"}))
 
 
 class CellsHandler(APIHandler):

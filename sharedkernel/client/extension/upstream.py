@@ -37,7 +37,7 @@ class Upstream:
     """
 
     def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+        self.gateway = gateway
         self.url, self.credentials = gateway.url, gateway.credentials
 
     async def user(self) -> dict[str, Any]:
@@ -79,16 +79,16 @@ class Upstream:
         if action == "interrupt":
             await self._fetch("POST", f"/api/kernels/{quote(session, safe='')}/interrupt", "{}")
         elif action in ("shut down", "end"):
-            await asyncio.wrap_future(in_thread(partial(self._gateway.end, session, at_once=action == "end")))
+            await asyncio.wrap_future(in_thread(partial(self.gateway.end, session, at_once=action == "end")))
         else:
-            await asyncio.wrap_future(in_thread(partial(self._gateway.act, session, action)))
+            await asyncio.wrap_future(in_thread(partial(self.gateway.act, session, action)))
 
     async def events(self) -> WebSocket:
         """Open the websocket on which the gateway sends the status document whenever it has changed."""
-        return await self._gateway.open_websocket("/sharedkernel/api/events")
+        return await self.gateway.open_websocket("/sharedkernel/api/events")
 
     async def _fetch(self, method: str, path: str, body: str | None = None) -> dict[str, Any]:
-        return await asyncio.wrap_future(in_thread(partial(self._gateway.fetch, method, path, body)))
+        return await asyncio.wrap_future(in_thread(partial(self.gateway.fetch, method, path, body)))
 
 
 def _stock_gateway(client: GatewayClient) -> Gateway:

@@ -83,7 +83,8 @@ class WebSocket(ClientConnection):
         waited = 0
         while not await self._ends_within(seconds):
             waiting = self.transport.get_write_buffer_size()
-            if self._is_silent and waiting >= waited:
+            # nothing comes where nothing is read, since who would take it does not
+            if self._is_silent and waiting >= waited and self.transport.is_reading():
                 self.transport.abort()
             self._is_silent, waited = True, waiting
             with contextlib.suppress(TimeoutError, ConnectionClosed):

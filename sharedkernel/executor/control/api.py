@@ -17,6 +17,7 @@ from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.isolation.policy import Isolation
 from sharedkernel.executor.processes.connections import ControlConnection
 from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.executor.processes.socket_owners import SocketOwners
 from sharedkernel.executor.processes.user_quota import hard_limit
 from sharedkernel.executor.sessions.detached import DetachTimers
 from sharedkernel.executor.sessions.requests import check_reclaim
@@ -72,6 +73,7 @@ class ControlApi:
         self._device = device
         self._user_servers = user_servers
         self._stop = stop
+        self._sockets = SocketOwners(controller.sessions, isolation)
         self._connected: set[ControlConnection] = set()
 
     # --- unasked ------------------------------------------------------------------------------------------------------
@@ -163,6 +165,9 @@ class ControlApi:
                 window = TimelineWindow(seconds=seconds, columns=columns, end=end)
                 timeline = self._controller.timeline(window, user)
                 return protocol.TimelineAnswer(request=message.request, timeline=pack_timeline(timeline))
+            case protocol.FindSockets(user=user, sockets=sockets):
+                owned = await self._sockets.find(user, sockets)
+                return protocol.OwnedSockets(request=message.request, sockets=owned)
             case protocol.ListShelves(user=user):
                 return protocol.Shelves(request=message.request, shelves=self._shelves.listings(user))
             case protocol.TakeOffShelf(user=user, name=name):

@@ -7,18 +7,13 @@ beyond the session's grants is charged (`ungranted.py`).
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from pathlib import Path, PurePath
 
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.process_tree import find_ancestor
+from sharedkernel.executor.processes.process_tree import find_ancestor, program_name
 from sharedkernel.executor.processes.programs import Program, why_exempt
 from sharedkernel.system.nvml import GpuSample
-
-#: characters of a program's name that people see
-_MOST_CHARACTERS = 40
 
 
 def find_programs(
@@ -58,7 +53,7 @@ def find_programs(
         process = leaders[leader]
         program = Program(
             root=root,
-            name=_name(min(pids)),
+            name=program_name(min(pids)),
             pids=tuple(pids),
             bytes=sum((sample.processes or {}).get(pid, 0) for pid in pids),
             busy=sum(busy.get(pid, 0.0) for pid in pids),
@@ -74,20 +69,3 @@ def _why_exempt(process: SessionHandle, pids: Sequence[int], elsewhere: frozense
     if process.stopped is not None and process.stopped.any:  # it was looked at when it was stopped
         return None
     return next((why for pid in pids if (why := why_exempt(pid, process.uid))), None)
-
-
-def _name(pid: int) -> str:
-    """Return a name for people: the script that an interpreter runs, or the program."""
-    words: list[str] = []
-    with contextlib.suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
-    program = PurePath(words[0] if words else "").name
-    if program.startswith("python"):
-        for word, following in zip(words[1:], [*words[2:], ""], strict=True):
-            if word == "-c":
-                break
-            if word == "-m" or not word.startswith("-"):
-                program = following if word == "-m" else PurePath(word).name
-                break
-    shown = "".join(character if character.isprintable() else "?" for character in program[:_MOST_CHARACTERS])
-    return shown or "a program"

@@ -1,4 +1,4 @@
-"""Processes as the system lists them: their states, their parents, and which descend from which."""
+"""Processes as the system lists them: their states, their parents, and which descend from which; and their names."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path, PurePath
 
 #: ancestors that are looked at: a chain is seldom longer, and changes while it is read
 _MOST_ANCESTORS = 64
+#: characters of a program's name that people see
+_MOST_CHARACTERS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +78,20 @@ def find_ancestor(pid: int, leaders: Iterable[int]) -> tuple[int, int] | None:
                 continue
         break
     return None
+
+
+def program_name(pid: int) -> str:
+    """Return a name of process *pid* for people: the script that an interpreter runs, or the program."""
+    words: list[str] = []
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+    program = PurePath(words[0] if words else "").name
+    if program.startswith("python"):
+        for word, following in zip(words[1:], [*words[2:], ""], strict=True):
+            if word == "-c":
+                break
+            if word == "-m" or not word.startswith("-"):
+                program = following if word == "-m" else PurePath(word).name
+                break
+    shown = "".join(character if character.isprintable() else "?" for character in program[:_MOST_CHARACTERS])
+    return shown or "a program"

@@ -117,6 +117,10 @@ class GatewayOptions(HasTraits):
         True, help="Whether users may use their files on this machine: list, edit, upload and download them."
     ).tag(config=True)
     terminals = Bool(True, help="Whether users may open terminals on this machine.").tag(config=True)
+    ports = Bool(
+        True,
+        help="Forward ports: users reach what their programs serve on this host's loopback, from their own machine.",
+    ).tag(config=True)
     max_user_bytes = Integer(
         256 * 1024**2,
         min=1024**2,

@@ -290,6 +290,11 @@ class Executors:
         return self._answers(asked)
 
 
+def no_answer(executors: Executors, name: str, what: str = "does not answer") -> ExecutorUnavailable:
+    """Return an error that says *what* one executor does."""
+    return ExecutorUnavailable(f"{executors.describe([name])} {what}; its log may say why.")
+
+
 def _succeeded(task: asyncio.Task[Any]) -> bool:
     """Whether there is an answer; raises errors that are not of this package."""
     if not task.done() or task.cancelled():

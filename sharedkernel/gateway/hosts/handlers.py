@@ -16,7 +16,9 @@ from tornado.httpclient import HTTPResponse
 from tornado.httputil import HTTPHeaders
 from tornado.iostream import IOStream
 
+from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.audit import AuditedHandler
+from sharedkernel.gateway.auth.identity import GatewayUser
 from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.hosts.cordon import PATH as CORDON_PATH
 from sharedkernel.gateway.hosts.front import Front
@@ -27,6 +29,7 @@ from sharedkernel.gateway.hosts.rules import HostRules
 from sharedkernel.gateway.hosts.status import host_entry
 from sharedkernel.gateway.http import handlers
 from sharedkernel.gateway.http.health import HealthHandler
+from sharedkernel.gateway.http.ports import ports_of
 from sharedkernel.gateway.http.splice import Splice, WebsocketRefused, handshake, open_websocket
 from sharedkernel.gateway.http.status_feed import StatusFeedHandler
 from sharedkernel.status.excerpt import excerpt
@@ -250,14 +253,21 @@ class SpliceHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
 
     _splice: Splice | None = None
 
+    #: counts its user's websockets of this kind
+    registry = "open_websockets"
+
+    async def find_host(self) -> Host:
+        """Return the host of the kernel that the route names."""
+        return cast("Front", self.settings["front"]).host_of(self.path_kwargs["kernel_id"])
+
     @ws_authenticated
-    async def get(self, kernel_id: str) -> None:
+    async def get(self, **_: str) -> None:
         """Join the websocket to the host's; returns when it is closed."""
         front: Front = self.settings["front"]
-        host, user = front.host_of(kernel_id), cast("Any", self.current_user)
+        host, user = await self.find_host(), cast("Any", self.current_user)
         uri = "/" + (self.request.uri or "").removeprefix(self.base_url)
         sent = handshake(host.address, uri, self.request.headers.get_all(), front.requests.ticket(host, user))
-        with self.settings["open_websockets"].place_for(self):
+        with self.settings[self.registry].place_for(self):
             try:
                 upstream, answer = await open_websocket(host.address, sent, front.requests.context)
             except WebsocketRefused as refused:
@@ -278,7 +288,48 @@ class SpliceHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
             self._splice.close()
 
 
-_KERNEL = kernels._kernel_id_regex
+async def _list_ports(handler: JupyterHandler) -> dict[str, list[dict[str, Any]]]:
+    """Return the ports of the requesting user's programs, by host."""
+    ports_of(handler)  # which refuses where they are switched off
+    front, user = handler.settings["front"], handler.current_user
+    hosts = [host for host in front.hosts.answering() if user.username in host.users]
+    answers = await front.requests.fetch_all(hosts, GatewayUser(user.username), _PORTS)
+    return {name: answer["ports"] for name, answer in answers.items()}
+
+
+class FrontPortsHandler(FrontHandler):
+    """``/sharedkernel/api/ports``: the requesting user's programs that listen on the loopback of any host."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Return what the hosts list, and the host of each."""
+        listed = await _list_ports(self)
+        found = [{**entry, "host": name} for name, entries in sorted(listed.items()) for entry in entries]
+        self.finish(json.dumps({"ports": found}))
+
+
+class PortSpliceHandler(SpliceHandler):
+    """``/sharedkernel/api/ports/PORT``: a websocket, joined to the host on which a program of the user's listens."""
+
+    registry = "open_ports"
+
+    async def find_host(self) -> Host:
+        """Return the first host with a program of the user's that listens on the port.
+
+        Raises
+        ------
+        Refused
+            When there is none.
+        """
+        port = int(self.path_kwargs["port"])
+        for name, entries in sorted((await _list_ports(self)).items()):
+            if any(entry["port"] == port for entry in entries):
+                return cast("Host", self.settings["front"].hosts.find(name))
+        raise Refused(f"no program of yours listens on port {port} of any host; start it first.", reason="no_port")
+
+
+_PORTS, _KERNEL = "/sharedkernel/api/ports", kernels._kernel_id_regex
 default_handlers: list[Any] = [
     (r"/api/kernels", ListedHandler),
     (rf"/api/kernels/{_KERNEL}", ForwardedHandler),
@@ -292,6 +343,8 @@ default_handlers: list[Any] = [
     (r"/sharedkernel/api/quotas", FrontQuotasHandler),
     (r"/sharedkernel/api/policy", FrontPolicyHandler),
     (r"/sharedkernel/api/events", StatusFeedHandler),
+    (_PORTS, FrontPortsHandler),
+    (rf"{_PORTS}/(?P<port>\d{{1,5}})", PortSpliceHandler),
     (r"/sharedkernel/api/hosts", HostsHandler),
     (r"/sharedkernel/api/hosts/([A-Za-z0-9.-]+)", HostHandler),
     (PATH, RegistrationHandler),

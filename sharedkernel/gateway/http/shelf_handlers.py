@@ -17,7 +17,7 @@ from jupyter_server.auth.decorator import authorized
 from tornado import web
 
 from sharedkernel.errors import ExecutorUnavailable, Refused, SharedKernelError
-from sharedkernel.gateway.fleet.executors import Executors
+from sharedkernel.gateway.fleet.executors import Executors, no_answer
 from sharedkernel.gateway.http.handlers import GatewayHandler
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
 from sharedkernel.protocol import TakenOffShelf, UserShelf
@@ -63,7 +63,7 @@ async def _list(executors: Executors, device: str, user: str | None) -> list[Use
         async with asyncio.timeout(_TIMEOUT):
             return await executors[device].shelves(user)
     except TimeoutError:
-        raise _silent(executors, device) from None
+        raise no_answer(executors, device) from None
 
 
 async def take_off(
@@ -101,17 +101,13 @@ async def take_off(
             async with asyncio.timeout(_TIMEOUT):
                 taken[device] = await executors[device].take_off_shelf(user, name)
         except TimeoutError:
-            raise _silent(executors, device, "does not answer, and may still do it") from None
+            raise no_answer(executors, device, "does not answer, and may still do it") from None
         except Refused as refusal:
             if refusal.reason != "not_shelved":
                 raise
             missing = refusal
     if missing is not None and not taken:
         raise missing
-
-
-def _silent(executors: Executors, device: str, what: str = "does not answer") -> ExecutorUnavailable:
-    return ExecutorUnavailable(f"{executors.describe([device])} {what}; its log may say why.")
 
 
 class ShelvesHandler(GatewayHandler):

@@ -58,10 +58,12 @@ class WebsocketRegistry:
     ----------
     limit
         Most open websockets of a user.
+    remedy
+        What a user with as many can do; the end of a sentence.
     """
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, limit: int, remedy: str) -> None:
+        self._limit, self._remedy = limit, remedy
         self._numbers: Counter[str] = Counter()
         self._handlers: set[Any] = set()
 
@@ -78,8 +80,7 @@ class WebsocketRegistry:
         user = handler.current_user.username
         if self._numbers[user] >= self._limit:
             raise TooManyWebsockets(
-                f"{user} has {self._limit} connections to this gateway open, which is the most; close notebooks that "
-                "are not used.",
+                f"{user} has {self._limit} connections to this gateway open, which is the most; {self._remedy}.",
                 retry_after=5.0,
             )
         self._numbers[user] += 1

@@ -16,11 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+from sharedkernel.ipc.tcp_table import read_table, tcp_sockets
 from sharedkernel.session.kernel.reaper import children
 
 #: things named at most, and characters of each
 _MOST, _LENGTH = 8, 60
-_LISTENING_TCP, _LISTENING_UNIX = "0A", "00010000"
+_LISTENING_UNIX = "00010000"
 #: modules in which a thread waits for work, or for a time
 _WAITING = re.compile(
     r"(threading|queue|selectors|concurrent\.futures\.thread|multiprocessing\.\w+|asyncio\.\w+|zmq\.\S+|ipykernel\.\S+"
@@ -103,12 +104,12 @@ def _open_files() -> Iterator[tuple[int, int, str]]:
 def _listening() -> dict[int, str]:
     """Return the port, or path, of each socket that listens on this machine, by inode."""
     found = {}
-    for kind in ("tcp", "tcp6"):
-        for fields in _table(f"/proc/self/net/{kind}"):
-            if fields[3] == _LISTENING_TCP:
-                found[int(fields[9])] = str(int(fields[1].rpartition(":")[2], 16))
-    for fields in _table("/proc/self/net/unix"):
-        if fields[3] == _LISTENING_UNIX:
+    for tcp in tcp_sockets():
+        if tcp.is_listening:
+            found[tcp.inode] = str(tcp.port)
+    for line in read_table("/proc/self/net/unix"):
+        fields = line.split()
+        if len(fields) > 6 and fields[3] == _LISTENING_UNIX:
             found[int(fields[6])] = fields[7] if len(fields) > 7 else "without a name"
     return found
 
@@ -122,10 +123,6 @@ def _locked() -> set[tuple[int, int]]:
             major, minor, inode = fields[5].split(":")
             locked.add((os.makedev(int(major, 16), int(minor, 16)), int(inode)))
     return locked
-
-
-def _table(path: str) -> Iterator[list[str]]:
-    yield from (fields for line in _lines(path)[1:] if len(fields := line.split()) > 6)
 
 
 def _lines(path: str) -> list[str]:

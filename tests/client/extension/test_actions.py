@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -50,6 +51,19 @@ def test_a_session_of_another_server_is_ended_on_the_gateway(stack: LocalStack, 
     assert ada.ask("POST", f"{ROOT}/sessions/{session}/interrupt", {}).status == 204
     assert ada.ask("DELETE", f"{ROOT}/sessions/{session}").status == 204
     assert session not in sessions(stack)
+
+
+def test_a_port_of_the_host_is_forwarded_to_this_machine(stack: LocalStack, ada: JupyterServer) -> None:
+    """By the same code as in a terminal, once however often it is asked for; only with the server's own token."""
+    assert ada.ask("GET", f"{ROOT}/ports").body == {"ports": []}
+    opened = ada.ask("POST", f"{ROOT}/ports", {"port": urlsplit(stack.gateway_url).port}).body
+    assert opened["address"] != stack.gateway_url  # which has its number already
+    assert ada.ask("POST", f"{ROOT}/ports", {"port": opened["port"]}).body == opened
+    with pytest.raises(ConnectionError):  # the gateway refuses: the port is its own
+        urllib.request.urlopen(opened["address"], timeout=60)
+    assert ada.ask("POST", f"{ROOT}/ports", {"port": "6006"}).status == 400
+    assert ada.ask("GET", f"{ROOT}/ports", token=None).status == 403
+    assert ada.ask("POST", f"{ROOT}/ports", {"port": 6006}, token=None).status == 403
 
 
 def test_programs_that_are_not_there_are_not_ended(stack: LocalStack, ada: JupyterServer) -> None:

@@ -1,0 +1,181 @@
+"""Forwarded ports: this machine listens on 127.0.0.1, and each connection is a websocket to the gateway.
+
+For `sharedkernel ports` and for the user's Jupyter server. The gateway joins the websocket to the same port of its
+host's loopback; see `gateway/http/ports.py` for what the messages mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from websockets.exceptions import ConnectionClosed
+
+from sharedkernel.client.gateway.connection import Gateway
+from sharedkernel.client.gateway.server import in_thread
+from sharedkernel.client.gateway.websocket import CLOSE_PATIENCE, WebSocket
+from sharedkernel.errors import ConfigError, SharedKernelError
+
+#: the user's ports, see `gateway/http/ports.py`
+PORTS_PATH = "/sharedkernel/api/ports"
+#: bytes that are read at a time, and that wait in each direction
+_CHUNK = 64 * 1024
+#: ports that one program forwards
+MOST_FORWARDS = 32
+#: connections at a time, more than a gateway accepts, and those that are being opened
+_MOST, _MOST_OPENING = 300, 16
+
+
+async def list_ports(gateway: Gateway) -> list[dict[str, Any]]:
+    """Return ``port``, ``program``, ``session`` and ``notebook`` of each of the user's programs that listens there."""
+    answer = await asyncio.wrap_future(in_thread(partial(gateway.fetch, "GET", PORTS_PATH)))
+    return list(answer.get("ports", ()))
+
+
+class PortForward:
+    """A port of this machine whose connections lead to a port of the gateway's host.
+
+    Parameters
+    ----------
+    gateway
+        The gateway.
+    port
+        On its host.
+    report
+        Called with a sentence when connections cannot be forwarded, once until that changes.
+    """
+
+    def __init__(self, gateway: Gateway, port: int, report: Callable[[str], None]) -> None:
+        self.port = port
+        #: where this machine listens
+        self.local_port = 0
+        self._gateway, self._report = gateway, report
+        self._opening = asyncio.Semaphore(_MOST_OPENING)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self._reported = ""
+
+    async def start(self, local_port: int | None = None) -> None:
+        """Listen: on *local_port*, else on the same number, or another one where that is taken.
+
+        Raises
+        ------
+        ConfigError
+            When *local_port* cannot be had.
+        """
+        for number in (self.port, 0) if local_port is None else (local_port,):
+            try:
+                self._server = await asyncio.start_server(self._accept, "127.0.0.1", number, limit=_CHUNK)
+            except OSError as error:
+                if number in (0, local_port):
+                    raise ConfigError(
+                        f"cannot listen on port {number} here ({error.strerror}); name another."
+                    ) from None
+                continue
+            self.local_port = self._server.sockets[0].getsockname()[1]
+            return
+
+    async def close(self) -> None:
+        """Stop listening, and close all connections."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._tasks) >= _MOST:
+            writer.transport.abort()
+            return
+        task = asyncio.create_task(self._forward(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with self._opening:
+                websocket = await self._gateway.open_websocket(f"{PORTS_PATH}/{self.port}")
+            self._reported = ""
+            await _join(websocket, reader, writer)
+        except SharedKernelError as error:
+            if str(error) != self._reported:
+                self._reported = str(error)
+                self._report(self._reported)
+        finally:
+            writer.transport.abort()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+
+class PortForwards:
+    """The ports that one program forwards; those of another gateway or token are others.
+
+    Parameters
+    ----------
+    report
+        As :class:`PortForward` has it.
+    """
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._open: dict[tuple[str, str, int], PortForward] = {}
+
+    async def open(self, gateway: Gateway, port: int, local_port: int | None = None) -> PortForward:
+        """Return the forward of a port, which is opened unless it is already.
+
+        Raises
+        ------
+        ConfigError
+            When *local_port* cannot be had, or too many are open.
+        """
+        key = gateway.url, gateway.credentials.token, port
+        if key not in self._open:
+            if len(self._open) >= MOST_FORWARDS:
+                raise ConfigError(f"{MOST_FORWARDS} ports are forwarded here, which is the most; open fewer.")
+            self._open[key] = PortForward(gateway, port, self._report)
+            try:
+                await self._open[key].start(local_port)
+            except ConfigError:
+                del self._open[key]
+                raise
+        return self._open[key]
+
+    async def close(self) -> None:
+        """Close all of them."""
+        for forward in self._open.values():
+            await forward.close()
+
+
+async def _join(websocket: WebSocket, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Pass bytes both ways until either side is closed; neither is read faster than the other one takes it."""
+    sending = asyncio.create_task(_send(websocket, reader))
+    try:
+        with contextlib.suppress(OSError):
+            async for message in websocket.messages():
+                if message and isinstance(message, bytes):
+                    writer.write(message)
+                    await writer.drain()
+                else:
+                    writer.write_eof()
+            writer.close()
+            await writer.wait_closed()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_PATIENCE):
+                await websocket.close()
+    finally:
+        sending.cancel()
+        websocket.transport.abort()
+        await websocket.wait_closed()
+
+
+async def _send(websocket: WebSocket, reader: asyncio.StreamReader) -> None:
+    with contextlib.suppress(ConnectionClosed):
+        try:
+            while data := await reader.read(_CHUNK):
+                await websocket.send(data)
+            await websocket.send(b"")
+        except OSError:  # its program is gone
+            await websocket.close()

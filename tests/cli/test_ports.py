@@ -1,0 +1,86 @@
+"""``ports`` against a real gateway: what a program serves on the host is here, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import urllib.request
+
+from sharedkernel.local_stack import LocalStack
+from tests.cli.support import COMMAND, shared_kernel
+
+_SERVE = """if True:
+    import http.server, threading
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(server.server_port)
+"""
+
+
+def run_ports(stack: LocalStack, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``sharedkernel ports`` as hedy."""
+    variables = os.environ | stack.client_environment("hedy") | {"COLUMNS": "80"} | environment
+    return subprocess.run(
+        [*COMMAND, "ports", *arguments], capture_output=True, text=True, timeout=60, env=variables, check=False
+    )
+
+
+def test_a_port_is_listed_and_forwarded_until_ctrl_c(stack: LocalStack) -> None:
+    """At another number where its own is taken, as on this machine, which is the host; or at the one that is named."""
+
+    async def run() -> None:
+        async with shared_kernel(stack, "hedy", "board.ipynb") as client:
+            shown: list[str] = []
+            await client.execute_interactive(
+                _SERVE, timeout=60, output_hook=lambda message: shown.append(message["content"].get("text", ""))
+            )
+            port = int("".join(shown))
+            await asyncio.to_thread(forward, port)
+
+    def forward(port: int) -> None:
+        assert run_ports(stack).stdout.splitlines()[-1].split() == [str(port), "notebook", "board.ipynb"]
+        (entry,) = json.loads(run_ports(stack, "--json").stdout)["ports"]
+        assert (entry["port"], entry["program"]) == (port, "notebook")
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            number = free.getsockname()[1]
+        for options, local in (([], None), (["--local-port", str(number)], number)):
+            command = [*COMMAND, "ports", str(port), *options]
+            environment = os.environ | stack.client_environment("hedy")
+            with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+                assert process.stdout is not None
+                line = process.stdout.readline()
+                url = line.split(" is ")[1].split()[0]
+                assert line.startswith(f"port {port} of the host (notebook) is http://127.0.0.1:{local or ''}")
+                assert (f"(port {port} is taken here)" in line) is (local is None)
+                with urllib.request.urlopen(url, timeout=60) as answer:
+                    assert b"Directory listing" in answer.read()
+                process.send_signal(signal.SIGINT)
+                assert process.wait(60) == 0
+                assert process.stdout.read().strip() == ""
+
+    assert run_ports(stack).stdout == "None of your programs listens on a port of the host.\n"
+    asyncio.run(run())
+
+
+def test_what_cannot_be_forwarded_is_said_in_a_sentence(stack: LocalStack) -> None:
+    """Words that are no ports, a local port that is taken, and a gateway that is away."""
+    for arguments, said in (
+        (["tensorboard"], "'tensorboard' is no port"),
+        (["0"], "'0' is no port"),
+        (["6006", "7860", "--local-port", "9000"], "--local-port goes with one port"),
+    ):
+        refused = run_ports(stack, *arguments)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert said in refused.stderr
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        refused = run_ports(stack, "6006", "--local-port", str(taken.getsockname()[1]))
+        assert refused.returncode == 1
+        assert "name another" in refused.stderr
+        closed = taken.getsockname()[1]
+    away = run_ports(stack, "6006", SHAREDKERNEL_GATEWAY_URL=f"http://127.0.0.1:{closed}")
+    assert away.returncode == 1
+    assert "no gateway answers" in away.stderr

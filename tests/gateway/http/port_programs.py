@@ -1,0 +1,95 @@
+"""Programs that sessions start and that listen on a port, for tests of forwarding."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from sharedkernel.client.gateway.connection import Gateway
+from sharedkernel.client.gateway.credentials import Credentials
+from sharedkernel.client.ports import PortForward
+from tests.gateway.client import Client
+from tests.gateway.devices import execute
+
+#: a cell that starts a program and prints its port; `listener` is how it listens
+START = """if True:
+    import socket, subprocess, sys
+    listener = {listener}
+    child = subprocess.Popen([sys.executable, "-c", {program!r}], stdin=listener.fileno())
+    port = listener.getsockname()[1]
+    {then}
+    print(port)
+"""
+LISTENER = 'socket.create_server(("127.0.0.1", {port}))'
+
+#: sends back what comes, and ends when its client has ended
+ECHO = """if True:
+    import asyncio, socket
+
+    async def echo(reader, writer):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+    async def main():
+        server = await asyncio.start_server(echo, sock=socket.socket(fileno=0), backlog=512)
+        await server.serve_forever()
+
+    asyncio.run(main())
+"""
+
+#: reads nothing before a file is there; sends the checksum of all that comes, once its client has ended
+SUM = """if True:
+    import hashlib, os, socket, time
+    while True:
+        connection, _ = socket.socket(fileno=os.dup(0)).accept()
+        while not os.path.exists({go!r}):
+            time.sleep(0.01)
+        digest = hashlib.sha256()
+        while data := connection.recv(1 << 16):
+            digest.update(data)
+        connection.sendall(digest.hexdigest().encode())
+        connection.close()
+"""
+
+#: listens, and accepts nothing
+NEVER = "import time; time.sleep(1000)"
+
+
+async def start(client: Client, kernel: str, program: str, *, port: int = 0, listener: str = LISTENER) -> int:
+    """Start a program in a session; return the port on which it listens, which the session itself has closed."""
+    code = START.format(listener=listener.format(port=port), program=program, then="listener.close()")
+    return int(await execute(client, kernel, code))
+
+
+@asynccontextmanager
+async def forwarded(client: Client, port: int, report: Callable[[str], None] = print) -> AsyncIterator[PortForward]:
+    """Forward a port of the gateway's host, as a command on the user's machine does."""
+    forward = PortForward(Gateway(Credentials(url=client.url, token=client.token)), port, report)
+    await forward.start()
+    try:
+        yield forward
+    finally:
+        await forward.close()
+
+
+async def connect(forward: PortForward) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect as a browser on the user's machine does."""
+    return await asyncio.open_connection("127.0.0.1", forward.local_port)
+
+
+async def refusal(client: Client, port: int) -> str:
+    """Return the sentence with which a connection is refused; nothing comes of it."""
+    said: asyncio.Queue[str] = asyncio.Queue()
+    async with forwarded(client, port, said.put_nowait) as forward:
+        reader, writer = await connect(forward)
+        try:
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            assert await reader.read() == b""
+        except ConnectionError:
+            pass
+        finally:
+            writer.transport.abort()
+        return await said.get()
