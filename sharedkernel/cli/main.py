@@ -112,11 +112,11 @@ COMMANDS = {
         help="Run a class: users with invitations, limits and tokens that end together.",
     ),
     "files": Command(
-        application="sharedkernel.cli.files.FilesApp",
+        application="sharedkernel.cli.remote.files.FilesApp",
         help="List, upload, download and remove your files on the gateway's machine.",
     ),
     "ports": Command(
-        application="sharedkernel.cli.ports.PortsApp",
+        application="sharedkernel.cli.remote.ports.PortsApp",
         help="List the ports of your programs on the host, and reach them from here.",
     ),
     "shelf": Command(

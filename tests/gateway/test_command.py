@@ -209,6 +209,7 @@ def _example(pattern: str) -> str:
     path = pattern.removesuffix("$").replace("\\", "").replace("/?", "/")
     path = re.sub(r"\(\?P<(kernel|session)_id>[^)]*\)", identifier, path)
     path = re.sub(r"\((\?P<\w+>)?([a-z.]+)(\|[^)]*)?\)", r"\2", path)  # the first of several words
+    path = re.sub(r"\(\?P<port>[^)]*\)", "6006", path)
     path = re.sub(r"\([^)]*\)|\.\*", "x", path)
     assert re.fullmatch(pattern, path), (pattern, path)
     return path if path.startswith("/") else f"/{path}"

@@ -145,9 +145,11 @@ class UserTerminalHandler(UserTerminalsHandler):
 
 
 default_handlers: list[Any] = [
-    (r"/api/contents(?:/.*)?", UserServerHandler),
+    (r"/api/contents", UserServerHandler),
+    (r"/api/contents/.*", UserServerHandler),
     (r"/files/.*", UserServerHandler),
     (r"/sharedkernel/files/.*", UserServerHandler),
-    (r"/api/terminals(?:/\w+)?", UserTerminalsHandler),
-    (r"/terminals/websocket/\w+", UserTerminalHandler),
+    (r"/api/terminals", UserTerminalsHandler),
+    (r"/api/terminals/(\w+)", UserTerminalsHandler),
+    (r"/terminals/websocket/(\w+)", UserTerminalHandler),
 ]

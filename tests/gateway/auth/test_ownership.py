@@ -145,9 +145,9 @@ async def test_requests_of_other_sites_are_refused(stack: Stack) -> None:
 
 
 async def test_nothing_but_the_needed_routes_is_there(stack: Stack) -> None:
-    """No files, no contents, no terminals, no way to shut the server down."""
+    """No files but the user's, nothing that shows them as pages, no way to shut the server down."""
     ada = stack.client("ada")
-    routes = ["/api/contents", "/files/etc/passwd", "/api/terminals", "/view/x", "/nbconvert/html/x", "/lab"]
+    routes = ["/files/etc/passwd", "/view/x", "/nbconvert/html/x", "/lab"]
     answers = await asyncio.gather(*(ada.request("GET", route) for route in routes))
     assert [answer.status for answer in answers] == [404] * len(routes)
     assert (await ada.request("POST", "/api/shutdown")).status == 404

@@ -25,8 +25,10 @@ _MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[FileStack]:
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FileStack]:
+    """Yield one in which ada's home is there, whichever test is the first."""
     with FileStack(config="c.SharedKernelGateway.terminals = False") as found:
+        run(found, tmp_path_factory.getbasetemp(), "ls")
         yield found
 
 
