@@ -10,7 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from sharedkernel.units import format_bytes
-from tests.memory.walk import MIB, OWNERS, SIZES, STEPS, USABLE, Walk
+from tests.memory.walk import MIB, OWNERS, SIZES, SLACK, STEPS, USABLE, Walk
 
 pytestmark = [pytest.mark.heavy, pytest.mark.beside_busy_loops]
 #: walks of one test
@@ -113,6 +113,14 @@ def test_what_a_loop_frees_can_be_had_again(walk: Walk) -> None:
         walk.request(0, 900 * MIB, keeps=True, way="slow")
         walk.run(walk.notebooks[0], f"for _ in range(40): float(make({size}).sum())")
         walk.check()
+
+
+def test_what_is_free_on_the_heap_adds_nothing_to_a_quota(walk: Walk) -> None:
+    """Least of all at its end, where glibc puts what gets no map of its own."""
+    walk.begin(OWNERS[:1])
+    for _ in range(8):  # whenever the heap is trimmed
+        walk.run(walk.notebooks[0], "pieces = [make(1 << 20) for _ in range(100)]\ndel pieces")
+        walk.request(0, walk.quota + SLACK + 40 * MIB, keeps=False)
 
 
 def test_what_was_shut_down_and_cannot_be_moved_is_ended_for_others(walk: Walk) -> None:

@@ -97,14 +97,16 @@ def bytes_kept_apart(in_use: int) -> int:
 
     This is what a limit on private memory has to allow besides the tensors: stacks, libraries' data, and what is free
     on the heap, since that lies in pieces in which a large allocation may not fit. Of much free memory a part alone is
-    counted: small allocations fit there.
+    counted: small allocations fit there. What is free at the heap's end is not: glibc extends it for an allocation that
+    gets no map of its own.
     """
-    return max(0, reserved_bytes() - in_use - uncounted_bytes())
+    return max(0, reserved_bytes() - in_use - uncounted_bytes() - int(_mallinfo2().keepcost))
 
 
 def uncounted_bytes() -> int:
-    """Return the bytes that are free on the heap beyond those that a limit on private memory allows besides."""
-    return max(0, int(_mallinfo2().fordblks) - MOST_FREE_COUNTED)
+    """Return the bytes free in pieces of the heap beyond those that a limit on private memory allows besides."""
+    info = _mallinfo2()
+    return max(0, int(info.fordblks - info.keepcost) - MOST_FREE_COUNTED)
 
 
 def limit_headroom() -> int | None:
