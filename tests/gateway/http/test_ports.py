@@ -261,6 +261,7 @@ async def test_only_ports_of_the_loopback_can_be_named(stack: Stack) -> None:
         assert (await ada.request("GET", f"{PORTS}/{name}")).status == 404
     with socket.create_server(("127.0.0.9", 0)) as elsewhere:  # which no other address reaches
         for port in (elsewhere.getsockname()[1], 0, 65536, 99999):
+            ada.headers["Upgrade"] = "websocket"
             answer = await ada.request("GET", f"{PORTS}/{port}")
             assert (answer.status, answer.body["reason"]) == (404, "no_port")
 
@@ -355,6 +356,8 @@ async def test_a_token_is_needed_and_a_page_s_cookie_is_none(stack: Stack) -> No
     ada = stack.client("ada")
     port = await start(ada, await ada.start(), ECHO)
     path = f"{PORTS}/{port}"
+    answer = await ada.request("GET", path)  # nothing is connected to for what is no websocket
+    assert (answer.status, answer.body["message"]) == (400, "this address is for a websocket.")
     browser = Browser(stack.gateway_url)
     assert (await browser.sign_in(stack.token("ada"))).status == 303
     assert [each["port"] for each in (await browser.request("GET", PORTS)).body["ports"]] == [port]
@@ -362,6 +365,9 @@ async def test_a_token_is_needed_and_a_page_s_cookie_is_none(stack: Stack) -> No
     url = stack.gateway_url.replace("http", "ws") + path
     with pytest.raises(HTTPClientError) as refused:
         await websocket_connect(HTTPRequest(url, headers={"Cookie": cookies}))
+    assert refused.value.code == 403
+    with pytest.raises(HTTPClientError) as refused:
+        await websocket_connect(f"{url}?token={stack.token('ada')}")
     assert refused.value.code == 403
 
 
