@@ -22,6 +22,12 @@ export interface IKeptCell {
   missed: boolean;
 }
 
+/** A port of the host on which a program of the user's listens. */
+export interface IPort {
+  port: number;
+  program: string;
+}
+
 export class Api implements IAdminApi, ITimelineApi {
   constructor(private readonly _settings: ServerConnection.ISettings) {}
 
@@ -100,6 +106,16 @@ export class Api implements IAdminApi, ITimelineApi {
 
   async timeline(window: IWindow, columns: number): Promise<unknown> {
     return this._request('GET', `timeline?${timelineQuery(window, columns)}`);
+  }
+
+  /** Return the ports on which the user's programs listen. */
+  async ports(): Promise<IPort[]> {
+    return ((await this._request('GET', 'ports')) as { ports: IPort[] }).ports;
+  }
+
+  /** Forward a port of the host to the Jupyter server's machine, and return its number there. */
+  async forward(port: number): Promise<number> {
+    return ((await this._request('POST', 'ports', { port })) as { local_port: number }).local_port;
   }
 
   /** Return what a kernel's cells have shown since a version, and the version now. */

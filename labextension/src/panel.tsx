@@ -17,6 +17,7 @@ import { ModelAdapter } from './modeladapter';
 import { NotebookTable } from './notebooktable';
 import { notice } from './notice';
 import { NotifySwitch } from './notifyswitch';
+import { PortsSection } from './ports';
 import { QuotasSection } from './quotas';
 import { RoomRequests } from './room';
 import { AsOf, DrainNotice, WaitNotice } from './standing';
@@ -106,6 +107,7 @@ export class DevicePanel extends VDomRenderer<ModelAdapter> {
               {...names}
             />
             <TimelineSection api={this._actions.api} colours={colours} isFolded isAway={!device.isLive} {...names} />
+            <PortsSection api={this._actions.api} trans={trans} />
             {user?.admin === true && (
               <QuotasSection api={this._actions.api} users={status.users.map(one => one.name)} trans={trans} />
             )}

@@ -122,6 +122,7 @@ class PortForwards:
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
         self._open: dict[tuple[str, str, int], PortForward] = {}
+        self._opening = asyncio.Lock()
 
     async def open(self, gateway: Gateway, port: int, local_port: int | None = None) -> PortForward:
         """Return the forward of a port, which is opened unless it is already.
@@ -132,16 +133,16 @@ class PortForwards:
             When *local_port* cannot be had, or too many are open.
         """
         key = gateway.url, gateway.credentials.token, port
-        if key not in self._open:
-            if len(self._open) >= MOST_FORWARDS:
-                raise ConfigError(f"{MOST_FORWARDS} ports are forwarded here, which is the most; open fewer.")
-            self._open[key] = PortForward(gateway, port, self._report)
-            try:
-                await self._open[key].start(local_port)
-            except ConfigError:
-                del self._open[key]
-                raise
-        return self._open[key]
+        async with self._opening:
+            if key not in self._open:
+                for other in [each for each in self._open if each[2] == port and each[0] == gateway.url]:
+                    await self._open.pop(other).close()  # of a token that was replaced
+                if len(self._open) >= MOST_FORWARDS:
+                    raise ConfigError(f"{MOST_FORWARDS} ports are forwarded here, which is the most; open fewer.")
+                forward = PortForward(gateway, port, self._report)
+                await forward.start(local_port)
+                self._open[key] = forward
+            return self._open[key]
 
     async def close(self) -> None:
         """Close all of them."""

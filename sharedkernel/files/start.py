@@ -41,20 +41,12 @@ def main(listener: str, lock: str) -> None:
         if account.uid is not None:
             processes.gain_no_privileges()
             processes.leave_keyring()
-        become(account)
-        if account.runtime_directory is not None:
-            _log_to(os.path.join(account.runtime_directory, "files.log"))
+        own = account.runtime_directory  # where a log takes no room from the services
+        become(account, log=None if own is None else os.path.join(own, "files.log"))
     os.chdir(os.path.expanduser("~"))
     from sharedkernel.files.app import serve
 
     serve(int(listener), launch.user, launch.idle_seconds)
-
-
-def _log_to(path: str) -> None:
-    """Send output to a file of the user's, where it takes no room from the services."""
-    output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ class Upload:
                 422, "checksum", f"{self._target.name} has changed on its way or since it was begun; upload it again."
             )
         self._check_target()
-        mode = stat.S_IMODE(self._target.stat().st_mode) if self._target.exists() else 0o666 & ~_umask()
+        mode = self._target.stat().st_mode & 0o777 if self._target.exists() else 0o666 & ~_umask()
         os.fchmod(self._fd, mode)
         os.replace(self._part, self._target)
 

@@ -313,7 +313,6 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
                 identity=cast("TokenOnlyIdentity", self.identity_provider),
                 user_bytes=self._user_budgets.bodies,
                 max_body_bytes=self.max_body_size,
-                base_url=self.base_url,
             ),
             self._certificate,
             patience=self.request_patience,

@@ -44,9 +44,10 @@ def tcp_sockets() -> Iterator[TcpSocket]:
     yield from (_parse(line) for line in _lines())
 
 
-def listening_on_loopback() -> Iterator[TcpSocket]:
-    """Yield the sockets that accept connections to this machine's loopback addresses."""
-    return (each for each in tcp_sockets() if each.is_listening and each.address in _REACHED_BY_LOOPBACK)
+def listening_on_loopback() -> list[TcpSocket]:
+    """Return the sockets that accept connections to this machine's loopback addresses."""
+    found = [_parse(line) for line in _lines() if line.split(None, 4)[3] == f"{_LISTENING:02X}"]
+    return [each for each in found if each.address in _REACHED_BY_LOOPBACK]
 
 
 def accepted(connections: Collection[tuple[Address, Address]]) -> dict[tuple[Address, Address], TcpSocket]:

@@ -20,6 +20,7 @@ class FileStack(LocalStack):
 
     def __init__(self, apart: ApartExecutor | None = None, **options: Any) -> None:
         self.apart = apart
+        options.setdefault("config", "c.SharedKernelGateway.terminals = True")
         super().__init__(users=[HEDY, ADA, GRACE], **options)
         self.homes = self.directory / "homes" if apart is None else apart.homes
         if apart is None:

@@ -16,19 +16,20 @@ from tests.gateway.client import PATIENCE
 _CONFIG = """
 c.SharedKernelGateway.revocation_seconds = 0.1
 c.SharedKernelGateway.max_websockets = 3
-c.SharedKernelGateway.{} = False
+c.SharedKernelGateway.terminals = {}
+c.SharedKernelGateway.files = {}
 """
 
 
 @pytest.fixture(scope="module")
 def without_terminals() -> Iterator[FileStack]:
-    with FileStack(config=_CONFIG.format("terminals")) as found:
+    with FileStack(config=_CONFIG.format(False, True)) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def without_files() -> Iterator[FileStack]:
-    with FileStack(config=_CONFIG.format("files")) as found:
+    with FileStack(config=_CONFIG.format(True, False)) as found:
         yield found
 
 

@@ -167,6 +167,25 @@ async def test_a_terminal_is_its_users(stack: FileStack) -> None:
     assert f'"action": "terminals", "method": "GET", "path": "/terminals/websocket/{name}"' in audit
 
 
+async def test_a_refused_websocket_is_followed_by_requests_that_are_checked(stack: FileStack) -> None:
+    """What comes behind it on its connection does not reach the user's server unseen."""
+    head = f"Host: 127.0.0.1\r\nAuthorization: token {stack.token(ADA)}\r\n"
+    upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    upgrade += f"Sec-WebSocket-Key: {'A' * 22}==\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", stack.port)
+    writer.write(f"GET /terminals/websocket/nope HTTP/1.1\r\n{head}{upgrade}\r\n".encode())
+    body = '{"type": "directory"}'
+    put = f"PUT /api/contents/smuggled HTTP/1.1\r\n{head}Content-Length: {len(body)}\r\n\r\n{body}"
+    writer.write(put.encode())
+    assert b" 404 " in await asyncio.wait_for(reader.readline(), PATIENCE)
+    writer.write_eof()
+    await asyncio.wait_for(reader.read(), PATIENCE)
+    writer.close()
+    audit = [json.loads(line) for line in (stack.runtime_directory / "audit.jsonl").read_text().splitlines()]
+    made = [entry for entry in audit if entry.get("path") == "/api/contents/smuggled"]
+    assert len(made) == (stack.home() / "smuggled").is_dir()
+
+
 async def test_a_server_that_is_killed_is_started_again(stack: FileStack) -> None:
     """One serves a user; a fourth that would fail within a minute is not started, and that is said."""
     ada, path = stack.client(), "/api/contents"

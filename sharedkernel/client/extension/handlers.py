@@ -148,12 +148,12 @@ class ForwardsHandler(_PassingOn):
     @web.authenticated
     @authorized
     async def post(self) -> None:
-        """Forward the port that the body names to this server's machine, and answer the address there."""
+        """Forward the port that the body names to this server's machine, and answer its number there."""
         port = (self.get_json_body() or {}).get("port")
         if type(port) is not int or not 0 < port < 1 << 16:
             raise web.HTTPError(HTTPStatus.BAD_REQUEST, "`port` is no number from 1 to 65535.")
         forward = await self._forwards.open(self.upstream().gateway, port)
-        self.finish(json.dumps({"port": port, "address": f"http://127.0.0.1:{forward.local_port}"}))
+        self.finish(json.dumps({"port": port, "local_port": forward.local_port}))
 
 
 class CellsHandler(APIHandler):

@@ -1,8 +1,8 @@
 """The owners of sockets: which processes of which user hold them.
 
-Under accounts of their own, users own the sockets that their account has made or accepted, also those of processes that
-have left their session. Otherwise what a session started is its user's, and a socket that another user's process holds
-as well is nobody's.
+Under accounts of their own, users own the sockets that their account has made or accepted and that a process of theirs
+holds, also one that has left its session; nobody else's processes are looked at. Otherwise what a session started is
+its user's, and a socket that another user's process holds as well is nobody's.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class SocketOwners:
     def __init__(self, sessions: Mapping[str, SessionHandle], isolation: Isolation) -> None:
         self._sessions = sessions
         self._isolation = isolation
-        self._scan: asyncio.Future[dict[int, list[_Member]]] | None = None
+        #: the last look, of each user where they have accounts of their own, else of all of them
+        self._scans: dict[str, asyncio.Future[dict[int, list[_Member]]]] = {}
 
     async def find(self, user: str, sockets: Mapping[int, int]) -> list[protocol.OwnedSocket]:
         """Return those of *sockets*, accounts by inode, that are of *user*; none if they have no session here.
@@ -55,17 +56,21 @@ class SocketOwners:
         Processes are looked at once at a time, however many ask, and always after they have asked.
         """
         own = [process for process in self._sessions.values() if process.user == user]
-        if not own or not sockets:
+        if not own:
+            self._scans.pop(user, None)
             return []
-        if (before := self._scan) is not None:
+        if not sockets:
+            return []
+        apart = self._isolation.uses_accounts
+        whose = user if apart else ""
+        if (before := self._scans.get(whose)) is not None:
             await asyncio.wait([before])
-        if self._scan is before:
-            leaders = [_Member(each.user or "", name, each.pid) for name, each in self._sessions.items()]
-            accounts = {each.uid: each.user or "" for each in self._sessions.values()}
-            look = partial(_look, leaders, accounts if self._isolation.uses_accounts else {})
-            self._scan = asyncio.ensure_future(asyncio.to_thread(look))
-        assert self._scan is not None
-        holders = await asyncio.shield(self._scan)
+        if self._scans.get(whose) is before:
+            members = [_Member(each.user or "", name, each.pid) for name, each in self._sessions.items()]
+            leaders = [each for each in members if each.user == user or not apart]
+            look = partial(_look, leaders, {process.uid: user for process in own} if apart else {})
+            self._scans[whose] = asyncio.ensure_future(asyncio.to_thread(look))
+        holders = await asyncio.shield(self._scans[whose])
         found = []
         for inode, uid in sockets.items():
             members = holders.get(inode, [])

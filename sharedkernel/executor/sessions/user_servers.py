@@ -174,9 +174,10 @@ class UserServers:
         """End the servers that this executor has started, with what runs in their terminals."""
         for process, _ in self._running.values():
             process.terminate()
+        deadline = time.monotonic() + PATIENCE
         for process, account in self._running.values():
             try:
-                process.wait(PATIENCE)
+                process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

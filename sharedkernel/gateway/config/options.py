@@ -116,7 +116,11 @@ class GatewayOptions(HasTraits):
     files = Bool(
         True, help="Whether users may use their files on this machine: list, edit, upload and download them."
     ).tag(config=True)
-    terminals = Bool(True, help="Whether users may open terminals on this machine.").tag(config=True)
+    terminals = Bool(
+        False,
+        help="Whether users may open terminals on this machine. What runs there takes no turns on a GPU, and "
+        "counts for no quota.",
+    ).tag(config=True)
     ports = Bool(
         True,
         help="Forward ports: users reach what their programs serve on this host's loopback, from their own machine.",

@@ -29,6 +29,7 @@ from sharedkernel.gateway.auth.audit import AuditedHandler
 from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.fleet.executors import Executors, no_answer
 from sharedkernel.gateway.http.handlers import GatewayHandler
+from sharedkernel.gateway.http.request_guard import TOKEN_IN_ADDRESS
 from sharedkernel.gateway.http.websocket_registry import JupyterPingMixin
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
 from sharedkernel.ipc.tcp_table import Address, TcpSocket, accepted, listening_on_loopback
@@ -38,6 +39,8 @@ from sharedkernel.protocol import OwnedSocket
 MOST_CONNECTIONS = 256
 #: bytes that are read at a time, and that wait in each direction
 _CHUNK = 64 * 1024
+#: longest message of a client; the project's own have 64 KiB at most
+_MOST_MESSAGE = 1 << 20
 #: seconds that a port may take to be connected to, an executor to say whose it is, and the last bytes to be taken
 _CONNECT, _ANSWER, _LAST = 5.0, 10.0, 5.0
 #: seconds between looks at the system's table of sockets, at least and at most
@@ -89,18 +92,21 @@ class Accepts:
     async def _look(self) -> None:
         shortest, longest = _PAUSES
         pause = 0.0
-        while self._waiting:
-            self._is_new.clear()
-            for connection, found in accepted(self._waiting).items():
-                if not self._waiting[connection].done():
-                    self._waiting[connection].set_result(found)
-            await asyncio.sleep(shortest)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._is_new.wait()
-                pause = 0.0
-            pause = min(2 * pause + shortest, longest)
-        self._task = None
+        try:
+            while self._waiting:
+                self._is_new.clear()
+                # in a thread, since the table has everybody's sockets
+                for connection, found in (await asyncio.to_thread(accepted, list(self._waiting))).items():
+                    if (future := self._waiting.get(connection)) is not None and not future.done():
+                        future.set_result(found)
+                await asyncio.sleep(shortest)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._is_new.wait()
+                    pause = 0.0
+                pause = min(2 * pause + shortest, longest)
+        finally:
+            self._task = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +138,21 @@ class UserPorts:
         self._accepts = Accepts(accept_seconds)
         #: open connections by user and port
         self._numbers: Counter[tuple[str, int]] = Counter()
+        #: lists that are being made, by user
+        self._lists: dict[str, asyncio.Task[list[tuple[int, str, OwnedSocket]]]] = {}
 
     async def listening(self, user: str) -> list[tuple[int, str, OwnedSocket]]:
-        """Return port, device and program of each socket of *user* that listens where loopback reaches it."""
-        ports = {each.inode: each for each in listening_on_loopback()}
+        """Return port, device and program of each socket of *user* that listens where loopback reaches it.
+
+        One list is made for a user at a time, however many ask.
+        """
+        if user not in self._lists:
+            self._lists[user] = asyncio.create_task(self._list(user))
+            self._lists[user].add_done_callback(lambda _: self._lists.pop(user))
+        return await asyncio.shield(self._lists[user])
+
+    async def _list(self, user: str) -> list[tuple[int, str, OwnedSocket]]:
+        ports = {each.inode: each for each in await asyncio.to_thread(listening_on_loopback)}
         owned = await self._owned(user, {each.inode: each.uid for each in ports.values()})
         found = {ports[each.inode].port: (ports[each.inode].port, device, each) for device, each in owned}
         return [found[port] for port in sorted(found)]
@@ -262,6 +279,10 @@ class PortHandler(
     async def get(self, port: str) -> None:
         """Accept the websocket once the connection is known to be the user's; returns when both are closed."""
         ports, user = ports_of(self), self.current_user.username
+        if self.request.headers.get("Upgrade", "").lower() != "websocket":
+            raise Refused("this address is for a websocket.", reason="bad_request")
+        if getattr(self.request, TOKEN_IN_ADDRESS, False):
+            raise Refused("send the token in the header Authorization, not in the address.", reason="not_allowed")
         with self.settings["open_ports"].place_for(self):
             async with ports.connection(user, int(port)) as (self._connection, self._is_first):
                 device, session = self._connection.session or ("", None)
@@ -273,6 +294,13 @@ class PortHandler(
                     if self._sending is not None:
                         self._sending.cancel()
 
+    def get_websocket_protocol(self) -> Any:
+        """Return the websocket protocol, which takes short messages alone."""
+        protocol = super().get_websocket_protocol()
+        if protocol is not None:
+            protocol.params.max_message_size = _MOST_MESSAGE
+        return protocol
+
     def record_action(self, action: str, **details: Any) -> None:
         """Record *action* with *details*, but not each of a page's many connections."""
         if self._is_first:
@@ -282,6 +310,10 @@ class PortHandler(
     def open(self, port: str) -> None:  # type: ignore[override]
         """Send what the program sends from now on."""
         super().open(port)
+        assert self.ws_connection is not None
+        assert self._connection is not None
+        # while the program takes nothing, tornado reads nothing of the client, and would not see that it has gone
+        self.ws_connection.stream.set_close_callback(self._connection.writer.transport.abort)  # type: ignore[union-attr]
         self._sending = asyncio.create_task(self._send())
 
     async def _send(self) -> None:

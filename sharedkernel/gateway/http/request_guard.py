@@ -35,8 +35,6 @@ from sharedkernel.gateway.errors import finish_refused
 _TOKEN = "token"
 #: attribute of a request whose token came in its address
 TOKEN_IN_ADDRESS = "_sharedkernel_token_in_address"
-#: where bodies are passed on as they come, however long they are (`user_server.py`)
-_STREAMED_PATHS = ("api/contents", "files/", "sharedkernel/files/", "api/terminals")
 #: stands for all methods that no handler has: tornado answers it with 405, and each would be a label of the metrics
 _UNKNOWN_METHOD = "OTHER"
 #: where the form with a token and the code of an invitation are sent, and the most bytes that they have
@@ -60,8 +58,6 @@ class RequestGuard(Router):
         Counts the bodies of each user's requests.
     max_body_bytes
         Longest body; counted where a request does not say how long its own is.
-    base_url
-        Of all routes.
     """
 
     def __init__(
@@ -73,14 +69,12 @@ class RequestGuard(Router):
         identity: TokenOnlyIdentity,
         user_bytes: UserBytes,
         max_body_bytes: int,
-        base_url: str,
     ) -> None:
         self._application = application
         self._identity = identity
         self._user_bytes = user_bytes
         self._max_body_bytes = max_body_bytes
         self._remote = remote
-        self._base_url = base_url
         self._hosts = None if hosts is None else {host.lower() for host in (*hosts, "localhost")}
         if self._hosts is not None and remote:
             self._hosts |= {socket.gethostname().lower(), socket.getfqdn().lower()}
@@ -98,9 +92,10 @@ class RequestGuard(Router):
                 reason="not_allowed",
             )
             return self.handler_of(request, wrong_host)
-        is_streamed = request.path.removeprefix(self._base_url).startswith(_STREAMED_PATHS)
-        if is_streamed or not _has_body(request.headers):
-            return self._application.find_handler(request, **kwargs)
+        found = self._application.find_handler(request, **kwargs)
+        # What takes a body as it comes keeps none (`user_server.py`).
+        if not _has_body(request.headers) or getattr(found, "stream_request_body", False):
+            return found
         return _GuardedBody(self, request)
 
     async def admit_body(self, request: HTTPServerRequest, holder: object) -> bool:

@@ -72,6 +72,19 @@ async def open_websocket(address: str, request: bytes, context: ssl.SSLContext) 
         When it opens no websocket.
     """
     stream = await _connect(address, context)
+    return stream, await shake_hands(stream, request)
+
+
+async def shake_hands(stream: IOStream, request: bytes) -> bytes:
+    """Send *request* for a websocket, and return the head of the answer that opens it; else *stream* is closed.
+
+    Raises
+    ------
+    OSError
+        When there is no answer in time, or none of HTTP.
+    WebsocketRefused
+        When the answer opens no websocket.
+    """
     with contextlib.ExitStack() as exits:
         exits.callback(stream.close)
         try:
@@ -90,7 +103,7 @@ async def open_websocket(address: str, request: bytes, context: ssl.SSLContext) 
         except (HTTPInputError, ValueError) as error:
             raise ConnectionError(f"its answer is not HTTP: {error}") from None
         exits.pop_all()
-    return stream, answer
+    return answer
 
 
 async def _connect(address: str, context: ssl.SSLContext) -> IOStream:
@@ -169,7 +182,12 @@ class Splice:
         client, host = self._client, self._host
         client.other, host.other = host, client
         try:
-            from_client, from_host = client.take(), host.take()
+            from_client = client.take()
+            try:
+                from_host = host.take()
+            except StreamClosedError:
+                client.send(self._no_answer)
+                raise
             client.send(self._to_client + from_host)
             host.send(self._to_host + from_client)
             client.resume()

@@ -9,9 +9,12 @@ stay here. A connection carries one request.
 from __future__ import annotations
 
 import asyncio
+import posixpath
+import re
 import socket
 from collections.abc import Iterable
 from typing import Any, ClassVar, cast
+from urllib.parse import unquote
 
 from jupyter_server.base.handlers import JupyterHandler
 from prometheus_client import Counter
@@ -22,7 +25,7 @@ from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.audit import AuditedHandler
 from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.http.request_guard import TOKEN_IN_ADDRESS
-from sharedkernel.gateway.http.splice import Splice
+from sharedkernel.gateway.http.splice import Splice, WebsocketRefused, shake_hands
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
 
 #: requests that were joined to a user's server, by what they are about
@@ -39,8 +42,8 @@ _NO_ANSWER = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n"
     b"Content-Length: %d\r\n\r\n%s" % (len(_SENTENCE), _SENTENCE)
 )
-#: of a path in the audit log, which has no lists: a file browser asks for them again and again
-_AUDITED_CHARACTERS = 1000
+#: of a path's begin and of its end, in the audit log
+_AUDITED_CHARACTERS = 500
 _LOOKS = ("GET", "HEAD", "OPTIONS")
 
 
@@ -85,18 +88,29 @@ class UserServerHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
         head = request_head(self.request.method or "", uri, self.request.headers.get_all(), upgrades=upgrades)
         with self.settings["open_websockets"].place_for(self):
             server = await self._connect()
-            path, method = self.request.path, self.request.method
-            if self.is_websocket or method not in _LOOKS or path.startswith(f"{self.base_url}files/"):
-                self.settings["audit_log"].record(self.switch, method=method, path=path[:_AUDITED_CHARACTERS])
+            self._record()
             _REQUESTS.labels(kind=self.switch).inc()
-            client = cast("IOStream", self.detach())
-            self._splice = Splice(client, server, to_host=head, no_answer=_NO_ANSWER)
+            if upgrades:  # what the client sends behind a request that is refused is another request, to be checked
+                answer = await self._shake_hands(server, head)
+                self._splice = Splice(cast("IOStream", self.detach()), server, answer)
+            else:
+                self._splice = Splice(cast("IOStream", self.detach()), server, to_host=head, no_answer=_NO_ANSWER)
             watch = None if upgrades else asyncio.create_task(self._splice.close_when_silent(_SILENCE))
             try:
                 await self._splice.run()
             finally:
                 if watch is not None:
                     watch.cancel()
+
+    def _record(self) -> None:
+        """Record in the audit log what is opened, fetched or changed; lists are not."""
+        method, path = self.request.method, posixpath.normpath(unquote(self.request.path))
+        is_list = self.get_query_argument("content", "1") == "0" or self.get_query_argument("type", "") == "directory"
+        is_file = re.match(r"(sharedkernel/)?files/|api/contents/", path.removeprefix(self.base_url))
+        if self.is_websocket or method not in _LOOKS or (is_file and not is_list):
+            if len(path) > 2 * _AUDITED_CHARACTERS:
+                path = f"{path[:_AUDITED_CHARACTERS]}…{path[-_AUDITED_CHARACTERS:]}"
+            self.settings["audit_log"].record(self.switch, method=method, path=path)
 
     async def _connect(self) -> IOStream:
         """Return a connection to the user's server.
@@ -121,6 +135,15 @@ class UserServerHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
                     raise
                 return stream
         except (TimeoutError, OSError, StreamClosedError):
+            raise Refused(f"what serves your {self.switch} does not answer; try again.", reason="start") from None
+
+    async def _shake_hands(self, server: IOStream, head: bytes) -> bytes:
+        """Return the answer that opens a websocket at the user's server."""
+        try:
+            return await shake_hands(server, head)
+        except WebsocketRefused as refused:
+            raise web.HTTPError(refused.code, reason=refused.reason) from None
+        except OSError:
             raise Refused(f"what serves your {self.switch} does not answer; try again.", reason="start") from None
 
     def data_received(self, chunk: bytes) -> None:

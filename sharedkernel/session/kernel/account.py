@@ -17,8 +17,15 @@ from sharedkernel.system import processes
 _NOT_THE_USERS = ("IPYTHONDIR", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR")
 
 
-def become(account: Account) -> None:
+def become(account: Account, *, log: str | None = None) -> None:
     """Take on *account* in this process, before any code of its user runs.
+
+    Parameters
+    ----------
+    account
+        The user's.
+    log
+        Path of a file of the account's that takes this process's output; None: where that goes becomes the account's.
 
     Raises
     ------
@@ -26,7 +33,7 @@ def become(account: Account) -> None:
         When that is not possible; the process must end then.
     """
     if account.uid is not None:
-        _change_user(account)
+        _change_user(account, log)
     for name in _NOT_THE_USERS:
         os.environ.pop(name, None)
     os.environ["HOME"] = account.home
@@ -40,7 +47,7 @@ def become(account: Account) -> None:
         os.environ[OFFLOAD_VARIABLE] = account.offload_directory
 
 
-def _change_user(account: Account) -> None:
+def _change_user(account: Account, log: str | None) -> None:
     assert account.uid is not None
     assert account.gid is not None
     for name, limit in account.rlimits.items():
@@ -48,12 +55,17 @@ def _change_user(account: Account) -> None:
         hard = resource.getrlimit(number)[1]
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(number, (limit, limit))
-    for output in (1, 2):
+    for output in (1, 2) if log is None else ():
         os.fchown(output, account.uid, account.gid)  # its log, which programs reopen as /dev/stderr
     os.setgroups(account.groups)
     os.setresgid(account.gid, account.gid, account.gid)
     os.setresuid(account.uid, account.uid, account.uid)
     if os.getresuid() != (account.uid,) * 3 or os.getresgid() != (account.gid,) * 3:
         raise OSError("the account was not changed")
+    if log is not None:  # before other processes of the account may take what this one has open
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
     processes.be_readable_by_own_user()
     os.umask(0o077)

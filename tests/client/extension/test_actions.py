@@ -57,10 +57,10 @@ def test_a_port_of_the_host_is_forwarded_to_this_machine(stack: LocalStack, ada:
     """By the same code as in a terminal, once however often it is asked for; only with the server's own token."""
     assert ada.ask("GET", f"{ROOT}/ports").body == {"ports": []}
     opened = ada.ask("POST", f"{ROOT}/ports", {"port": urlsplit(stack.gateway_url).port}).body
-    assert opened["address"] != stack.gateway_url  # which has its number already
+    assert opened["local_port"] != opened["port"]  # which the gateway has already
     assert ada.ask("POST", f"{ROOT}/ports", {"port": opened["port"]}).body == opened
     with pytest.raises(ConnectionError):  # the gateway refuses: the port is its own
-        urllib.request.urlopen(opened["address"], timeout=60)
+        urllib.request.urlopen(f"http://127.0.0.1:{opened['local_port']}", timeout=60)
     assert ada.ask("POST", f"{ROOT}/ports", {"port": "6006"}).status == 400
     assert ada.ask("GET", f"{ROOT}/ports", token=None).status == 403
     assert ada.ask("POST", f"{ROOT}/ports", {"port": 6006}, token=None).status == 403

@@ -171,6 +171,40 @@ async def test_neither_side_is_read_faster_than_the_other_takes(stack: Stack, tm
     assert held < 16 * _MEBIBYTE
 
 
+async def test_a_client_that_goes_away_leaves_nothing_behind(stack: Stack, tmp_path: Path) -> None:
+    """However much of what it has sent the program has not taken; what it sends at a time is bounded."""
+    ada = stack.client("ada")
+    kernel = await ada.start()
+    port = await start(ada, kernel, SUM.format(go=str(tmp_path / "never")))
+    process = stack.gateway.process
+    assert process is not None
+    gateway = psutil.Process(process.pid)
+
+    async def is_connected() -> bool:
+        return any(each.raddr and each.raddr.port == port for each in gateway.net_connections("tcp"))
+
+    async def is_free() -> bool:
+        return not await is_connected()
+
+    url = stack.gateway_url.replace("http", "ws") + f"{PORTS}/{port}"
+    client = await websocket_connect(HTTPRequest(url, headers=ada.headers))
+    assert await is_connected()
+    for _ in range(320):
+        client.write_message(bytes(65536), binary=True)
+    stream = client.protocol.stream
+    assert stream is not None
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(1.0):  # until a second passes without all being taken
+            await stream.write(b"")
+    stream.close()
+    await asyncio.wait_for(until(is_free), 60)
+    url = stack.gateway_url.replace("http", "ws") + f"{PORTS}/{await start(ada, kernel, ECHO)}"
+    large = await websocket_connect(HTTPRequest(url, headers=ada.headers))
+    large.write_message(bytes(2 * _MEBIBYTE), binary=True)
+    assert await large.read_message() is None
+    assert large.close_code == 1009  # RFC 6455: too big
+
+
 async def test_fifty_megabytes_pass_each_way(stack: Stack) -> None:
     """Unchanged and in order, in little memory of the gateway's."""
     ada = stack.client("ada")
@@ -261,6 +295,7 @@ async def test_only_ports_of_the_loopback_can_be_named(stack: Stack) -> None:
         assert (await ada.request("GET", f"{PORTS}/{name}")).status == 404
     with socket.create_server(("127.0.0.9", 0)) as elsewhere:  # which no other address reaches
         for port in (elsewhere.getsockname()[1], 0, 65536, 99999):
+            ada.headers["Upgrade"] = "websocket"
             answer = await ada.request("GET", f"{PORTS}/{port}")
             assert (answer.status, answer.body["reason"]) == (404, "no_port")
 
@@ -355,6 +390,8 @@ async def test_a_token_is_needed_and_a_page_s_cookie_is_none(stack: Stack) -> No
     ada = stack.client("ada")
     port = await start(ada, await ada.start(), ECHO)
     path = f"{PORTS}/{port}"
+    answer = await ada.request("GET", path)  # nothing is connected to for what is no websocket
+    assert (answer.status, answer.body["message"]) == (400, "this address is for a websocket.")
     browser = Browser(stack.gateway_url)
     assert (await browser.sign_in(stack.token("ada"))).status == 303
     assert [each["port"] for each in (await browser.request("GET", PORTS)).body["ports"]] == [port]
@@ -362,6 +399,9 @@ async def test_a_token_is_needed_and_a_page_s_cookie_is_none(stack: Stack) -> No
     url = stack.gateway_url.replace("http", "ws") + path
     with pytest.raises(HTTPClientError) as refused:
         await websocket_connect(HTTPRequest(url, headers={"Cookie": cookies}))
+    assert refused.value.code == 403
+    with pytest.raises(HTTPClientError) as refused:
+        await websocket_connect(f"{url}?token={stack.token('ada')}")
     assert refused.value.code == 403
 
 
