@@ -321,6 +321,8 @@ def _make_app(connection_file: str, log_stream: TextIO, *, is_apart: bool, with_
     if not with_history:
         user_account.keep_no_history(app)
     app.initialize(["-f", connection_file])
+    # jupyter_client prefers orjson where a library has brought it, and that crashes where it gets no memory (3.13.0)
+    app.session.packer = app.session.unpacker = "json"
     app.session.serialize = replacing_surrogates(app.session.serialize)
     if is_apart:
         app.kernel.why_no_debugger = _NO_DEBUGGER
