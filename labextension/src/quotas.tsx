@@ -115,14 +115,15 @@ export function changed(kind: keyof ILimits, text: string): Partial<ILimits> {
 
 interface IFieldProps {
   label: string;
-  value: string | number | null;
+  /** Null: none; undefined: not known yet. */
+  value: string | number | null | undefined;
   onChange: (text: string) => void;
 }
 
 /** A value that is taken over with Enter or when the field is left, and forgotten with Escape. */
 export function Field(props: IFieldProps): React.ReactElement {
   const { label, value, onChange } = props;
-  const shown = value === null ? '' : String(value);
+  const shown = String(value ?? '');
   const [draft, setDraft] = React.useState(shown);
   React.useEffect(() => setDraft(shown), [shown]);
   const take = () => {
@@ -136,6 +137,7 @@ export function Field(props: IFieldProps): React.ReactElement {
       type="text"
       aria-label={label}
       title={label}
+      disabled={value === undefined}
       value={draft}
       onChange={event => setDraft(event.target.value)}
       onBlur={take}

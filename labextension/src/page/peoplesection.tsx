@@ -214,7 +214,7 @@ function Row(props: IRowProps): React.ReactElement {
         )}
         <Field
           label={trans.__('Quota of %1, such as 8 GiB or 25%', who)}
-          value={limits?.memory ?? null}
+          value={limits?.memory}
           onChange={text => onChange(changed('memory', text))}
         />
         {told !== null && (
@@ -236,7 +236,7 @@ function Row(props: IRowProps): React.ReactElement {
       <td>
         <Field
           label={trans.__('Share of %1, 1 is usual', who)}
-          value={limits?.share ?? null}
+          value={limits?.share}
           onChange={text => onChange(changed('share', text))}
         />
       </td>
