@@ -194,14 +194,14 @@ async def test_a_server_that_is_killed_is_started_again(stack: FileStack) -> Non
     before = [process.pid for process in stack.servers()]
     assert {(await ada.request("GET", path)).status for _ in range(5)} == {200}
     assert [process.pid for process in stack.servers()] == before
-    statuses = []
-    for _ in range(3):
+    answers = []
+    while not answers or answers[-1].status == 200:
         for process in stack.servers():
             process.send_signal(signal.SIGKILL)
             process.wait(PATIENCE)
-        statuses.append((await ada.request("GET", path)).status)
-    assert statuses[:2] == [200, 200]
-    answer = await ada.request("GET", path)
+        answers.append(await ada.request("GET", path))
+    assert 3 <= len(answers) <= 5  # an executor may hear of an end after the next request
+    answer = answers[-1]
     assert (answer.status, answer.body["reason"]) == (503, "start")
     assert "3 times within a minute" in answer.body["message"]
     assert uid == stack.home().stat().st_uid
