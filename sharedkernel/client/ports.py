@@ -25,7 +25,7 @@ PORTS_PATH = "/sharedkernel/api/ports"
 _CHUNK = 64 * 1024
 #: ports that one program forwards
 MOST_FORWARDS = 32
-#: connections at a time, more than a gateway accepts, and those that are being opened
+#: most connections at a time, more than a gateway accepts; most that are being opened at a time
 _MOST, _MOST_OPENING = 300, 16
 
 

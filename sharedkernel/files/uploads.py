@@ -25,7 +25,7 @@ from tornado import web
 
 from sharedkernel.client.gateway.files import PART_SUFFIX, part_of
 
-#: seconds after which a part that nobody has resumed is removed
+#: age of a partial upload, in seconds, from which it is removed
 _MOST_SECONDS = 24 * 3600.0
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _BUFFER = 1 << 20
@@ -53,7 +53,7 @@ class UploadRefused(Exception):
 
 
 def remove_old_parts(root: Path) -> None:
-    """Remove what has come of uploads that nobody has resumed for a day. May take long."""
+    """Remove partial uploads that were not resumed for a day. May take long."""
     left = _MOST_ENTRIES
     for folder, folders, names in os.walk(root):
         left -= len(folders) + len(names)

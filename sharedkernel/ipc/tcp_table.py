@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
 #: states, as the system numbers them
-_ESTABLISHED, _ARRIVING, _LISTENING = 0x01, 0x03, 0x0A
+_ESTABLISHED, _ARRIVING, _LISTENING = 0x01, 0x03, "0A"
 #: address and port, as `socket.getsockname` begins with them
 Address = tuple[str, int]
 
@@ -29,25 +29,19 @@ class TcpSocket(NamedTuple):
     inode: int
 
     @property
-    def is_listening(self) -> bool:
-        """Whether it accepts connections."""
-        return self.state == _LISTENING
-
-    @property
     def is_accepted(self) -> bool:
         """Whether a process has accepted the connection, or that is over before it was seen."""
         return self.inode != 0 or self.state not in (_ESTABLISHED, _ARRIVING)
 
 
-def tcp_sockets() -> Iterator[TcpSocket]:
-    """Yield all TCP sockets of this process's network."""
-    yield from (_parse(line) for line in _lines())
+def listening() -> list[TcpSocket]:
+    """Return the sockets of this process's network that accept connections."""
+    return [_parse(line) for line in _lines() if line.split(None, 4)[3] == _LISTENING]
 
 
 def listening_on_loopback() -> list[TcpSocket]:
     """Return the sockets that accept connections to this machine's loopback addresses."""
-    found = [_parse(line) for line in _lines() if line.split(None, 4)[3] == f"{_LISTENING:02X}"]
-    return [each for each in found if each.address in _REACHED_BY_LOOPBACK]
+    return [each for each in listening() if each.address in _REACHED_BY_LOOPBACK]
 
 
 def accepted(connections: Collection[tuple[Address, Address]]) -> dict[tuple[Address, Address], TcpSocket]:

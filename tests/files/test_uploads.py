@@ -1,4 +1,4 @@
-"""What is left of uploads that nobody has resumed."""
+"""Partial uploads that were not resumed."""
 
 from __future__ import annotations
 

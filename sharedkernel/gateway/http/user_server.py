@@ -80,7 +80,11 @@ class UserServerHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
         if getattr(self.request, TOKEN_IN_ADDRESS, False):  # a page in a user's file would be at the gateway's address
             raise Refused("send the token in the header Authorization, not in the address.", reason="not_allowed")
         if not self.settings[f"serves_{self.switch}"]:
-            raise Refused(f"{self.switch} are switched off on this gateway by its admin.", reason="switched_off")
+            raise Refused(
+                f"{self.switch} are switched off on this gateway; its admin can change that "
+                f"(c.SharedKernelGateway.{self.switch}).",
+                reason="switched_off",
+            )
         upgrades = self.is_websocket and self.request.headers.get("Upgrade", "").lower() == "websocket"
         if self.is_websocket and not upgrades:
             raise Refused("this address is for a websocket.", reason="bad_request")

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from sharedkernel.ipc.tcp_table import read_table, tcp_sockets
+from sharedkernel.ipc.tcp_table import listening, read_table
 from sharedkernel.session.kernel.reaper import children
 
 #: things named at most, and characters of each
@@ -50,8 +50,8 @@ class BackgroundActivity:
         return list(names)[:_MOST]
 
     def _new_listeners(self) -> Iterator[str]:
-        listening = {inode: name for inode, name in _listening().items() if inode not in self._listening}
-        yield from (listening[inode] for _, inode, _ in _open_files() if inode in listening)
+        new = {inode: name for inode, name in _listening().items() if inode not in self._listening}
+        yield from (new[inode] for _, inode, _ in _open_files() if inode in new)
 
     def _new_locks(self) -> Iterator[str]:
         locked = _locked() - self._locked
@@ -103,10 +103,7 @@ def _open_files() -> Iterator[tuple[int, int, str]]:
 
 def _listening() -> dict[int, str]:
     """Return the port, or path, of each socket that listens on this machine, by inode."""
-    found = {}
-    for tcp in tcp_sockets():
-        if tcp.is_listening:
-            found[tcp.inode] = str(tcp.port)
+    found = {tcp.inode: str(tcp.port) for tcp in listening()}
     for line in read_table("/proc/self/net/unix"):
         fields = line.split()
         if len(fields) > 6 and fields[3] == _LISTENING_UNIX:

@@ -10,10 +10,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from sharedkernel.errors import Refused
-from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.gateway.http.ports import UserPorts
 from tests.executor.isolation import ADA, GRACE, ApartExecutor, Executor, needs_root
-from tests.gateway.http.port_programs import ECHO, LISTENER, START
+from tests.gateway.http.port_programs import ECHO, LISTENER, START, executors_of
 
 pytestmark = needs_root
 
@@ -32,21 +31,8 @@ _DETACH = """if True:
 @contextlib.asynccontextmanager
 async def ports_of(apart: ApartExecutor) -> AsyncIterator[UserPorts]:
     """Give what a gateway has of this executor, and runs as another account than its users."""
-    connected = asyncio.Event()
-    executors = Executors(
-        apart.runtime_directory,
-        (),
-        "least-loaded",
-        on_died=lambda *_: None,
-        on_connected=lambda _: connected.set(),
-        on_earlier_wanted=lambda *_: None,
-    )
-    executors.keep_connected()
-    try:
-        await connected.wait()
+    async with executors_of(apart.runtime_directory) as executors:
         yield UserPorts(executors)
-    finally:
-        await executors.close()
 
 
 async def test_each_user_reaches_what_their_own_account_serves(apart: ApartExecutor) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from sharedkernel.client.gateway.connection import Gateway
 from sharedkernel.client.gateway.credentials import Credentials
 from sharedkernel.client.ports import PortForward
+from sharedkernel.gateway.fleet.executors import Executors
 from tests.gateway.client import Client
 from tests.gateway.devices import execute
 
@@ -62,6 +64,26 @@ async def start(client: Client, kernel: str, program: str, *, port: int = 0, lis
     """Start a program in a session; return the port on which it listens, which the session itself has closed."""
     code = START.format(listener=listener.format(port=port), program=program, then="listener.close()")
     return int(await execute(client, kernel, code))
+
+
+@asynccontextmanager
+async def executors_of(runtime_directory: Path) -> AsyncIterator[Executors]:
+    """Give what a gateway knows of the executor of a runtime directory."""
+    connected = asyncio.Event()
+    executors = Executors(
+        runtime_directory,
+        (),
+        "least-loaded",
+        on_died=lambda *_: None,
+        on_connected=lambda _: connected.set(),
+        on_earlier_wanted=lambda *_: None,
+    )
+    executors.keep_connected()
+    try:
+        await connected.wait()
+        yield executors
+    finally:
+        await executors.close()
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ import hashlib
 import json
 import random
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,13 +17,12 @@ import pytest
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
 from tornado.websocket import websocket_connect
 
-from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.gateway.http.ports import MOST_CONNECTIONS, UserPorts
 from sharedkernel.ipc.seqpacket import allow_many_descriptors
 from tests.gateway.client import Client
 from tests.gateway.conftest import Stack
 from tests.gateway.devices import execute, until
-from tests.gateway.http.port_programs import ECHO, NEVER, SUM, connect, forwarded, refusal, start
+from tests.gateway.http.port_programs import ECHO, NEVER, SUM, connect, executors_of, forwarded, refusal, start
 from tests.gateway.page.browser import Browser
 from tests.warm_stack import WarmStack
 
@@ -59,26 +58,6 @@ _WEB = """if True:
     asyncio.run(main())
 """
 _MEBIBYTE = 1 << 20
-
-
-@contextlib.asynccontextmanager
-async def executors_of(stack: Stack) -> AsyncIterator[Executors]:
-    """Give what a gateway knows of the stack's executor."""
-    connected = asyncio.Event()
-    executors = Executors(
-        stack.runtime_directory,
-        (),
-        "least-loaded",
-        on_died=lambda *_: None,
-        on_connected=lambda _: connected.set(),
-        on_earlier_wanted=lambda *_: None,
-    )
-    executors.keep_connected()
-    try:
-        await connected.wait()
-        yield executors
-    finally:
-        await executors.close()
 
 
 async def listed(client: Client) -> list[tuple[int, str, str]]:
@@ -388,7 +367,7 @@ async def test_a_program_that_never_accepts_is_waited_for_no_longer_than_said(st
     """Then a sentence says so, though the system has made the connection."""
     ada = stack.client("ada")
     port = await start(ada, await ada.start(), NEVER)
-    async with executors_of(stack) as executors:
+    async with executors_of(stack.runtime_directory) as executors:
         ports = UserPorts(executors, accept_seconds=0.2)
         with pytest.raises(Exception, match=r"has accepted no connection for 0\.2 s"):
             async with ports.connection("ada", port):
