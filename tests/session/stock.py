@@ -23,9 +23,13 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 @contextlib.contextmanager
 def stock_kernel(directory: Path) -> Iterator[BlockingKernelClient]:
-    """Run an ipykernel that has imported torch, with sockets under *directory*."""
+    """Run an ipykernel that has imported torch, with sockets under *directory*.
+
+    It writes messages by Python's json, as sessions do: with orjson in the environment jupyter_client would use that.
+    """
     manager = KernelManager(kernel_name="python3", transport="ipc", ip=str(directory / "stock"))
-    manager.start_kernel(cwd="/", env=os.environ | {"IPYTHONDIR": str(directory / "ipython")})
+    json = [f"--Session.{name}=json" for name in ("packer", "unpacker")]
+    manager.start_kernel(cwd="/", env=os.environ | {"IPYTHONDIR": str(directory / "ipython")}, extra_arguments=json)
     client = manager.client()
     client.start_channels(hb=False)
     try:

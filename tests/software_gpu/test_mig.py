@@ -65,7 +65,7 @@ async def test_sessions_are_placed_on_instances_as_on_devices(stack: Stack) -> N
     assert most[idle] < 0.01 < most[busy]
     for name in INSTANCES:
         device = devices[name]
-        assert device["capacity_bytes"] == CAPACITY
+        assert device["capacity_bytes"] == CAPACITY, device
         assert device["uuid"].startswith("MIG-")
         assert device["physical_used_bytes"] >= 64 * MIB
         assert device["memory_mode"] == "shared"

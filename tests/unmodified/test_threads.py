@@ -365,6 +365,7 @@ def test_spawned_processes_with_gloo(pair: Pair) -> None:
     printed = pair.check(
         """
         %%writefile together.py
+        import gc
         import torch
         import torch.distributed as dist
 
@@ -377,6 +378,9 @@ def test_spawned_processes_with_gloo(pair: Pair) -> None:
                 model(torch.full((2, 4), float(rank))).sum().backward()
             if rank == 0:
                 torch.save(model.module.weight.grad, "gradient.pt")
+            # what is left in the model's cycle until the interpreter ends aborts a stock kernel's processes, too
+            del model
+            gc.collect()
             dist.destroy_process_group()
         """,
         """

@@ -53,12 +53,13 @@ _walk("authkey", _process.current_process().authkey, 1)
 print(json.dumps(_found))
 """
 #: no secrets: addresses and the order of sets, which follow from the layout of memory and the hash seed that a fork
-#: shares (docs/security.md), when and by whom something was imported, bytes measured at a start, and a key that only
-#: must be no word of a user's
+#: shares (docs/security.md), when and by whom something was imported, bytes measured at a start, how many messages were
+#: sent, and a key that only must be no word of a user's
 _HARMLESS = re.compile(
     r"(_?ctypes\..*|.*\._libc\._handle|.*\._main|.*\._thread_id|torch\._C\..*|tokenize\..*|torch\.masked\..*"
     r"|torch\._dynamo\.variables\..*|_strptime\._TimeRE_cache\..*"
-    r"|.*\._fd|.*\._last_log_time|.*\.timestamp_zero|.*\._meter\._baseline|logging\._startTime"
+    r"|.*\.session\.message_count|.*\._fd|.*\._last_log_time|.*\.timestamp_zero|.*\._meter\._baseline"
+    r"|logging\._startTime"
     r"|.*\.pydevd_schema_log\._pid(_msg)?"
     r"|torch\.distributed\._composable\.contract\.\w+_KEY)"
 )
