@@ -115,7 +115,7 @@ load: $(INSTALLED) ## 200 notebooks of 50 users, beside a stock server (LOAD='--
 
 pictures: $(INSTALLED) labextension ## make the pictures of README and docs anew, from notebooks that really run
 	SHAREDKERNEL_PICTURES=docs/images $(BIN)/python -m pytest -m 'slow or heavy' \
-	tests/browser/test_pictures.py tests/browser/test_sharing.py
+	tests/browser/test_pictures.py tests/browser/test_sharing.py tests/browser/test_host_files.py
 	@git clean --force --quiet docs/images # what these tests keep for nobody but their reader
 
 # not part of the tests, since machines are noisy

@@ -36,7 +36,7 @@ const SUCCESSOR_PAUSE = 300;
 /** Whether a path of the server's machine is that of a path below the server's root, which may have a drive's name. */
 function isPathOf(path: string, local: string): boolean {
   const plain = local.replace(/^[^/]*:/, '');
-  return path === plain || path.endsWith(`/${plain}`);
+  return path === local || path === plain || path.endsWith(`/${plain}`);
 }
 
 /** Notebooks, consoles and whatever else runs code have a session context. */

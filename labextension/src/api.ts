@@ -8,7 +8,8 @@ import type { IChannel } from './connection';
 import { IAdminApi, ILimits, NO_ANSWER, readLimits, readLinger, readPolicies, RefusedError } from './limits';
 import { ITimelineApi, IWindow, timelineQuery } from './timeline';
 
-const ROOT = 'sharedkernel/api';
+/** Of the Jupyter server's routes for the shared device. */
+export const ROOT = 'sharedkernel/api';
 
 /** What one run of a cell has shown, as the Jupyter server keeps it. */
 export interface IKeptCell {
@@ -26,6 +27,22 @@ export interface IKeptCell {
 export interface IPort {
   port: number;
   program: string;
+}
+
+/** A copy of a file or folder between the Jupyter server's machine and the gateway's host. */
+export interface ICopy {
+  from: string;
+  to: string;
+  toHost: boolean;
+  /** Whether files that exist are replaced. */
+  overwrite: boolean;
+}
+
+/** Bytes of the file that is being copied. */
+export interface IProgress {
+  name: string;
+  done: number;
+  total: number;
 }
 
 export class Api implements IAdminApi, ITimelineApi {
@@ -116,6 +133,45 @@ export class Api implements IAdminApi, ITimelineApi {
   /** Forward a port of the host to the Jupyter server's machine, and return its number there. */
   async forward(port: number): Promise<number> {
     return ((await this._request('POST', 'ports', { port })) as { local_port: number }).local_port;
+  }
+
+  /** Return the path and the bytes of a file beside a notebook of the Jupyter server; null: there is none. */
+  async localFile(notebook: string, name: string): Promise<{ path: string; size: number } | null> {
+    const query = URLExt.objectToQueryString({ notebook, name });
+    return this._request('GET', `local-file${query}`).catch(() => null) as Promise<{
+      path: string;
+      size: number;
+    } | null>;
+  }
+
+  /** Copy, telling of progress; return why it was not done, with nothing where it was. */
+  async copy(
+    { from, to, toHost, overwrite }: ICopy,
+    onProgress: (progress: IProgress) => void,
+    signal: AbortSignal
+  ): Promise<{ message?: string; reason?: string }> {
+    const url = URLExt.join(this._settings.baseUrl, ROOT, 'copies');
+    const body = JSON.stringify({ from, to, to_host: toHost, overwrite });
+    const response = await ServerConnection.makeRequest(url, { method: 'POST', body, signal }, this._settings);
+    let rest = '';
+    let last: Partial<IProgress> & { ended?: boolean; message?: string; reason?: string } = {};
+    const reader = response.body?.pipeThrough(new TextDecoderStream()).getReader();
+    for (let part = await reader?.read(); part?.value !== undefined; part = await reader?.read()) {
+      const lines = (rest + part.value).split('\n');
+      rest = lines.pop() ?? '';
+      for (const line of lines) {
+        last = JSON.parse(line) as typeof last;
+        if (last.total !== undefined) {
+          onProgress(last as IProgress);
+        }
+      }
+    }
+    if (!response.ok) {
+      return JSON.parse(rest) as { message: string };
+    }
+    return last.ended === true
+      ? last
+      : { message: 'The connection was closed; copy it again: it goes on where it was cut.' };
   }
 
   /** Return what a kernel's cells have shown since a version, and the version now. */

@@ -183,3 +183,12 @@ export function holderName(session: ISession | undefined, ownName: string | null
   const user = session.user === ownName ? trans.__('you') : safeText(session.user);
   return session.notebook === null ? user : trans.__('%1 (%2)', user, sessionName(session));
 }
+
+/** As Python, and libraries with a message of their own, end an error of a file that is not there. */
+const MISSING = /(['"])(.+)\1$/;
+
+/** Return the relative path that an error says is missing; null: it says none, or one that begins elsewhere. */
+export function missingName(error: { ename: string; evalue: string }): string | null {
+  const name = error.ename === 'FileNotFoundError' ? (MISSING.exec(error.evalue)?.[2] ?? null) : null;
+  return name === null || name.startsWith('/') || name.startsWith('~') || name.split('/').includes('..') ? null : name;
+}

@@ -1,5 +1,13 @@
 import { LabIcon } from '@jupyterlab/ui-components';
 
+/** A folder on a rack. */
+export const hostFilesIcon = new LabIcon({
+  name: 'sharedkernel:host-files',
+  svgstr: `<svg xmlns="http://www.w3.org/2000/svg" width="16" height="16" viewBox="0 0 24 24">
+  <path class="jp-icon3" fill="#616161" d="M10 3H4a2 2 0 0 0-2 2v9a2 2 0 0 0 2 2h16a2 2 0 0 0 2-2V7a2 2 0 0 0-2-2h-8zM3 18h18v4H3zm2 1v2h4v-2z"/>
+</svg>`
+});
+
 /** A device with three lanes, in the colour of the icons around it. */
 export const deviceIcon = new LabIcon({
   name: 'sharedkernel:device',

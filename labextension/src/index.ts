@@ -7,6 +7,8 @@
 
 import { ILayoutRestorer, JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ICommandPalette } from '@jupyterlab/apputils';
+import { IDocumentManager } from '@jupyterlab/docmanager';
+import { IDefaultFileBrowser, IFileBrowserFactory } from '@jupyterlab/filebrowser';
 import { ILauncher } from '@jupyterlab/launcher';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
@@ -20,7 +22,9 @@ import { addCommands, CommandIDs } from './commands';
 import { Connection } from './connection';
 import { followCurrentKernel } from './currentkernel';
 import { notifyOfEnds } from './endnotifications';
+import { addHostFiles } from './hostfiles';
 import { addLauncherCard } from './launchercard';
+import { MissingFiles } from './missingfile';
 import { DeviceModel } from './model';
 import { ModelAdapter } from './modeladapter';
 import { NotebookViews } from './notebookview';
@@ -204,4 +208,26 @@ const views: JupyterFrontEndPlugin<void> = {
   }
 };
 
-export default [device, panel, statusBar, commands, launcherCard, outputs, views];
+const files: JupyterFrontEndPlugin<void> = {
+  id: 'sharedkernel:files',
+  description: "Shows the user's files on the gateway's host, and copies between there and here.",
+  autoStart: true,
+  requires: [ISharedDevice, IDocumentManager, IFileBrowserFactory, IDefaultFileBrowser],
+  optional: [ITranslator],
+  activate: (
+    app: JupyterFrontEnd,
+    { model, actions }: ISharedDevice,
+    manager: IDocumentManager,
+    factory: IFileBrowserFactory,
+    local: IDefaultFileBrowser,
+    translator: ITranslator | null
+  ): void => {
+    const { api } = actions;
+    const trans = (translator ?? nullTranslator).load(DOMAIN);
+    const parts = { app, api, model, manager, factory, local, translator: translator ?? nullTranslator, trans };
+    const refresh = addHostFiles(parts);
+    app.docRegistry.addWidgetExtension('Notebook', new MissingFiles(model, api, refresh, trans));
+  }
+};
+
+export default [device, panel, statusBar, commands, launcherCard, outputs, views, files];

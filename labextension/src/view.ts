@@ -53,6 +53,8 @@ export interface IView {
   gateway: { state: GatewayState; message: string | null; since: Date | null };
   /** Null while not known. */
   user: { name: string; admin: boolean } | null;
+  /** What of the user's is on the gateway's machine; null where that is this one, or not known. */
+  host: { name: string; files: boolean; terminals: boolean } | null;
   /** The session behind each kernel of this Jupyter server, by kernel id. */
   kernels: ReadonlyMap<string, string>;
   /** The last one while the gateway is away. */
@@ -66,6 +68,7 @@ export class VersionError extends ViewError {}
 export const EMPTY_VIEW: IView = {
   gateway: { state: 'connecting', message: null, since: null },
   user: null,
+  host: null,
   kernels: new Map(),
   status: null
 };
@@ -76,6 +79,7 @@ const isState = (value: unknown): value is GatewayState => isText(value) && STAT
 const readView = record({
   gateway: record({ state: need(isState), message: or(isText, null), since: or(isNumber, null) }),
   user: maybe(record({ name: need(isText), admin: or(isFlag, false) })),
+  host: maybe(record({ name: need(isText), files: or(isFlag, false), terminals: or(isFlag, false) })),
   kernels: need(isObject),
   status: maybe(readStatusDocument)
 });
@@ -96,10 +100,11 @@ export function parseView(message: string): IView {
   if (version !== VERSION) {
     throw new VersionError(`version ${version} instead of ${VERSION}`);
   }
-  const { gateway, user, kernels, status } = readView(data, 'the view');
+  const { gateway, user, host, kernels, status } = readView(data, 'the view');
   return {
     gateway: { ...gateway, since: gateway.since === null ? null : new Date(gateway.since * 1000) },
     user,
+    host,
     kernels: new Map(Object.entries(kernels).map(([kernel, session]) => [kernel, String(session)])),
     status: status === null ? null : shown(status)
   };

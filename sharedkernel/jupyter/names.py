@@ -14,6 +14,10 @@ KERNEL_NAME = "shared-gpu"
 DISPLAY_NAME = "Shared GPU (PyTorch)"
 #: names the host of a session in its environment, where there are several
 HOST_VARIABLE = "KERNEL_SHAREDKERNEL_HOST"
+#: JupyterLab's name of the drive with the user's files on the gateway's host
+DRIVE = "gpu-host"
+#: tells a relay the folder of a notebook on that drive, below the user's home there
+FOLDER_VARIABLE = "KERNEL_SHAREDKERNEL_FOLDER"
 #: folder of the kernel's logos
 LOGOS = Path(__file__).parent / "kernelspec"
 #: what the message sessions of relays begin with, and the gateway's for them: what they say themselves is no session's

@@ -35,9 +35,9 @@ def start_lab(directory: Path, user: str, stack: LocalStack) -> JupyterServer:
     return start_lab_with(directory, stack.client_environment(user))
 
 
-def start_lab_with(directory: Path, environment: Mapping[str, str]) -> JupyterServer:
+def start_lab_with(directory: Path, environment: Mapping[str, str], *, program: str = "jupyterlab") -> JupyterServer:
     """Start a JupyterLab that finds its gateway in *environment*."""
-    server = JupyterServer(directory, environment, "--LabApp.expose_app_in_browser=True", program="jupyterlab")
+    server = JupyterServer(directory, environment, "--LabApp.expose_app_in_browser=True", program=program)
     settings = server.config / "labconfig"
     settings.mkdir(parents=True)
     disabled = dict.fromkeys(_UNWANTED, True)

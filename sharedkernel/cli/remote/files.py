@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -141,22 +140,9 @@ class FilesApp(GatewayCommandApp):
         target = self._there(path)
         if not target or (not source.is_dir() and self._files.look(target)["is_folder"]):
             target = f"{target}/{source.resolve().name}".lstrip("/")
-        if not source.is_dir():
-            self._put_file(source, target)
-            return
-        if not self.recursive:
+        if source.is_dir() and not self.recursive:
             raise Refused(f"{safe_text(here)} is a folder; -r uploads it.", reason="is_folder")
-        for folder, folders, names in os.walk(source):
-            folders.sort()
-            base = os.path.normpath(os.path.join(target, os.path.relpath(folder, source)))
-            self._files.make_folder(base)
-            for name in sorted(names):
-                self._put_file(Path(folder, name), f"{base}/{name}")
-
-    def _put_file(self, source: Path, target: str) -> None:
-        exists = self._files.look(target)["size"] is not None
-        if not exists or self._may_replace(target):
-            self._files.put(source, target, overwrite=exists)
+        self._files.put_tree(source, target, self._may_replace)
 
     def _get(self, path: str, here: str = "") -> None:
         path = self._there(path)
@@ -164,19 +150,7 @@ class FilesApp(GatewayCommandApp):
         if self._files.look(path)["is_folder"]:
             if not self.recursive:
                 raise Refused(f"{safe_text(path)} is a folder; -r downloads it.", reason="is_folder")
-            self._get_folder(path, target if here else target / Path(path).name)
-        else:
-            self._get_file(path, target / Path(path).name if target.is_dir() else target)
-
-    def _get_folder(self, path: str, target: Path) -> None:
-        target.mkdir(parents=True, exist_ok=True)
-        for entry in self._files.list(path):
-            name = str(entry["name"])
-            if "/" in name or "\0" in name or name in (".", "..") or os.sep in name:
-                raise Refused(f"{safe_text(name)} is no file's name.", reason="bad_request")
-            get = self._get_folder if entry["type"] == "directory" else self._get_file
-            get(f"{path}/{name}", target / name)
-
-    def _get_file(self, path: str, target: Path) -> None:
-        if not target.exists() or self._may_replace(str(target)):
-            self._files.get(path, target)
+            target = target if here else target / Path(path).name
+        elif target.is_dir():
+            target /= Path(path).name
+        self._files.get_tree(path, target, self._may_replace)

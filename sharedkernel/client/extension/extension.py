@@ -11,6 +11,7 @@ from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebso
 from traitlets import Bool, Unicode
 
 from sharedkernel.client.extension.connect_handler import ConnectHandler
+from sharedkernel.client.extension.drive import CopiesHandler, DriveHandler, LocalFileHandler, name_folders
 from sharedkernel.client.extension.follower import Follower
 from sharedkernel.client.extension.handlers import (
     CellsHandler,
@@ -57,6 +58,7 @@ class SharedKernelExtension(ExtensionApp):
         if "direct" in self.config.SharedKernelExtension:
             self.log.warning("SharedKernelExtension.direct has no effect any more; remove it from your configuration.")
         self._forwards = PortForwards(self.log.warning)
+        name_folders(server.session_manager)
         self._connect_pages(server)
 
     def _connect_pages(self, server: Any) -> None:
@@ -84,6 +86,9 @@ class SharedKernelExtension(ExtensionApp):
                 (r"/sharedkernel/api/gateway", ConnectHandler, connecting),
                 (r"/sharedkernel/api/(?P<name>quotas|policy|timeline)", QuestionHandler, passing_on),
                 (r"/sharedkernel/api/ports", ForwardsHandler, {**passing_on, "forwards": self._forwards}),
+                (r"/sharedkernel/api/host/(?:api/contents|files)(?:/.*)?", DriveHandler, passing_on),
+                (r"/sharedkernel/api/local-file", LocalFileHandler, passing_on),
+                (r"/sharedkernel/api/copies", CopiesHandler, passing_on),
                 (_SESSION, SessionHandler, passing_on),
                 (r"/sharedkernel/api/kernels/(?P<kernel_id>[\w-]+)/cells", CellsHandler, {"recorder": self._recorder}),
                 (rf"{_SESSION}/(?P<action>{_ACTIONS})", SessionHandler, passing_on),

@@ -10,6 +10,8 @@ key          what
              by itself), "refused" (somebody has to do something) or "unconfigured"; `message`: a sentence for the
              user, or null; `since`: when there were figures last, in seconds since 1970, or null
 `user`       `name` and whether `admin`; null while not known
+`host`       `name` of the gateway's machine, and whether the user's `files` and `terminals` can be reached on it; null
+             while not known, and where it is this one
 `kernels`    the session behind each kernel of this Jupyter server, by kernel id
 `status`     the gateway's status document as this user may see it; null until there is one. While the
              gateway or its executor is away it is the last one
@@ -74,6 +76,7 @@ class Follower:
         self._retry = asyncio.Event()
         self._gateway: dict[str, str | float | None] = {}
         self._user: dict[str, Any] | None = None
+        self._host: dict[str, Any] | None = None
         self._kernels: dict[str, str] = {}
         self._status: StatusDocument | None = None
         self._forget()
@@ -110,7 +113,7 @@ class Follower:
     def _forget(self) -> None:
         """Start anew: what was true when the last page closed need not be true for the next one."""
         self._gateway = {"state": "connecting", "message": None, "since": None}
-        self._user = self._status = None
+        self._user = self._host = self._status = None
 
     async def _follow_both(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -165,6 +168,7 @@ class Follower:
         if user != self._user:
             # Another user, perhaps of another gateway: none of what the last one saw.
             self._user, self._status = user, None
+        self._host = await upstream.host()
         heard = False
         websocket = await upstream.events()
         try:
@@ -212,6 +216,7 @@ class Follower:
             "version": VERSION,
             "gateway": self._gateway,
             "user": self._user,
+            "host": self._host,
             "kernels": self._kernels,
             "status": self._status,
         }

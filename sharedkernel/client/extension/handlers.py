@@ -23,7 +23,7 @@ from sharedkernel.client.extension.recorder import Recorder
 from sharedkernel.client.extension.upstream import FindUpstream, Upstream
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
 from sharedkernel.client.ports import PortForwards, list_ports
-from sharedkernel.errors import ConfigError, ProtocolError, SharedKernelError
+from sharedkernel.errors import ConfigError, ProtocolError, Refused, SharedKernelError
 
 _RESOURCE = "sharedkernel"
 
@@ -35,6 +35,8 @@ def http_status(error: SharedKernelError) -> int:
         if error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN) and error.reason != "not_admin":
             return HTTPStatus.BAD_GATEWAY
         return error.status if error.status >= HTTPStatus.BAD_REQUEST else HTTPStatus.BAD_GATEWAY
+    if isinstance(error, Refused):
+        return HTTPStatus.BAD_REQUEST
     if isinstance(error, GatewayUnreachable | ConfigError):
         return HTTPStatus.SERVICE_UNAVAILABLE
     if isinstance(error, ProtocolError):
@@ -42,7 +44,7 @@ def http_status(error: SharedKernelError) -> int:
     return HTTPStatus.INTERNAL_SERVER_ERROR
 
 
-class _PassingOn(APIHandler):
+class PassingOnHandler(APIHandler):
     """Base of the routes that ask the gateway one question."""
 
     auth_resource = _RESOURCE
@@ -74,7 +76,7 @@ class _PassingOn(APIHandler):
         self.finish(json.dumps({"message": str(error), "reason": error.reason}))
 
 
-class QuestionHandler(_PassingOn):
+class QuestionHandler(PassingOnHandler):
     """``/sharedkernel/api/quotas``, ``policy`` and ``timeline``, as the gateway answers them."""
 
     @web.authenticated
@@ -92,7 +94,7 @@ class QuestionHandler(_PassingOn):
         self.finish(json.dumps(await self.upstream().ask("PUT", name, json.dumps(self.get_json_body()))))
 
 
-class SessionHandler(_PassingOn):
+class SessionHandler(PassingOnHandler):
     """``/sharedkernel/api/sessions/ID`` (DELETE) and what can be done with a session (POST): ``…/offload``, say.
 
     To delete a session is what JupyterLab's own menu does: it can be brought back for as long as its user's quota lets
@@ -131,7 +133,7 @@ class SessionHandler(_PassingOn):
         self.finish()
 
 
-class ForwardsHandler(_PassingOn):
+class ForwardsHandler(PassingOnHandler):
     """``/sharedkernel/api/ports``: what the user's programs serve on the gateway's host, and forwarding it."""
 
     def initialize(self, forwards: PortForwards, **passing_on: Any) -> None:  # type: ignore[override]

@@ -11,6 +11,7 @@ import base64
 import ssl
 from collections.abc import Callable
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
@@ -18,11 +19,12 @@ from jupyter_server.gateway.gateway_client import GatewayClient
 
 from sharedkernel.client.gateway.connection import STATUS_PATH, Gateway
 from sharedkernel.client.gateway.credentials import Credentials, check_url, find_credentials
-from sharedkernel.client.gateway.refusals import no_gateway
+from sharedkernel.client.gateway.refusals import GatewayRefused, no_gateway
 from sharedkernel.client.gateway.server import Server, in_thread
 from sharedkernel.client.gateway.trust import client_context
 from sharedkernel.client.gateway.websocket import WebSocket
 from sharedkernel.status.document import StatusDocument, read_status
+from sharedkernel.system.machine import machine_digest
 
 
 class Upstream:
@@ -46,6 +48,18 @@ class Upstream:
         if not isinstance(identity, dict):
             raise no_gateway(self.url)
         return {"name": str(identity.get("username", "")), "admin": identity.get("admin") is True}
+
+    async def host(self) -> dict[str, Any] | None:
+        """Return what the gateway's machine offers: ``name``, ``files``, ``terminals``; None where it is this one."""
+        try:
+            told = await self._fetch("GET", "/sharedkernel/api/host")
+        except GatewayRefused as error:
+            if error.status == HTTPStatus.NOT_FOUND:  # an earlier gateway
+                return None
+            raise
+        if told.get("machine") == machine_digest():
+            return None
+        return {"name": str(told.get("name", "")), **{name: told.get(name) is True for name in ("files", "terminals")}}
 
     async def status(self) -> StatusDocument:
         """Return the status document."""

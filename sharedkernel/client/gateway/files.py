@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
@@ -86,8 +87,43 @@ class RemoteFiles:
         if not self.look(path)["is_folder"]:
             self._gateway.fetch("PUT", _address(_CONTENTS, path), json.dumps({"type": "directory"}))
 
+    def put_tree(self, source: Path, target: str, may_replace: Callable[[str], bool]) -> None:
+        """Upload a file, or a folder with all that is in it.
+
+        Parameters
+        ----------
+        source, target
+            Paths of the file, or of the folder, here and there.
+        may_replace
+            Asked with the path of a file that exists there: whether it is replaced; it may raise, too.
+        """
+        if not source.is_dir():
+            exists = self.look(target)["size"] is not None
+            if not exists or may_replace(target):
+                self.put(source, target, overwrite=exists)
+            return
+        self.make_folder(target)
+        for entry in sorted(source.iterdir()):
+            if not entry.is_dir() or not entry.is_symlink():  # a link to a folder may lead back
+                self.put_tree(entry, f"{target}/{entry.name}", may_replace)
+
+    def get_tree(self, source: str, target: Path, may_replace: Callable[[str], bool]) -> None:
+        """Download a file, or a folder with all that is in it; as :meth:`put_tree`."""
+        if not self.look(source)["is_folder"]:
+            if not target.exists() or may_replace(str(target)):
+                self.get(source, target)
+            return
+        target.mkdir(parents=True, exist_ok=True)
+        for entry in self.list(source):
+            name = str(entry["name"])
+            if "/" in name or "\0" in name or name in (".", "..") or os.sep in name:
+                raise Refused(f"{safe_text(name)} is no file's name.", reason="bad_request")
+            self.get_tree(f"{source}/{name}", target / name, may_replace)
+
     def put(self, source: Path, target: str, *, overwrite: bool) -> None:
         """Upload a file, from where an earlier upload of it was cut."""
+        if not stat.S_ISREG(source.stat().st_mode):  # what reads a pipe waits for who writes it
+            raise Refused(f"{safe_text(str(source))} is no regular file.", reason="bad_request")
         state, total = self.look(target), source.stat().st_size
         offset = int(state["part"]) if state["part"] <= total else 0
         if total - offset > state["free"]:

@@ -109,6 +109,8 @@ def refused(url: str, status: int, phrase: str, body: bytes, path: str = "") -> 
         What was requested.
     """
     message, reason = _read_refusal(body)
+    if message is None and path.startswith(_CONTENTS) and b"<" not in body:  # a sentence without JSON around it
+        message = body.decode(errors="replace") or None
     # What serves a user's files says why, too, in a sentence without a slug.
     if status in (401, 403) and not reason and not (message and path.startswith(_CONTENTS)):
         message = (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sharedkernel.client.forwarder.session_request import SessionRequest
 from sharedkernel.client.relay.connection_file import ConnectionInfo, Options
 from sharedkernel.errors import ConfigError
-from sharedkernel.jupyter.names import KERNEL_NAME, client_key
+from sharedkernel.jupyter.names import FOLDER_VARIABLE, KERNEL_NAME, client_key
 
 if TYPE_CHECKING:
     import asyncio
@@ -44,7 +44,8 @@ def session_environment(connection_file: Path, key: bytes, environment: Mapping[
     """
     # As Jupyter's own gateway clients do.
     told = {name: value for name, value in environment.items() if name.startswith("KERNEL_")}
-    told |= {"KERNEL_WORKING_DIR": os.getcwd(), "KERNEL_CLIENT_KEY": client_key(connection_file, key)}
+    folder = told.pop(FOLDER_VARIABLE, None) or os.getcwd()
+    told |= {"KERNEL_WORKING_DIR": folder, "KERNEL_CLIENT_KEY": client_key(connection_file, key)}
     if notebook := environment.get("JPY_SESSION_NAME"):
         told["KERNEL_NOTEBOOK"] = notebook
     return told

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, cast
 from urllib.parse import unquote
 
-from jupyter_server.base.handlers import JupyterHandler
+from jupyter_server.base.handlers import APIHandler, JupyterHandler
 from prometheus_client import Counter
 from tornado import web
 from tornado.iostream import IOStream, StreamClosedError
@@ -27,6 +27,7 @@ from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.http.request_guard import TOKEN_IN_ADDRESS
 from sharedkernel.gateway.http.splice import Splice, WebsocketRefused, shake_hands
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
+from sharedkernel.system.machine import machine_digest
 
 #: requests that were joined to a user's server, by what they are about
 _REQUESTS = Counter("sharedkernel_user_server_requests", "Requests for users' files and terminals.", ["kind"])
@@ -159,6 +160,16 @@ class UserServerHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
             self._splice.close()
 
 
+class HostHandler(ErrorResponseMixin, APIHandler):
+    """``/sharedkernel/api/host``: the name of this machine, what of a user's can be reached on it, and which it is."""
+
+    @web.authenticated
+    def get(self) -> None:
+        """Answer it."""
+        switches = {name: self.settings[f"serves_{name}"] for name in ("files", "terminals")}
+        self.finish({"name": socket.gethostname(), "machine": machine_digest(), **switches})
+
+
 class UserTerminalsHandler(UserServerHandler):
     """The list of terminals."""
 
@@ -176,6 +187,7 @@ default_handlers: list[Any] = [
     (r"/api/contents/.*", UserServerHandler),
     (r"/files/.*", UserServerHandler),
     (r"/sharedkernel/files/.*", UserServerHandler),
+    (r"/sharedkernel/api/host", HostHandler),
     (r"/api/terminals", UserTerminalsHandler),
     (r"/api/terminals/(\w+)", UserTerminalsHandler),
     (r"/terminals/websocket/(\w+)", UserTerminalHandler),

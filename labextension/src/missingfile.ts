@@ -1,0 +1,91 @@
+/** What a cell did not find on the host, and is beside its notebook on the user's machine: it can be copied there. */
+
+import { Notification } from '@jupyterlab/apputils';
+import { PathExt } from '@jupyterlab/coreutils';
+import type { DocumentRegistry } from '@jupyterlab/docregistry';
+import type { Kernel, KernelMessage } from '@jupyterlab/services';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import { DisposableDelegate, IDisposable } from '@lumino/disposable';
+import type { ISignal } from '@lumino/signaling';
+import type { Widget } from '@lumino/widgets';
+
+import type { Api } from './api';
+import { copy } from './copies';
+import { formatBytes } from './format';
+import { missingName, safeText } from './describe';
+import type { DeviceModel } from './model';
+
+/** Says where a session works, below its user's home; quoted, so that Python's text of it is the same in JavaScript. */
+const FOLDER =
+  "__import__('urllib.parse').parse.quote(__import__('os').path.relpath(__import__('os').getcwd(), __import__('os').path.expanduser('~')))";
+
+interface INotebook {
+  context: { path: string };
+  sessionContext: {
+    session: { kernel: Kernel.IKernelConnection | null } | null;
+    iopubMessage: ISignal<unknown, KernelMessage.IMessage>;
+  };
+}
+
+/** Return the folder in which a session works, below its user's home; null: it works elsewhere. */
+async function folderOf(kernel: Kernel.IKernelConnection): Promise<string | null> {
+  const asked = { code: '', silent: true, store_history: false, user_expressions: { folder: FOLDER } };
+  const { content } = await kernel.requestExecute(asked).done;
+  const told = (content as { user_expressions?: { folder?: { data?: Record<string, string> } } }).user_expressions;
+  const folder = decodeURIComponent((told?.folder?.data?.['text/plain'] ?? "'..'").slice(1, -1));
+  return folder.startsWith('..') ? null : folder;
+}
+
+/** Looks after each notebook that is opened. */
+export class MissingFiles implements DocumentRegistry.WidgetExtension {
+  constructor(
+    private readonly _model: DeviceModel,
+    private readonly _api: Api,
+    private readonly _onCopied: () => void,
+    private readonly _trans: TranslationBundle
+  ) {}
+
+  createNew(widget: Widget): IDisposable {
+    const notebook = widget as unknown as INotebook;
+    const look = (_: unknown, message: KernelMessage.IMessage) => {
+      if (message.header.msg_type === 'error') {
+        const name = missingName(message.content as KernelMessage.IErrorMsg['content']);
+        if (name !== null) {
+          void this._offer(notebook, name).catch(error => Notification.error((error as Error).message));
+        }
+      }
+    };
+    notebook.sessionContext.iopubMessage.connect(look);
+    return new DisposableDelegate(() => void notebook.sessionContext.iopubMessage.disconnect(look));
+  }
+
+  private async _offer(notebook: INotebook, name: string): Promise<void> {
+    const kernel = notebook.sessionContext.session?.kernel;
+    const { host, kernels } = this._model.view;
+    const { path } = notebook.context;
+    if (!kernel || !kernels.has(kernel.id) || host?.files !== true || path.includes(':')) {
+      return;
+    }
+    const found = await this._api.localFile(path, name);
+    if (found === null) {
+      return;
+    }
+    const trans = this._trans;
+    const size = formatBytes(found.size, this._model.units);
+    const words = trans.__('%1 (%2) is on your computer, not on %3.', safeText(name), size, host.name);
+    const send = async () => {
+      const folder = await folderOf(kernel);
+      if (folder === null) {
+        throw new Error(
+          trans.__('This notebook works outside of your home on %1; copy the file there yourself.', host.name)
+        );
+      }
+      const wanted = { from: found.path, to: PathExt.join(folder, name), toHost: true, overwrite: false };
+      if (await copy(this._api, wanted, trans)) {
+        this._onCopied();
+      }
+    };
+    const callback = () => void send().catch(error => Notification.error((error as Error).message));
+    Notification.warning(words, { autoClose: false, actions: [{ label: trans.__('Copy It There'), callback }] });
+  }
+}

@@ -1,0 +1,256 @@
+"""The user's files on the gateway's host, for JupyterLab: a drive, and copies between it and this server's files.
+
+A drive of JupyterLab's own services speaks to ``/sharedkernel/api/host/…`` as it would to a Jupyter server: requests
+are passed on to the gateway, and answers come back as they arrive. A copy is one request that answers with its
+progress, a JSON object a line; it ends with its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from functools import partial
+from http import HTTPStatus
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path, PurePosixPath
+from typing import Any, cast
+from urllib.parse import parse_qsl, urlencode
+
+from jupyter_server.auth.decorator import authorized
+from jupyter_server.services.sessions.sessionmanager import SessionManager
+from tornado import web
+from tornado.iostream import StreamClosedError
+
+from sharedkernel.client.extension.handlers import PassingOnHandler
+from sharedkernel.client.gateway.connection import Gateway
+from sharedkernel.client.gateway.files import RemoteFiles
+from sharedkernel.client.gateway.refusals import GatewayUnreachable, refused
+from sharedkernel.client.gateway.server import in_thread
+from sharedkernel.errors import Refused
+from sharedkernel.jupyter.names import DRIVE, FOLDER_VARIABLE
+from sharedkernel.status.text import safe_text
+
+#: bytes of an answer that are passed on at a time, and most of a refusal
+_BLOCK = 1 << 18
+#: seconds for which the gateway may be silent
+_SILENCE = 60.0
+#: seconds between two lines of a copy's progress
+_PERIOD = 0.25
+#: headers of a request, and of an answer, that the other side needs
+_OF_REQUESTS = ("Content-Type", "Range", "If-Modified-Since", "If-None-Match")
+_OF_ANSWERS = ("Content-Type", "Content-Disposition", "Content-Length", "Content-Range", "Last-Modified", "ETag")
+#: parameters of an address that are for this server alone
+_OWN_PARAMETERS = ("_xsrf", "token")
+
+
+class DriveHandler(PassingOnHandler):
+    """``/sharedkernel/api/host/api/contents…`` and ``…/files/…``, as the user's server on the host answers them."""
+
+    @property
+    def content_security_policy(self) -> str:
+        """What a file of the user's may do in a browser: not act as this server's pages, as with Jupyter's own."""
+        return f"{super().content_security_policy}; sandbox allow-scripts"
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Answer a list, or a file."""
+        self.check_xsrf_cookie()  # as Jupyter does: a file is for this site's pages alone
+        await self._pass_on()
+
+    @web.authenticated
+    @authorized
+    async def post(self) -> None:
+        """Make a file, a copy or a checkpoint."""
+        await self._pass_on()
+
+    put = patch = delete = post
+
+    async def _pass_on(self) -> None:
+        request = self.request
+        path, _, query = request.uri.removeprefix(self.base_url + "sharedkernel/api/host").partition("?")
+        kept = [pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] not in _OWN_PARAMETERS]
+        target = path + ("?" + urlencode(kept) if kept else "")
+        gateway = self.upstream().gateway
+        answer = await _in_thread(partial(self._ask, gateway, target))
+        try:
+            self.set_status(answer.status, answer.reason)
+            for name in _OF_ANSWERS:
+                if (value := answer.headers.get(name)) is not None:
+                    self.set_header(name, value)
+            while block := await _in_thread(partial(answer.read1, _BLOCK)):
+                self.write(block)
+                await self.flush()
+            self.finish(set_content_type=answer.headers.get("Content-Type", "application/json"))
+        except StreamClosedError:
+            self.log.debug("%s was left before its end", request.path)
+        except (OSError, HTTPException) as error:
+            self.log.info("%s was cut: %s", request.path, gateway.explain(error))
+            cast("Any", request.connection).stream.close()  # what has been sent must not look whole
+        finally:
+            await _in_thread(answer.close)
+
+    def _ask(self, gateway: Gateway, target: str) -> HTTPResponse:
+        """Return the head of an answer; blocks."""
+        request = self.request
+        headers = {name: request.headers[name] for name in _OF_REQUESTS if name in request.headers}
+        if request.body:
+            headers["Content-Length"] = str(len(request.body))
+        connection = gateway.connect(request.method or "GET", target, headers, seconds=_SILENCE)
+        try:
+            connection.send(request.body)
+            answer = connection.getresponse()
+            if answer.status >= HTTPStatus.BAD_REQUEST:
+                raise refused(gateway.url, answer.status, answer.reason, answer.read(_BLOCK), target)
+        except (OSError, HTTPException) as error:
+            connection.close()
+            raise gateway.explain(error) from None
+        except Refused:
+            connection.close()
+            raise
+        return answer
+
+
+class LocalFileHandler(PassingOnHandler):
+    """``/sharedkernel/api/local-file?notebook=PATH&name=NAME``: whether a file is beside a notebook of this server."""
+
+    @web.authenticated
+    @authorized
+    def get(self) -> None:
+        """Answer its `path`, and its `size` in bytes; 404 where it is none, a link, hidden, or not below the folder."""
+        notebook, name = (PurePosixPath(self.get_query_argument(word)) for word in ("notebook", "name"))
+        folder = local_path(self.contents_manager, str(notebook.parent))
+        is_below = not (name.is_absolute() or any(part.startswith(".") for part in name.parts))
+        try:
+            size = _plain_size(folder, name) if is_below else None
+        except (OSError, ValueError):  # ValueError: a null byte
+            size = None
+        if size is None:
+            raise web.HTTPError(HTTPStatus.NOT_FOUND)
+        self.finish(json.dumps({"path": str(notebook.parent / name), "size": size}))
+
+
+class CopiesHandler(PassingOnHandler):
+    """``/sharedkernel/api/copies``: one copy of a file or a folder, from this server's files to the host's or back."""
+
+    _is_given_up = False
+    _shown: dict[str, Any]
+
+    @web.authenticated
+    @authorized
+    async def post(self) -> None:
+        """Copy `from` to the path `to`; `to_host` says which of them is there, `overwrite` whether files are replaced.
+
+        Each line of the answer has the `name` of a file, the bytes that are `done` and their `total`; the last one has
+        `ended`, and where it was not done `message` and `reason`.
+        """
+        body = self.get_json_body() or {}
+        source, target = body.get("from"), body.get("to")
+        if not (isinstance(source, str) and isinstance(target, str) and source and target):
+            raise web.HTTPError(HTTPStatus.BAD_REQUEST, "`from` and `to` are no paths.")
+        to_host = body.get("to_host") is True
+        here = local_path(self.contents_manager, source if to_host else target)
+        files = RemoteFiles(self.upstream().gateway, self._take)
+        may_replace = partial(_may_replace, body.get("overwrite") is True)
+        work = partial(_put, files, here, target, may_replace) if to_host else partial(
+            files.get_tree, source, here, may_replace
+        )  # fmt: skip
+        self._shown = {}
+        copy = asyncio.wrap_future(in_thread(work))
+        try:
+            while not copy.done():
+                await asyncio.wait([copy], timeout=_PERIOD)
+                self._write_line(self._shown)
+                await self.flush()
+            self._write_line(_outcome(copy))
+            await self.finish()
+        except StreamClosedError:
+            self._is_given_up = True
+            await asyncio.wait([copy])
+            copy.exception()
+
+    def on_connection_close(self) -> None:
+        """Give the copy up."""
+        self._is_given_up = True
+
+    def _take(self, name: str, done: int, total: int) -> None:
+        """Take the progress, in the copy's thread."""
+        if self._is_given_up:
+            raise Refused("the copy was given up.", reason="given_up")
+        self._shown = {"name": name, "done": done, "total": total}
+
+    def _write_line(self, line: dict[str, Any]) -> None:
+        self.write(json.dumps(line) + "\n")
+
+
+def local_path(contents: Any, path: str) -> Path:
+    """Return the path of one of this server's files.
+
+    Raises
+    ------
+    Refused
+        When it is not below the folder that the server serves, or when it has none.
+    """
+    root = getattr(contents, "root_dir", None)
+    if not root:
+        raise Refused("this Jupyter server's files are in no folder of its machine.", reason="not_allowed")
+    place = Path(root).resolve()
+    found = place.joinpath(*PurePosixPath(path.strip("/")).parts)
+    if ".." in found.parts or not (found == place or found.parent.resolve().is_relative_to(place)):
+        raise Refused(f"{safe_text(path)} is not below the folder that Jupyter serves.", reason="not_allowed")
+    return found
+
+
+def name_folders(notebooks: SessionManager) -> None:
+    """Have kernels of notebooks on the drive told where these lie on the host; Jupyter tells them of no folder."""
+    stock = notebooks.get_kernel_env
+
+    def get_kernel_env(path: str | None, name: Any = None) -> dict[str, str]:
+        environment = stock(path, name)
+        if path is not None and path.startswith(f"{DRIVE}:"):
+            place = PurePosixPath(path.removeprefix(f"{DRIVE}:"))  # JupyterLab makes up its last part
+            notebook = f"{DRIVE}:{place.with_name(name) if name else place}"
+            environment |= {FOLDER_VARIABLE: str(place.parent), "JPY_SESSION_NAME": notebook}
+        return environment
+
+    cast("Any", notebooks).get_kernel_env = get_kernel_env
+
+
+def _plain_size(folder: Path, name: PurePosixPath) -> int | None:
+    """Return the bytes of a regular file below *folder*; None where it is none, or where a link leads to it."""
+    path = folder
+    for part in name.parts:
+        path /= part
+        if path.is_symlink():
+            return None
+    return path.stat().st_size if path.is_file() else None
+
+
+def _put(files: RemoteFiles, source: Path, target: str, may_replace: Any) -> None:
+    """Upload *source*, with the folders that it is to be in."""
+    for folder in reversed(PurePosixPath(target).parents[:-1]):
+        files.make_folder(str(folder))
+    files.put_tree(source, target, may_replace)
+
+
+def _may_replace(overwrites: bool, name: str) -> bool:
+    if not overwrites:
+        raise Refused(f"{safe_text(name)} exists there.", reason="exists")
+    return True
+
+
+def _outcome(copy: asyncio.Future[None]) -> dict[str, Any]:
+    """Return the last line of a copy's answer."""
+    error = copy.exception()
+    if error is None:
+        return {"ended": True}
+    if isinstance(error, Refused | GatewayUnreachable):
+        return {"ended": True, "message": str(error), "reason": error.reason}
+    if isinstance(error, OSError):
+        name = safe_text(str(error.filename or "a file"))
+        return {"ended": True, "message": f"{name}: {error.strerror or error}.", "reason": "disk"}
+    raise error
+
+
+async def _in_thread(work: Any) -> Any:
+    return await asyncio.wrap_future(in_thread(work))

@@ -1,0 +1,141 @@
+"""A user's files on the host, in JupyterLab on another machine: the drive, copies, and what a cell did not find."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.browser.lab import LabPage, keep_picture, start_lab_with
+from tests.client.extension.server import JupyterServer
+from tests.executor.isolation import ADA
+from tests.files import FileStack
+from tests.gateway.conftest import wait_for
+
+pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a process another machine's name")
+
+
+@pytest.fixture(scope="module")
+def stack(browser: object) -> Iterator[FileStack]:
+    """Users with homes of their own."""
+    with FileStack() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def laptop(stack: FileStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
+    directory = tmp_path_factory.mktemp("laptop") / "lab"
+    server = start_lab_with(directory, stack.client_environment(ADA), program="tests.browser.laptop")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def lab(browser: Browser, laptop: JupyterServer) -> Iterator[LabPage]:
+    page = LabPage(browser, laptop)
+    yield page
+    page.close()
+    for session in laptop.ask("GET", "/api/sessions").body:
+        laptop.ask("DELETE", f"/api/sessions/{session['id']}")
+    assert page.errors == []
+
+
+def test_a_missing_file_is_copied_with_one_click(lab: LabPage, stack: FileStack) -> None:
+    """Then the same cell finds it; what is hidden, linked or not beside the notebook is not offered."""
+    (lab.server.notebooks / "data").mkdir()
+    (lab.server.notebooks / "data" / "values.csv").write_text("a,b\n1,2\n")
+    (lab.server.notebooks / "secret.csv").symlink_to("/etc/passwd")
+    (lab.server.notebooks / ".hidden.csv").write_text("a\n")
+    lab.new_notebook()
+    for name in ("secret.csv", ".hidden.csv", "other.csv"):
+        expect(lab.output(lab.run(f"open('{name}')"))).to_contain_text(f"No such file or directory: '{name}'")
+    read = "print(open('data/values.csv').read().split())"
+    expect(lab.output(lab.run(read))).to_contain_text("No such file or directory: 'data/values.csv'")
+    notification = lab.page.locator(".jp-toastContainer")
+    expect(notification).to_contain_text(f"data/values.csv (8 B) is on your computer, not on {socket.gethostname()}.")
+    expect(notification.get_by_role("button", name="Copy It There")).to_have_count(1)
+    keep_picture(lab.page, "missing-file")
+    notification.get_by_role("button", name="Copy It There").click()
+    expect(lab.page.locator(".jp-toastContainer")).to_contain_text("values.csv was copied.")
+    assert (stack.home() / "data" / "values.csv").read_text() == "a,b\n1,2\n"
+    expect(lab.output(lab.run(read))).to_have_text("['a,b', '1,2']")
+
+
+def test_the_hosts_files_are_a_drive(lab: LabPage, stack: FileStack, tmp_path: Path) -> None:
+    """Listed and uploaded there; a notebook that is opened from there runs where it lies."""
+    show_files(lab)
+    files = lab.page.locator("#sharedkernel-files")
+    upload = tmp_path / "dropped.bin"
+    upload.write_bytes(bytes(range(256)) * 12 * 1024)  # over a megabyte comes in parts
+    with lab.page.expect_file_chooser() as chosen:
+        files.get_by_role("button", name="Upload").click()
+    chosen.value.set_files(upload)
+    dropped = stack.home() / "dropped.bin"
+    wait_for(lambda: dropped.exists() and dropped.read_bytes() == upload.read_bytes())
+    expect(files.get_by_text("dropped.bin")).to_be_visible()
+    work = stack.home() / "work"
+    lab.server.ask("PUT", "/sharedkernel/api/host/api/contents/work", {"type": "directory"})
+    notebook = {"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    model = {"type": "notebook", "content": notebook, "format": "json"}
+    assert lab.server.ask("PUT", "/sharedkernel/api/host/api/contents/work/there.ipynb", model).status == 201
+    (work / "train.csv").write_text("x,y\n0.0,1.0\n0.5,2.0\n1.0,3.0\n")
+    (work / "model.pt").write_bytes(bytes(8))
+    files.get_by_role("button", name="Refresh").click()
+    files.get_by_text("work", exact=True).dblclick()
+    files.get_by_text("there.ipynb").dblclick()
+    select = lab.page.locator(".jp-Dialog")
+    select.locator("select").select_option(label="Shared GPU (PyTorch)")
+    select.get_by_role("button", name="Select").click()
+    lab.wait_for_kernel()
+    cell = lab.run("import os\n\nprint(os.path.relpath(os.getcwd(), os.path.expanduser('~')))")
+    expect(lab.output(cell)).to_have_text("work")
+    cell = lab.run("print(open('train.csv').read())")
+    expect(lab.output(cell)).to_contain_text("0.5,2.0")
+    show_files(lab)
+    expect(files.get_by_text("there.ipynb")).to_be_visible()
+    keep_picture(lab.page, "host-files")
+    lab.show_panel()
+    expect(lab.section("Notebooks")).to_contain_text("there.ipynb")
+    lab.save()
+    assert "os.getcwd" in (work / "there.ipynb").read_text()
+
+
+def test_copies_ask_before_they_replace(lab: LabPage, stack: FileStack) -> None:
+    """A folder goes there and comes back by the context menus."""
+    folder = lab.server.notebooks / "both"
+    folder.mkdir()
+    (folder / "one.txt").write_text("one")
+    (folder / "two.txt").write_text("two")
+    show_files(lab)
+    host, here = lab.page.locator("#sharedkernel-files"), lab.page.locator("#filebrowser")
+    home = lab.page.locator('.jp-SideBar [data-id="filebrowser"]')
+    home.click()
+    choose(lab, here.get_by_text("both", exact=True), f"Copy to {socket.gethostname()}")
+    expect(lab.page.locator(".jp-toastContainer")).to_contain_text("both was copied.")
+    assert (stack.home() / "both" / "two.txt").read_text() == "two"
+    (folder / "one.txt").write_text("changed here")
+    show_files(lab)
+    choose(lab, host.get_by_text("both", exact=True), "Copy to My Computer")
+    dialog = lab.page.locator(".jp-Dialog")
+    expect(dialog).to_contain_text("one.txt exists")
+    dialog.get_by_role("button", name="Cancel").click()
+    assert (folder / "one.txt").read_text() == "changed here"
+    choose(lab, host.get_by_text("both", exact=True), "Copy to My Computer")
+    dialog.get_by_role("button", name="Replace").click()
+    wait_for(lambda: (folder / "one.txt").read_text() == "one")
+
+
+def show_files(lab: LabPage) -> None:
+    """Open the host's files in the side bar."""
+    lab.page.locator('.jp-SideBar [data-id="sharedkernel-files"]').click()
+    expect(lab.page.locator("#sharedkernel-files")).to_be_visible()
+
+
+def choose(lab: LabPage, item: object, label: str) -> None:
+    """Choose from an item's context menu."""
+    item.click(button="right")  # type: ignore[attr-defined]
+    lab.page.locator(".lm-Menu").get_by_text(label).click()

@@ -1,0 +1,202 @@
+"""The user's files on the host through their own Jupyter server: passed on, copied with progress, and looked for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from tests.client.extension.server import TOKEN, JupyterServer
+from tests.executor.isolation import ADA
+from tests.files import FileStack
+from tests.gateway.conftest import wait_for
+
+pytestmark = pytest.mark.heavy
+
+ROOT = "/sharedkernel/api"
+CONTENTS = f"{ROOT}/host/api/contents"
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def files() -> Iterator[FileStack]:
+    with FileStack() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def lab(files: FileStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
+    server = JupyterServer(tmp_path_factory.mktemp("files") / "server", files.client_environment(ADA))
+    server.start()
+    yield server
+    server.stop()
+
+
+def lines(server: JupyterServer, **copy: Any) -> list[dict[str, Any]]:
+    """Return the lines of a copy's answer."""
+    body = server.ask("POST", f"{ROOT}/copies", copy).body
+    return [json.loads(line) for line in body.splitlines()] if isinstance(body, str) else [body]
+
+
+def test_a_drive_is_answered_as_by_the_users_server(lab: JupyterServer, files: FileStack) -> None:
+    """Made, listed, renamed and deleted; a refusal has the status and the sentence of there."""
+    made = lab.ask("PUT", f"{CONTENTS}/kept.txt", {"type": "file", "format": "text", "content": "as it is"})
+    assert made.status == 201
+    assert [entry["name"] for entry in lab.ask("GET", CONTENTS).body["content"]] == ["kept.txt"]
+    assert lab.ask("PATCH", f"{CONTENTS}/kept.txt", {"path": "other.txt"}).status == 200
+    assert (files.home() / "other.txt").read_text() == "as it is"
+    missing = lab.ask("GET", f"{CONTENTS}/kept.txt")
+    assert missing.status == 404
+    assert "kept.txt" in missing.body["message"]
+    assert lab.ask("DELETE", f"{CONTENTS}/other.txt").status == 204
+    assert not (files.home() / "other.txt").exists()
+    assert lab.ask("GET", CONTENTS, token=None).status == 403
+    assert lab.ask("GET", f"{ROOT}/host/files/other.txt", token="wrong").status == 403
+
+
+def test_a_file_cannot_act_as_a_page_of_the_server(lab: JupyterServer, files: FileStack) -> None:
+    """As with the files of Jupyter's own: in a sandbox, and for requests of the server's own pages alone."""
+    (files.home() / "page.html").write_text("<script>alert(1)</script>")
+    url = f"{lab.url}{ROOT}/host/files/page.html"
+    with urllib.request.urlopen(urllib.request.Request(url, headers={"Authorization": f"token {TOKEN}"})) as answer:
+        assert "sandbox allow-scripts" in answer.headers["Content-Security-Policy"]
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Content-Type"].startswith("text/html")
+        assert answer.read() == b"<script>alert(1)</script>"
+
+
+@pytest.mark.parametrize("name", ["naïve ☃.txt", "a b&c=d?e#f%41.txt", "x" * 250 + ".txt", "new\nline.txt"])
+def test_copies_there_and_back_are_the_same(name: str, lab: JupyterServer, files: FileStack) -> None:
+    """Whatever a file is called; folders come with it, and progress ends with all of it."""
+    content = os.urandom(3 * MIB)
+    (lab.notebooks / name).write_bytes(content)
+    told = lines(lab, **{"from": name, "to": f"in/deep/{name}", "to_host": True})
+    assert told[-1] == {"ended": True}
+    assert told[-2] == {"name": name, "done": len(content), "total": len(content)}
+    assert (files.home() / "in" / "deep" / name).read_bytes() == content
+    assert lab.ask("GET", f"{CONTENTS}/in/deep/{quote(name)}?content=0").body["size"] == len(content)
+    back = {"from": f"in/deep/{name}", "to": "back.txt", "to_host": False}
+    assert lines(lab, **back, overwrite=True)[-1] == {"ended": True}
+    assert (lab.notebooks / "back.txt").read_bytes() == content
+    again = lines(lab, **back)[-1]
+    assert again["reason"] == "exists"
+    assert "back.txt exists" in again["message"]
+
+
+@pytest.mark.parametrize("outside", ["../outside.txt", "/../outside.txt", "out/outside.txt", "a/../../outside.txt"])
+def test_nothing_outside_of_what_jupyter_serves_is_copied(
+    outside: str, lab: JupyterServer, files: FileStack, tmp_path: Path
+) -> None:
+    """Neither read nor written, also through a link to a folder."""
+    (lab.notebooks.parent / "outside.txt").write_text("private")
+    (files.home() / "evil.txt").write_text("evil")
+    with contextlib.suppress(FileExistsError):
+        (lab.notebooks / "out").symlink_to(lab.notebooks.parent)
+    assert lines(lab, **{"from": outside, "to": "taken.txt", "to_host": True})[-1]["reason"] == "not_allowed"
+    assert lines(lab, **{"from": "evil.txt", "to": outside}, overwrite=True)[-1]["reason"] == "not_allowed"
+    assert not (files.home() / "taken.txt").exists()
+    assert (lab.notebooks.parent / "outside.txt").read_text() == "private"
+
+
+def test_what_is_no_copy_is_refused(lab: JupyterServer) -> None:
+    """With a sentence each."""
+    os.mkfifo(lab.notebooks / "pipe")
+    assert "no regular file" in lines(lab, **{"from": "pipe", "to": "pipe", "to_host": True})[-1]["message"]
+    assert "No such file" in lines(lab, **{"from": "none", "to": "none", "to_host": True})[-1]["message"]
+    assert "no file none there" in lines(lab, **{"from": "none", "to": "none"})[-1]["message"]
+    assert lab.ask("POST", f"{ROOT}/copies", {"from": "", "to": 3}).status == 400
+
+
+def test_a_copy_ends_with_its_connection(lab: JupyterServer, files: FileStack) -> None:
+    """What has come stays, and the next one goes on there."""
+    size = 256 * MIB
+    with (lab.notebooks / "large").open("wb") as file:
+        file.truncate(size)
+    body = json.dumps({"from": "large", "to": "large", "to_host": True}).encode()
+    head = (
+        f"POST {ROOT}/copies HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: token {TOKEN}\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    part = files.home() / ".large.sk-part"
+    with socket.create_connection(("127.0.0.1", lab.port)) as page:
+        page.sendall(head.encode() + body)
+        wait_for(lambda: part.exists() and part.stat().st_size > MIB)
+    kept = _settled(part)
+    assert MIB < kept < size
+    assert not (files.home() / "large").exists()
+    told = lines(lab, **{"from": "large", "to": "large", "to_host": True})
+    assert told[-1] == {"ended": True}
+    assert (files.home() / "large").stat().st_size == size
+
+
+def _settled(path: Path) -> int:
+    """Return the size of a file that grows no more: whoever wrote it has left."""
+    sizes = [-1]
+
+    def is_settled() -> bool:
+        sizes.append(path.stat().st_size)
+        return sizes[-1] == sizes[-2] and not _has_writer(path)
+
+    wait_for(is_settled)
+    return sizes[-1]
+
+
+def _has_writer(path: Path) -> bool:
+    for entry in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if entry.readlink() == path:
+                return True
+    return False
+
+
+def test_only_plain_files_beside_a_notebook_are_offered(lab: JupyterServer) -> None:
+    """No link, nothing hidden, nothing above the notebook's folder."""
+    folder = lab.notebooks / "work"
+    (folder / "data").mkdir(parents=True)
+    (folder / "data" / "a.csv").write_text("a,b\n")
+    (folder / ".hidden").write_text("x")
+    (folder / "link.csv").symlink_to("data/a.csv")
+    (folder / "linked").symlink_to("data")
+    (lab.notebooks / "above.csv").write_text("x")
+    (lab.notebooks / "root.csv").write_text("root")
+
+    def ask(name: str, notebook: str = "work/n.ipynb") -> Any:
+        answer = lab.ask("GET", f"{ROOT}/local-file?notebook={quote(notebook)}&name={quote(name)}")
+        return answer.body if answer.status == 200 else answer.status
+
+    assert ask("data/a.csv") == {"path": "work/data/a.csv", "size": 4}
+    assert ask("root.csv", "n.ipynb") == {"path": "root.csv", "size": 4}
+    for name in (".hidden", "link.csv", "linked/a.csv", "data", "none.csv", "/etc/passwd", "a\0b", "x" * 300):
+        assert ask(name) == 404, name
+    for name in ("../above.csv", "data/../../above.csv"):
+        assert ask(name) in (400, 404), name
+
+
+def test_a_notebook_on_the_drive_runs_in_its_folder(lab: JupyterServer, files: FileStack) -> None:
+    """Jupyter itself knows no folder for a path of another drive."""
+    (files.home() / "there").mkdir(parents=True)
+    notebook = {
+        "path": "gpu-host:there/made-up", "name": "n.ipynb", "type": "notebook", "kernel": {"name": "shared-gpu"},
+    }  # fmt: skip
+    model = lab.ask("POST", "/api/sessions", notebook).body
+    with lab.page() as page:
+        page.wait(lambda view: model["kernel"]["id"] in view["kernels"])
+        view = page.wait(lambda view: view["status"] is not None and view["status"]["sessions"])
+    assert [session["notebook"] for session in view["status"]["sessions"]] == ["gpu-host:there/n.ipynb"]
+    (session,) = {entry for entry in Path("/proc").glob("[0-9]*") if _works_in(entry, files.home() / "there")}
+    assert session.name != str(os.getpid())
+    lab.ask("DELETE", f"/api/sessions/{model['id']}")
+
+
+def _works_in(process: Path, folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return (process / "cwd").readlink() == folder
+    return False
