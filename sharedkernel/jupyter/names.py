@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
+import os
 import platform
 import re
 from pathlib import Path
@@ -75,3 +77,18 @@ def client_key(connection_file: Path, key: bytes) -> str:
     """
     place = f"{platform.node()}\0{connection_file.resolve()}".encode()
     return hmac.new(key, place, hashlib.sha256).hexdigest()
+
+
+def machine_digest() -> str:
+    """Return a digest of the machine, or of the container, that this process runs in: 64 hexadecimal digits.
+
+    Processes with the same one have the same kernel, host name and root folder, so they see the same files; nothing of
+    the machine can be learned from it.
+    """
+    parts = [platform.node()]
+    with contextlib.suppress(OSError):  # no Linux
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii"))
+    with contextlib.suppress(OSError):
+        root = os.stat("/")
+        parts.append(f"{root.st_dev}:{root.st_ino}")
+    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()

@@ -48,7 +48,7 @@ class DriveHandler(PassingOnHandler):
 
     @property
     def content_security_policy(self) -> str:
-        """What a file of the user's may do in a browser: not act as this server's pages, as with Jupyter's own."""
+        """A sandbox for a file of the user's, as for Jupyter's own: it must not act as a page of this server."""
         return f"{super().content_security_policy}; sandbox allow-scripts"
 
     @web.authenticated

@@ -23,8 +23,8 @@ from sharedkernel.client.gateway.refusals import GatewayRefused, no_gateway
 from sharedkernel.client.gateway.server import Server, in_thread
 from sharedkernel.client.gateway.trust import client_context
 from sharedkernel.client.gateway.websocket import WebSocket
+from sharedkernel.jupyter.names import machine_digest
 from sharedkernel.status.document import StatusDocument, read_status
-from sharedkernel.system.machine import machine_digest
 
 
 class Upstream:

@@ -27,7 +27,7 @@ from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.http.request_guard import TOKEN_IN_ADDRESS
 from sharedkernel.gateway.http.splice import Splice, WebsocketRefused, shake_hands
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
-from sharedkernel.system.machine import machine_digest
+from sharedkernel.jupyter.names import machine_digest
 
 #: requests that were joined to a user's server, by what they are about
 _REQUESTS = Counter("sharedkernel_user_server_requests", "Requests for users' files and terminals.", ["kind"])
@@ -160,7 +160,7 @@ class UserServerHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
             self._splice.close()
 
 
-class HostHandler(ErrorResponseMixin, APIHandler):
+class UserHostHandler(ErrorResponseMixin, APIHandler):
     """``/sharedkernel/api/host``: the name of this machine, what of a user's can be reached on it, and which it is."""
 
     @web.authenticated
@@ -187,7 +187,7 @@ default_handlers: list[Any] = [
     (r"/api/contents/.*", UserServerHandler),
     (r"/files/.*", UserServerHandler),
     (r"/sharedkernel/files/.*", UserServerHandler),
-    (r"/sharedkernel/api/host", HostHandler),
+    (r"/sharedkernel/api/host", UserHostHandler),
     (r"/api/terminals", UserTerminalsHandler),
     (r"/api/terminals/(\w+)", UserTerminalsHandler),
     (r"/terminals/websocket/(\w+)", UserTerminalHandler),

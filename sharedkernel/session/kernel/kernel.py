@@ -36,7 +36,7 @@ from sharedkernel.session.memory.lease_check import ErrorTranslator, LeaseCheck
 from sharedkernel.session.memory.reservations import Reservations
 from sharedkernel.session.offload.host import RestoreFailed
 from sharedkernel.session.progress.loops import LoopReporter
-from sharedkernel.session.progress.source_hash import SourceReader
+from sharedkernel.session.progress.progress import SourceReader
 from sharedkernel.session.ui.wait_display import WaitNotice
 from sharedkernel.units import format_bytes
 

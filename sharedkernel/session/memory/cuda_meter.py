@@ -18,6 +18,7 @@ everywhere; the rest, torch's *slack*, is framework memory. The limit is where t
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import threading
@@ -32,7 +33,6 @@ from sharedkernel.errors import SharedKernelError
 from sharedkernel.ipc.shared_page import Page, Word
 from sharedkernel.protocol import Allowance, Memory
 from sharedkernel.session.memory.figures import MemoryFigures
-from sharedkernel.session.memory.forked_garbage import leave_garbage_to_parent
 from sharedkernel.session.memory.host_meter import CLOCK_INTERVAL, SETTLE_INTERVAL, STABLE_AFTER
 from sharedkernel.session.memory.torch_cuda import AllocatorBytes, TorchCuda
 from sharedkernel.system.nvml import Gpu, GpuSample
@@ -382,3 +382,28 @@ class CudaMeter:
             if self._holding.is_set():
                 on_clock()
                 on_sample(self._show_now().allocated)
+
+
+def leave_garbage_to_parent() -> None:
+    """Let no child that is forked from now on collect what was made before the fork.
+
+    CUDA does not work in a forked child, such as a worker of a DataLoader: what torch frees there by destructors that
+    may not fail ends it. Garbage in cycles, such as what a traceback refers to, is freed by whichever process collects
+    it first. A child shares that memory with its parent until one of them writes to it, so it does not need more.
+    """
+    was_enabled = False
+
+    def before() -> None:
+        nonlocal was_enabled
+        was_enabled = gc.isenabled()
+        gc.disable()  # other handlers run in the child before this one
+
+    def after_in_parent() -> None:
+        if was_enabled:
+            gc.enable()
+
+    def after_in_child() -> None:
+        gc.freeze()
+        after_in_parent()
+
+    os.register_at_fork(before=before, after_in_parent=after_in_parent, after_in_child=after_in_child)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from jupyter_client.manager import AsyncKernelManager
 
-from sharedkernel.gateway.kernels.restarter import SessionRestarter
+from sharedkernel.gateway.kernels.manager import SessionRestarter
 
 
 class Kernel(AsyncKernelManager):
