@@ -83,7 +83,9 @@ def pack(distribution: metadata.Distribution) -> Wheel:
     """
     if json.loads(distribution.read_text("direct_url.json") or "{}").get("dir_info", {}).get("editable"):
         raise ValueError(f"{DISTRIBUTION} runs from a checkout")
-    files = [file for file in distribution.files or () if file.suffix != ".pyc"]
+    # `distribution.files` leaves out what is missing, from Python 3.12 on
+    lines = (distribution.read_text("RECORD") or "").splitlines()
+    files = [file for row in csv.reader(lines) if (file := PurePosixPath(row[0])).suffix != ".pyc"]
     folder = next((file.parts[0] for file in files if file.match("*.dist-info/WHEEL")), None)
     if folder is None:
         raise ValueError(f"{DISTRIBUTION} was not installed from a wheel")
@@ -95,7 +97,7 @@ def pack(distribution: metadata.Distribution) -> Wheel:
             name = _name_in_wheel(file, stem)
             if name is None:
                 continue
-            data = distribution.locate_file(file).read_bytes()  # type: ignore[attr-defined]
+            data = distribution.locate_file(str(file)).read_bytes()  # type: ignore[attr-defined]
             archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
             digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
             rows.writerow([name, f"sha256={digest}", len(data)])
