@@ -132,6 +132,16 @@ def test_a_thread_that_computes_no_more_ends_its_section(session: SessionUnderTe
     session.run("go.set()")
 
 
+def begin(session: SessionUnderTest, code: str) -> str:
+    """Execute a cell, and return its request once it runs: before that an interrupt would interrupt nothing."""
+    request = str(session.client.execute(f"print('begun')\n{code}"))
+    is_begun = False
+    while not is_begun:
+        message = session.client.get_iopub_msg(timeout=60)
+        is_begun = message["parent_header"].get("msg_id") == request and message["msg_type"] == "stream"
+    return request
+
+
 @pytest.mark.parametrize("main", ["idle", "in a join", "computing", "in a loop of Python"])
 def test_a_thread_gives_the_device_back_when_it_is_asked_for(session: SessionUnderTest, main: str) -> None:
     """It stops at its next operation, wherever the main thread is, and goes on with the next grant."""
@@ -143,7 +153,7 @@ def test_a_thread_gives_the_device_back_when_it_is_asked_for(session: SessionUnd
         "computing": "while not stop.is_set: torch.ones(10).sum()",
         "in a loop of Python": "while not stop.is_set: pass",
     }[main]
-    request = None if cell is None else session.client.execute(cell)
+    request = None if cell is None else begin(session, cell)
     session.wait_for(protocol.DeviceWantedReport, since)
     for _ in range(3):
         asked, since = wanted(session), session.mark
