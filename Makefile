@@ -42,8 +42,8 @@ ray: $(INSTALLED)
 # 150 MB; their tests are skipped without them
 libraries: $(INSTALLED)
 	@$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))' \
-	accelerate gradio transformers || $(BIN)/python -m pip install --quiet --group libraries \
-	|| echo 'gradio, transformers and accelerate could not be installed; their tests are skipped'
+	accelerate gradio jupyter_server_proxy transformers || $(BIN)/python -m pip install --quiet --group libraries \
+	|| echo 'gradio, transformers and others could not be installed; their tests are skipped'
 
 cluster: $(INSTALLED) ray ## sessions on a real Ray cluster of three hosts, each in namespaces of its own, whose parts are killed
 	$(BIN)/python -m pytest -m cluster tests/cluster tests/faults $(ARGS)

@@ -125,9 +125,14 @@ export class Api implements IAdminApi, ITimelineApi {
     return this._request('GET', `timeline?${timelineQuery(window, columns)}`);
   }
 
-  /** Return the ports on which the user's programs listen. */
-  async ports(): Promise<IPort[]> {
-    return ((await this._request('GET', 'ports')) as { ports: IPort[] }).ports;
+  /** Return the ports on which the user's programs listen, and whether the Jupyter server makes ports paths of its own. */
+  async ports(): Promise<{ ports: IPort[]; is_proxied: boolean }> {
+    return (await this._request('GET', 'ports')) as { ports: IPort[]; is_proxied: boolean };
+  }
+
+  /** Return the address at which the Jupyter server serves a port of its machine. */
+  proxied(port: number): string {
+    return URLExt.join(this._settings.baseUrl, 'proxy', `${port}/`);
   }
 
   /** Forward a port of the host to the Jupyter server's machine, and return its number there. */

@@ -37,13 +37,21 @@ def start_lab(directory: Path, user: str, stack: LocalStack) -> JupyterServer:
 
 def start_lab_with(directory: Path, environment: Mapping[str, str], *, program: str = "jupyterlab") -> JupyterServer:
     """Start a JupyterLab that finds its gateway in *environment*."""
-    server = JupyterServer(directory, environment, "--LabApp.expose_app_in_browser=True", program=program)
+    server = make_lab(directory, environment, program=program)
+    server.start()
+    return server
+
+
+def make_lab(
+    directory: Path, environment: Mapping[str, str], *arguments: str, program: str = "jupyterlab"
+) -> JupyterServer:
+    """Return a JupyterLab that finds its gateway in *environment*, once it is started."""
+    server = JupyterServer(directory, environment, "--LabApp.expose_app_in_browser=True", *arguments, program=program)
     settings = server.config / "labconfig"
     settings.mkdir(parents=True)
     disabled = dict.fromkeys(_UNWANTED, True)
     (settings / "page_config.json").write_text(json.dumps({"disabledExtensions": disabled}))
     (settings / "default_setting_overrides.json").write_text(json.dumps(_SETTINGS))
-    server.start()
     return server
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from playwright.sync_api import expect
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
 
 from sharedkernel.local_stack import LocalStack
 from tests.browser.conftest import OpenLab
+from tests.browser.lab import LabPage, make_lab
+from tests.cli.support import end_sessions
 
 #: serves one sentence on a port that nothing else has, and what a browser has sent along with the request
 _SERVE = """\
@@ -24,6 +29,33 @@ server.serve_forever()
 board = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
 print("port", board.stdout.readline())\
 """
+
+
+def test_where_jupyterlab_is_elsewhere_a_port_opens_at_a_path_of_its_server(
+    browser: Browser, stack: LocalStack, tmp_path: Path
+) -> None:
+    """As behind a hub, by jupyter-server-proxy: no browser reaches another machine's loopback."""
+    pytest.importorskip("jupyter_server_proxy")
+    base = "/user/ada"
+    options = [f"--ServerApp.base_url={base}/", "--ServerApp.ip=127.0.0.2", "--ServerApp.allow_remote_access=True"]
+    server = make_lab(tmp_path / "lab", stack.client_environment("ada"), *options)
+    server.url = f"http://127.0.0.2:{server.port}{base}"
+    server.start()
+    try:
+        ada = LabPage(browser, server)
+        ada.new_notebook()
+        expect(ada.run(_SERVE)).to_contain_text("port ")
+        ada.show_panel()
+        ada.section("Ports").get_by_text("Ports").click()
+        with ada.page.context.expect_page() as opened:
+            ada.section("Ports").get_by_role("button", name="Open port").click()
+        expect(opened.value.locator("body")).to_contain_text("scalars, cookies:")
+        assert opened.value.url.startswith(f"{server.url}/proxy/")
+        ada.run("board.kill()")
+        ada.close()
+    finally:
+        server.stop()
+        end_sessions(stack)
 
 
 def test_a_port_opens_from_the_panel(open_lab: OpenLab, stack: LocalStack) -> None:

@@ -26,6 +26,8 @@ from sharedkernel.client.ports import PortForwards, list_ports
 from sharedkernel.errors import ConfigError, ProtocolError, Refused, SharedKernelError
 
 _RESOURCE = "sharedkernel"
+#: the extension of a Jupyter server that serves a port of its machine at a path
+_PROXY = "jupyter_server_proxy"
 
 
 def http_status(error: SharedKernelError) -> int:
@@ -144,8 +146,10 @@ class ForwardsHandler(PassingOnHandler):
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """Answer the gateway's list."""
-        self.finish(json.dumps({"ports": await list_ports(self.upstream().gateway)}))
+        """Answer the gateway's list, and whether this server makes ports of its machine paths: `is_proxied`."""
+        proxy = self.serverapp.extension_manager.extensions.get(_PROXY)  # type: ignore[union-attr]
+        ports = await list_ports(self.upstream().gateway)
+        self.finish(json.dumps({"ports": ports, "is_proxied": proxy is not None and proxy.enabled}))
 
     @web.authenticated
     @authorized
