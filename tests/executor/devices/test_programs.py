@@ -19,7 +19,6 @@ from tests.executor.devices.support import make_process
 LEADER = """
 import subprocess, sys
 program = subprocess.Popen([sys.executable, "-u", sys.argv[1], "--epochs", "3"], start_new_session=True)
-print(program.pid, flush=True)
 program.wait()
 """
 
@@ -28,7 +27,7 @@ program.wait()
 def pids(tmp_path: Path) -> Iterator[tuple[int, int]]:
     """Yield the process of a session, and of a program that it started."""
     path = tmp_path / "train.py"
-    path.write_text("import sys\nsys.stdin.read()\n")
+    path.write_text("import os, sys\nprint(os.getpid())\nsys.stdin.read()\n")  # once it runs it has its name
     with subprocess.Popen(
         [sys.executable, "-c", LEADER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as leader:
