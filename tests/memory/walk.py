@@ -192,6 +192,11 @@ class Walk:
         own = sum(kept.bytes for kept in self.notebooks if kept.user == user)
         return own + sum(self.shelves[user].values())
 
+    def away(self, user: str) -> int:
+        """Return how much of what *user* keeps is not on the device."""
+        sessions = self.stack.status().sessions
+        return sum(session.offloaded_bytes for session in sessions if session.user == user and not session.lingering)
+
     def request(self, which: int, size: int, *, keeps: bool, way: str = "plain") -> None:
         """Make a tensor of *size* bytes, and judge what comes of it by what its user and all have.
 
@@ -223,7 +228,7 @@ class Walk:
         is_usable = has + size <= USABLE * self.quota
         # The others' idle memory can be moved away; a notebook's own cannot while it runs.
         is_usable &= own + size + frameworks <= USABLE * self.capacity
-        is_beyond = has + size > self.quota + SLACK
+        away = self.away(kept.user)
         reply = self.execute(kept, code)
         error = reply.error or ""
         if way == "function" and error.startswith("ZeroDivisionError"):
@@ -236,7 +241,8 @@ class Walk:
                 f"{format_bytes(everybody)} of {format_bytes(self.capacity)}; {format_bytes(size)} more were refused:\n"
                 f"{error}\n{self.account()}"
             )
-        if not error and is_beyond:
+        # What is away does not count, whether it was so before or others' requests have moved it meanwhile.
+        if not error and has + size - max(away, self.away(kept.user)) > self.quota + SLACK:
             raise Untrue(f"{format_bytes(size)} beyond the quota were given\n{self.account()}")
         if error and not re.search(r"\d (KiB|MiB|GiB|B)\b", error):
             raise Untrue(f"no figures: {error}\n{self.account()}")
