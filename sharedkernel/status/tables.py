@@ -157,10 +157,14 @@ def device_view(status: StatusDocument) -> RenderableType:
         f" · quantum {format_seconds(device.quantum_seconds)}",
     )
     away = [amount for session in status.sessions if (amount := session.offloaded_bytes)]
-    if not away:
-        return Group(name, used)
-    sessions = "1 session" if len(away) == 1 else f"{len(away)} sessions"
-    return Group(name, used, Text(f"       {format_bytes(sum(away))} of {sessions} moved away from the device"))
+    lines = [name, used]
+    if away:
+        sessions = "1 session" if len(away) == 1 else f"{len(away)} sessions"
+        lines.append(Text(f"       {format_bytes(sum(away))} of {sessions} moved away from the device"))
+    if device.memory_mode:  # of a GPU: how lanes, MPS and NVML are
+        notes = (device.lanes_shared_reason, device.mps_note, device.nvml_note)
+        lines += [Text(safe_text(note), style="dim") for note in notes if note]
+    return Group(*lines)
 
 
 def _away_view(device: DeviceEntry) -> Text:

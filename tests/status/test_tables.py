@@ -52,6 +52,20 @@ def test_colour_says_nothing_that_words_do_not() -> None:
     assert Text.from_ansi(coloured).plain.split() == plain.split()
 
 
+def test_a_gpu_says_how_its_lanes_and_what_watches_it_are() -> None:
+    """Whatever an admin has to know to understand other figures; nothing of that is said of a processor."""
+    notes = {
+        "lanes_shared_reason": "lanes are private: the driver exports no memory.",
+        "mps_note": "MPS is not running.",
+        "nvml_note": "NVML tells no processes apart here.",
+    }
+    busy = busy_document()
+    device = to_json(busy.device) | notes
+    text = shown(changed(busy, device=device | {"memory_mode": "private"}))
+    assert " ".join(notes.values()) in " ".join(text.split())
+    assert "NVML" not in shown(changed(busy, device=device))
+
+
 @pytest.mark.parametrize(
     "name", ["\x1b[31mred\x1b[0m", "bell\x07", "[bold]x[/bold]", "a\u202eb", "two\nlines", "\udc80"]
 )
