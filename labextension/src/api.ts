@@ -154,12 +154,12 @@ export class Api implements IAdminApi, ITimelineApi {
     { from, to, toHost, overwrite }: ICopy,
     onProgress: (progress: IProgress) => void,
     signal: AbortSignal
-  ): Promise<{ message?: string; reason?: string }> {
+  ): Promise<{ message?: string; reason?: string; links?: number }> {
     const url = URLExt.join(this._settings.baseUrl, ROOT, 'copies');
     const body = JSON.stringify({ from, to, to_host: toHost, overwrite });
     const response = await ServerConnection.makeRequest(url, { method: 'POST', body, signal }, this._settings);
     let rest = '';
-    let last: Partial<IProgress> & { ended?: boolean; message?: string; reason?: string } = {};
+    let last: Partial<IProgress> & { ended?: boolean; message?: string; reason?: string; links?: number } = {};
     const reader = response.body?.pipeThrough(new TextDecoderStream()).getReader();
     for (let part = await reader?.read(); part?.value !== undefined; part = await reader?.read()) {
       const lines = (rest + part.value).split('\n');

@@ -17,7 +17,7 @@ export async function copy(api: Api, wanted: ICopy, trans: TranslationBundle): P
     Notification.update({
       id,
       message: trans.__('Copying %1', safeText(name)),
-      progress: total === 0 ? 1 : done / total
+      progress: total === 0 ? 0 : done / total
     });
   const stop = { label: trans.__('Cancel'), callback: () => cancel.abort() };
   const id = Notification.emit(trans.__('Copying %1', name), 'in-progress', { autoClose: false, actions: [stop] });
@@ -43,7 +43,10 @@ export async function copy(api: Api, wanted: ICopy, trans: TranslationBundle): P
     return question.button.accept && copy(api, { ...wanted, overwrite: true }, trans);
   }
   if (answer.message === undefined) {
-    tell(trans.__('%1 was copied.', name), 'success');
+    const links = answer.links ?? 0;
+    const words =
+      links === 0 ? trans.__('%1 was copied.', name) : trans.__('%1 was copied, without %2 links.', name, links);
+    tell(words, 'success');
     return true;
   }
   tell(answer.message, 'error');

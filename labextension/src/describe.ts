@@ -187,8 +187,12 @@ export function holderName(session: ISession | undefined, ownName: string | null
 /** As Python, and libraries with a message of their own, end an error of a file that is not there. */
 const MISSING = /(['"])(.+)\1$/;
 
+/** Characters of an error that can be about a path: an expression takes long for many quotes. */
+const LONGEST = 4096;
+
 /** Return the relative path that an error says is missing; null: it says none, or one that begins elsewhere. */
 export function missingName(error: { ename: string; evalue: string }): string | null {
-  const name = error.ename === 'FileNotFoundError' ? (MISSING.exec(error.evalue)?.[2] ?? null) : null;
+  const isMissing = error.ename === 'FileNotFoundError' && error.evalue.length < LONGEST;
+  const name = isMissing ? (MISSING.exec(error.evalue)?.[2] ?? null) : null;
   return name === null || name.startsWith('/') || name.startsWith('~') || name.split('/').includes('..') ? null : name;
 }

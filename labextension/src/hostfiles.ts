@@ -93,7 +93,7 @@ function addCopies({ app, api, model, factory, local, trans }: IParts, there: ()
   app.commands.addCommand(command, {
     label: () => (isThere() ? trans.__('Copy to My Computer') : trans.__('Copy to %1', model.view.host?.name ?? '')),
     describedBy: { args: { type: 'object', properties: {} } },
-    isVisible: () => there() !== null && (isThere() || source()?.model.driveName === ''),
+    isVisible: () => there() !== null,
     execute: async () => {
       const toHost = !isThere();
       const target = toHost ? there() : local;

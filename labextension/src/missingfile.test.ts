@@ -14,5 +14,6 @@ test('only below the folder of the notebook, and of no other error', () => {
   for (const path of ['/etc/passwd', '../a.csv', 'a/../../b.csv', '~/a.csv']) {
     expect(missing(`[Errno 2] No such file or directory: '${path}'`)).toBe(null);
   }
+  expect(missing("'".repeat(80_000) + 'x')).toBe(null);
   expect(missing("[Errno 13] Permission denied: 'a.csv'", 'PermissionError')).toBe(null);
 });

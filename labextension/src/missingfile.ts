@@ -27,7 +27,10 @@ interface INotebook {
   };
 }
 
-/** Return the folder in which a session works, below its user's home; null: it works elsewhere. */
+/** Most files that are offered at a time. */
+const MOST = 4;
+
+/** Return the folder in which a session works, below its user's home; null: it works elsewhere, or does not say. */
 async function folderOf(kernel: Kernel.IKernelConnection): Promise<string | null> {
   const asked = { code: '', silent: true, store_history: false, user_expressions: { folder: FOLDER } };
   const { content } = await kernel.requestExecute(asked).done;
@@ -59,10 +62,13 @@ export class MissingFiles implements DocumentRegistry.WidgetExtension {
     return new DisposableDelegate(() => void notebook.sessionContext.iopubMessage.disconnect(look));
   }
 
+  /** Notifications of files that can be copied, by path. */
+  private readonly _offered = new Map<string, string>();
+
   private async _offer(notebook: INotebook, name: string): Promise<void> {
     const kernel = notebook.sessionContext.session?.kernel;
     const { host, kernels } = this._model.view;
-    const { path } = notebook.context;
+    const path = notebook.context.path.replace(/^RTC:/, '');
     if (!kernel || !kernels.has(kernel.id) || host?.files !== true || path.includes(':')) {
       return;
     }
@@ -72,12 +78,19 @@ export class MissingFiles implements DocumentRegistry.WidgetExtension {
     }
     const trans = this._trans;
     const size = formatBytes(found.size, this._model.units);
-    const words = trans.__('%1 (%2) is on your computer, not on %3.', safeText(name), size, host.name);
+    const words = trans.__('%1 (%2) is on your computer, not on %3.', safeText(found.path), size, host.name);
     const send = async () => {
+      this._offered.delete(found.path);
+      const waits =
+        kernel.status === 'busy' &&
+        Notification.emit(trans.__('%1 is copied when the running cell has ended.', safeText(name)), 'in-progress');
       const folder = await folderOf(kernel);
+      if (waits) {
+        Notification.dismiss(waits);
+      }
       if (folder === null) {
         throw new Error(
-          trans.__('This notebook works outside of your home on %1; copy the file there yourself.', host.name)
+          trans.__('This notebook says no folder below your home on %1; copy the file yourself.', host.name)
         );
       }
       const wanted = { from: found.path, to: PathExt.join(folder, name), toHost: true, overwrite: false };
@@ -86,6 +99,13 @@ export class MissingFiles implements DocumentRegistry.WidgetExtension {
       }
     };
     const callback = () => void send().catch(error => Notification.error((error as Error).message));
-    Notification.warning(words, { autoClose: false, actions: [{ label: trans.__('Copy It There'), callback }] });
+    for (const [offered, id] of this._offered) {
+      if (offered === found.path || this._offered.size >= MOST) {
+        Notification.dismiss(id);
+        this._offered.delete(offered);
+      }
+    }
+    const options = { autoClose: false as const, actions: [{ label: trans.__('Copy It There'), callback }] };
+    this._offered.set(found.path, Notification.warning(words, options));
   }
 }

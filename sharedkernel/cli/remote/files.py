@@ -76,6 +76,8 @@ class FilesApp(GatewayCommandApp):
             with self._progress() as show:
                 self._files = RemoteFiles(gateway, show)
                 getattr(self, f"_{action}")(*paths)
+            for link in self._files.links:
+                self.log.warning("%s is a link, and was left alone.", safe_text(link))
         except OSError as error:
             fail(f"{safe_text(str(error.filename or 'a file here'))}: {error.strerror or error}.")
         except GatewayUnreachable as error:

@@ -8,15 +8,19 @@ progress, a JSON object a line; it ends with its connection.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from collections.abc import AsyncIterator
 from functools import partial
 from http import HTTPStatus
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path, PurePosixPath
+from socket import SHUT_RDWR
 from typing import Any, cast
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 from jupyter_server.auth.decorator import authorized
+from jupyter_server.services.contents.filemanager import FileContentsManager
 from jupyter_server.services.sessions.sessionmanager import SessionManager
 from tornado import web
 from tornado.iostream import StreamClosedError
@@ -24,7 +28,7 @@ from tornado.iostream import StreamClosedError
 from sharedkernel.client.extension.handlers import PassingOnHandler
 from sharedkernel.client.gateway.connection import Gateway
 from sharedkernel.client.gateway.files import RemoteFiles
-from sharedkernel.client.gateway.refusals import GatewayUnreachable, refused
+from sharedkernel.client.gateway.refusals import GatewayUnreachable, refused, too_slow
 from sharedkernel.client.gateway.server import in_thread
 from sharedkernel.errors import Refused
 from sharedkernel.jupyter.names import DRIVE, FOLDER_VARIABLE
@@ -32,8 +36,10 @@ from sharedkernel.status.text import safe_text
 
 #: bytes of an answer that are passed on at a time, and most of a refusal
 _BLOCK = 1 << 18
-#: seconds for which the gateway may be silent
-_SILENCE = 60.0
+#: seconds for which the gateway may be silent, and until the head of its answer is there
+_SILENCE, _HEAD_SECONDS = 60.0, 120.0
+#: most requests for the drive, and most copies, at a time
+_MOST_AT_A_TIME = 24
 #: seconds between two lines of a copy's progress
 _PERIOD = 0.25
 #: headers of a request, and of an answer, that the other side needs
@@ -45,6 +51,9 @@ _OWN_PARAMETERS = ("_xsrf", "token")
 
 class DriveHandler(PassingOnHandler):
     """``/sharedkernel/api/host/api/contents…`` and ``…/files/…``, as the user's server on the host answers them."""
+
+    #: to the gateway, once there is one
+    _socket: Any = None
 
     @property
     def content_security_policy(self) -> str:
@@ -70,25 +79,34 @@ class DriveHandler(PassingOnHandler):
         request = self.request
         path, _, query = request.uri.removeprefix(self.base_url + "sharedkernel/api/host").partition("?")
         kept = [pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] not in _OWN_PARAMETERS]
-        target = path + ("?" + urlencode(kept) if kept else "")
+        target = quote(path, safe="/%:@!$&'()*+,;=~") + ("?" + urlencode(kept) if kept else "")
         gateway = self.upstream().gateway
-        answer = await _in_thread(partial(self._ask, gateway, target))
-        try:
-            self.set_status(answer.status, answer.reason)
-            for name in _OF_ANSWERS:
-                if (value := answer.headers.get(name)) is not None:
-                    self.set_header(name, value)
-            while block := await _in_thread(partial(answer.read1, _BLOCK)):
-                self.write(block)
-                await self.flush()
-            self.finish(set_content_type=answer.headers.get("Content-Type", "application/json"))
-        except StreamClosedError:
-            self.log.debug("%s was left before its end", request.path)
-        except (OSError, HTTPException) as error:
-            self.log.info("%s was cut: %s", request.path, gateway.explain(error))
-            cast("Any", request.connection).stream.close()  # what has been sent must not look whole
-        finally:
-            await _in_thread(answer.close)
+        async with room_for(self, DriveHandler):
+            try:
+                async with asyncio.timeout(_HEAD_SECONDS):
+                    answer = await _in_thread(partial(self._ask, gateway, target))
+            except TimeoutError:
+                self.on_connection_close()
+                raise too_slow(gateway.url) from None
+            try:
+                await self._answer(answer)
+            except StreamClosedError:
+                self.log.debug("%s was left before its end", request.path)
+            except (OSError, HTTPException, ValueError) as error:
+                self.log.info("%s was cut: %s", request.path, error)
+                cast("Any", request.connection).stream.close()  # what has been sent must not look whole
+            finally:
+                await _in_thread(answer.close)
+
+    async def _answer(self, answer: HTTPResponse) -> None:
+        self.set_status(answer.status, answer.reason)
+        for name in _OF_ANSWERS:
+            if (value := answer.headers.get(name)) is not None:
+                self.set_header(name, value)
+        while block := await _in_thread(partial(answer.read1, _BLOCK)):
+            self.write(block)
+            await self.flush()
+        await self.finish(set_content_type=answer.headers.get("Content-Type", "application/octet-stream"))
 
     def _ask(self, gateway: Gateway, target: str) -> HTTPResponse:
         """Return the head of an answer; blocks."""
@@ -97,6 +115,7 @@ class DriveHandler(PassingOnHandler):
         if request.body:
             headers["Content-Length"] = str(len(request.body))
         connection = gateway.connect(request.method or "GET", target, headers, seconds=_SILENCE)
+        self._socket = connection.sock
         try:
             connection.send(request.body)
             answer = connection.getresponse()
@@ -109,6 +128,12 @@ class DriveHandler(PassingOnHandler):
             connection.close()
             raise
         return answer
+
+    def on_connection_close(self) -> None:
+        """Cut the connection to the gateway, on which a thread may wait."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(SHUT_RDWR)
 
 
 class LocalFileHandler(PassingOnHandler):
@@ -156,18 +181,19 @@ class CopiesHandler(PassingOnHandler):
             files.get_tree, source, here, may_replace
         )  # fmt: skip
         self._shown = {}
-        copy = asyncio.wrap_future(in_thread(work))
-        try:
-            while not copy.done():
-                await asyncio.wait([copy], timeout=_PERIOD)
-                self._write_line(self._shown)
-                await self.flush()
-            self._write_line(_outcome(copy))
-            await self.finish()
-        except StreamClosedError:
-            self._is_given_up = True
-            await asyncio.wait([copy])
-            copy.exception()
+        async with room_for(self, CopiesHandler):
+            copy = asyncio.wrap_future(in_thread(work))
+            try:
+                while not copy.done():
+                    await asyncio.wait([copy], timeout=_PERIOD)
+                    self._write_line(self._shown)
+                    await self.flush()
+                self._write_line({**self._outcome(copy.exception()), "links": len(files.links)})
+                await self.finish()
+            except StreamClosedError:
+                self._is_given_up = True
+                await asyncio.wait([copy])
+                copy.exception()
 
     def on_connection_close(self) -> None:
         """Give the copy up."""
@@ -179,8 +205,39 @@ class CopiesHandler(PassingOnHandler):
             raise Refused("the copy was given up.", reason="given_up")
         self._shown = {"name": name, "done": done, "total": total}
 
+    def _outcome(self, error: BaseException | None) -> dict[str, Any]:
+        """Return the last line."""
+        if error is None:
+            return {"ended": True}
+        if isinstance(error, Refused | GatewayUnreachable):
+            return {"ended": True, "message": str(error), "reason": error.reason}
+        if isinstance(error, OSError):
+            name = safe_text(str(error.filename or self._shown.get("name", "a file")))
+            return {"ended": True, "message": f"{name}: {error.strerror or error}.", "reason": "disk"}
+        self.log.error("a copy ended unexpectedly", exc_info=error)
+        return {"ended": True, "message": "the copy failed; the Jupyter server's log says how.", "reason": "error"}
+
     def _write_line(self, line: dict[str, Any]) -> None:
         self.write(json.dumps(line) + "\n")
+
+
+@contextlib.asynccontextmanager
+async def room_for(handler: Any, kind: type) -> AsyncIterator[None]:
+    """Count a request, each of which has a thread.
+
+    Raises
+    ------
+    Refused
+        When there are as many of its kind as may be.
+    """
+    counts = handler.settings.setdefault(f"sharedkernel_{kind.__name__}", [0])
+    if counts[0] >= _MOST_AT_A_TIME:
+        raise Refused(f"{_MOST_AT_A_TIME} requests for the host's files are under way; try again.", reason="busy")
+    counts[0] += 1
+    try:
+        yield
+    finally:
+        counts[0] -= 1
 
 
 def local_path(contents: Any, path: str) -> Path:
@@ -189,15 +246,20 @@ def local_path(contents: Any, path: str) -> Path:
     Raises
     ------
     Refused
-        When it is not below the folder that the server serves, or when it has none.
+        When it is hidden, not below the folder that the server serves, or when the server serves none.
     """
-    root = getattr(contents, "root_dir", None)
-    if not root:
+    if not isinstance(contents, FileContentsManager):
         raise Refused("this Jupyter server's files are in no folder of its machine.", reason="not_allowed")
-    place = Path(root).resolve()
-    found = place.joinpath(*PurePosixPath(path.strip("/")).parts)
-    if ".." in found.parts or not (found == place or found.parent.resolve().is_relative_to(place)):
-        raise Refused(f"{safe_text(path)} is not below the folder that Jupyter serves.", reason="not_allowed")
+    place = Path(contents.root_dir).resolve()
+    parts = PurePosixPath(path.strip("/")).parts
+    found = place.joinpath(*parts)
+    try:
+        is_below = ".." not in parts and found.resolve().is_relative_to(place)
+    except (OSError, RuntimeError, ValueError):  # a loop of links, a null byte
+        is_below = False
+    if not is_below or (not contents.allow_hidden and any(part.startswith(".") for part in parts)):
+        sentence = f"{safe_text(path)} is hidden, or not below the folder that Jupyter serves."
+        raise Refused(sentence, reason="not_allowed")
     return found
 
 
@@ -208,9 +270,9 @@ def name_folders(notebooks: SessionManager) -> None:
     def get_kernel_env(path: str | None, name: Any = None) -> dict[str, str]:
         environment = stock(path, name)
         if path is not None and path.startswith(f"{DRIVE}:"):
-            place = PurePosixPath(path.removeprefix(f"{DRIVE}:"))  # JupyterLab makes up its last part
-            notebook = f"{DRIVE}:{place.with_name(name) if name else place}"
-            environment |= {FOLDER_VARIABLE: str(place.parent), "JPY_SESSION_NAME": notebook}
+            place = PurePosixPath(path.removeprefix(f"{DRIVE}:"))
+            notebook = place.parent / (name or place.name)  # JupyterLab makes up the last part of the path
+            environment |= {FOLDER_VARIABLE: str(place.parent), "JPY_SESSION_NAME": f"{DRIVE}:{notebook}"}
         return environment
 
     cast("Any", notebooks).get_kernel_env = get_kernel_env
@@ -237,19 +299,6 @@ def _may_replace(overwrites: bool, name: str) -> bool:
     if not overwrites:
         raise Refused(f"{safe_text(name)} exists there.", reason="exists")
     return True
-
-
-def _outcome(copy: asyncio.Future[None]) -> dict[str, Any]:
-    """Return the last line of a copy's answer."""
-    error = copy.exception()
-    if error is None:
-        return {"ended": True}
-    if isinstance(error, Refused | GatewayUnreachable):
-        return {"ended": True, "message": str(error), "reason": error.reason}
-    if isinstance(error, OSError):
-        name = safe_text(str(error.filename or "a file"))
-        return {"ended": True, "message": f"{name}: {error.strerror or error}.", "reason": "disk"}
-    raise error
 
 
 async def _in_thread(work: Any) -> Any:

@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from http.client import HTTPConnection, HTTPException, HTTPResponse
@@ -58,12 +59,15 @@ class RemoteFiles:
     gateway
         The gateway.
     progress
-        Called with a file's name, the bytes that are done and all that it has, often.
+        Called with a file's name, the bytes that are done and all that it has, often, and with zeros at each folder;
+        what it raises ends the copy.
     """
 
     def __init__(self, gateway: Gateway, progress: Callable[[str, int, int], None]) -> None:
         self._gateway = gateway
         self._progress = progress
+        #: links in folders, which were left alone
+        self.links: list[str] = []
 
     def look(self, path: str) -> dict[str, Any]:
         """Return a file's `size` (None: there is none), `is_folder`, `part` that has come, and `free` bytes there."""
@@ -84,11 +88,12 @@ class RemoteFiles:
 
     def make_folder(self, path: str) -> None:
         """Make a folder, if there is none."""
+        self._progress(path, 0, 0)
         if not self.look(path)["is_folder"]:
             self._gateway.fetch("PUT", _address(_CONTENTS, path), json.dumps({"type": "directory"}))
 
     def put_tree(self, source: Path, target: str, may_replace: Callable[[str], bool]) -> None:
-        """Upload a file, or a folder with all that is in it.
+        """Upload a file, or a folder with all that is in it but links and hidden files.
 
         Parameters
         ----------
@@ -104,21 +109,28 @@ class RemoteFiles:
             return
         self.make_folder(target)
         for entry in sorted(source.iterdir()):
-            if not entry.is_dir() or not entry.is_symlink():  # a link to a folder may lead back
+            if entry.is_symlink():  # it may lead anywhere, or back
+                self.links.append(str(entry))
+            elif not entry.name.startswith("."):
                 self.put_tree(entry, f"{target}/{entry.name}", may_replace)
 
     def get_tree(self, source: str, target: Path, may_replace: Callable[[str], bool]) -> None:
         """Download a file, or a folder with all that is in it; as :meth:`put_tree`."""
         if not self.look(source)["is_folder"]:
-            if not target.exists() or may_replace(str(target)):
-                self.get(source, target)
+            exists = target.exists()
+            if not exists or may_replace(str(target)):
+                self.get(source, target, overwrite=exists)
             return
+        self._progress(source, 0, 0)
         target.mkdir(parents=True, exist_ok=True)
         for entry in self.list(source):
             name = str(entry["name"])
             if "/" in name or "\0" in name or name in (".", "..") or os.sep in name:
                 raise Refused(f"{safe_text(name)} is no file's name.", reason="bad_request")
-            self.get_tree(f"{source}/{name}", target / name, may_replace)
+            inside = target / name
+            if inside.is_symlink() and inside.is_dir():
+                raise Refused(f"{safe_text(str(inside))} is a link to a folder here.", reason="bad_request")
+            self.get_tree(f"{source}/{name}", inside, may_replace)
 
     def put(self, source: Path, target: str, *, overwrite: bool) -> None:
         """Upload a file, from where an earlier upload of it was cut."""
@@ -146,13 +158,17 @@ class RemoteFiles:
                 connection.send(checksum.digest())
             answer().read()
 
-    def get(self, source: str, target: Path) -> None:
+    def get(self, source: str, target: Path, *, overwrite: bool) -> None:
         """Download a file, from where an earlier download of it was cut."""
         state = self.look(source)
         if state["size"] is None or state["is_folder"]:
             raise no_such_file(source)
+        if target.is_dir():
+            raise Refused(f"{safe_text(str(target))} is a folder here.", reason="exists")
         total = int(state["size"])
         part = part_of(target)
+        if total - (part.stat().st_size if part.exists() else 0) > shutil.disk_usage(target.parent).free:
+            raise Refused(f"the disk here is full: {safe_text(str(target))} needs {total} bytes.", reason="disk_full")
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
         with os.fdopen(descriptor, "r+b") as file:
             checksum, done = hashlib.sha256(), 0
@@ -169,13 +185,24 @@ class RemoteFiles:
             part.unlink()
             sentence = f"{safe_text(source)} has changed since its download was begun; download it again."
             raise Refused(sentence, reason="checksum")
+        self._progress(source, total, total)
         if not target.exists():
             mask = os.umask(0o077)
             os.umask(mask)
             part.chmod(0o666 & ~mask)
         else:
             part.chmod(target.stat().st_mode & 0o777)
-        part.replace(target)
+        if overwrite:
+            part.replace(target)
+            return
+        try:
+            os.link(part, target)  # what came here meanwhile stays
+        except FileExistsError:
+            raise Refused(f"{safe_text(str(target))} exists here by now.", reason="exists") from None
+        except OSError:  # a disk without links
+            part.replace(target)
+        else:
+            part.unlink()
 
     def _receive(self, source: str, file: Any, checksum: Any, done: int, total: int) -> int:
         headers = {"Range": f"bytes={done}-"} if done else {}

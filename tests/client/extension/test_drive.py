@@ -13,8 +13,14 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from jupyter_server.services.contents.manager import ContentsManager
 
-from tests.client.extension.server import TOKEN, JupyterServer
+from sharedkernel.client.extension.drive import local_path
+from sharedkernel.client.gateway.connection import Gateway
+from sharedkernel.client.gateway.credentials import TOKEN_VARIABLE, URL_VARIABLE, Credentials
+from sharedkernel.client.gateway.files import RemoteFiles, part_of
+from sharedkernel.errors import Refused
+from tests.client.extension.server import PATIENCE, TOKEN, JupyterServer
 from tests.executor.isolation import ADA
 from tests.files import FileStack
 from tests.gateway.conftest import wait_for
@@ -24,6 +30,8 @@ pytestmark = pytest.mark.heavy
 ROOT = "/sharedkernel/api"
 CONTENTS = f"{ROOT}/host/api/contents"
 MIB = 1 << 20
+#: the last line of a copy
+DONE = {"ended": True, "links": 0}
 
 
 @pytest.fixture(scope="module")
@@ -79,16 +87,100 @@ def test_copies_there_and_back_are_the_same(name: str, lab: JupyterServer, files
     content = os.urandom(3 * MIB)
     (lab.notebooks / name).write_bytes(content)
     told = lines(lab, **{"from": name, "to": f"in/deep/{name}", "to_host": True})
-    assert told[-1] == {"ended": True}
+    assert told[-1] == DONE
     assert told[-2] == {"name": name, "done": len(content), "total": len(content)}
     assert (files.home() / "in" / "deep" / name).read_bytes() == content
     assert lab.ask("GET", f"{CONTENTS}/in/deep/{quote(name)}?content=0").body["size"] == len(content)
     back = {"from": f"in/deep/{name}", "to": "back.txt", "to_host": False}
-    assert lines(lab, **back, overwrite=True)[-1] == {"ended": True}
+    assert lines(lab, **back, overwrite=True)[-1] == DONE
     assert (lab.notebooks / "back.txt").read_bytes() == content
     again = lines(lab, **back)[-1]
     assert again["reason"] == "exists"
     assert "back.txt exists" in again["message"]
+
+
+def test_links_and_hidden_files_of_a_folder_are_left_alone(lab: JupyterServer, files: FileStack) -> None:
+    """And said: a link may lead out of what is copied, here or there."""
+    folder, outside = lab.notebooks / "repository", lab.notebooks.parent / "apart"
+    (folder / ".git").mkdir(parents=True)
+    (folder / "kept.txt").write_text("kept")
+    outside.mkdir()
+    (outside / "key").write_text("private")
+    (folder / "key").symlink_to(outside / "key")
+    (folder / "apart").symlink_to(outside)
+    there = {"from": "repository", "to": "repository", "to_host": True}
+    assert lines(lab, **there)[-1] == {"ended": True, "links": 2}
+    copied = files.home() / "repository"
+    assert [path.name for path in copied.iterdir()] == ["kept.txt"]
+    (copied / "apart").mkdir()
+    (copied / "apart" / "key").write_text("planted")
+    refused = lines(lab, **{"from": "repository", "to": "repository", "overwrite": True})[-1]
+    assert "is a link to a folder here" in refused["message"]
+    assert (outside / "key").read_text() == "private"
+    (lab.notebooks / "whole").symlink_to(outside)
+    for name in ("whole", "repository/key", "repository/.git"):
+        assert lines(lab, **{"from": name, "to": "taken", "to_host": True})[-1]["reason"] == "not_allowed"
+
+
+def test_only_what_jupyter_serves_from_a_folder_is_reached() -> None:
+    """Other managers of contents have a root that means nothing."""
+    with pytest.raises(Refused, match="no folder"):
+        local_path(ContentsManager(), "etc/passwd")
+
+
+class GivenUp(Exception):
+    """The end of a copy by its progress."""
+
+
+def test_a_download_replaces_nothing_that_it_was_not_told_to(files: FileStack, tmp_path: Path) -> None:
+    """Neither what came meanwhile, nor anything once it is given up, nor a folder."""
+    gateway = Gateway(Credentials(url=files.gateway_url, token=files.token(ADA)))
+    target, source = tmp_path / "target", tmp_path / "source"
+    source.write_bytes(bytes(MIB))
+    RemoteFiles(gateway, lambda *_: None).put(source, "source", overwrite=True)
+
+    def write_meanwhile(name: str, done: int, total: int) -> None:
+        if done:
+            target.write_text("meanwhile")
+
+    with pytest.raises(Refused, match="exists here by now"):
+        RemoteFiles(gateway, write_meanwhile).get("source", target, overwrite=False)
+    assert target.read_text() == "meanwhile"
+    seen = []
+
+    def give_up(name: str, done: int, total: int) -> None:
+        seen.append(done)
+        if seen.count(total) == 2 or not total:  # the second time its checksum is known
+            raise GivenUp
+
+    part_of(target).unlink()
+    with pytest.raises(GivenUp):
+        RemoteFiles(gateway, give_up).get("source", target, overwrite=True)
+    assert target.read_text() == "meanwhile"
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(Refused, match="is a folder here"):
+        RemoteFiles(gateway, lambda *_: None).get("source", tmp_path / "folder", overwrite=True)
+
+
+def test_a_request_that_is_left_leaves_the_gateway(tmp_path: Path) -> None:
+    """Though it has not answered: a thread waits for it."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(PATIENCE)
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        server = JupyterServer(tmp_path / "server", {URL_VARIABLE: url, TOKEN_VARIABLE: "x" * 40})
+        server.start()
+        try:
+            with socket.create_connection(("127.0.0.1", server.port)) as page:
+                head = f"GET {CONTENTS} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: token {TOKEN}\r\n\r\n"
+                page.sendall(head.encode())
+                upstream, _ = silent.accept()
+                with upstream:
+                    upstream.settimeout(PATIENCE)
+                    assert upstream.recv(MIB).startswith(b"GET /api/contents ")
+                    page.close()
+                    assert upstream.recv(MIB) == b""
+        finally:
+            server.stop()
 
 
 @pytest.mark.parametrize("outside", ["../outside.txt", "/../outside.txt", "out/outside.txt", "a/../../outside.txt"])
@@ -133,7 +225,7 @@ def test_a_copy_ends_with_its_connection(lab: JupyterServer, files: FileStack) -
     assert MIB < kept < size
     assert not (files.home() / "large").exists()
     told = lines(lab, **{"from": "large", "to": "large", "to_host": True})
-    assert told[-1] == {"ended": True}
+    assert told[-1] == DONE
     assert (files.home() / "large").stat().st_size == size
 
 
