@@ -48,6 +48,7 @@ from sharedkernel.gateway.http.ports import MOST_CONNECTIONS, UserPorts
 from sharedkernel.gateway.http.request_guard import RequestGuard
 from sharedkernel.gateway.http.server import check_port, make_http_server
 from sharedkernel.gateway.http.status_feed import StatusFeed
+from sharedkernel.gateway.http.user_server import connect_here
 from sharedkernel.gateway.http.websocket_registry import WebsocketRegistry
 from sharedkernel.gateway.jupyter_defaults import DEFAULT_PORT, JupyterDefaults
 from sharedkernel.gateway.kernels.kernel import SessionKernel
@@ -201,7 +202,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         routes = ["http.handlers", "http.shelf_handlers", "http.user_server", "http.ports"]
         routes += ["page.handlers", "classroom.handlers"]
         if self.front:
-            routes[:4] = ["hosts.handlers", "hosts.page_routes"]
+            routes[:4] = ["hosts.handlers", "http.user_server", "hosts.page_routes"]
         elif self.ticket_key is not None:
             routes.append("hosts.cordon")
         self.extra_services = [f"sharedkernel.gateway.{module}" for module in routes]
@@ -256,9 +257,14 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
 
             self._member = HostMember(self, manager, self.ticket_key, self.deployment)
             settings["cordon"] = self._member.cordon
+        settings["connect_user_server"] = partial(connect_here, manager.executors)
         if self.front:
-            settings["front"] = cast("FrontKernels", manager).front
-        settings["serves_files"], settings["serves_terminals"] = self.files, self.terminals
+            from sharedkernel.gateway.hosts.front import connect_at_host
+
+            settings["front"] = front = cast("FrontKernels", manager).front
+            settings["connect_user_server"] = partial(connect_at_host, front)
+        # a terminal is on one host, and a front knows of none on which
+        settings["serves_files"], settings["serves_terminals"] = self.files, self.terminals and not self.front
         settings["request_patience"] = self.request_patience
         settings["timeline_requests"] = TimelineRequests()
         settings["usage_history"] = self._usage_history = UsageHistory(manager.status)

@@ -12,12 +12,14 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlsplit
 
 from msgspec import UNSET
 from tornado.httpclient import HTTPResponse
+from tornado.iostream import IOStream
 
 from sharedkernel.errors import QuotaExceeded, Refused
 from sharedkernel.gateway.auth.identity import GatewayUser
@@ -27,6 +29,7 @@ from sharedkernel.gateway.hosts.registry import ClusterHosts, Host, HostAway, ch
 from sharedkernel.gateway.hosts.requests import IF_PROMPT, HostRequests, StartLost, reached
 from sharedkernel.gateway.hosts.rules import HostRules
 from sharedkernel.gateway.hosts.status import merge_hosts
+from sharedkernel.gateway.http.splice import connect
 from sharedkernel.gateway.kernels.starting import COLOUR_HEADER, NOTE_HEADER
 from sharedkernel.status.document import StatusDocument, read_status
 from sharedkernel.status.refusal_text import explain_session_limit
@@ -391,3 +394,22 @@ def _kernel_of(started: HTTPResponse) -> str:
 
 #: for whom a front asks what it then hides from its users
 _NOBODY = GatewayUser("front", admin=True)
+
+
+async def connect_at_host(front: Front, user: GatewayUser) -> tuple[IOStream, Mapping[str, str]]:
+    """Return a connection for a request about a user's files, and headers for it.
+
+    It leads to a host on which the user has sessions, if there is one: homes are the same on all hosts.
+
+    Raises
+    ------
+    HostAway
+        When no host answers.
+    """
+    host = next((host for host in front.hosts.answering() if user.username in host.users), None) or front.any_host()
+    try:
+        stream = await connect(host.address, front.requests.context)
+    except OSError as error:
+        raise HostAway(f"{host.name} does not answer ({error}); try again.") from None
+    ticket = front.requests.ticket(host, user)
+    return stream, {"Host": urlsplit(host.address).netloc, "Authorization": f"token {ticket}"}

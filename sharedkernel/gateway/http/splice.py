@@ -71,7 +71,7 @@ async def open_websocket(address: str, request: bytes, context: ssl.SSLContext) 
     WebsocketRefused
         When it opens no websocket.
     """
-    stream = await _connect(address, context)
+    stream = await connect(address, context)
     return stream, await shake_hands(stream, request)
 
 
@@ -106,7 +106,8 @@ async def shake_hands(stream: IOStream, request: bytes) -> bytes:
     return answer
 
 
-async def _connect(address: str, context: ssl.SSLContext) -> IOStream:
+async def connect(address: str, context: ssl.SSLContext) -> IOStream:
+    """Return a connection to a host; :exc:`OSError` when it cannot be reached in time."""
     url = urlsplit(address)
     is_encrypted = url.scheme == "https"
     try:

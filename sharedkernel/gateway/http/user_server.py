@@ -12,7 +12,7 @@ import asyncio
 import posixpath
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, cast
 from urllib.parse import unquote
 
@@ -23,10 +23,11 @@ from tornado.iostream import IOStream, StreamClosedError
 
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.audit import AuditedHandler
+from sharedkernel.gateway.auth.identity import GatewayUser
 from sharedkernel.gateway.errors import ErrorResponseMixin
+from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.gateway.http.request_guard import TOKEN_IN_ADDRESS
 from sharedkernel.gateway.http.splice import Splice, WebsocketRefused, shake_hands
-from sharedkernel.gateway.kernels.manager import kernel_manager_of
 from sharedkernel.jupyter.names import machine_digest
 
 #: requests that were joined to a user's server, by what they are about
@@ -48,20 +49,48 @@ _AUDITED_CHARACTERS = 500
 _LOOKS = ("GET", "HEAD", "OPTIONS")
 
 
-def request_head(method: str, uri: str, headers: Iterable[tuple[str, str]], *, upgrades: bool) -> bytes:
+def request_head(
+    method: str, uri: str, headers: Iterable[tuple[str, str]], own: Mapping[str, str], *, upgrades: bool
+) -> bytes:
     """Return the head of a request as the user's server gets it; the body follows as it comes.
 
     Parameters
     ----------
     method, uri, headers
         Of the client's request.
+    own
+        Headers that take the place of the client's, if it sends these.
     upgrades
         Whether it may open a websocket.
     """
-    kept = [(name, value) for name, value in headers if name.lower() not in _FOR_THE_GATEWAY]
+    dropped = _FOR_THE_GATEWAY | {name.lower() for name in own}
+    kept = [(name, value) for name, value in headers if name.lower() not in dropped] + list(own.items())
     kept += [("Connection", "Upgrade"), ("Upgrade", "websocket")] if upgrades else [("Connection", "close")]
     lines = [f"{method} {uri} HTTP/1.1", *(f"{name}: {value}" for name, value in kept), "\r\n"]
     return "\r\n".join(lines).encode("latin-1")
+
+
+async def connect_here(executors: Executors, user: GatewayUser) -> tuple[IOStream, Mapping[str, str]]:
+    """Return a connection to a user's server on this host, which is started if there is none, and no headers for it.
+
+    Raises
+    ------
+    Refused
+        When there can be none.
+    OSError, StreamClosedError
+        When it does not answer.
+    """
+    device = next(iter(executors.connected()), None)
+    if device is None:
+        raise executors.unavailable()
+    path = await executors[device].open_user_server(user.username)
+    stream = IOStream(socket.socket(socket.AF_UNIX))
+    try:
+        await stream.connect(path)  # type: ignore[arg-type]
+    except BaseException:
+        stream.close()
+        raise
+    return stream, {}
 
 
 @web.stream_request_body
@@ -90,9 +119,10 @@ class UserServerHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
         if self.is_websocket and not upgrades:
             raise Refused("this address is for a websocket.", reason="bad_request")
         uri = "/" + (self.request.uri or "").removeprefix(self.base_url)
-        head = request_head(self.request.method or "", uri, self.request.headers.get_all(), upgrades=upgrades)
         with self.settings["open_websockets"].place_for(self):
-            server = await self._connect()
+            server, own = await self._connect()
+            request = self.request
+            head = request_head(request.method or "", uri, request.headers.get_all(), own, upgrades=upgrades)
             self._record()
             _REQUESTS.labels(kind=self.switch).inc()
             if upgrades:  # what the client sends behind a request that is refused is another request, to be checked
@@ -117,28 +147,14 @@ class UserServerHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
                 path = f"{path[:_AUDITED_CHARACTERS]}…{path[-_AUDITED_CHARACTERS:]}"
             self.settings["audit_log"].record(self.switch, method=method, path=path)
 
-    async def _connect(self) -> IOStream:
-        """Return a connection to the user's server.
-
-        Raises
-        ------
-        Refused
-            When there is none.
-        """
-        executors = kernel_manager_of(self).executors
-        device = next(iter(executors.connected()), None)
-        if device is None:
-            raise executors.unavailable()
+    async def _connect(self) -> tuple[IOStream, Mapping[str, str]]:
+        """Return a connection to the user's server, and headers for it."""
         try:
             async with asyncio.timeout(_PATIENCE):
-                path = await executors[device].open_user_server(self.current_user.username)
-                stream = IOStream(socket.socket(socket.AF_UNIX))
-                try:
-                    await stream.connect(path)  # type: ignore[arg-type]
-                except BaseException:
-                    stream.close()
-                    raise
-                return stream
+                found: tuple[IOStream, Mapping[str, str]] = await self.settings["connect_user_server"](
+                    self.current_user
+                )
+                return found
         except (TimeoutError, OSError, StreamClosedError):
             raise Refused(f"what serves your {self.switch} does not answer; try again.", reason="start") from None
 

@@ -1,0 +1,47 @@
+"""Users' files through a front."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.client import Client
+from tests.gateway.conftest import run
+from tests.gateway.hosts.conftest import Cluster
+
+pytestmark = pytest.mark.heavy
+
+
+def test_files_are_reached_through_a_front(cluster: Cluster, tmp_path: Path) -> None:
+    """Whole, by the command; a host's refusal arrives as it says it; terminals, which are one host's, are off."""
+    ada = cluster.client("ada")
+    source, back = tmp_path / "source.bin", tmp_path / "back.bin"
+    source.write_bytes(os.urandom(5 << 20))
+    name = f"sk-test-front-{os.getpid()}"
+    environment = os.environ | cluster.client_environment("ada")
+
+    def files(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "sharedkernel", "files", *words]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+
+    async def scenario() -> None:
+        host = (await ada.request("GET", "/sharedkernel/api/host")).body
+        assert (host["files"], host["terminals"]) == (True, False)
+        answer = await ada.request("GET", "/api/contents/sk-none")
+        assert answer.status == 404
+        assert (await ada.request("GET", "/api/terminals")).status == 403
+        assert (await Client(cluster.gateway_url, "wrong").request("GET", "/api/contents")).status == 403
+
+    run(scenario())
+    try:
+        for words in (("put", str(source), name), ("get", name, str(back))):
+            done = files(*words)
+            assert done.returncode == 0, done.stderr
+        assert back.read_bytes() == source.read_bytes()
+    finally:
+        removed = files("rm", name)
+    assert removed.returncode == 0, removed.stderr
