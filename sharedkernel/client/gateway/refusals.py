@@ -6,7 +6,6 @@ import json
 
 from sharedkernel.client.gateway.credentials import CA_VARIABLE
 from sharedkernel.errors import Refused, SharedKernelError
-from sharedkernel.status.text import safe_text
 
 #: where a gateway's routes are that no other server has
 _OWN_ROUTES = "/sharedkernel/"
@@ -111,7 +110,7 @@ def refused(url: str, status: int, phrase: str, body: bytes, path: str = "") -> 
     """
     message, reason = _read_refusal(body)
     if message is None and path.startswith(_CONTENTS) and b"<" not in body:  # a sentence without JSON around it
-        message = safe_text(body.decode(errors="replace")) or None
+        message = "".join(filter(str.isprintable, body.decode(errors="replace"))) or None
     # What serves a user's files says why, too, in a sentence without a slug.
     if status in (401, 403) and not reason and not (message and path.startswith(_CONTENTS)):
         message = (
