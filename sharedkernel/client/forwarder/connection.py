@@ -56,6 +56,8 @@ class SessionConnection:
         #: names this end alone, if another one had the session before
         self._successor = ""
         self._websocket: WebSocket | None = None
+        #: whether that is given up, though it may be open yet: what it takes then is lost
+        self._is_dropped = False
         self._connected_at = 0.0
         self._pause = 0.0
 
@@ -133,12 +135,13 @@ class SessionConnection:
 
     def write(self, data: bytes) -> bool:
         """Hand *data* to the websocket; return whether that was possible."""
-        return self._websocket is not None and self._websocket.write(data)
+        return self._websocket is not None and not self._is_dropped and self._websocket.write(data)
 
     def drop(self) -> None:
         """Close the websocket, as if it were lost; the next attempt to connect again is made at once."""
         if self._websocket is not None:
             self._pause = 0.0
+            self._is_dropped = True
             self._websocket.end()
 
     async def close(self) -> None:
@@ -165,6 +168,6 @@ class SessionConnection:
     async def _open(self, seen: Sequence[str] | None) -> None:
         assert self._gateway is not None
         assert self._kernel_id is not None
-        self._websocket = None
+        self._websocket, self._is_dropped = None, False
         self._websocket = await self._gateway.open(self._kernel_id, self.name, seen=seen, successor=self._successor)
         self._connected_at = self._loop.time()
