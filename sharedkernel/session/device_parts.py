@@ -121,7 +121,7 @@ def make_run_ahead(device_kind: str) -> Callable[[], None] | None:
         return None
     import torch
 
-    from sharedkernel.session.lanes.run_ahead import RunAhead
+    from sharedkernel.session.memory.torch_cuda import RunAhead
 
     return RunAhead(torch.cuda).boundary_passed
 

@@ -18,11 +18,11 @@ from rich.console import Group
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding
-from textual.containers import VerticalScroll
+from textual.containers import Vertical, VerticalScroll
 from textual.message import Message
+from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
-from sharedkernel.cli.top.question import Question
 from sharedkernel.cli.top.rows import (
     RowView,
     ViewRow,
@@ -397,3 +397,42 @@ def _fitted(text: Text, width: int, is_number: bool) -> Text:
 def _in_background(run: Callable[[], None]) -> None:
     # Not a pool's: the process would wait for those when it ends.
     threading.Thread(target=run, daemon=True).start()
+
+
+class Question(ModalScreen[bool]):
+    """Asks yes or no before something is done to a session; any other key than y leaves things as they are.
+
+    Parameters
+    ----------
+    question
+        What is asked.
+    consequence
+        What follows from yes.
+    """
+
+    CSS = """
+    Question { align: center middle; }
+    Question Vertical { width: 64; max-width: 100%; height: auto; border: round $primary; padding: 0 1; }
+    Question Static { height: auto; }
+    """
+    BINDINGS: ClassVar[list[Any]] = [
+        Binding("y", "answer(True)", "yes"),
+        Binding("n,escape,q,enter", "answer(False)", "no"),
+    ]
+
+    def __init__(self, question: str, consequence: str) -> None:
+        super().__init__()
+        self._question = question
+        self._consequence = consequence
+
+    def compose(self) -> ComposeResult:
+        """Yield the box."""
+        with Vertical():
+            # As rich text, which nothing in a notebook's name can change.
+            yield Static(Text(self._question, style="bold"))
+            yield Static(Text(self._consequence))
+            yield Static(Text("y: yes   n: no"))
+
+    def action_answer(self, yes: bool) -> None:
+        """Close the box."""
+        self.dismiss(yes)

@@ -2,8 +2,8 @@
 
 The user follows from the token alone, so a removed token stops working with the next request. It comes in a header;
 only the gateway's own page, and what it asks for, may name it by the key of a page session in a cookie. Such requests
-are held to Jupyter's protection against other sites' pages (XSRF), and open no websocket. `authorizer.py` says which
-kernels a request may name.
+are held to Jupyter's protection against other sites' pages (XSRF), and open no websocket. `jupyter_defaults.py` says
+which kernels a request may name.
 """
 
 from __future__ import annotations

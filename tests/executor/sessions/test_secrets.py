@@ -58,8 +58,8 @@ print(json.dumps(_found))
 _HARMLESS = re.compile(
     r"(_?ctypes\..*|.*\._libc\._handle|.*\._main|.*\._thread_id|torch\._C\..*|tokenize\..*|torch\.masked\..*"
     r"|torch\._dynamo\.variables\..*|_strptime\._TimeRE_cache\..*"
-    r"|.*\.session\.message_count|.*\._fd|.*\._last_log_time|.*\.timestamp_zero|.*\._meter\._baseline"
-    r"|logging\._startTime"
+    r"|.*\.session\.message_count|.*\._fi?d|.*\._original_stdstream_copy|.*\._last_log_time|.*\.timestamp_zero"
+    r"|.*\._meter\._baseline|logging\._startTime"
     r"|.*\.pydevd_schema_log\._pid(_msg)?"
     r"|torch\.distributed\._composable\.contract\.\w+_KEY)"
 )
