@@ -1,5 +1,5 @@
 // Builds the gateway's own page into the Python package: one script and one style sheet, without anything from JupyterLab.
-// And makes JupyterLab's style sheet small, which its builder takes as it is.
+// And makes JupyterLab's style sheet a small script: by the builder's own loaders it would be a third larger.
 
 import { readFile, writeFile } from 'node:fs/promises';
 
@@ -8,13 +8,23 @@ import { build } from 'esbuild';
 
 const place = '../sharedkernel/gateway/page/static';
 
-// The chart draws lines alone: without its other kinds of paths, uPlot loses a tenth.
+// The chart draws lines on linear scales and writes its own ticks: without the rest, uPlot loses a sixth.
+const unused = [
+  ...['rangeLog', 'rangeAsinh', 'logAxisSplits', 'asinhAxisSplits', 'log10AxisValsFilt', 'log2AxisValsFilt'],
+  ...['fmtDate', 'timeAxisVal', 'timeAxisVals', 'timeSeriesVal', '_monotoneCubic', 'stepped', 'bars', 'findColWidth'],
+  ...['addSeries', 'delSeries', 'addBand', 'delBand']
+];
+const body = new RegExp(`^(\\t?)function (${unused.join('|')})\\([^)]*\\) \\{[^]*?^\\1\\}`, 'gm');
+
 const linesOnly = {
   name: 'lines-only',
   setup(builder) {
     builder.onLoad({ filter: /uPlot\.esm\.js$/ }, async ({ path }) => {
       const whole = await readFile(path, 'utf8');
-      const lines = whole.replace(/^\s*(\(paths\.(stepped|bars|spline) *=|uPlot\.join *=).*$/gm, '');
+      const lines = whole
+        .replace(body, 'function $2() {}')
+        .replace(/_timeAxisStamps = \[[^]*?^\t\];/m, '_timeAxisStamps = [];')
+        .replace(/^\s*(\(paths\.(stepped|bars|spline) *=|uPlot\.join *=).*$/gm, '');
       return { contents: lines, loader: 'js' };
     });
   }
@@ -43,4 +53,15 @@ const { code } = await rspack.experiments.swc.minify(await readFile(script, 'utf
 });
 await writeFile(script, code);
 
-await build({ entryPoints: ['style/base.css'], outfile: 'lib/base.css', minify: true, logLevel: 'warning' });
+const { outputFiles } = await build({
+  entryPoints: ['style/base.css'],
+  outdir: 'lib',
+  minify: true,
+  write: false,
+  logLevel: 'warning'
+});
+const sheet = JSON.stringify(outputFiles[0].text);
+await writeFile(
+  'lib/style.js',
+  `const style = document.createElement('style');\nstyle.textContent = ${sheet};\ndocument.head.append(style);\n`
+);

@@ -3,7 +3,6 @@
 import type { JupyterFrontEnd } from '@jupyterlab/application';
 import { CommandToolbarButton } from '@jupyterlab/apputils';
 import { PathExt, URLExt } from '@jupyterlab/coreutils';
-import type { IDocumentManager } from '@jupyterlab/docmanager';
 import { FileBrowser, FilterFileBrowserModel, IFileBrowserFactory, Uploader } from '@jupyterlab/filebrowser';
 import { Drive } from '@jupyterlab/services';
 import type { ITranslator, TranslationBundle } from '@jupyterlab/translation';
@@ -38,7 +37,6 @@ interface IParts {
   app: JupyterFrontEnd;
   api: Api;
   model: DeviceModel;
-  manager: IDocumentManager;
   factory: IFileBrowserFactory;
   /** The browser of the Jupyter server's files. */
   local: FileBrowser;
@@ -48,7 +46,7 @@ interface IParts {
 
 /** Add the drive, its browser once the host is known, and copies; return what lists the host's files anew. */
 export function addHostFiles(parts: IParts): () => void {
-  const { app, model, manager, factory, translator, trans } = parts;
+  const { app, model, factory, local, translator, trans } = parts;
   const { serverSettings, contents } = app.serviceManager;
   const base = { baseUrl: URLExt.join(serverSettings.baseUrl, ROOT, 'host/') };
   contents.addDrive(new Drive({ name: DRIVE, serverSettings: { ...serverSettings, ...base } }));
@@ -59,7 +57,7 @@ export function addHostFiles(parts: IParts): () => void {
       return;
     }
     const files = new FilterFileBrowserModel({
-      manager,
+      manager: local.model.manager,
       translator,
       driveName: DRIVE,
       refreshStandby: () => browser?.isVisible !== true

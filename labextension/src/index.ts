@@ -7,7 +7,6 @@
 
 import { ILayoutRestorer, JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ICommandPalette } from '@jupyterlab/apputils';
-import { IDocumentManager } from '@jupyterlab/docmanager';
 import { IDefaultFileBrowser, IFileBrowserFactory } from '@jupyterlab/filebrowser';
 import { ILauncher } from '@jupyterlab/launcher';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
@@ -212,19 +211,18 @@ const files: JupyterFrontEndPlugin<void> = {
   id: 'sharedkernel:files',
   description: "Shows the user's files on the gateway's host, and copies between there and here.",
   autoStart: true,
-  requires: [ISharedDevice, IDocumentManager, IFileBrowserFactory, IDefaultFileBrowser],
+  requires: [ISharedDevice, IFileBrowserFactory, IDefaultFileBrowser],
   optional: [ITranslator],
   activate: (
     app: JupyterFrontEnd,
     { model, actions }: ISharedDevice,
-    manager: IDocumentManager,
     factory: IFileBrowserFactory,
     local: IDefaultFileBrowser,
     translator: ITranslator | null
   ): void => {
     const { api } = actions;
     const trans = (translator ?? nullTranslator).load(DOMAIN);
-    const parts = { app, api, model, manager, factory, local, translator: translator ?? nullTranslator, trans };
+    const parts = { app, api, model, factory, local, translator: translator ?? nullTranslator, trans };
     const refresh = addHostFiles(parts);
     app.docRegistry.addWidgetExtension('Notebook', new MissingFiles(model, api, refresh, trans));
   }

@@ -1,1 +1,1 @@
-import '../lib/base.css';
+import '../lib/style.js';
