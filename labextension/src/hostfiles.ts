@@ -83,10 +83,11 @@ export function addHostFiles(parts: IParts): () => void {
   return () => void (browser?.isVisible === true && browser.model.refresh());
 }
 
-function addCopies({ app, api, model, factory, local, trans }: IParts, there: () => FileBrowser | null): void {
+function addCopies({ app, api, model, local, trans }: IParts, there: () => FileBrowser | null): void {
   const { contents } = app.serviceManager;
-  const source = () => factory.tracker.currentWidget;
-  const isThere = () => source()?.model.driveName === DRIVE;
+  // The browser whose menu it is: which one JupyterLab takes for the current one follows a moment later.
+  const isThere = () => app.contextMenuHitTest(node => node === there()?.node) !== undefined;
+  const source = () => (isThere() ? there() : local);
   const command = CommandIDs.copyBetween;
   app.commands.addCommand(command, {
     label: () => (isThere() ? trans.__('Copy to My Computer') : trans.__('Copy to %1', model.view.host?.name ?? '')),
