@@ -1,5 +1,5 @@
 // Builds the gateway's own page into the Python package: one script and one style sheet, without anything from JupyterLab.
-// And makes JupyterLab's style sheet a small script: by the builder's own loaders it would be a third larger.
+// And makes JupyterLab's style sheet a small script, without the builder's own loaders and their licences.
 
 import { readFile, writeFile } from 'node:fs/promises';
 
@@ -8,7 +8,7 @@ import { build } from 'esbuild';
 
 const place = '../sharedkernel/gateway/page/static';
 
-// The chart draws lines on linear scales and writes its own ticks: without the rest, uPlot loses a sixth.
+// The chart draws lines on linear scales and writes its own ticks: uPlot goes without the rest.
 const unused = [
   ...['rangeLog', 'rangeAsinh', 'logAxisSplits', 'asinhAxisSplits', 'log10AxisValsFilt', 'log2AxisValsFilt'],
   ...['fmtDate', 'timeAxisVal', 'timeAxisVals', 'timeSeriesVal', '_monotoneCubic', 'stepped', 'bars', 'findColWidth'],

@@ -41,6 +41,9 @@ async function folderOf(kernel: Kernel.IKernelConnection): Promise<string | null
 
 /** Looks after each notebook that is opened. */
 export class MissingFiles implements DocumentRegistry.WidgetExtension {
+  /** Notifications of files that can be copied, by path. */
+  private readonly _offered = new Map<string, string>();
+
   constructor(
     private readonly _model: DeviceModel,
     private readonly _api: Api,
@@ -61,9 +64,6 @@ export class MissingFiles implements DocumentRegistry.WidgetExtension {
     notebook.sessionContext.iopubMessage.connect(look);
     return new DisposableDelegate(() => void notebook.sessionContext.iopubMessage.disconnect(look));
   }
-
-  /** Notifications of files that can be copied, by path. */
-  private readonly _offered = new Map<string, string>();
 
   private async _offer(notebook: INotebook, name: string): Promise<void> {
     const kernel = notebook.sessionContext.session?.kernel;

@@ -297,7 +297,7 @@ def _put(files: RemoteFiles, source: Path, target: str, may_replace: Any) -> Non
 
 def _may_replace(overwrites: bool, name: str) -> bool:
     if not overwrites:
-        raise Refused(f"{safe_text(name)} exists there.", reason="exists")
+        raise Refused(f"{safe_text(name)} exists.", reason="exists")
     return True
 
 

@@ -10,8 +10,8 @@ key          what
              by itself), "refused" (somebody has to do something) or "unconfigured"; `message`: a sentence for the
              user, or null; `since`: when there were figures last, in seconds since 1970, or null
 `user`       `name` and whether `admin`; null while not known
-`host`       `name` of the gateway's machine, and whether the user's `files` and `terminals` can be reached on it; null
-             while not known, and where it is this one
+`host`       `name` of the gateway's machine, and whether the user's `files` can be reached on it; null while not
+             known, and where it is this one
 `kernels`    the session behind each kernel of this Jupyter server, by kernel id
 `status`     the gateway's status document as this user may see it; null until there is one. While the
              gateway or its executor is away it is the last one
@@ -167,7 +167,7 @@ class Follower:
         user = await upstream.user()
         if user != self._user:
             # Another user, perhaps of another gateway: none of what the last one saw.
-            self._user, self._status = user, None
+            self._user, self._host, self._status = user, None, None
         self._host = await upstream.host()
         heard = False
         websocket = await upstream.events()

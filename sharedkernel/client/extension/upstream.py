@@ -50,7 +50,7 @@ class Upstream:
         return {"name": str(identity.get("username", "")), "admin": identity.get("admin") is True}
 
     async def host(self) -> dict[str, Any] | None:
-        """Return what the gateway's machine offers: ``name``, ``files``, ``terminals``; None where it is this one."""
+        """Return ``name`` of the gateway's machine and whether it serves ``files``; None where it is this one."""
         try:
             told = await self._fetch("GET", "/sharedkernel/api/host")
         except GatewayRefused as error:
@@ -59,7 +59,7 @@ class Upstream:
             raise
         if told.get("machine") == machine_digest():
             return None
-        return {"name": str(told.get("name", "")), **{name: told.get(name) is True for name in ("files", "terminals")}}
+        return {"name": str(told.get("name", "")), "files": told.get("files") is True}
 
     async def status(self) -> StatusDocument:
         """Return the status document."""

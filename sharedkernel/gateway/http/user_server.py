@@ -177,13 +177,13 @@ class UserServerHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
 
 
 class UserHostHandler(ErrorResponseMixin, APIHandler):
-    """``/sharedkernel/api/host``: the name of this machine, what of a user's can be reached on it, and which it is."""
+    """``/sharedkernel/api/host``: the name of this machine, which it is, and whether users reach their files."""
 
     @web.authenticated
     def get(self) -> None:
         """Answer it."""
-        switches = {name: self.settings[f"serves_{name}"] for name in ("files", "terminals")}
-        self.finish({"name": socket.gethostname(), "machine": machine_digest(), **switches})
+        files = self.settings["serves_files"]
+        self.finish({"name": socket.gethostname(), "machine": machine_digest(), "files": files})
 
 
 class UserTerminalsHandler(UserServerHandler):

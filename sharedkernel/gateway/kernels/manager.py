@@ -52,7 +52,7 @@ from sharedkernel.system.tasks import BackgroundTasks
 
 #: seconds after which a client that was refused while draining should ask again
 _DRAINING_RETRY = 15.0
-#: seconds between two looks that nobody has asked for; they would find only what no executor has reported
+#: seconds between looks that nobody asked for; they find only ends that no executor reported
 _RARELY = 60.0
 
 

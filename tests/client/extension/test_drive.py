@@ -230,7 +230,7 @@ def test_a_copy_ends_with_its_connection(lab: JupyterServer, files: FileStack) -
 
 
 def _settled(path: Path) -> int:
-    """Return the size of a file that grows no more: whoever wrote it has left."""
+    """Return the size of a file once it has stopped growing and no process has it open."""
     sizes = [-1]
 
     def is_settled() -> bool:
