@@ -38,7 +38,7 @@ def http_status(error: SharedKernelError) -> int:
             return HTTPStatus.BAD_GATEWAY
         return error.status if error.status >= HTTPStatus.BAD_REQUEST else HTTPStatus.BAD_GATEWAY
     if isinstance(error, Refused):
-        return HTTPStatus.BAD_REQUEST
+        return HTTPStatus.TOO_MANY_REQUESTS if error.reason == "busy" else HTTPStatus.BAD_REQUEST
     if isinstance(error, GatewayUnreachable | ConfigError):
         return HTTPStatus.SERVICE_UNAVAILABLE
     if isinstance(error, ProtocolError):

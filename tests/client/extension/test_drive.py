@@ -162,21 +162,26 @@ def test_a_download_replaces_nothing_that_it_was_not_told_to(files: FileStack, t
         RemoteFiles(gateway, lambda *_: None).get("source", tmp_path / "folder", overwrite=True)
 
 
-def test_a_request_that_is_left_leaves_the_gateway(tmp_path: Path) -> None:
-    """Though it has not answered: a thread waits for it."""
+def test_requests_have_a_limit_and_leave_the_gateway_with_their_pages(tmp_path: Path) -> None:
+    """Though it has not answered: a thread waits for each."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(PATIENCE)
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         server = JupyterServer(tmp_path / "server", {URL_VARIABLE: url, TOKEN_VARIABLE: "x" * 40})
         server.start()
         try:
-            with socket.create_connection(("127.0.0.1", server.port)) as page:
-                head = f"GET {CONTENTS} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: token {TOKEN}\r\n\r\n"
-                page.sendall(head.encode())
-                upstream, _ = silent.accept()
-                with upstream:
-                    upstream.settimeout(PATIENCE)
-                    assert upstream.recv(MIB).startswith(b"GET /api/contents ")
+            head = f"GET {CONTENTS} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: token {TOKEN}\r\n\r\n"
+            with contextlib.ExitStack() as exits:
+                pages, upstreams = [], []
+                for _ in range(24):
+                    pages.append(exits.enter_context(socket.create_connection(("127.0.0.1", server.port))))
+                    pages[-1].sendall(head.encode())
+                    upstreams.append(exits.enter_context(silent.accept()[0]))
+                    upstreams[-1].settimeout(PATIENCE)
+                    assert upstreams[-1].recv(MIB).startswith(b"GET /api/contents ")
+                one_more = server.ask("GET", CONTENTS)
+                assert (one_more.status, one_more.body["reason"]) == (429, "busy")
+                for page, upstream in zip(pages, upstreams, strict=True):
                     page.close()
                     assert upstream.recv(MIB) == b""
         finally:
