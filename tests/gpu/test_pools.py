@@ -154,17 +154,20 @@ def test_fresh_memory_is_clean_before_a_side_stream_writes_there() -> None:
         process = LaneProcess()
         source = torch.ones(8 * MIB, dtype=torch.uint8, device="cuda")
         torch.cuda.synchronize()
-        side = torch.cuda.Stream()
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        keep_busy(torch.cuda.default_stream())
-        before.record()
-        with torch.cuda.stream(side):
-            fresh = empty(8 * MIB)
-            after.record(torch.cuda.default_stream())
-            fresh.copy_(source)
-            side.synchronize()
+        side, before, kept = torch.cuda.Stream(), torch.cuda.Event(), []
+        for _ in range(20):
+            keep_busy(torch.cuda.default_stream())
+            before.record()
+            with torch.cuda.stream(side):
+                fresh = empty(8 * MIB)
+                fresh.copy_(source)
+                side.synchronize()
+            if not before.query():
+                break
+            kept.append(fresh)  # a busy machine has let the default stream come to its end: that shows nothing
+        else:
+            raise AssertionError("the device is faster than this test")
         torch.cuda.synchronize()
-        assert before.elapsed_time(after) < 0.015, f"{before.elapsed_time(after)} ms were queued on the default stream"
         assert bool((fresh.cpu() == 1).all()), "wiped by a fill that came late"
     """,
         SOFTWARE_GPU_SERIAL="0",

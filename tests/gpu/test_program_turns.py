@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -45,9 +46,19 @@ print(program.pid)
 
 
 @pytest.fixture(scope="module")
-def process(gpu: Gpu) -> AsyncIterator[ExecutorProcess]:
+def process(gpu: Gpu) -> Iterator[ExecutorProcess]:
     """Yield an executor whose turns last a second; kernels take long enough to be worth a turn."""
-    options = ("--device", "cuda:0", "--parallel-lanes", "1", "--quantum", "1s")
+    yield from executor_with_turns_of("1s", gpu)
+
+
+@pytest.fixture
+def patient_process(gpu: Gpu) -> Iterator[ExecutorProcess]:
+    """Yield an executor whose turns last longer than a program may be stopped."""
+    yield from executor_with_turns_of("300s", gpu)
+
+
+def executor_with_turns_of(quantum: str, gpu: Gpu) -> Iterator[ExecutorProcess]:
+    options = ("--device", "cuda:0", "--parallel-lanes", "1", "--quantum", quantum)
     with settings(KERNEL_US=1000):
         process = ExecutorProcess(*options, capacity=str(min(CAPACITY, gpu.facts.total_bytes)))
         yield process
@@ -136,6 +147,22 @@ async def test_a_program_and_a_cell_of_two_users_get_their_shares(
         session = await executor.session(grace)
         assert session["ungranted_service_seconds"] < 5
         await until(lambda: runs(pid), "alone it runs on")
+        await grace.run("program.kill(); program.wait()")
+
+
+async def test_no_stop_lasts_longer_than_thirty_seconds(patient_process: ExecutorProcess, tmp_path: Path) -> None:
+    """In the middle of another's turn it runs for a moment, for what waits at the other end of a connection."""
+    async with Executor(patient_process) as executor:
+        ada, grace = await executor.notebook("ada"), await executor.notebook("grace")
+        async with training(executor, ada):
+            pid = int((await grace.run(script(tmp_path, TRAIN))).text)
+            for _ in range(2):
+                await until(lambda: is_stopped(pid), "the program waits for its turn")
+                began = time.monotonic()
+                await until(lambda: runs(pid), "it runs for a moment", timeout=60)
+                assert 20 < time.monotonic() - began < 40
+                assert (await executor.session(ada))["state"] == "running"
+            await until(lambda: is_stopped(pid), "the program waits for its turn")
         await grace.run("program.kill(); program.wait()")
 
 

@@ -15,7 +15,7 @@ from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebso
 from sharedkernel.client.extension.recorder import Recorder
 from sharedkernel.errors import ProtocolError
 from sharedkernel.jupyter import wire
-from sharedkernel.jupyter.names import SESSION_DIED, WEBSOCKET_PROTOCOL
+from sharedkernel.jupyter.names import WEBSOCKET_PROTOCOL
 
 #: in the server's settings: its :class:`~sharedkernel.client.extension.recorder.Recorder`
 RECORDER = "sharedkernel_recorder"
@@ -48,8 +48,7 @@ class PageConnection(ZMQChannelsWebsocketConnection):
 
     def on_kernel_restarted(self) -> None:
         """Notify the page that its kernel has died, unless its session lives."""
-        relay = getattr(self.kernel_manager.provisioner, "process", None)
-        if self._recorder.records(self.kernel_id) is None or getattr(relay, "returncode", None) == SESSION_DIED:
+        if self._recorder.records(self.kernel_id) is None:
             super().on_kernel_restarted()  # type: ignore[no-untyped-call]
         else:
             self._finding_out = asyncio.ensure_future(self._find_out())
@@ -57,7 +56,7 @@ class PageConnection(ZMQChannelsWebsocketConnection):
     async def _find_out(self) -> None:
         try:
             goes_on = await self._recorder.goes_on(self.kernel_id)
-        except KeyError:  # it was shut down meanwhile
+        except KeyError:  # it was shut down or restarted meanwhile
             return
         if goes_on:
             self.log.info("the relay of kernel %s was started again; its session goes on", self.kernel_id)

@@ -16,7 +16,8 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
@@ -30,7 +31,7 @@ from sharedkernel.client.extension.cell_record import CellRecords
 from sharedkernel.client.extension.comm_record import CommRecords
 from sharedkernel.errors import ProtocolError
 from sharedkernel.jupyter import wire
-from sharedkernel.jupyter.names import RELAY, SEEN
+from sharedkernel.jupyter.names import RELAY, SEEN, SESSION_DIED
 from sharedkernel.jupyter.session_socket import SessionSocket
 
 log = logging.getLogger(__name__)
@@ -52,8 +53,26 @@ def is_relay(kernel: Any) -> bool:
     return spec is not None and _RELAY in spec.argv
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Kernel:
+    """One kernel that is listened to."""
+
+    records: CellRecords
+    socket: SessionSocket
+    on_died: Callable[[], None]
+    #: of its process: one that is started again elsewhere is listened to anew
+    ports: list[int]
+    comms: CommRecords = field(default_factory=CommRecords)
+    #: headers of the messages that its session published last
+    heard: deque[bytes] = field(default_factory=lambda: deque(maxlen=_HEARD_KEPT))
+    #: finds out whether its session goes on, since its process died
+    fate: asyncio.Task[bool] | None = None
+    #: whether its process has died and is about to be started again
+    is_restarting: bool = False
+
+
 class Recorder:
-    """Keeps what the cells of shared kernels have shown, from each kernel's start to its end.
+    """Keeps what the cells of shared kernels have shown, from each session's start to its end.
 
     Parameters
     ----------
@@ -65,38 +84,13 @@ class Recorder:
 
     def __init__(self, kernels: MappingKernelManager, events: EventLogger) -> None:
         self._kernels = kernels
-        self._records: dict[str, CellRecords] = {}
-        self._comms: dict[str, CommRecords] = {}
-        #: headers of the messages that sessions published last, by kernel
-        self._heard: dict[str, deque[bytes]] = {}
-        self._sockets: dict[str, SessionSocket] = {}
+        self._followed: dict[str, _Kernel] = {}
         events.add_listener(schema_id=KERNEL_ACTIONS, listener=self._on_kernel_action)
 
     def records(self, kernel_id: str) -> CellRecords | None:
         """Return what a kernel's cells have shown; None when it is none of ours."""
-        return self._records.get(kernel_id)
-
-    def take(self, kernel_id: str, parts: Sequence[bytes]) -> None:
-        """Take in a message that was published for a kernel.
-
-        Parameters
-        ----------
-        kernel_id
-            Of this server.
-        parts
-            From its header on.
-
-        Raises
-        ------
-        ProtocolError
-            When it is no message.
-        """
-        if (records := self._records.get(kernel_id)) is not None:
-            header, parent, content = (wire.read_object(parts[place]) for place in (0, 1, 3))
-            records.take(str(header.get("msg_type")), str(parent.get("msg_id", "")), content)
-            self._comms[kernel_id].take(header, content, parts[4:])
-            if not str(header.get("session")).startswith(RELAY):
-                self._heard[kernel_id].append(parts[0])
+        kernel = self._followed.get(kernel_id)
+        return None if kernel is None else kernel.records
 
     def answer(self, kernel_id: str, request: Sequence[bytes]) -> list[tuple[str, list[bytes]]]:
         """Return messages that answer a page's message about widgets, with their channels, if its kernel cannot now.
@@ -113,42 +107,31 @@ class Recorder:
         ProtocolError
             When it is no message.
         """
-        records = self._records.get(kernel_id)
+        kernel = self._followed.get(kernel_id)
         # Looked for in the bytes first: most messages are about something else.
-        if records is None or b"comm_" not in request[0]:
+        if kernel is None or b"comm_" not in request[0]:
             return []
-        comms = self._comms[kernel_id]
-        comms.take_from_page(request)
-        return comms.answer(request) if records.is_running else []
+        kernel.comms.take_from_page(request)
+        return kernel.comms.answer(request) if kernel.records.is_running else []
 
     async def goes_on(self, kernel_id: str) -> bool:
-        """Return whether a kernel, whose relay is about to be started again, still has the same session then.
+        """Return whether a kernel whose process has died has the same session once it is started again.
 
-        The relay is told which messages were heard, so that it goes on with the next one. One that dies as well before
-        it answers is not asked any more: the question would reach the relay after it, and what it names be out of date.
+        Raises
+        ------
+        KeyError
+            When it is shut down or restarted meanwhile.
         """
-        manager: Any = self._kernels.get_kernel(kernel_id)
-        ports, speakers = list(manager.ports), set(map(_speaker, self._heard.get(kernel_id, ())))
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_RESTART_PATIENCE):
-                # After a restart at other ports, nobody here listens to the kernel.
-                while list(manager.ports) == ports:
-                    if await ensure_async(manager.is_alive()):
-                        heard = [header.decode() for header in self._heard.get(kernel_id, ())]
-                        asking = asyncio.ensure_future(_ask_who(manager, heard))
-                        try:
-                            while not asking.done() and await ensure_async(manager.is_alive()):
-                                await asyncio.wait([asking], timeout=_RESTART_INTERVAL)
-                            if asking.done():
-                                return asking.result() in speakers
-                        finally:
-                            asking.cancel()
-                    await asyncio.sleep(_RESTART_INTERVAL)
-        return False
+        kernel = self._followed[kernel_id]
+        while self._followed[kernel_id] is kernel and (fate := kernel.fate) is not None:
+            await asyncio.wait([fate])
+            if fate is kernel.fate and not fate.cancelled():  # else it has died once more
+                return fate.result()
+        raise KeyError(kernel_id)
 
     def close(self) -> None:
         """Listen no more."""
-        for kernel_id in list(self._records):
+        for kernel_id in list(self._followed):
             self._forget(kernel_id)
 
     async def _on_kernel_action(self, logger: EventLogger, schema_id: str, data: dict[str, Any]) -> None:
@@ -157,41 +140,109 @@ class Recorder:
             return
         if data.get("action") == "shutdown" or kernel_id not in self._kernels:
             self._forget(kernel_id)
-        elif data.get("action") in ("start", "restart"):
+        elif data.get("action") == "start" or (data.get("action") == "restart" and not self._is_followed(kernel_id)):
             self._listen(kernel_id)
+
+    def _is_followed(self, kernel_id: str) -> bool:
+        """Return whether a kernel that was started again is listened to already, since its process had died."""
+        kernel = self._followed.get(kernel_id)
+        if kernel is None or not kernel.is_restarting:
+            return False
+        kernel.is_restarting = False
+        manager: Any = self._kernels.get_kernel(kernel_id)
+        return list(manager.ports) == kernel.ports
 
     def _listen(self, kernel_id: str) -> None:
         manager: Any = self._kernels.get_kernel(kernel_id)
         if not is_relay(manager):
             return
-        heard = self._heard.get(kernel_id, deque(maxlen=_HEARD_KEPT))
-        self._forget(kernel_id)
-        self._records[kernel_id] = CellRecords(lambda: self._is_attended(kernel_id))
-        self._comms[kernel_id] = CommRecords()
-        self._heard[kernel_id] = heard  # a relay that is started again may have the same session
-        signer = wire.Signer(manager.session.key, manager.session.signature_scheme)
+        before = self._forget(kernel_id)
         # Not Jupyter's stream, which takes three turns of the event loop for each message.
         plain: zmq.Socket[bytes] = zmq.Socket.shadow(ConnectionFileMixin.connect_iopub(manager))
-        socket = self._sockets[kernel_id] = SessionSocket(plain, "iopub")
+        kernel = self._followed[kernel_id] = _Kernel(
+            records=self._new_records(kernel_id),
+            socket=SessionSocket(plain, "iopub"),
+            on_died=lambda: self._on_died(kernel_id, kernel),
+            ports=list(manager.ports),
+        )
+        if before is not None:
+            kernel.heard = before.heard  # a relay that is started again may have the same session
+        self._kernels.add_restart_callback(kernel_id, kernel.on_died)
+        signer = wire.Signer(manager.session.key, manager.session.signature_scheme)
 
         def take(frames: list[bytes]) -> None:
             try:
-                self.take(kernel_id, wire.from_frames(frames, signer)[1])
+                self._take(kernel, wire.from_frames(frames, signer)[1])
             except ProtocolError as error:
                 log.warning("kernel %s published something that is no message: %s", kernel_id, error)
 
-        socket.on_recv(take)
+        kernel.socket.on_recv(take)
+
+    @staticmethod
+    def _take(kernel: _Kernel, parts: Sequence[bytes]) -> None:
+        """Take in a message that was published, from its header on."""
+        header, parent, content = (wire.read_object(parts[place]) for place in (0, 1, 3))
+        kernel.records.take(str(header.get("msg_type")), str(parent.get("msg_id", "")), content)
+        kernel.comms.take(header, content, parts[4:])
+        if not str(header.get("session")).startswith(RELAY):
+            kernel.heard.append(parts[0])
+
+    def _on_died(self, kernel_id: str, kernel: _Kernel) -> None:
+        """Begin to find out what becomes of a kernel whose process has died."""
+        kernel.is_restarting = True
+        if kernel.fate is not None:
+            kernel.fate.cancel()
+        manager: Any = self._kernels.get_kernel(kernel_id)
+        relay = getattr(manager.provisioner, "process", None)
+        has_session = getattr(relay, "returncode", None) != SESSION_DIED
+        kernel.fate = asyncio.ensure_future(self._find_out(kernel_id, kernel, has_session))
+
+    async def _find_out(self, kernel_id: str, kernel: _Kernel, has_session: bool) -> bool:
+        """Return whether a kernel has the same session still; forget what its cells have shown if not."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_RESTART_PATIENCE):
+                if has_session and await self._has_same_session(self._kernels.get_kernel(kernel_id), kernel):
+                    return True
+        kernel.records, kernel.comms = self._new_records(kernel_id), CommRecords()
+        return False
+
+    @staticmethod
+    async def _has_same_session(manager: Any, kernel: _Kernel) -> bool:
+        """Ask the next process of a kernel, as soon as there is one.
+
+        It is told which messages were heard, so that it goes on with the next one. One that dies as well before it
+        answers is not asked any more: the question would reach the one after it, and what it names be out of date.
+        """
+        speakers = set(map(_speaker, kernel.heard))
+        # After a restart at other ports, nobody here listens to the kernel.
+        while list(manager.ports) == kernel.ports:
+            if await ensure_async(manager.is_alive()):
+                asking = asyncio.ensure_future(_ask_who(manager, [header.decode() for header in kernel.heard]))
+                try:
+                    while not asking.done() and await ensure_async(manager.is_alive()):
+                        await asyncio.wait([asking], timeout=_RESTART_INTERVAL)
+                    if asking.done():
+                        return asking.result() in speakers
+                finally:
+                    asking.cancel()
+            await asyncio.sleep(_RESTART_INTERVAL)
+        return False
+
+    def _new_records(self, kernel_id: str) -> CellRecords:
+        return CellRecords(lambda: self._is_attended(kernel_id))
 
     def _is_attended(self, kernel_id: str) -> bool:
         return kernel_id in self._kernels and self._kernels.kernel_model(kernel_id)["connections"] > 0
 
-    def _forget(self, kernel_id: str) -> None:
-        self._records.pop(kernel_id, None)
-        self._comms.pop(kernel_id, None)
-        self._heard.pop(kernel_id, None)
-        socket = self._sockets.pop(kernel_id, None)
-        if socket is not None:
-            socket.close()
+    def _forget(self, kernel_id: str) -> _Kernel | None:
+        kernel = self._followed.pop(kernel_id, None)
+        if kernel is not None:
+            kernel.socket.close()
+            if kernel.fate is not None:
+                kernel.fate.cancel()
+            if kernel_id in self._kernels:
+                self._kernels.remove_restart_callback(kernel_id, kernel.on_died)
+        return kernel
 
 
 def _speaker(header: bytes) -> str:

@@ -46,8 +46,7 @@ log = logging.getLogger(__name__)
 
 #: seconds that ending the session may take when the client shuts the kernel down; Jupyter waits five
 SHUTDOWN_PATIENCE = 4.0
-#: seconds in which a client connects again to its kernel's place: zmq tries every 100 to 200 ms. Until then the gateway
-#: keeps what the session says
+#: seconds in which a client connects again to its kernel's place: zmq tries every 100 to 200 ms
 _RECONNECTING = 0.3
 #: seconds in which a client may then say what it has seen of the session; few do
 _SEEN_PATIENCE = 0.7
@@ -404,6 +403,7 @@ class Relay:
                             await self._client_has_said.wait()
             await self._upstream.open()
         except (ConfigError, GatewayRefused, GatewayUnreachable) as error:
+            await asyncio.sleep(_RECONNECTING)  # or the client would not hear the answers
             self._on_refused(error)
         else:
             self._meet_connected()
