@@ -79,6 +79,11 @@ class QuotaUse:
         """Bytes that the quota leaves, negative beyond it; None: not limited."""
         return None if self.quota is None else self.quota - self.sessions - self.shelf
 
+    @property
+    def exceeded(self) -> int:
+        """Bytes beyond the quota."""
+        return max(0, -(self.left or 0))
+
     def exceeded_by(self, more: int) -> int:
         """Return by how many bytes *more* bytes would exceed the quota; 0: they fit, as nothing more always does."""
         left = self.left

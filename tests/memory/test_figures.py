@@ -67,6 +67,16 @@ def test_one_large_tensor_counts_once_and_goes_at_once(walk: Walk) -> None:
     assert f"{format_bytes(session.persistent_bytes)} persistent" in usage
 
 
+def test_what_the_device_gave_beyond_the_quota_comes_back(walk: Walk) -> None:
+    """It cannot refuse each byte; a cell that asks for nothing new is not refused for that, once its memory is away."""
+    walk.begin(OWNERS[:2])
+    walk.shelve(0, 160 * MIB)
+    walk.request(1, 900 * MIB, keeps=True)
+    assert walk.has("ada") > walk.quota
+    walk.offload(1)
+    walk.check()
+
+
 def test_what_plain_python_frees_is_free_for_the_machine(walk: Walk) -> None:
     """Pieces of 4 MiB lie on the heap, which keeps what an iteration frees for the next; no grant follows a `del`."""
     walk.begin(OWNERS[:1])

@@ -167,6 +167,7 @@ class ProgramTurns:
 
     def _end(self, turn: _Turn) -> None:
         """Let the programs be, and leave the session what it has of its own."""
+        log.info("no program of session %s takes turns with it any more", turn.id)
         self.forget(turn.process)
         if turn.deferred is not None:
             self._leave(turn)

@@ -27,6 +27,8 @@ from sharedkernel.scheduling.model.types import LaneId, MemoryProfile, SessionId
 
 #: entries of a session's story that are kept
 STORY_LENGTH = 60
+#: bytes by which the figures of a session's memory may differ between two measurements
+_REMEASURED = 1 << 20
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -170,10 +172,10 @@ class Session:
 
     @property
     def over_quota_by(self) -> int:
-        """Bytes by which restoring it would exceed its user's quota; 0: it would not."""
+        """Bytes by which restoring it would exceed its user's quota, or what the user had before; 0: it would not."""
         if self.offload.is_cut_short:  # the middle of a cell is no place to be refused
             return 0
-        return self.user.quota_use().exceeded_by(self.offload.size)
+        return self.user.quota_use().exceeded_by(self.offload.size - self.offload.excess - _REMEASURED)
 
     @property
     def is_over_quota(self) -> bool:

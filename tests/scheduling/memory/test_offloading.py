@@ -412,6 +412,24 @@ def test_what_is_away_counts_to_no_quota_until_it_comes_back(sched: Desk) -> Non
     assert sched.view("ada1").waiting_for == "restore"
 
 
+def test_what_was_given_beyond_the_quota_comes_back(sched: Desk) -> None:
+    """A device cannot refuse each byte: a cell that asks for nothing new is not refused for it, but what is new is."""
+    sched.user("ada", quota=600 * MIB)
+    sched.start("ada1")
+    sched.measure("ada1", persistent=630 * MIB)
+    assert sched.request_offload("ada1") == [Offload(session="ada1")]
+    sched.offload("ada1")
+    sched.start("ada2")
+    sched.open("ada2")
+    sched.measure("ada2", persistent=20 * MIB)
+    (refusal,) = sched.reopen("ada1")
+    assert isinstance(refusal, Refuse)
+    assert refusal.shortage.reason == "quota"
+    sched.close("ada1")
+    sched.measure("ada2", persistent=0)
+    assert sched.reopen("ada1") == [Restore(session="ada1")]
+
+
 def test_a_restore_over_the_quota_is_refused_where_nothing_can_make_way(sched: Desk) -> None:
     """With figures; its memory stays where it is."""
     sched.user("ada", quota=600 * MIB)
