@@ -49,6 +49,24 @@ def test_memory_in_use_is_in_the_status_bar(open_lab: OpenLab) -> None:
     expect(ada.status_item).not_to_contain_text(re.compile(r"\d\d\d MiB"))
 
 
+def test_a_large_tensor_is_shown_once_and_goes_with_it(open_lab: OpenLab, tmp_path: Path) -> None:
+    """Within two seconds of its cell's end, each time, and beside another user's training, which goes on."""
+    grace, ada = open_lab("grace"), open_lab("ada")
+    ada.new_notebook()
+    cell = ada.run("import torch\nbig = torch.ones(300_000_000)\nprint(len(big))")
+    expect(cell).to_contain_text("300000000")
+    expect(ada.status_item).to_contain_text("1.1 GiB", timeout=2000)
+    expect(ada.run("small = torch.ones(25_000_000)\nprint(len(small))")).to_contain_text("25000000")
+    expect(ada.status_item).to_contain_text("1.2 GiB", timeout=2000)
+    stop = tmp_path / "stop"
+    training = train(grace, stop)
+    expect(grace.status_item).to_contain_text("running")
+    expect(ada.run("del big\nprint(len(small) + 1)")).to_contain_text("25000001")
+    expect(ada.status_item).to_contain_text(re.compile(r" 1\d\d MiB"), timeout=2000)
+    stop.touch()
+    expect(training.locator(".jp-OutputArea-output").last).to_contain_text("trained")
+
+
 def test_a_waiting_cell_moves_up_in_line(open_lab: OpenLab, tmp_path: Path) -> None:
     """Everybody sees who runs, and where in line they are themselves."""
     grace, first, second = open_lab("grace"), open_lab("ada"), open_lab("ada")

@@ -118,8 +118,8 @@ async def test_a_forked_child_collects_no_garbage_of_the_session(process: Execut
         if not child:
             gc.collect()
             os._exit(0)
-        gc.enable()
         print(os.waitpid(child, 0)[1], gc.collect() > 0)
+        gc.enable()
     """
 
     async with Executor(process) as executor:

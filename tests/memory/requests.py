@@ -123,13 +123,13 @@ class Served:
         (pids["relay"],) = (child.pid for child in children if child.pid != pids["stock kernel"])
         self.pids = pids
 
-    async def ask_all(self, num_requests: int) -> None:
-        """Have each process answer at least *num_requests*."""
+    async def ask_all(self, num_requests: int, of_gateway: int) -> None:
+        """Have each process answer at least *num_requests*, and the gateway *of_gateway* times as many."""
         token = self._stack.token(self._stack.users[0])
         await asyncio.gather(
             run_cells(self._ours, num_requests),
             run_cells(self._stock, num_requests),
-            asyncio.to_thread(ask_gateway, self._stack.gateway_url, token, num_requests),
+            asyncio.to_thread(ask_gateway, self._stack.gateway_url, token, of_gateway * num_requests),
             asyncio.to_thread(ask_server, self._server.url, num_requests),
         )
 
@@ -138,16 +138,26 @@ class Served:
         return {name: memory_bytes(pid, "Anonymous") for name, pid in self.pids.items()}
 
 
-async def growth(stack: LocalStack, server: JupyterServer, num_requests: int) -> dict[str, int]:
-    """Return what each process has grown by while it answered *num_requests* more, in bytes."""
+async def growth(stack: LocalStack, server: JupyterServer, num_requests: int, of_gateway: int = 1) -> dict[str, int]:
+    """Return what each process has grown by while it answered *num_requests* more, in bytes.
+
+    Parameters
+    ----------
+    stack, server
+        Where.
+    num_requests
+        Of each process.
+    of_gateway
+        How many times as many the gateway gets, which answers in less time than a cell takes.
+    """
     ours = Route(name="the session", url=server.url, token=TOKEN, kernel=KERNEL_NAME)
     stock = Route(name="the stock kernel", url=server.url, token=TOKEN, kernel=STOCK_KERNEL)
     async with open_notebook(ours) as first, open_notebook(stock) as second:
         served = Served(stack, server, first, second)
         await served.prepare()
-        await served.ask_all(round(WARM_UP * num_requests))
+        await served.ask_all(round(WARM_UP * num_requests), of_gateway)
         before = served.memory()
-        await served.ask_all(num_requests)
+        await served.ask_all(num_requests, of_gateway)
         return {name: after - before[name] for name, after in served.memory().items()}
 
 

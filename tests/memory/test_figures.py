@@ -103,6 +103,21 @@ def test_a_quota_is_all_usable(walk: Walk, num_notebooks: int) -> None:
             walk.shut_down(number)
 
 
+def test_all_of_the_device_is_usable() -> None:
+    """Less what the sessions' processes need, as the panel shows it: by one notebook, then by two, then by five."""
+    with Walk(capacity=1024 * MIB, quota=1024 * MIB) as walk:
+        walk.begin(("ada",) * 5)
+        for num_notebooks in (1, 2, 5):
+            frameworks = sum(session.framework_bytes for session in walk.stack.status().sessions)
+            size = (int(USABLE * walk.capacity) - frameworks) // num_notebooks
+            for number in range(num_notebooks):
+                walk.request(number, size, keeps=True)
+                assert walk.notebooks[number].bytes == size, walk.account()
+            walk.check()
+            for number in range(num_notebooks):
+                walk.shut_down(number)
+
+
 def test_a_small_quota_is_usable_too() -> None:
     """Reserves and slack are no part of it."""
     with Walk(quota=512 * MIB) as walk:

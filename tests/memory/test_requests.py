@@ -11,8 +11,8 @@ from sharedkernel.local_stack import LocalStack
 from tests.client.extension.server import JupyterServer
 from tests.memory.requests import growth, too_much
 
-#: what a gateway once kept of one was 5 to 13 KiB
-_NUM_REQUESTS = 1000
+#: what a gateway once kept of one was 5 to 13 KiB: of so many 31 MiB
+_NUM_REQUESTS, _OF_GATEWAY = 1000, 5
 
 
 @pytest.mark.heavy
@@ -22,7 +22,7 @@ def test_answered_requests_take_no_memory(tmp_path: Path) -> None:
         server = JupyterServer(tmp_path / "server", stack.client_environment("ada"))
         server.start()
         try:
-            grown = asyncio.run(growth(stack, server, _NUM_REQUESTS))
+            grown = asyncio.run(growth(stack, server, _NUM_REQUESTS, _OF_GATEWAY))
         finally:
             server.stop()
     assert not too_much(grown), grown

@@ -55,15 +55,24 @@ def test_without_room_for_a_context_a_cell_ends_with_figures_and_runs_later() ->
     run_on_full_device(scenario)
 
 
+#: seconds in which a session that a restart has left is looked at several times
+LOOKS = 4.0
+
+
 def test_what_a_restart_has_left_gives_its_context_to_who_needs_one() -> None:
-    """It is kept for its user, until others lack the memory."""
+    """It is kept for its user, until others lack the memory; whom their own quota stops, its end would not help."""
 
     async def scenario(process: ExecutorProcess) -> None:
         async with Executor(process) as executor:
-            first, second, third, last = [await executor.notebook(f"user{number}") for number in range(4)]
+            first, second, last = [await executor.notebook(f"user{number}") for number in (0, 1, 3)]
+            third = await executor.notebook("user2", limits=Limits(user="user2", quota_bytes=32 * MIB))
             for notebook in (first, second, third):
                 assert (await notebook.run(CELL, timeout=MOST_SECONDS)).text == str(1 << 20)
             await executor.client.linger_session(first.session, 600, restarted=True)
+            assert (await executor.session(first))["restarted"]
+            outcome = await third.run("y = torch.ones(64 << 20, device='cuda')", timeout=MOST_SECONDS)
+            assert "your quota is 32 MiB" in outcome.message
+            await asyncio.sleep(LOOKS)
             assert (await executor.session(first))["restarted"]
             while (outcome := await last.run(CELL, timeout=MOST_SECONDS)).error:
                 assert "takes 300 MiB for a context" in outcome.message

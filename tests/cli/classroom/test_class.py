@@ -94,6 +94,25 @@ def test_a_class_from_its_roster_to_its_end(stack: LocalStack, tmp_path: Path) -
     assert json.loads(run(stack, "ada", "list", "--json", status=0).stdout)["class"] is None
 
 
+def test_who_has_used_a_link_is_asked_about_before_another_one(stack: LocalStack, tmp_path: Path) -> None:
+    """The tokens that it gave end with it, or stay good."""
+    roster = tmp_path / "roster.txt"
+    roster.write_text("maria\n")
+    link = run(stack, "ada", str(roster), "--until", "90m", status=0).stdout.split()[1]
+    first = join(stack, link)
+    refused = run(stack, "ada", "invite", "maria", status=1)
+    assert "--replace" in refused.stderr
+    assert "--keep" in refused.stderr
+    kept = run(stack, "ada", "invite", "maria", "--keep", status=0)
+    second = join(stack, kept.stdout.split()[1])
+    assert asyncio.run(first.request("GET", "/api/kernels")).status == 200
+    replaced = run(stack, "ada", "invite", "maria", "--replace", status=0)
+    assert "nor do tokens that these gave" in replaced.stderr
+    join(stack, replaced.stdout.split()[1])
+    assert [asyncio.run(each.request("GET", "/api/kernels")).status for each in (first, second)] == [403, 403]
+    assert "choose one" in run(stack, "ada", "invite", "maria", "--replace", "--keep", status=2).stderr
+
+
 def test_two_classes_at_a_time_have_names(stack: LocalStack, tmp_path: Path) -> None:
     """Each command says which one it means; one that does not is told the names."""
     for user, group in (("maria", "morning"), ("niels", "evening")):

@@ -77,6 +77,22 @@ def test_a_notebook_whose_kernel_was_killed_is_waited_for(stack: LocalStack) -> 
             assert "grace may have 1 session" in other.run("1").error
 
 
+def test_a_program_whose_machine_sleeps_keeps_its_session(stack: LocalStack) -> None:
+    """It is silent, and has not gone."""
+    with Notebook(stack.gateway_url, stack.token("ada")) as sleeping:
+        assert sleeping.run("x = 41").status == "ok"
+        relay = psutil.Process(sleeping.pid)
+        relay.suspend()
+        try:
+            with Notebook(stack.gateway_url, stack.token("ada")) as program:  # killed later, and ended
+                assert program.run("1").status == "ok"
+                kill(program)
+            wait_until(lambda: len(sessions(stack, "ada")) == 1)
+        finally:
+            relay.resume()
+        assert sleeping.run("print(x + 1)").text() == "42\n"
+
+
 @pytest.mark.parametrize("delay", [0.0, 0.02, 0.05, 0.1, 0.2, 0.3])
 def test_a_client_that_is_killed_early_leaves_nothing(stack: LocalStack, delay: float) -> None:
     """Whatever its kernel's process was doing at that moment."""

@@ -80,6 +80,38 @@ def test_a_referrer_that_is_no_address_is_left_out(stack: Stack) -> None:
     assert "Traceback" not in stack.gateway_log()[before:]
 
 
+#: part of whatever a client may choose
+_CHOSEN = "zq9"
+_LABELS = {"device", "generation", "handler", "implementation", "kind", "le", "major", "method", "minor", "patchlevel"}
+_LABELS |= {"reason", "state", "status_code", "type", "user", "version"}
+
+
+def test_no_label_of_the_metrics_is_what_a_client_has_chosen(stack: Stack) -> None:
+    """So all sets of them are finite: methods, paths, names, tokens and queries make no new ones."""
+
+    async def scenario() -> None:
+        ada = stack.client("ada")
+        for client in (ada, stack.client("grace"), Client(stack.gateway_url, _CHOSEN), Client(stack.gateway_url, "")):
+            for path in (
+                "",
+                "api/kernels/",
+                "api/sessions/",
+                "sharedkernel/api/",
+                "sharedkernel/page/",
+                "api/kernels?a=",
+            ):
+                for method in ("GET", "POST", "DELETE", _CHOSEN.upper()):
+                    await client.request(method, f"/{path}{_CHOSEN}", raw=b"{}")
+            await client.request("POST", "/api/kernels", {"name": _CHOSEN, "path": _CHOSEN})
+        text = str((await ada.request("GET", "/metrics")).body)
+        assert _CHOSEN not in text.lower()
+        assert "http_request_duration_seconds" in text
+        assert set(re.findall(r'(\w+)="', text)) <= _LABELS
+        assert set(re.findall(r'user="([^"]*)"', text)) <= set(stack.users)
+
+    run(scenario())
+
+
 @pytest.mark.parametrize(
     ("host", "status"),
     [
