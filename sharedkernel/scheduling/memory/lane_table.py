@@ -96,7 +96,7 @@ class LaneTable:
             In no lane.
         """
         lane.join(session)
-        self.ledger.revision += 1
+        self.ledger.touch(session)
 
     def merge(self, lane: Lane, target: Lane | None) -> None:
         """Move the sessions of *lane* to *target* and remove it.

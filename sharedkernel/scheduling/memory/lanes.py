@@ -260,7 +260,7 @@ class LanePlanner:
             return
         lane.drop(session)
         self._stale[lane.id] = lane
-        self.ledger.revision += 1
+        self.ledger.touch(session)
 
     def remeasured(self, session: Session) -> bool:
         """Handle a change of *session*'s need; return whether it can stay in its lane for now."""

@@ -23,7 +23,7 @@ class Ledger:
     reserve
         Held back from sessions.
     touched
-        Takes the id of each session whose charge changes.
+        Takes the id of each session whose charge or lane changes.
     """
 
     def __init__(self, capacity: int, reserve: int, touched: dict[SessionId, None]) -> None:
@@ -83,14 +83,18 @@ class Ledger:
         """
         if memory == session.memory:
             return
-        self.revision += 1
+        self.touch(session)
         self.resident += memory.resident - session.memory.resident
         session.user.persistent += memory.persistent - session.memory.persistent
         is_other = memory.ephemeral != session.memory.ephemeral
         session.memory = memory
-        self._touched[session.id] = None
         if is_other and session.lane is not None:
             session.lane.update_need(session)
+
+    def touch(self, session: Session) -> None:
+        """Count a change of what *session* has of the device, or of the lane it is in."""
+        self.revision += 1
+        self._touched[session.id] = None
 
     def set_shelf(self, user: User, size: int) -> None:
         """Charge a user for the shelf.
@@ -119,7 +123,7 @@ class Ledger:
         """
         if parked == session.iteration.parked:
             return
-        self.revision += 1
+        self.touch(session)
         self.parked += parked - session.iteration.parked
         session.iteration.parked = parked
         if session.lane is not None:

@@ -412,6 +412,18 @@ def test_what_is_away_counts_to_no_quota_until_it_comes_back(sched: Desk) -> Non
     assert sched.view("ada1").waiting_for == "restore"
 
 
+def test_what_cannot_be_offloaded_is_counted_anew_when_a_session_loses_its_lane(sched: Desk) -> None:
+    """To another one, at a deadline: what it keeps is too little to be worth moving."""
+    sched.begin("ada", ephemeral=200 * MIB)
+    (refusal,) = sched.grow("ada", 1000 * MIB, live=MIB // 2)
+    assert isinstance(refusal, Refuse)
+    assert sched.begin("bob", ephemeral=900 * MIB) == []
+    assert sched.view("ada").lane is not None
+    sched.tick_at_deadline()
+    assert sched.view("ada").lane is None
+    assert sched.state("bob") == "running"
+
+
 def test_what_was_given_beyond_the_quota_comes_back(sched: Desk) -> None:
     """A device cannot refuse each byte: a cell that asks for nothing new is not refused for it, but what is new is."""
     sched.user("ada", quota=600 * MIB)
