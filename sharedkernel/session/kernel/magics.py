@@ -39,7 +39,7 @@ class SharedMagics(Magics):
             print(current_session.want_earlier(_ANSWER_TIMEOUT) or _NO_ANSWER)  # noqa: T201
             return
         if words.split() == ["help"]:
-            print(inspect.cleandoc(SharedMagics.shared.__doc__ or ""))  # noqa: T201
+            print(inspect.cleandoc(SharedMagics.shared.__doc__ or "").partition("\n\nRaises")[0])  # noqa: T201
             return
         if words.split() == ["free"]:
             reclaimable.forget_results(self.shell)

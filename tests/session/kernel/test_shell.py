@@ -64,3 +64,13 @@ def test_the_same_source_means_something_else_when_names_have_changed(session: S
         "del pwd"
     )
     assert reply["text"].splitlines()[-1] == "True a variable"
+
+
+def test_the_magic_says_what_it_can_do(session: SessionUnderTest) -> None:
+    """In words for people; a part that there is not is one sentence."""
+    text = session.run("%shared help")["text"]
+    assert text.startswith("Print this notebook's memory")
+    assert "%shared free" in text
+    assert "Raises" not in text
+    reply = session.run("%shared everything")
+    assert "has no part 'everything'" in str(reply)
