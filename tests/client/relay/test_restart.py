@@ -110,7 +110,8 @@ def test_what_runs_on_or_keeps_memory_ends_soon(stack: LocalStack, notebook: Not
     began = time.monotonic()
     assert len(kept(stack, notebook)) == 1
     wait_until(lambda: not kept(stack, notebook))
-    assert time.monotonic() - began > PATIENCE / 2
+    # the promise, and what a busy machine takes
+    assert PATIENCE / 2 < time.monotonic() - began < 3 * PATIENCE
 
 
 #: what a restart must end at once, and how it is named
