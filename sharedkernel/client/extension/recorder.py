@@ -67,8 +67,6 @@ class _Kernel:
     heard: deque[bytes] = field(default_factory=lambda: deque(maxlen=_HEARD_KEPT))
     #: finds out whether its session goes on, since its process died
     fate: asyncio.Task[bool] | None = None
-    #: whether its process has died and is about to be started again
-    is_restarting: bool = False
 
 
 class Recorder:
@@ -140,16 +138,14 @@ class Recorder:
             return
         if data.get("action") == "shutdown" or kernel_id not in self._kernels:
             self._forget(kernel_id)
-        elif data.get("action") == "start" or (data.get("action") == "restart" and not self._is_followed(kernel_id)):
+        elif data.get("action") in ("start", "restart") and not self._is_followed(kernel_id):
             self._listen(kernel_id)
 
     def _is_followed(self, kernel_id: str) -> bool:
-        """Return whether a kernel that was started again is listened to already, since its process had died."""
-        kernel = self._followed.get(kernel_id)
-        if kernel is None or not kernel.is_restarting:
+        """Return whether a kernel whose process has died is found out about, and was started again where it was."""
+        kernel, manager = self._followed.get(kernel_id), self._kernels.get_kernel(kernel_id)
+        if kernel is None or kernel.fate is None or kernel.fate.done():
             return False
-        kernel.is_restarting = False
-        manager: Any = self._kernels.get_kernel(kernel_id)
         return list(manager.ports) == kernel.ports
 
     def _listen(self, kernel_id: str) -> None:
@@ -189,7 +185,6 @@ class Recorder:
 
     def _on_died(self, kernel_id: str, kernel: _Kernel) -> None:
         """Begin to find out what becomes of a kernel whose process has died."""
-        kernel.is_restarting = True
         if kernel.fate is not None:
             kernel.fate.cancel()
         manager: Any = self._kernels.get_kernel(kernel_id)
