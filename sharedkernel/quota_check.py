@@ -27,6 +27,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+#: private memory that the host device allows besides what the figures say, and that comes back with what was offloaded:
+#: stacks of new threads, fragments of the heap, what is allocated between two looks; at the limit itself not even the
+#: session's sockets work
+SLACK_BYTES = 64 << 20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedMemory:
@@ -78,11 +83,6 @@ class QuotaUse:
     def left(self) -> int | None:
         """Bytes that the quota leaves, negative beyond it; None: not limited."""
         return None if self.quota is None else self.quota - self.sessions - self.shelf
-
-    @property
-    def exceeded(self) -> int:
-        """Bytes beyond the quota."""
-        return max(0, -(self.left or 0))
 
     def exceeded_by(self, more: int) -> int:
         """Return by how many bytes *more* bytes would exceed the quota; 0: they fit, as nothing more always does."""

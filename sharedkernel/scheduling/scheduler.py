@@ -31,10 +31,9 @@ Offloading and restoring
     An idle session that is asked to offload stays charged until it reports that it has, or that it will not; if a cell
     opens before that, the session is simply ready. A cell of an offloaded session is `restoring`: in the memory queue
     until there is room, then being restored, and charged from the moment that it may start. If the cell ends before
-    that, the session is offloaded as before. By as much as a session's user had more than the quota when it was asked
-    to offload, its restore may exceed the quota: the device gave that once. Restoring never takes the room that open
-    cells need for their lanes: notebooks restored side by side would otherwise wait for each other's memory, neither
-    able to run.
+    that, the session is offloaded as before. It may exceed the quota by the slack that the host device gives:
+    what was given comes back. Restoring never takes the room that open cells need for their lanes: notebooks restored
+    side by side would otherwise wait for each other's memory, neither able to run.
 
 Predictions
     A session that ran before wants the lane that the same code needed then. If other code needed it, that is a *guess*:

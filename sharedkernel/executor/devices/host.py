@@ -27,6 +27,7 @@ from sharedkernel.executor.devices.overuse import Overuse
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.user_quota import HOST_CONTEXT_BYTES, quota_of
 from sharedkernel.protocol import Allowance, Device, Limits
+from sharedkernel.quota_check import SLACK_BYTES
 from sharedkernel.status.document import DeviceDetails
 from sharedkernel.system.processes import may_raise_limits
 from sharedkernel.units import format_bytes
@@ -37,9 +38,6 @@ log = logging.getLogger(__name__)
 _LOOK_INTERVAL = 2.0
 #: part of the time that looking may take, where it takes long
 _MOST_LOOKING = 0.1
-#: private memory allowed besides what the figures say: stacks of new threads, fragments of the heap, what is allocated
-#: between two looks; at the limit itself not even the session's sockets work
-SLACK_BYTES = 64 << 20
 #: part of the machine's memory that is the device's when nothing else is said
 _DEFAULT_PART = 0.5
 #: less holds no batch of anything, and is mostly a number without its unit

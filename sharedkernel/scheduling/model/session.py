@@ -10,7 +10,7 @@ import heapq
 from collections import deque
 from dataclasses import dataclass, field
 
-from sharedkernel.quota_check import CountedMemory, QuotaUse, count
+from sharedkernel.quota_check import SLACK_BYTES, CountedMemory, QuotaUse, count
 from sharedkernel.scheduling.model.session_parts import (
     AdmissionWait,
     Cell,
@@ -27,8 +27,6 @@ from sharedkernel.scheduling.model.types import LaneId, MemoryProfile, SessionId
 
 #: entries of a session's story that are kept
 STORY_LENGTH = 60
-#: bytes by which the figures of a session's memory may differ between two measurements
-_REMEASURED = 1 << 20
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -172,10 +170,10 @@ class Session:
 
     @property
     def over_quota_by(self) -> int:
-        """Bytes by which restoring it would exceed its user's quota, or what the user had before; 0: it would not."""
+        """Bytes by which restoring it would exceed its user's quota with its slack; 0: it would not."""
         if self.offload.is_cut_short:  # the middle of a cell is no place to be refused
             return 0
-        return self.user.quota_use().exceeded_by(self.offload.size - self.offload.excess - _REMEASURED)
+        return self.user.quota_use().exceeded_by(self.offload.size - SLACK_BYTES)
 
     @property
     def is_over_quota(self) -> bool:

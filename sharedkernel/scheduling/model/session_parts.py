@@ -135,8 +135,6 @@ class OffloadState:
 
     #: bytes offloaded; while it is restoring they may be back already
     size: int = 0
-    #: bytes by which its user had more than the quota when it was asked to: what was given once comes back
-    excess: int = 0
     #: whether it is being restored: there is room, charged as persistent memory
     is_returning: bool = False
     #: whether it was asked to offload and has not answered yet

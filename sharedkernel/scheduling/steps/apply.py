@@ -140,10 +140,9 @@ class Decisions:
 
     def offload(self, session: Session) -> None:
         """Ask *session* to offload its memory."""
-        session.offload.is_asked, session.offload.excess = True, session.user.quota_use().exceeded
-        self._records.touched[session.id] = None
+        session.offload.is_asked = True
         session.residence.moving_since = self._records.clock.now
-        self._records.ledger.revision += 1
+        self._records.ledger.touch(session)
         self._actions.append(Offload(session=session.id))
 
     def evict(self, session: Session) -> None:

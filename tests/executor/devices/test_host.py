@@ -11,9 +11,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from sharedkernel.executor.devices.host import SLACK_BYTES, HostLimits, describe
+from sharedkernel.executor.devices.host import HostLimits, describe
 from sharedkernel.executor.devices.leases import UserMemory
 from sharedkernel.executor.processes.user_quota import HOST_CONTEXT_BYTES
+from sharedkernel.quota_check import SLACK_BYTES
 from sharedkernel.system.processes import may_raise_limits
 from tests.executor.devices.support import GIB, make_process
 

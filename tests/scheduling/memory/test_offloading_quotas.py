@@ -1,0 +1,103 @@
+"""Quotas and shelves beside what is offloaded: what counts, what may come back, and what makes way for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from sharedkernel.scheduling.model.actions import Offload, Refuse, Restore
+from sharedkernel.status.refusal_text import explain_shortage
+from tests.scheduling.desk import Desk
+from tests.scheduling.memory.test_offloading import away
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def sched(make_sched: Callable[..., Desk]) -> Desk:
+    """Yield a scheduler of a device with 1000 MiB."""
+    return make_sched(capacity=1000 * MIB)
+
+
+def test_what_is_away_counts_to_no_quota_until_it_comes_back(sched: Desk) -> None:
+    """A user's own idle sessions make way then, at once."""
+    sched.user("ada", quota=600 * MIB, offload_after=None)
+    sched.start("ada1")
+    sched.measure("ada1", persistent=400 * MIB)
+    sched.offload("ada1")
+    sched.begin("ada2", ephemeral=100 * MIB)
+    sched.release("ada2", "cell")
+    sched.close("ada2", persistent=500 * MIB)
+    assert sched.reopen("ada1") == [Offload(session="ada2")]
+    assert sched.view("ada1").waiting_for == "quota"
+    assert sched.offload("ada2") == [Restore(session="ada1")]
+    assert sched.view("ada1").waiting_for == "restore"
+
+
+def test_what_was_given_beyond_the_quota_comes_back(sched: Desk) -> None:
+    """A device cannot refuse each byte: a cell that asks for nothing new is not refused for it, but what is new is."""
+    sched.user("ada", quota=600 * MIB)
+    sched.start("ada1")
+    sched.measure("ada1", persistent=630 * MIB)
+    sched.offload("ada1")
+    sched.start("ada2")
+    sched.open("ada2")
+    sched.measure("ada2", persistent=40 * MIB)
+    (refusal,) = sched.reopen("ada1")
+    assert isinstance(refusal, Refuse)
+    assert refusal.shortage.reason == "quota"
+    sched.close("ada1")
+    sched.measure("ada2", persistent=0)
+    assert sched.reopen("ada1") == [Restore(session="ada1")]
+
+
+def test_a_restore_over_the_quota_is_refused_where_nothing_can_make_way(sched: Desk) -> None:
+    """With figures; its memory stays where it is."""
+    sched.user("ada", quota=600 * MIB)
+    away(sched, "ada1", 400)
+    sched.start("ada2")
+    sched.open("ada2")
+    sched.measure("ada2", persistent=500 * MIB)
+    (refusal,) = sched.reopen("ada1")
+    assert isinstance(refusal, Refuse)
+    assert (refusal.session, refusal.shortage.reason) == ("ada1", "quota")
+    assert "takes 400 MiB: your quota is 600 MiB, your sessions use 500 MiB" in explain_shortage(refusal.shortage)
+    assert sched.view("ada1").queue_position is None
+    sched.close("ada1")
+    assert sched.state("ada1") == "offloaded"
+    sched.close("ada2")
+    assert sched.reopen("ada1") == [Offload(session="ada2")]
+    (refusal,) = sched.decline("ada2")
+    assert isinstance(refusal, Refuse)
+
+
+def test_what_is_larger_than_the_device_is_not_brought_back(sched: Desk) -> None:
+    """As after a restart with less capacity: one sentence, and nothing is lost."""
+    away(sched, "ada", 1001)
+    (refusal,) = sched.reopen("ada")
+    assert isinstance(refusal, Refuse)
+    assert refusal.shortage.reason == "no_lane_fits"
+    assert "takes 1001 MiB, but the device has 1000 MiB for it" in explain_shortage(refusal.shortage)
+
+
+def test_a_shelf_is_charged_to_device_and_quota_and_outlives_sessions(sched: Desk) -> None:
+    """It counts like what notebooks keep, and stays when they are gone."""
+    sched.user("ada", quota=500 * MIB)
+    sched.shelve("ada", 300 * MIB)
+    sched.start("ada")
+    sched.open("ada")
+    sched.want("ada")
+    *_, refusal = sched.grow("ada", 201 * MIB)
+    assert isinstance(refusal, Refuse)
+    expected = "your quota is 500 MiB, your sessions use 0 B, your shelf 300 MiB"
+    assert expected in explain_shortage(refusal.shortage)
+    sched.begin("bob", ephemeral=700 * MIB)
+    assert sched.state("bob") == "running"
+    sched.end("ada")
+    snapshot = sched.scheduler.snapshot(sched.now)
+    (view, *_) = snapshot.users
+    assert (snapshot.shelf, view.shelf, view.persistent) == (300 * MIB, 300 * MIB, 300 * MIB)
+    assert snapshot.used == 1000 * MIB
+    sched.shelve("ada", 0)
+    assert sched.scheduler.snapshot(sched.now).used == 700 * MIB
