@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sharedkernel.protocol import Limits
-from tests.executor.harness import Executor, ExecutorProcess
+from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
 from tests.software_gpu.support import MIB, settings
 
 pytestmark = [pytest.mark.software_gpu, pytest.mark.timeout(600)]
@@ -55,8 +55,8 @@ def test_without_room_for_a_context_a_cell_ends_with_figures_and_runs_later() ->
     run_on_full_device(scenario)
 
 
-#: seconds in which a session that a restart has left is looked at several times
-LOOKS = 4.0
+async def is_gone(executor: Executor, notebook: Notebook) -> bool:
+    return notebook.session not in {session.id for session in (await executor.client.status()).sessions}
 
 
 def test_what_a_restart_has_left_gives_its_context_to_who_needs_one() -> None:
@@ -64,7 +64,7 @@ def test_what_a_restart_has_left_gives_its_context_to_who_needs_one() -> None:
 
     async def scenario(process: ExecutorProcess) -> None:
         async with Executor(process) as executor:
-            first, second, last = [await executor.notebook(f"user{number}") for number in (0, 1, 3)]
+            first, second, last, clock = [await executor.notebook(f"user{number}") for number in (0, 1, 3, 4)]
             third = await executor.notebook("user2", limits=Limits(user="user2", quota_bytes=32 * MIB))
             for notebook in (first, second, third):
                 assert (await notebook.run(CELL, timeout=MOST_SECONDS)).text == str(1 << 20)
@@ -74,11 +74,13 @@ def test_what_a_restart_has_left_gives_its_context_to_who_needs_one() -> None:
             assert outcome.status == "ok"
             outcome = await third.run("z = torch.ones(1 << 20, device='cuda')", timeout=MOST_SECONDS)
             assert "your quota is 32.0 MiB" in outcome.message
-            await asyncio.sleep(LOOKS)
+            await clock.run("1")
+            await executor.client.linger_session(clock.session, 4)
+            await until(lambda: is_gone(executor, clock), "kept sessions have been looked at several times")
             assert (await executor.session(first))["restarted"]
             while (outcome := await last.run(CELL, timeout=MOST_SECONDS)).error:
                 assert "takes 300 MiB for a context" in outcome.message
             assert outcome.text == str(1 << 20)
-            assert first.session not in {session.id for session in (await executor.client.status()).sessions}
+            assert await is_gone(executor, first)
 
     run_on_full_device(scenario)
