@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +13,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from sharedkernel.units import format_bytes
+from tests.cli.support import COMMAND
+from tests.cli.top.terminal import terminal
 from tests.memory.walk import MIB, OWNERS, SIZES, SLACK, STEPS, USABLE, Walk
 
 pytestmark = [pytest.mark.heavy, pytest.mark.beside_busy_loops]
@@ -65,6 +70,33 @@ def test_one_large_tensor_counts_once_and_goes_at_once(walk: Walk) -> None:
     assert f"of your quota of {format_bytes(walk.quota)}" in usage
     session = next(s for s in walk.stack.status().sessions if s.kernel_id == second.notebook.kernel_id)
     assert f"{format_bytes(session.persistent_bytes)} persistent" in usage
+
+
+def test_what_people_read_is_what_was_made(walk: Walk) -> None:
+    """The same figure in `top`, `status`, `%shared usage`, the widget's text and the error of a request beyond."""
+    walk.begin(("ada", "bob"))
+    walk.request(0, 600 * MIB, keeps=True)
+    walk.request(1, 300 * MIB, keeps=True)
+    walk.run(walk.notebooks[0], "print('rests')")
+    walk.check()
+    environment = {"SHAREDKERNEL_GATEWAY_URL": walk.stack.gateway_url, "SHAREDKERNEL_TOKEN": walk.stack.token("ada")}
+    command = subprocess.run(
+        [*COMMAND, "status"], env=os.environ | environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    with terminal(environment) as top:
+        top.wait_for("persistent")
+        texts = {
+            "top": top.text,
+            "status": command.stdout,
+            "%shared usage": walk.run(walk.notebooks[0], "%shared usage"),
+            "Usage()": walk.run(walk.notebooks[0], "from sharedkernel.widgets import Usage\nprint(repr(Usage()))"),
+            "error": walk.execute(walk.notebooks[0], f"make({walk.quota})").error or "",
+        }
+    for place, text in texts.items():
+        figures = [float(mib) for mib in re.findall(r"([\d.]+) MiB", text)]
+        assert any(abs(mib - 600) <= 18 for mib in figures), f"{place}: {text}"
+    own = {place: re.findall(r"([\d.]+ MiB) persistent", texts[place]) for place in ("top", "%shared usage", "Usage()")}
+    assert own["top"] == own["%shared usage"] == own["Usage()"] != [], own
 
 
 def test_what_the_device_gave_beyond_the_quota_comes_back(walk: Walk) -> None:
