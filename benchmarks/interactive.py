@@ -10,12 +10,12 @@ import asyncio
 import random
 import statistics
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 from benchmarks.stack.client import Notebook, open_notebook
 from benchmarks.stack.results import Conditions, Result, Target, brief, percentile
 from benchmarks.stack.servers import gateway_route
-from benchmarks.stack.trainings import ENDLESS, prepare, until_under_way
+from benchmarks.stack.trainings import ENDLESS, in_threads, prepare, until_under_way
 from sharedkernel.local_stack import LocalStack
 
 _TRAINERS = ("ada", "grace")
@@ -93,15 +93,20 @@ async def _measure(conditions: Conditions, stack: LocalStack) -> list[Result]:
             await prepare(notebook, "cnn", iteration_seconds=seconds)
             for notebook, seconds in zip(trainers, _ITERATIONS, strict=True)
         ]
-        waits = await _visit(conditions, stack, visitor, dict.fromkeys(trainers, ENDLESS), beside="two trainings")
+        ada, grace = trainers
+        in_cells = [ada.endless(ENDLESS), grace.endless(ENDLESS)]
+        waits = await _visit(conditions, stack, visitor, in_cells, beside="two trainings")
+        in_thread = [in_threads(ada, 1), grace.endless(ENDLESS)]
+        thread_waits = await _visit(conditions, stack, visitor, in_thread, beside="two trainings, one in a thread")
         passes = [
             await notebook.value(_PREPARE_LOOPS.format(seconds=seconds))
             for notebook, seconds in zip(trainers, _PASSES, strict=True)
         ]
-        loops = dict(zip(trainers, (_LOOP_IN_CELL, _LOOP_IN_MODULE), strict=True))
+        loops = [ada.endless(_LOOP_IN_CELL), grace.endless(_LOOP_IN_MODULE)]
         loop_waits = await _visit(conditions, stack, visitor, loops, beside="two loops without boundaries")
     return [
         _result("wait_excess_seconds", waits, iterations, "two endless trainings with iterations"),
+        _result("wait_excess_thread_seconds", thread_waits, iterations, "both, the first one in a thread,"),
         _result(
             "wait_excess_no_boundary_seconds",
             loop_waits,
@@ -112,14 +117,19 @@ async def _measure(conditions: Conditions, stack: LocalStack) -> list[Result]:
 
 
 async def _visit(
-    conditions: Conditions, stack: LocalStack, visitor: Notebook, cells: dict[Notebook, str], *, beside: str
+    conditions: Conditions,
+    stack: LocalStack,
+    visitor: Notebook,
+    trainings: Sequence[AbstractAsyncContextManager[object]],
+    *,
+    beside: str,
 ) -> list[float]:
-    """Run short cells with pauses while the trainers run *cells*; return how long each waited."""
+    """Run short cells with pauses inside *trainings*; return how long each waited."""
     count = conditions.effort.runs(80)
     pauses = random.Random(0)
     async with AsyncExitStack() as contexts:
-        for notebook, code in cells.items():
-            await contexts.enter_async_context(notebook.endless(code))
+        for training in trainings:
+            await contexts.enter_async_context(training)
         await until_under_way(stack, _TRAINERS)
         waits = []
         for number in range(count):
