@@ -110,12 +110,19 @@ def test_what_the_device_gave_beyond_the_quota_comes_back(walk: Walk) -> None:
 
 
 def test_what_plain_python_frees_is_free_for_the_machine(walk: Walk) -> None:
-    """Pieces of 4 MiB lie on the heap, which keeps what an iteration frees for the next; no grant follows a `del`."""
+    """Pieces of 4 MiB lie on the heap, which keeps what an iteration frees for the next; no grant follows a `del`.
+
+    Nor does one need to have been held since the memory was away and back.
+    """
     walk.begin(OWNERS[:1])
     (notebook,) = walk.notebooks
     walk.run(notebook, "pieces = [make(4 << 20) for _ in range(80)]\ndel pieces[40:]")
     notebook.tensors["pieces"] = 160 * MIB
     walk.check_outside()  # the session has settled after its grant then
+    walk.run(notebook, "del pieces[20:]")
+    notebook.tensors["pieces"] = 80 * MIB
+    walk.check_outside()
+    walk.offload(0)
     walk.run(notebook, "del pieces")
     notebook.tensors.clear()
     walk.check()

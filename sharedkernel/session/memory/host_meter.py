@@ -39,7 +39,7 @@ STABLE_AFTER = 100
 GLANCES, _MOST_SOURCES = 10, 256
 #: how many times longer than a sample took the pause after it is at least; and for how many seconds at most
 PAUSE_OVER_COST, LONGEST_PAUSE = 100, 1.0
-#: bytes that plain Python has to free for the heap to be trimmed at its end: milliseconds each 50 MiB
+#: bytes that a section has to free for the heap to be trimmed at its end: milliseconds each 50 MiB
 _WORTH_TRIMMING = 16 << 20
 #: bytes free on the heap that the limit on the process allows besides all else
 MOST_FREE_COUNTED = 128 << 20
@@ -281,7 +281,7 @@ class HostMeter:
         """Measure at the end of a section, when everything in use is persistent."""
         before, used = self._figures.persistent, self.used_bytes
         self._figures.section_ended(used)
-        if used + _WORTH_TRIMMING < before and not self._is_unsettled:  # no grant was held, after which it is trimmed
+        if used + _WORTH_TRIMMING < before:  # perhaps without a grant, after which it is trimmed
             trim()
 
     def measure_idle(self) -> None:
@@ -301,7 +301,6 @@ class HostMeter:
     def record_restore(self) -> None:
         """Record that everything is restored."""
         self._away = 0
-        self._is_unsettled = True
         self.measure_idle()
 
     def allow(self, allowance: Allowance) -> None:
