@@ -204,7 +204,7 @@ class Gate(GatePart):
         while not self._is_inside(thread):
             if self.standing.turn is Turn.DISABLED:
                 return
-            with signals_held(), self.sections.one_at_a_time():
+            with signals_held(), self.sections.one_at_a_time(computes=True):
                 self.sections.open_if_needed(thread)
                 if not self.standing.is_held:
                     self._interception.device_wanted()

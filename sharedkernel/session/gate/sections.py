@@ -5,6 +5,7 @@ was idle comes back before a section's first line: the section that opens first 
 end of the last one everything in use is measured as persistent, and the grant is released.
 
 One thread at a time requests the device, restores memory or releases the grant; others that want to are held meanwhile.
+One that waits for more memory gives way to others that can compute with what the session has, and asks again.
 The main thread takes its lane with a grant, and hands it over before it releases that; other threads neither take a
 lane nor hand one over.
 """
@@ -41,6 +42,15 @@ log = logging.getLogger(__name__)
 #: seconds for which a grant's end waits for a thread that stays inside, and for which none is tried then: such as a
 #: compiled function that waits for another thread, which must go on
 _CLOSE_PATIENCE, _OPEN_AFTERWARDS = 1.0, 0.5
+#: seconds that a thread waits for more memory before it gives way to other threads, twice as long after each time that
+#: they use all of as many seconds, and seconds after which it gives way no more: the executor's bound holds then
+_GROWTH_PATIENCE, _GIVES_WAY_FOR = 1.0, 300.0
+#: seconds between two looks at whether others still compute
+_LOOK_INTERVAL = 0.05
+
+
+class _OthersWait(Exception):
+    """Other threads of the session want to compute, while this one waits for more memory."""
 
 
 class Sections(GatePart):
@@ -82,6 +92,8 @@ class Sections(GatePart):
         self._check_memory = check_memory
         self._main = threading.get_ident()
         self._asking = threading.RLock()
+        #: the threads that are held until another one has asked, and then compute
+        self._behind: set[int] = set()
         #: from when on the gate may be closed again (monotonic)
         self._closes_after = 0.0
         #: the session's lane; None where no bytes are shared, and in a forked child
@@ -190,13 +202,24 @@ class Sections(GatePart):
     # --- acquire ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def one_at_a_time(self) -> Iterator[None]:
-        """Wait until no other thread asks for the device, open to interrupts."""
+    def one_at_a_time(self, *, computes: bool = False) -> Iterator[None]:
+        """Wait until no other thread asks for the device, open to interrupts.
+
+        Parameters
+        ----------
+        computes
+            Whether one that asks for more memory is to give way.
+        """
         if not self._asking.acquire(blocking=False):
             with self._passage.hold(self.threads.current):
-                while not self._asking.acquire(timeout=0.1):
-                    with interrupts_let_through():
-                        pass
+                if computes:
+                    self._behind.add(threading.get_ident())
+                try:
+                    while not self._asking.acquire(timeout=0.1):
+                        with interrupts_let_through():
+                            pass
+                finally:
+                    self._behind.discard(threading.get_ident())
         try:
             yield
         finally:
@@ -225,11 +248,22 @@ class Sections(GatePart):
                 log.info("runs without more memory: %s", error)
         return self._acquire()
 
-    def _acquire(self, growth: int = 0, spare: int = 0, *, thread: UserThread | None = None) -> None:
-        """Request a grant with *growth* more bytes and *spare* ones that hold nothing, and wait for it."""
+    def _acquire(
+        self, growth: int = 0, spare: int = 0, *, thread: UserThread | None = None, patience: float = math.inf
+    ) -> None:
+        """Request a grant with *growth* more bytes and *spare* ones that hold nothing, and wait for it.
+
+        Raises
+        ------
+        _OthersWait
+            When other threads want to compute after *patience* seconds.
+        """
         is_main, interrupts = threading.get_ident() == self._main, self._words[Word.INTERRUPTS]
+        gives_way_at = time.monotonic() + patience
 
         def check() -> None:
+            if self._behind and time.monotonic() >= gives_way_at and not self.eviction.is_asked:
+                raise _OthersWait
             # In one of torch's threads, for which the main one waits in C++: that runs no signal handlers.
             if thread is None and not is_main and self._words[Word.INTERRUPTS] != interrupts:
                 raise KeyboardInterrupt
@@ -246,6 +280,9 @@ class Sections(GatePart):
                     if self.eviction.give_way():
                         self._standing.ask(0, spare)
                     self._standing.wait(check, is_shown=is_shown)
+            except _OthersWait:
+                if not self._standing.withdraw(takes_answer=True):
+                    raise
             except BaseException:
                 self._standing.withdraw()
                 raise
@@ -282,12 +319,33 @@ class Sections(GatePart):
             When the memory cannot be had, or the device cannot be released now.
         """
         log.info("asks for %s more", format_bytes(growth))
-        with signals_held(), self.one_at_a_time():
-            if not self.release("yield"):
-                raise torch.OutOfMemoryError(explain_no_pause(growth))
-            self._acquire(growth, spare, thread=thread)
+        patience, has_asked, until = _GROWTH_PATIENCE, False, time.monotonic() + _GIVES_WAY_FOR
+        with signals_held():
+            while True:
+                with self.one_at_a_time(), contextlib.suppress(_OthersWait):
+                    is_last = time.monotonic() >= until
+                    if self.release("yield"):
+                        has_asked = True
+                        self._acquire(growth, spare, thread=thread, patience=math.inf if is_last else patience)
+                        break
+                    if is_last or not has_asked:
+                        raise torch.OutOfMemoryError(explain_no_pause(growth))
+                if self._let_others_compute(patience, thread):
+                    patience *= 2
         if threading.get_ident() == self._main:
             self._standing.threads.keep()
+
+    def _let_others_compute(self, seconds: float, thread: UserThread | None) -> bool:
+        """Wait until no other thread computes; False. After *seconds* the wait ends in any case; True."""
+        until = time.monotonic() + seconds
+        with self._passage.hold(thread):
+            while time.monotonic() < until:
+                with interrupts_let_through():
+                    time.sleep(_LOOK_INTERVAL)
+                others = [other for other in self.threads.in_sections if other is not thread]
+                if not (others or self._behind or (thread is not None and self.num_mains)):
+                    return False
+        return True
 
     # --- release ------------------------------------------------------------------------------------------------------
 

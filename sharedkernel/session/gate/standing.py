@@ -267,8 +267,19 @@ class Standing(GatePart):
         """Mark the request as void (with `link.lock` held)."""
         self._take(Input.DROPPED)
 
-    def withdraw(self) -> None:
-        """Withdraw the request. A grant may already be under way: wait until that is known, and release it."""
+    def withdraw(self, *, takes_answer: bool = False) -> bool:
+        """Withdraw the request. An answer may already be under way: wait until that is known, and release a grant.
+
+        Parameters
+        ----------
+        takes_answer
+            Whether the answer is taken instead, if it has come.
+
+        Returns
+        -------
+        bool
+            Whether it was taken.
+        """
         with signals_held():  # also where the interrupt that ended the wait left them let through
             self._withdrawal_seen.clear()
             greeting = 0
@@ -282,8 +293,11 @@ class Standing(GatePart):
                 if self._withdrawal_seen.wait(0.1) or not self._link.is_connected:
                     break
             with self._link.lock:
+                if takes_answer and (self.is_held or self.refusal is not None):
+                    return True
                 self.drop()
                 self.release("boundary")
+                return False
 
     def handle(self, message: protocol.Granted | protocol.RefusedGrant | protocol.WithdrawalSeen) -> None:
         """Handle the executor's answer (on the link's thread).
