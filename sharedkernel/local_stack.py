@@ -259,8 +259,7 @@ def free_port() -> int:
     while True:
         with socket.socket() as probe, contextlib.suppress(OSError):  # taken
             probe.bind(("127.0.0.1", secrets.choice(ports) if ports else 0))
-            port: int = probe.getsockname()[1]
-            return port
+            return probe.getsockname()[1]
 
 
 def _first_of_the_systems_ports() -> int:

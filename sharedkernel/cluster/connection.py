@@ -90,8 +90,7 @@ class ClusterConnection:
 
     def hosts(self) -> list[dict[str, Any]]:
         """Return what the directory knows of each host."""
-        found: list[dict[str, Any]] = self._ask("hosts")
-        return found
+        return self._ask("hosts")
 
     def undrain(self, host: str) -> None:
         """Have an agent on *host* again."""

@@ -274,9 +274,7 @@ class ExecutorClient:
         session, limits, options
             As :class:`~sharedkernel.protocol.StartSession` has them.
         """
-        answer = await self._ask(protocol.StartSession(session=session, limits=limits, **options))
-        record: SessionRecord = answer.record
-        return record
+        return (await self._ask(protocol.StartSession(session=session, limits=limits, **options))).record
 
     async def end_session(self, session: str) -> None:
         """End a session; returns once its process is reaped."""
@@ -305,8 +303,7 @@ class ExecutorClient:
                 if_lingering=if_lingering,
             )
         )
-        record: SessionRecord = answer.record
-        return record
+        return answer.record
 
     async def notify_session(self, session: str, text: str, *, question: int = 0, holds_cells: bool = False) -> None:
         """Show *text*, a sentence, in a session's notebook, as the answer to its user's *question* if not 0.
@@ -341,8 +338,7 @@ class ExecutorClient:
 
     async def sessions(self) -> list[SessionRecord]:
         """Return every live session."""
-        records: list[SessionRecord] = (await self._ask(protocol.ListSessions())).records
-        return records
+        return (await self._ask(protocol.ListSessions())).records
 
     async def configure_users(self, limits: list[Limits], *, left: Sequence[str] = ()) -> None:
         """Set users' limits, for running sessions too.
@@ -383,8 +379,7 @@ class ExecutorClient:
 
     async def counts(self) -> protocol.Counts:
         """Return how often what happened."""
-        counts: protocol.Counts = (await self._ask(protocol.GetCounts())).counts
-        return counts
+        return (await self._ask(protocol.GetCounts())).counts
 
     async def timeline(self, window: TimelineWindow, user: str | None) -> DeviceTimeline:
         """Return what sessions did in *window*, as *user* may see it; None: an admin."""
@@ -393,9 +388,7 @@ class ExecutorClient:
 
     async def shelves(self, user: str | None = None) -> list[protocol.UserShelf]:
         """Return what is on the shelf of *user*, or on everybody's; only shelves that anything is charged for."""
-        answer = await self._ask(protocol.ListShelves(user=user))
-        shelves: list[protocol.UserShelf] = answer.shelves
-        return shelves
+        return (await self._ask(protocol.ListShelves(user=user))).shelves
 
     async def take_off_shelf(self, user: str, name: str | None = None) -> protocol.TakenOffShelf:
         """Take *name*, or everything, off the shelf of *user*; sessions that use it keep it.
@@ -405,8 +398,7 @@ class ExecutorClient:
         Refused
             When there is nothing of that name, or nothing at all.
         """
-        answer: protocol.TakenOffShelf = await self._ask(protocol.TakeOffShelf(user=user, name=name))
-        return answer
+        return await self._ask(protocol.TakeOffShelf(user=user, name=name))
 
     async def open_user_server(self, user: str) -> str:
         """Return the path of the unix socket at which the files and terminals of *user* are served.
@@ -416,13 +408,11 @@ class ExecutorClient:
         Refused
             When they cannot be served, with the reason.
         """
-        path: str = (await self._ask(protocol.OpenUserServer(user=user))).path
-        return path
+        return (await self._ask(protocol.OpenUserServer(user=user))).path
 
     async def find_sockets(self, user: str, sockets: dict[int, int]) -> list[protocol.OwnedSocket]:
         """Return those of *sockets*, accounts by inode, that processes of *user* and of nobody else hold."""
-        owned: list[protocol.OwnedSocket] = (await self._ask(protocol.FindSockets(user=user, sockets=sockets))).sockets
-        return owned
+        return (await self._ask(protocol.FindSockets(user=user, sockets=sockets))).sockets
 
     async def stop_executor(self, *, end_sessions: bool) -> None:
         """Stop the executor, and its sessions if asked."""

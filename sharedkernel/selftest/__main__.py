@@ -32,10 +32,7 @@ _MODULES = {"plain": "plain_steps", "private": "private_steps", "shared": "lane_
 def find(name: str) -> Callable[[], None]:
     """Return the function of a step; it raises if the step fails."""
     mode = next(step.mode for step in STEPS if step.name == name)
-    function: Callable[[], None] = getattr(
-        import_module(f"sharedkernel.selftest.{_MODULES[mode]}"), name.replace("-", "_")
-    )
-    return function
+    return getattr(import_module(f"sharedkernel.selftest.{_MODULES[mode]}"), name.replace("-", "_"))
 
 
 def try_step(name: str, seconds: float = STEP_SECONDS) -> str:

@@ -104,8 +104,7 @@ class TrustFile:
             raise TrustUnusable(
                 f"{self.path} is no file of self-test results, so none is trusted; remove it, or name another file."
             )
-        entries: list[dict[str, Any]] = document["passed"]
-        return entries
+        return document["passed"]
 
 
 def _is_of(entry: dict[str, Any], identity: Identity) -> bool:

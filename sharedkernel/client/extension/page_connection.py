@@ -26,8 +26,7 @@ class PageConnection(ZMQChannelsWebsocketConnection):
 
     @property
     def _recorder(self) -> Recorder:
-        recorder: Recorder = self.websocket_handler.settings[RECORDER]
-        return recorder
+        return self.websocket_handler.settings[RECORDER]
 
     def handle_incoming_message(self, incoming_msg: str | bytes) -> None:
         """Pass a message of the page on, or answer it."""

@@ -159,10 +159,8 @@ class AuditedHandler(RequestHandler):
 
     def _find_notebook(self) -> str | None:
         session = self.acted_on or self.path_kwargs.get("kernel_id")
-        found: str | None = None if session is None else self.settings["kernel_manager"].notebook(session)
-        return found
+        return None if session is None else self.settings["kernel_manager"].notebook(session)
 
     def _find_owner(self) -> str | None:
         session = self.acted_on or self.path_kwargs.get("kernel_id")
-        owner: str | None = None if session is None else self.settings["kernel_manager"].owner(session)
-        return owner
+        return None if session is None else self.settings["kernel_manager"].owner(session)

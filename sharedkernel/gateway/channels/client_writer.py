@@ -105,5 +105,4 @@ class ClientWriter:
 
     @property
     def _user(self) -> str:
-        name: str = self._handler.current_user.username
-        return name
+        return self._handler.current_user.username

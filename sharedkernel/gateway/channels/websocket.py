@@ -145,8 +145,7 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
 
     @property
     def _outputs(self) -> SessionOutputs:
-        outputs: SessionOutputs = self.kernel_manager.outputs
-        return outputs
+        return self.kernel_manager.outputs
 
     def _send_backlog(self, backlog: Backlog) -> None:
         if backlog.num_dropped:
@@ -365,8 +364,7 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
 
     @property
     def _budgets(self) -> UserBudgets:
-        budgets: UserBudgets = self.websocket_handler.settings["user_budgets"]
-        return budgets
+        return self.websocket_handler.settings["user_budgets"]
 
     def write_stderr(self, error_message: str, parent_header: dict[str, Any]) -> None:
         """Show a sentence in the notebook."""

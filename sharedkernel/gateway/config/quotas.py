@@ -309,18 +309,15 @@ class Quotas:
 
     def max_sessions(self, user: str) -> int | None:
         """Return the number of sessions that *user* may have; None: no limit."""
-        value: int | None = self.explain(user)["sessions"]["value"]
-        return value
+        return self.explain(user)["sessions"]["value"]
 
     def cull_after(self, user: str) -> float | None:
         """Return the seconds after which an idle session of *user* is ended; None: never."""
-        value: float | None = self.explain(user)["cull_after"]["value"]
-        return value
+        return self.explain(user)["cull_after"]["value"]
 
     def linger(self, user: str) -> float:
         """Return the seconds for which a session of *user* stays detached after it was shut down."""
-        value: float = self.explain(user)["linger"]["value"]
-        return value
+        return self.explain(user)["linger"]["value"]
 
     def class_users(self) -> set[str]:
         """Return the names of all classes' users, also of those who have not joined yet."""

@@ -199,8 +199,7 @@ class NotebookSessionHandler(NotebookSessionBodyMixin, AuditedHandler, sessions.
 
     def _kernel(self) -> str | None:
         manager: Any = self.session_manager
-        kernel: str | None = manager.kernel_of(self.path_kwargs["session_id"])
-        return kernel
+        return manager.kernel_of(self.path_kwargs["session_id"])
 
 
 class GatewayHandler(ErrorResponseMixin, AuditedHandler, APIHandler):

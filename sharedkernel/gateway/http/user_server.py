@@ -151,10 +151,7 @@ class UserServerHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
         """Return a connection to the user's server, and headers for it."""
         try:
             async with asyncio.timeout(_PATIENCE):
-                found: tuple[IOStream, Mapping[str, str]] = await self.settings["connect_user_server"](
-                    self.current_user
-                )
-                return found
+                return await self.settings["connect_user_server"](self.current_user)
         except (TimeoutError, OSError, StreamClosedError):
             raise Refused(f"what serves your {self.switch} does not answer; try again.", reason="start") from None
 

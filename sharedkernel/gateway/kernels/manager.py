@@ -333,7 +333,7 @@ class SessionKernels(AsyncMappingKernelManager):
         return await self.starter.start(user.username, kernel_name or KERNEL_NAME, path=path, env=env or {})
 
     def _make_kernel(self, kernel_id: str, *, session_id: str | None = None, **session: Any) -> SessionKernel:
-        kernel: SessionKernel = self.kernel_manager_factory(
+        return self.kernel_manager_factory(
             parent=self,
             log=self.log,
             kernel_id=kernel_id,
@@ -343,7 +343,6 @@ class SessionKernels(AsyncMappingKernelManager):
             session_id=session_id or kernel_id,
             **session,
         )
-        return kernel
 
     async def shutdown_kernel(self, kernel_id: str, now: bool = False, restart: bool = False) -> None:  # type: ignore[override]
         """Shut a session down; it is detached if its user's quota says so (not with *now*)."""

@@ -61,8 +61,7 @@ class OwnNotebookSessions(SessionManager):
             if tolerate_culled:
                 return None
             raise KeyError(row["session_id"])
-        model: dict[str, Any] | None = await super().row_to_model(row, tolerate_culled)
-        return model
+        return await super().row_to_model(row, tolerate_culled)
 
     def kernel_of(self, session_id: str) -> str | None:
         """Return the kernel id of any user's notebook session; None if there is no such session."""
@@ -74,8 +73,7 @@ class OwnNotebookSessions(SessionManager):
         return {"KERNEL_NOTEBOOK": path} if path else {}
 
     def _owner(self, row: Any) -> str | None:
-        owner: str | None = self.kernel_manager.owner(row["kernel_id"])
-        return owner
+        return self.kernel_manager.owner(row["kernel_id"])
 
 
 def _user() -> GatewayUser:

@@ -108,8 +108,7 @@ class AuditTailHandler(GatewayHandler):
 
     @property
     def _path(self) -> Path | None:
-        path: Path | None = self.settings["audit_log"].path
-        return path
+        return self.settings["audit_log"].path
 
     async def newest(self, user: str, most: int) -> tuple[list[dict[str, Any]], bool]:
         """Return the newest entries, newest first, and whether there may be older ones; see :func:`newest_entries`.

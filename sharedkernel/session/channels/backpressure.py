@@ -309,8 +309,7 @@ def _refusal(session: MessageSession, frames: Sequence[Any], sentence: str) -> l
         message_type = header["msg_type"]
         content = {"status": "error", "ename": "OutputTooLong", "evalue": sentence, "traceback": [sentence]}
     message = session.msg(message_type, content, parent=parent)
-    refusal: list[Any] = session.serialize(message, ident=identities)
-    return refusal
+    return session.serialize(message, ident=identities)
 
 
 def _size(frames: Sequence[Any]) -> int:
