@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sharedkernel.errors import InvalidTransition
+from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.span_history import SpanHistory
 from sharedkernel.protocol import Counts
 from sharedkernel.scheduling.model import actions, events
-from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.transitions import TRANSITIONS
 from sharedkernel.scheduling.model.types import HOLDING_STATES, SessionId, SessionState
 from sharedkernel.scheduling.scheduler import Scheduler
@@ -83,19 +83,6 @@ class Counters:
         )
 
 
-class EventRecord(Protocol):
-    """Records events, so that they can be replayed."""
-
-    def begin(self, now: float, config: SchedulerConfig) -> None:
-        """Record that a scheduler with *config* knows of nothing at *now*, and handles the events that follow."""
-
-    def record(self, now: float, event: events.Event) -> None:
-        """Record that *event* was handled at *now*."""
-
-    def close(self) -> None:
-        """Write what is left."""
-
-
 @dataclass(frozen=True, slots=True)
 class Effects:
     """The consequences of carrying out an action."""
@@ -131,7 +118,7 @@ class SchedulerDriver:
         Count the actions.
     """
 
-    def __init__(self, scheduler: Scheduler, event_log: EventRecord, target: Actions, counters: Counters) -> None:
+    def __init__(self, scheduler: Scheduler, event_log: EventLog, target: Actions, counters: Counters) -> None:
         self.scheduler = scheduler
         #: the last hour, for people
         self.spans = SpanHistory()

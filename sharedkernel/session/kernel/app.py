@@ -54,7 +54,7 @@ from sharedkernel.session.memory.reservations import Reservations
 from sharedkernel.session.offload.residency import Residency
 from sharedkernel.session.progress.forecast import Forecast
 from sharedkernel.session.progress.progress import Progress
-from sharedkernel.session.ui.wait_display import WaitNotice, show_sentence
+from sharedkernel.session.ui.wait_display import WaitDisplay, show_sentence
 from sharedkernel.system import processes
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class SessionRuntime:
         message_log = MessageLog()
         message_log.attend(self._app)
         Pace().attend(self._app)
-        self._notice = WaitNotice(self._kernel, out_of_turn)
+        self._notice = WaitDisplay(self._kernel, out_of_turn)
         self._notice.attend(self._app)
         refuse_long(self._app)
         self._kernel.replies.begin()

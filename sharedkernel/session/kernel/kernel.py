@@ -37,7 +37,7 @@ from sharedkernel.session.memory.reservations import Reservations
 from sharedkernel.session.offload.host import RestoreFailed
 from sharedkernel.session.progress.loops import LoopReporter
 from sharedkernel.session.progress.progress import SourceReader
-from sharedkernel.session.ui.wait_display import WaitNotice
+from sharedkernel.session.ui.wait_display import WaitDisplay
 from sharedkernel.units import format_bytes
 
 #: requests that touch no object of the user, or that bring their own section (`execute_request`)
@@ -69,7 +69,7 @@ class GatedKernel(IPythonKernel):
     gate = Instance(Gate, allow_none=True)
     lease = Instance(LeaseCheck, allow_none=True)
     #: shows why cells wait
-    notice = Instance(WaitNotice, allow_none=True)
+    notice = Instance(WaitDisplay, allow_none=True)
     #: has what gateways may have missed
     message_log = Instance(MessageLog, allow_none=True)
     #: sends what it replies
@@ -99,7 +99,13 @@ class GatedKernel(IPythonKernel):
             self.debugger.kernel_modules = imported_files
 
     def attach(
-        self, gate: Gate, lease: LeaseCheck, translator: ErrorTranslator, *, notice: WaitNotice, message_log: MessageLog
+        self,
+        gate: Gate,
+        lease: LeaseCheck,
+        translator: ErrorTranslator,
+        *,
+        notice: WaitDisplay,
+        message_log: MessageLog,
     ) -> None:
         """Run all user code behind the gate from now on.
 

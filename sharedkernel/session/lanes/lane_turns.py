@@ -31,7 +31,8 @@ from sharedkernel.device_memory.lane_memory import LaneMemory
 from sharedkernel.device_memory.layout import LaneLayout, UnitInfo
 from sharedkernel.device_memory.offload import ArenaOffload
 from sharedkernel.errors import QuotaExceeded, Refused, SharedKernelError
-from sharedkernel.session.lanes.unit_fetcher import Channel, UnitFetcher
+from sharedkernel.ipc.fd_client import DescriptorClient
+from sharedkernel.session.lanes.unit_fetcher import UnitFetcher
 from sharedkernel.session.memory.cuda_meter import PageBytes
 from sharedkernel.status.refusal_text import explain_private_memory
 from sharedkernel.system.deferred_signals import signals_held_between_waits
@@ -59,7 +60,7 @@ class LaneTurns:
         self,
         memory: LaneMemory,
         supplier: UnitFetcher,
-        channel: Channel,
+        channel: DescriptorClient,
         allocated: Callable[[], int] = lambda: 0,
     ) -> None:
         #: bytes that may be private to the session before an allocation fails; None: any number

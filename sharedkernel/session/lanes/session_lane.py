@@ -32,8 +32,9 @@ from sharedkernel.device_memory.lane_memory import LaneMemory
 from sharedkernel.device_memory.pools.allocator_callbacks import is_called_back
 from sharedkernel.device_memory.pools.torch_pool import TorchPools
 from sharedkernel.errors import SharedKernelError
+from sharedkernel.ipc.fd_client import DescriptorClient
 from sharedkernel.session.lanes.lane_turns import LaneTurns
-from sharedkernel.session.lanes.unit_fetcher import Channel, UnitFetcher
+from sharedkernel.session.lanes.unit_fetcher import UnitFetcher
 from sharedkernel.session.memory.cuda_meter import CudaMeter
 from sharedkernel.session.memory.torch_cuda import DEVICE
 
@@ -64,7 +65,7 @@ class SessionLane:
         self,
         torch: Any,
         meter: CudaMeter,
-        channel: Channel,
+        channel: DescriptorClient,
         user_threads: Callable[[], list[str]],
         make_driver: Callable[[], MemoryDriver] = lambda: CudaDriver(DEVICE),
     ) -> None:

@@ -9,12 +9,13 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 from sharedkernel import protocol
 from sharedkernel.device_memory.errors import OutOfDeviceMemory
 from sharedkernel.device_memory.layout import GivenUnit
 from sharedkernel.errors import Refused
+from sharedkernel.ipc.fd_client import DescriptorClient
 from sharedkernel.ipc.seqpacket import MAX_DESCRIPTORS
 from sharedkernel.system.deferred_signals import interruptible_wait, signals_held, signals_held_between_waits
 from sharedkernel.system.interrupt_safe_event import wait_for
@@ -23,51 +24,6 @@ from sharedkernel.system.interrupt_safe_event import wait_for
 UNITS_PER_REQUEST = MAX_DESCRIPTORS
 #: seconds for which room that a session was promised is waited for, and between two attempts to take it
 ROOM_PATIENCE, _ROOM_INTERVAL = 3.0, 0.05
-
-
-class OpenFile(Protocol):
-    """An open file of this process."""
-
-    def fileno(self) -> int:
-        """Return it."""
-
-
-class Channel(Protocol):
-    """The descriptor socket: :class:`~sharedkernel.ipc.fd_client.DescriptorClient`."""
-
-    def number(self) -> int:
-        """Return a number for a request."""
-
-    def request(self, message: Any) -> tuple[Any, Sequence[OpenFile]]:
-        """Send a request and wait for its answer.
-
-        Parameters
-        ----------
-        message
-            The request.
-
-        Returns
-        -------
-        tuple
-            The answer, and the descriptors that came with it.
-
-        Raises
-        ------
-        SharedKernelError
-            When the executor refuses or cannot be reached.
-        """
-
-    def start(self, message: Any) -> Future[Any]:
-        """Begin a request; the answer comes in time, heeded or not.
-
-        Parameters
-        ----------
-        message
-            The request.
-        """
-
-    def tell(self, message: Any) -> None:
-        """Send *message*, and ignore the answer."""
 
 
 class UnitFetcher:
@@ -81,7 +37,7 @@ class UnitFetcher:
         Called with the bytes that torch is to get in the middle of a cell; raises QuotaExceeded if they are too many.
     """
 
-    def __init__(self, channel: Channel, check_limit: Callable[[int], None] = lambda size: None) -> None:
+    def __init__(self, channel: DescriptorClient, check_limit: Callable[[int], None] = lambda size: None) -> None:
         self._channel = channel
         self._check_limit = check_limit
 

@@ -35,7 +35,7 @@ from sharedkernel.protocol import Allowance, Memory
 from sharedkernel.session.memory.figures import MemoryFigures
 from sharedkernel.session.memory.host_meter import CLOCK_INTERVAL, SETTLE_INTERVAL, STABLE_AFTER
 from sharedkernel.session.memory.torch_cuda import AllocatorBytes, TorchCuda
-from sharedkernel.system.nvml import Gpu, GpuSample
+from sharedkernel.system.nvml import Gpu
 
 log = logging.getLogger(__name__)
 
@@ -45,13 +45,6 @@ USUAL_CONTEXT_BYTES = 600 << 20
 _PLAUSIBLE_CONTEXT = range(64 << 20, 2 << 30)
 #: kept bytes that are not worth freeing when the grant is given back
 _WORTH_FREEING_BYTES = 32 << 20
-
-
-class GpuSampler(Protocol):
-    """The figures of NVML: :class:`sharedkernel.system.nvml.Gpu`."""
-
-    def sample(self) -> GpuSample:
-        """Look at the GPU."""
 
 
 def find_gpu() -> Gpu | None:
@@ -110,7 +103,7 @@ class CudaMeter:
         self,
         page: Page,
         cuda: TorchCuda,
-        find_device: Callable[[], GpuSampler | None] = find_gpu,
+        find_device: Callable[[], Gpu | None] = find_gpu,
         *,
         gives_back: bool = True,
     ) -> None:
@@ -120,7 +113,7 @@ class CudaMeter:
         #: torch's allocator
         self.cuda = cuda
         self._find_device = find_device
-        self._device: GpuSampler | None = None
+        self._device: Gpu | None = None
         self._gives_back = gives_back
         self._allowance: Allowance | None = None
         #: bytes of pages that no tensor has, when that was measured last

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 from jupyter_client.session import DELIM
@@ -36,44 +36,6 @@ _NO_OUTPUT = ("status", "execute_input")
 _LOCK_PATIENCE = 1.0
 
 
-class WaitDisplay(Protocol):
-    """Shows why a cell waits."""
-
-    @property
-    def is_shown(self) -> bool:
-        """Whether the line is in the cell now."""
-
-    def wait_begins(self) -> None:
-        """Record that a wait begins, before the executor has sent anything about it."""
-
-    def show(self, *, has_executor: bool = True) -> None:
-        """Show the line in the cell that runs in this thread, if that has no output yet.
-
-        Parameters
-        ----------
-        has_executor
-            Whether there is an executor to wait for.
-        """
-
-    def update(self, message: protocol.Waiting) -> None:
-        """Change what it says to the executor's *message* (any thread)."""
-
-    def refresh(self, *, has_executor: bool = True) -> None:
-        """Move its bar on with the time, if it is shown.
-
-        Parameters
-        ----------
-        has_executor
-            As in :meth:`show`; the line says so if there is none.
-        """
-
-    def show_restored(self, done: int, total: int) -> None:
-        """Show that *done* of *total* bytes are back."""
-
-    def end(self) -> None:
-        """Remove it, if shown."""
-
-
 def show_sentence(kernel: Any, text: str) -> None:
     """Show what the executor has to say to the user, below the cell that runs or ran last (any thread).
 
@@ -89,7 +51,7 @@ def show_sentence(kernel: Any, text: str) -> None:
     kernel.session.send(kernel.iopub_socket, "stream", content, parent=kernel.get_parent("shell"), ident=topic)
 
 
-class WaitNotice:
+class WaitDisplay:
     """Shows waits of one kernel's cells as a display that is cleared when the wait ends.
 
     Parameters
@@ -183,24 +145,30 @@ class WaitNotice:
             self._wait = self._new_wait()
 
     def show(self, *, has_executor: bool = True) -> None:
-        """See :class:`WaitDisplay`."""
+        """Show the line in the cell that runs in this thread, if that has no output yet.
+
+        Parameters
+        ----------
+        has_executor
+            Whether there is an executor to wait for; the line says so if there is none.
+        """
         with self._lock:
             self._show(self._wait.line(time.monotonic(), has_executor=has_executor))
 
     def update(self, message: protocol.Waiting) -> None:
-        """See :class:`WaitDisplay`; what is not shown yet is kept for the moment it is."""
+        """Change what it says to the executor's *message* (any thread), now or once it is shown."""
         with self._lock:
             now = time.monotonic()
             self._wait.take(message, now)
             self._change(self._wait.line(now))
 
     def refresh(self, *, has_executor: bool = True) -> None:
-        """See :class:`WaitDisplay`."""
+        """Move its bar on with the time, if it is shown; *has_executor* as in :meth:`show`."""
         with self._lock:
             self._change(self._wait.line(time.monotonic(), has_executor=has_executor))
 
     def show_restored(self, done: int, total: int) -> None:
-        """See :class:`WaitDisplay`."""
+        """Show that *done* of *total* bytes are back."""
         with self._lock:
             self._show(restore_line(done, total))
 

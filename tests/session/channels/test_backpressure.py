@@ -12,7 +12,7 @@ from jupyter_client.session import Session as MessageSession
 
 from sharedkernel import protocol
 from sharedkernel.session.channels.backpressure import OutputThread, Pace, out_of_turn
-from sharedkernel.session.ui.wait_display import WaitNotice
+from sharedkernel.session.ui.wait_display import WaitDisplay
 from tests.session.harness import SessionUnderTest
 
 #: more than the main thread may have on its way
@@ -76,7 +76,7 @@ def test_the_line_of_a_waiting_cell_waits_for_no_other_output(outputs: SlowOutpu
         ident="a-kernel",
         get_parent=lambda: {"header": {"msg_id": "a cell"}},
     )
-    notice = WaitNotice(kernel, out_of_turn)
+    notice = WaitDisplay(kernel, out_of_turn)
     notice.attend(SimpleNamespace(iopub_thread=outputs.thread))
     with notice.cell():
         notice.wait_begins()

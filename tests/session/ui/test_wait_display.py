@@ -21,7 +21,7 @@ from nbclient.exceptions import CellExecutionComplete
 
 from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import Word
-from sharedkernel.session.ui.wait_display import WaitNotice
+from sharedkernel.session.ui.wait_display import WaitDisplay
 from tests.session.harness import PATIENCE, SessionUnderTest
 
 Message = dict[str, Any]
@@ -246,7 +246,7 @@ class Published:
         )
         #: called before the line, or its end, is sent
         self.before_line: Callable[[], None] = lambda: None
-        self.notice = WaitNotice(self._kernel, self._out_of_turn)
+        self.notice = WaitDisplay(self._kernel, self._out_of_turn)
         self.notice.attend(SimpleNamespace(iopub_thread=self._thread))
 
     @contextlib.contextmanager

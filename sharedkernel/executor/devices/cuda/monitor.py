@@ -10,24 +10,13 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
-from sharedkernel.system.nvml import GpuLost, GpuSample, NvmlUnavailable
+from sharedkernel.system.nvml import Gpu, GpuLost, GpuSample, NvmlUnavailable
 
 log = logging.getLogger(__name__)
 
 #: seconds between looks at the GPU
 INTERVAL = 1.0
-
-
-class WatchedGpu(Protocol):
-    """The part that the watch needs of :class:`sharedkernel.system.nvml.Gpu`; called on the watch's thread."""
-
-    def sample(self) -> GpuSample:
-        """Look at it."""
-
-    def reopen(self) -> None:
-        """Look for it anew."""
 
 
 class GpuMonitor:
@@ -43,7 +32,7 @@ class GpuMonitor:
         Seconds between looks.
     """
 
-    def __init__(self, gpu: WatchedGpu, on_sample: Callable[[GpuSample], None], *, interval: float = INTERVAL) -> None:
+    def __init__(self, gpu: Gpu, on_sample: Callable[[GpuSample], None], *, interval: float = INTERVAL) -> None:
         self._gpu = gpu
         self._on_sample = on_sample
         self._interval = interval
