@@ -7,7 +7,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from traitlets import Bool, Dict, Enum, Float, Int, List, Unicode, Union
@@ -19,9 +20,9 @@ from sharedkernel.executor.devices.cuda import discovery
 from sharedkernel.executor.devices.cuda.device import CudaDevice, CudaOptions, LaneSharing
 from sharedkernel.executor.devices.cuda.mps import MpsMode
 from sharedkernel.executor.isolation.policy import DEFAULT_HOMES, Isolation, IsolationOptions
-from sharedkernel.executor.service import LastingDirectories, start_executor
+from sharedkernel.executor.service import ExecutorService, LastingDirectories
 from sharedkernel.executor.sessions.pool import IN_DEMAND
-from sharedkernel.executor.supervision.environments import Environment, open_environments
+from sharedkernel.executor.supervision.environments import open_environments
 from sharedkernel.paths import (
     default_runtime_directory,
     device_directory,
@@ -233,8 +234,18 @@ class ExecutorApp(CommandApp):
             state = make_state_directory(self.state_dir, parent, directory, self.device)
             lasts = self.state_dir or state != directory
             shelves = shelf_directory(self.shelf_dir, isolation.homes, state if lasts else None, directory)
-            lasting = LastingDirectories(state, shelves)
-            asyncio.run(self._serve(directory, lasting, served, config, isolation, environments, start_timeout))
+            make = partial(
+                ExecutorService,
+                directory,
+                served,
+                config,
+                lasting=LastingDirectories(state, shelves),
+                isolation=isolation,
+                environments=environments,
+                spares=(self.spares, self.spares_in_demand),
+                start_timeout=start_timeout,
+            )
+            asyncio.run(self._serve(make, served, directory))
         except SharedKernelError as error:
             fail(str(error))
         except OSError as error:
@@ -297,16 +308,7 @@ class ExecutorApp(CommandApp):
         log.log(logging.INFO if isolation.uses_accounts else logging.WARNING, "%s", isolation.sentence)
         return isolation
 
-    async def _serve(
-        self,
-        directory: Path,
-        lasting: LastingDirectories,
-        served: ServedDevice,
-        config: SchedulerConfig,
-        isolation: Isolation,
-        environments: Mapping[str, Environment],
-        start_timeout: float,
-    ) -> None:
+    async def _serve(self, make: Callable[[], ExecutorService], served: ServedDevice, directory: Path) -> None:
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -317,17 +319,8 @@ class ExecutorApp(CommandApp):
         # Before the start, which leaves processes behind if it is cut short.
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, end)
-        service = await start_executor(
-            directory,
-            served,
-            config,
-            lasting=lasting,
-            isolation=isolation,
-            environments=environments,
-            spares=self.spares,
-            spares_in_demand=self.spares_in_demand,
-            start_timeout=start_timeout,
-        )
+        service = make()
+        await service.start()
         device = served.device
         log.info("serving %s with %s from %s", device.name, format_bytes(device.capacity_bytes), directory)
         waits = [asyncio.create_task(ended.wait()), asyncio.create_task(service.stopped.wait())]

@@ -79,24 +79,13 @@ class LastingDirectories:
     shelves: Path
 
 
-async def start_executor(
-    runtime_directory: Path,
-    served: ServedDevice,
-    config: SchedulerConfig,
-    *,
-    lasting: LastingDirectories | None = None,
-    isolation: Isolation | None = None,
-    environments: Mapping[str, Environment] | None = None,
-    spares: int = 1,
-    spares_in_demand: int = IN_DEMAND,
-    start_timeout: float = 50.0,
-) -> ExecutorService:
-    """Take over the runtime directory and serve.
+class ExecutorService:
+    """Serves one device from one runtime directory; needs a running event loop.
 
     Parameters
     ----------
-    runtime_directory
-        Where all its processes meet; made if missing.
+    path
+        The runtime directory, where all its processes meet; made if missing.
     served
         The device.
     config
@@ -108,9 +97,8 @@ async def start_executor(
     environments
         Python environments that sessions can have, by name; None: the executor's own.
     spares
-        Initialised sessions kept ready for the next users.
-    spares_in_demand
-        The same, while sessions are started within a minute of each other.
+        Initialised sessions kept ready for the next users, and how many while sessions are started within a minute of
+        each other.
     start_timeout
         Seconds that a session may take to be ready for its user once it is given to them.
 
@@ -119,45 +107,29 @@ async def start_executor(
     ConfigError
         When the directory cannot be used, another executor serves it, or what is in it speaks another version.
     """
-    isolation = isolation or Isolation(IsolationOptions(isolate="off"), runtime_directory)
-    directory = RuntimeDirectory(runtime_directory, isolation)
-    service = ExecutorService(
-        directory,
-        lasting or LastingDirectories(runtime_directory, runtime_directory / SHELF_DIRECTORY),
-        served,
-        config,
-        isolation,
-        environments or {OWN: own_environment()},
-        spares=(spares, spares_in_demand),
-        start_timeout=start_timeout,
-    )
-    await service.start()
-    return service
-
-
-class ExecutorService:
-    """Serves one device from one runtime directory (see :func:`start_executor`); needs a running event loop."""
 
     def __init__(
         self,
-        directory: RuntimeDirectory,
-        lasting: LastingDirectories,
+        path: Path,
         served: ServedDevice,
         config: SchedulerConfig,
-        isolation: Isolation,
-        environments: Mapping[str, Environment],
         *,
-        spares: tuple[int, int],
-        start_timeout: float,
+        lasting: LastingDirectories | None = None,
+        isolation: Isolation | None = None,
+        environments: Mapping[str, Environment] | None = None,
+        spares: tuple[int, int] = (1, IN_DEMAND),
+        start_timeout: float = 50.0,
     ) -> None:
+        lasting = lasting or LastingDirectories(path, path / SHELF_DIRECTORY)
+        isolation = isolation or Isolation(IsolationOptions(isolate="off"), path)
+        environments = environments or {OWN: own_environment()}
         #: set when the service should end
         self.stopped = asyncio.Event()
-        self._directory = directory
+        self._directory = RuntimeDirectory(path, isolation)
         self._served = served
-        self._guard = DirectoryGuard(directory, self._listen_anew)
+        self._guard = DirectoryGuard(self._directory, self._listen_anew)
         self._isolation = isolation
         self._tasks = BackgroundTasks()
-        path = directory.path
         self._totals = UsageFile(lasting.state)
         self._workload = WorkloadHistory(lasting.state)
         events = EventLog(path / LOGS_DIRECTORY / "events.jsonl")

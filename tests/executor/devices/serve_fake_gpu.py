@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sharedkernel.executor.devices.cuda.device import CudaDevice, CudaOptions
 from sharedkernel.executor.devices.cuda.discovery import describe
-from sharedkernel.executor.service import start_executor
+from sharedkernel.executor.service import ExecutorService
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.system.nvml import Gpu
 from tests.fake_nvml import GIB, FakeGpu, FakeNvml
@@ -31,7 +31,8 @@ async def serve(runtime_directory: Path) -> None:
         gpu, describe(gpu.facts, None, None), CudaOptions(overuse_patience=0.0), lanes="it is not there."
     )
     config = SchedulerConfig(capacity=device.device.capacity_bytes, reserve=device.device.reserve_bytes)
-    service = await start_executor(runtime_directory, device, config)
+    service = ExecutorService(runtime_directory, device, config)
+    await service.start()
 
     def hoard() -> None:
         fake.processes = {process.pid: 50 * GIB for process in service.sessions.values()}
