@@ -71,10 +71,11 @@ class Arena:
     ) -> None:
         self.driver = driver
         self._release_units = release_units
-        self._start, self._size = _reserve(driver, addresses)
-        self._mapper = Mapper(driver, self._start)
+        #: the first of the arena's addresses
+        self.address, self._size = _reserve(driver, addresses)
+        self._mapper = Mapper(driver, self.address)
         self._free = FreeRanges()
-        self._free.add(self._start + SCRATCH, self._size - SCRATCH)
+        self._free.add(self.address + SCRATCH, self._size - SCRATCH)
         self._slots: dict[int, Slot] = {}
         self._addresses: list[int] = []
         #: bytes of the slots in each state, kept up to date: a training is not to wait while thousands are added up
@@ -84,11 +85,6 @@ class Arena:
         #: units released in the present change
         self._freed: list[int] = []
         self._num_changes = 0
-
-    @property
-    def address(self) -> int:
-        """The first of the arena's addresses."""
-        return self._start
 
     # --- looking -----------------------------------
 
@@ -316,7 +312,7 @@ class Arena:
         """Unmap everything and give the addresses back."""
         self.remove(self.slots())
         self.drop_lane(self.lane_units)
-        self.driver.free(self._start, self._size)
+        self.driver.free(self.address, self._size)
 
     def validate(self) -> None:
         """Check that no unit is mapped as two things, and that slots do not overlap."""

@@ -78,7 +78,8 @@ class LaneMemory:
         self._layout: LaneLayout | None = None
         #: the generation that torch allocates from; None: the persistent one
         self._current: Generation | None = None
-        self._has_turn = False
+        #: whether the lane is this session's now
+        self.has_turn = False
         self._residency = ArenaResidency(arena, self._segments.lock)
         #: where blocks lived when last looked
         self._live = LiveRanges()
@@ -116,11 +117,6 @@ class LaneMemory:
         self._generations.show(layout)
         self._layout = layout
 
-    @property
-    def has_turn(self) -> bool:
-        """Whether the lane is this session's now."""
-        return self._has_turn
-
     def is_device_idle(self) -> bool:
         """Return whether nothing of this session runs on the device's default stream (any thread)."""
         return self._pools.is_idle()
@@ -157,7 +153,7 @@ class LaneMemory:
         if must_scrub:
             with self._segments.lock:
                 self._arena.scrub_lane()
-        self._has_turn = True
+        self.has_turn = True
         parked = self._generations.parked
         if parked is not None and self._layout is not None:
             self._generations.parked = None
@@ -173,7 +169,7 @@ class LaneMemory:
             return
         if self._pools.has_user_pool or self._pools.is_capturing():
             return
-        if not self._has_turn:
+        if not self.has_turn:
             raise InvalidMapping("an iteration cannot begin in a lane that is not this session's now.")
         generation = self._generations.choose(self._layout)
         self._begin(generation)
@@ -197,7 +193,7 @@ class LaneMemory:
     def is_settled(self) -> bool:
         """Whether :meth:`next_iteration` would do nothing for now: no warm-up ends, and no stream holds blocks back."""
         in_lane = self._current is not None and self._generations.is_warm
-        return (in_lane or not self._has_turn) and not self._pools.has_put_off
+        return (in_lane or not self.has_turn) and not self._pools.has_put_off
 
     def next_iteration(self) -> HandOver:
         """Handle a boundary at which the lane is kept; :meth:`hand_over` is for the others.
@@ -213,7 +209,7 @@ class LaneMemory:
         if self._pools.is_capturing():
             return result
         self._pools.boundary_passed()
-        if not self._has_turn:
+        if not self.has_turn:
             return result
         if self._generations.is_warm_up_ending:
             self.end_iteration()
@@ -246,7 +242,7 @@ class LaneMemory:
         ArenaBroken, DeviceFaulted
             Whether the lane is still this session's, :attr:`has_turn` says.
         """
-        if not self._has_turn:
+        if not self.has_turn:
             return HandOver()
         if self._pools.is_capturing():
             raise HandOverPostponed("the lane can be handed over only once the CUDA graph is captured.")
@@ -258,7 +254,7 @@ class LaneMemory:
             if current is not None:
                 self._begin(current)
             raise
-        self._has_turn = False
+        self.has_turn = False
         if at == "yield":
             self._generations.parked = current
         elif at == "boundary":
@@ -278,7 +274,7 @@ class LaneMemory:
     def give_turn_up(self) -> None:
         """End the turn after the device was lost: what is in the lane can be neither moved out nor used."""
         self.end_iteration()
-        self._has_turn = False
+        self.has_turn = False
 
     def _begin(self, generation: Generation) -> None:
         self._pools.begin(generation.pool)
@@ -305,7 +301,7 @@ class LaneMemory:
             return
         current = self._current
         self.end_iteration()
-        if not self._has_turn:
+        if not self.has_turn:
             self._generations.retire_overflowing()
         old, self._persistent = self._persistent, self._segments.make_generation()
         # the new one first: without any, torch would take back what other streams still use
@@ -400,5 +396,5 @@ class LaneMemory:
         self._arena.close()
 
     def _check_no_turn(self, what: str) -> None:
-        if self._has_turn:
+        if self.has_turn:
             raise InvalidMapping(f"{what} while an iteration may be in it; hand it over first.")

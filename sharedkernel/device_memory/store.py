@@ -54,7 +54,8 @@ class LaneStore:
         self._ordered: set[StoredUnit] = set()
         #: every unit there is
         self._units: dict[int, StoredUnit] = {}
-        self._used = 0
+        #: bytes of device memory that are in units
+        self.used = 0
         self._last_number = after
 
     # --- lanes -----------------------------------
@@ -122,9 +123,9 @@ class LaneStore:
         if any(size <= 0 or size % self._driver.granularity for size in sizes):
             raise InvalidMapping(f"units of device memory are multiples of {self._driver.granularity} bytes.")
         total = sum(sizes)
-        if self._capacity is not None and self._used + total > self._capacity:
+        if self._capacity is not None and self.used + total > self._capacity:
             raise OutOfDeviceMemory(
-                f"{total} bytes of device memory do not fit: {self._used} of {self._capacity} are in use "
+                f"{total} bytes of device memory do not fit: {self.used} of {self._capacity} are in use "
                 f"({describe(self._units.values())})."
             )
         units = [self._add(StoredUnit(self._last_number + 1, size, None, UnitPlace.STOCK)) for size in sizes]
@@ -312,14 +313,9 @@ class LaneStore:
     # --- figures -----------------------------------
 
     @property
-    def used(self) -> int:
-        """Bytes of device memory that are in units."""
-        return self._used
-
-    @property
     def is_nearly_full(self) -> bool:
         """Whether less than an eighth of the capacity is left."""
-        return self._capacity is not None and self._used > self._capacity - self._capacity // 8
+        return self._capacity is not None and self.used > self._capacity - self._capacity // 8
 
     def account(self) -> UnitAccount:
         """Return where every byte is."""
@@ -342,8 +338,8 @@ class LaneStore:
         in_stock = [unit for units in (self._ordered, *self._stock.values()) for unit in units]
         assert set(in_stock) == {unit for unit in self._units.values() if unit.place is UnitPlace.STOCK}
         account = self.account()
-        assert account.total == self._used == sum(unit.size for unit in self._units.values()), account
-        assert self._capacity is None or self._used <= self._capacity, account
+        assert account.total == self.used == sum(unit.size for unit in self._units.values()), account
+        assert self._capacity is None or self.used <= self._capacity, account
 
     # --- units -----------------------------------
 
@@ -359,7 +355,7 @@ class LaneStore:
 
     def _add(self, unit: StoredUnit) -> StoredUnit:
         self._units[unit.unit] = unit
-        self._used += unit.size
+        self.used += unit.size
         self._last_number = max(self._last_number, unit.unit)
         return unit
 
@@ -375,7 +371,7 @@ class LaneStore:
         """Free a unit that nobody has."""
         self._release(unit)
         del self._units[unit.unit]
-        self._used -= unit.size
+        self.used -= unit.size
 
     def _part_with(self, units: Iterable[StoredUnit]) -> None:
         """Free units that no lane has any more; those that sessions still have are releasing until then."""

@@ -126,12 +126,8 @@ class Segments:
         #: handler of the force signal wants
         self.lock = SignalHoldingLock()
         self._headroom = FreeRanges()
-        self._retired: list[Generation] = []
-
-    @property
-    def retired(self) -> Sequence[Generation]:
-        """Generations from which nothing is allocated any more, but in which something may live."""
-        return self._retired
+        #: generations from which nothing is allocated any more, but in which something may live
+        self.retired: list[Generation] = []
 
     # --- making -----------------------------------
 
@@ -195,7 +191,7 @@ class Segments:
             generation.small.clear()
             generation.large = FreeRanges()
             self._arena.clear(generation.lane_slots(SlotState.LANE))
-        self._retired.append(generation)
+        self.retired.append(generation)
 
     @signals_held()
     def reap(self, live: LiveRanges) -> None:
@@ -206,12 +202,12 @@ class Segments:
         live
             Where blocks of all retired generations live.
         """
-        for generation in list(self._retired):
+        for generation in list(self.retired):
             dead, is_empty = self._dead_slots(generation, live)
             with self.lock:
                 self._arena.clear(dead)
             if is_empty and self._drop(generation):
-                self._retired.remove(generation)
+                self.retired.remove(generation)
 
     def figures(self, generations: Sequence[Generation]) -> Figures:
         """Return where this session's bytes are.
@@ -222,7 +218,7 @@ class Segments:
             Those from which torch may allocate; the retired ones are counted as well.
         """
         with self.lock:
-            pools = [generation.pool for generation in (*generations, *self._retired)]
+            pools = [generation.pool for generation in (*generations, *self.retired)]
             return Figures(
                 private=self._arena.private_bytes,
                 away=self._arena.away_bytes,

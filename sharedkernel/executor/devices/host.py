@@ -92,17 +92,13 @@ class HostLimits:
     check_lanes = False
 
     def __init__(self, device: Device, overuse_patience: float = 30.0) -> None:
-        self._device = device
+        #: its public description
+        self.device = device
         self._overuse_patience = overuse_patience
         self._watching: asyncio.Task[None] | None = None
         #: user ids of sessions, until nothing runs under them
         self._accounts: set[int] = set()
         self._leases = Leases(device, self._notify)
-
-    @property
-    def device(self) -> Device:
-        """Its public description."""
-        return self._device
 
     async def start(self, runtime_directory: Path, control: SessionControl) -> None:
         """Look from now on for memory that no limit sees."""
@@ -117,7 +113,7 @@ class HostLimits:
             self._watching.cancel()
 
     async def _watch(self, control: SessionControl) -> None:
-        overuse = Overuse(self._device, control, self._overuse_patience, self._leases.shelf_of)
+        overuse = Overuse(self.device, control, self._overuse_patience, self._leases.shelf_of)
         loop, took = asyncio.get_running_loop(), 0.0
         while True:
             await asyncio.sleep(max(_LOOK_INTERVAL, took / _MOST_LOOKING))
@@ -146,7 +142,7 @@ class HostLimits:
         return [
             host_usage.UserProcesses(
                 leaders=[process.pid for process in own],
-                enough=quota_of(own[0].limits, self._device),
+                enough=quota_of(own[0].limits, self.device),
             )
             for own in by_user.values()
         ]

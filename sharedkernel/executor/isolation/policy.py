@@ -83,7 +83,8 @@ class Isolation:
         self.kind = _decide(options)
         self._options = options
         self._accounts: Accounts | None = None
-        self._homes: Path | None = None
+        #: directory of users' homes; None: they have none of their own
+        self.homes: Path | None = None
         self._runtime_directory = runtime_directory
         self._passages = [*passages, runtime_directory]
         #: who may ask for anything besides the executor's own user; None: nobody
@@ -94,17 +95,17 @@ class Isolation:
         self._without: str | None = None
         if self.kind == "none":
             return
-        self._homes = Path(options.homes) if options.homes else DEFAULT_HOMES
-        make_shared_directory(self._homes, named_by="--homes")
+        self.homes = Path(options.homes) if options.homes else DEFAULT_HOMES
+        make_shared_directory(self.homes, named_by="--homes")
         if self.kind == "users":
             uids = parse_uid_range(options.uid_range) if options.uid_range else None
-            numbers = None if uids is None else Numbers(self._homes, uids)
+            numbers = None if uids is None else Numbers(self.homes, uids)
             self._accounts = Accounts(numbers, _existing_groups(options.device_groups))
             self.make_directories()
-            make_shared_directory(self._homes / USERS_DIRECTORY, named_by="--homes")
+            make_shared_directory(self.homes / USERS_DIRECTORY, named_by="--homes")
             _check_passable(runtime_directory, "--runtime-dir")
-            _check_passable(self._homes, "--homes")
-            _check_homes(self._homes, runtime_directory)
+            _check_passable(self.homes, "--homes")
+            _check_homes(self.homes, runtime_directory)
             self._open_cgroups()
 
     def make_directories(self) -> None:
@@ -131,11 +132,6 @@ class Isolation:
             return
         if self.cgroups.missing:
             self._without = f"this machine's control groups have no controller for {', '.join(self.cgroups.missing)}"
-
-    @property
-    def homes(self) -> Path | None:
-        """Directory of users' homes; None: they have none of their own."""
-        return self._homes
 
     @property
     def uses_accounts(self) -> bool:
@@ -199,10 +195,10 @@ class Isolation:
         Refused
             When the user has no account, or a directory of theirs cannot be made.
         """
-        if self._homes is None:
+        if self.homes is None:
             return None
         if self._accounts is None:
-            home = make_directory_of(self._homes, directory_name(user), os.getuid(), os.getgid())
+            home = make_directory_of(self.homes, directory_name(user), os.getuid(), os.getgid())
             return protocol.Account(name=user, home=str(home))
         login = self._accounts.find(user)
         return protocol.Account(
@@ -213,7 +209,7 @@ class Isolation:
             shell=login.shell,
             home=str(self._home(login)),
             runtime_directory=str(
-                make_directory_of(self._homes / USERS_DIRECTORY, str(login.uid), login.uid, login.gid)
+                make_directory_of(self.homes / USERS_DIRECTORY, str(login.uid), login.uid, login.gid)
             ),
             offload_directory=self._offload_directory(login),
             rlimits={"NPROC": self._options.user_processes, "NOFILE": self._options.session_files, "CORE": 0},
@@ -221,18 +217,18 @@ class Isolation:
 
     def forget(self, uid: int, pid: int, log_name: str | None) -> None:
         """Remove what the session of the process *pid* has left in its user's directory; *log_name* its log."""
-        if self._homes is None or self._accounts is None:
+        if self.homes is None or self._accounts is None:
             return
         for name in (str(pid), log_name):
             if name is not None:
                 with contextlib.suppress(OSError):  # the user's to remove, too
-                    (self._homes / USERS_DIRECTORY / str(uid) / name).unlink(missing_ok=True)
+                    (self.homes / USERS_DIRECTORY / str(uid) / name).unlink(missing_ok=True)
 
     def _home(self, login: Login) -> Path:
         if login.home is not None and login.home.is_dir():
             return login.home
-        assert self._homes is not None
-        return make_directory_of(self._homes, directory_name(login.name), login.uid, login.gid)
+        assert self.homes is not None
+        return make_directory_of(self.homes, directory_name(login.name), login.uid, login.gid)
 
     @staticmethod
     def _offload_directory(login: Login) -> str | None:

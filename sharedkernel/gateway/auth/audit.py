@@ -44,13 +44,9 @@ class AuditLog:
     """
 
     def __init__(self, path: Path | None, *, most_bytes: int = MOST_BYTES) -> None:
-        self._path = path
+        #: the file; None: there is no audit log
+        self.path = path
         self._most_bytes = most_bytes
-
-    @property
-    def path(self) -> Path | None:
-        """The file; None: there is no audit log."""
-        return self._path
 
     @classmethod
     def named(cls, name: str, directory: Path) -> AuditLog:
@@ -70,14 +66,14 @@ class AuditLog:
 
     def check(self) -> None:
         """Log an error if the file cannot be written; called at the start."""
-        if self._path is None:
+        if self.path is None:
             return
         try:
-            os.close(_open(self._path))
+            os.close(_open(self.path))
         except OSError as error:
             log.error(
                 "the audit log %s cannot be written (%s); name another file with --audit-file.",
-                self._path,
+                self.path,
                 error.strerror,
             )
 
@@ -91,7 +87,7 @@ class AuditLog:
         details
             Further values for JSON; ``user`` and ``address`` replace the request's.
         """
-        if self._path is None:
+        if self.path is None:
             return
         handler = CallContext.get(CallContext.JUPYTER_HANDLER)
         user = user_of(handler)
@@ -103,16 +99,16 @@ class AuditLog:
             **details,
         }
         try:
-            descriptor = _open(self._path)
+            descriptor = _open(self.path)
             try:
                 os.write(descriptor, json.dumps(entry).encode() + b"\n")
                 is_full = os.fstat(descriptor).st_size >= self._most_bytes
             finally:
                 os.close(descriptor)
             if is_full:
-                _set_aside(self._path)
+                _set_aside(self.path)
         except OSError as error:
-            log.error("%s by %s could not be written to %s: %s", action, user, self._path, error.strerror)
+            log.error("%s by %s could not be written to %s: %s", action, user, self.path, error.strerror)
 
 
 def _open(path: Path) -> int:

@@ -76,10 +76,10 @@ class PageOffload(PendingOffload):
     def write(self) -> None:
         """Copy everything to the host's memory; see :meth:`PendingOffload.write`."""
         try:
-            self._pending.write(lambda: self._stopped)
+            self._pending.write(lambda: self.is_stopped)
         except (SharedKernelError, RuntimeError) as error:
             raise CannotOffload(f"Its memory could not be copied to the host: {error}", reason="memory") from error
-        if self._stopped:
+        if self.is_stopped:
             raise CannotOffload("Its code runs.", reason="busy")
 
     def commit(self) -> OffloadedMemory:

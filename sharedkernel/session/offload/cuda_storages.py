@@ -101,7 +101,7 @@ class StorageOffload(PendingOffload):
         """Copy everything to the host's memory; see :meth:`PendingOffload.write`."""
         try:
             for storage in self._found:
-                if self._stopped:
+                if self.is_stopped:
                     raise CannotOffload("Its code runs.", reason="busy")
                 copy = torch.UntypedStorage(storage.nbytes())
                 with _disable_current_modes():

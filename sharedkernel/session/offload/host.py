@@ -95,16 +95,12 @@ class PendingOffload(ABC):
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._stopped = False
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether :meth:`commit` is no longer possible."""
-        return self._stopped
+        #: whether :meth:`commit` is no longer possible
+        self.is_stopped = False
 
     def stop(self) -> None:
         """Make :meth:`write` end soon (any thread)."""
-        self._stopped = True
+        self.is_stopped = True
 
     @abstractmethod
     def write(self) -> None:
@@ -257,14 +253,14 @@ class RegionOffload(PendingOffload):
         offset = 0
         try:
             for buffers in _batches(self._regions):
-                if self._stopped:
+                if self.is_stopped:
                     break
                 offset = self._write_whole(buffers, offset)
-            if not self._stopped:
+            if not self.is_stopped:
                 os.fdatasync(self._descriptor)
         except OSError as error:
             raise self._cannot_write(error) from error
-        if self._stopped:
+        if self.is_stopped:
             raise CannotOffload("Its code runs.", reason="busy")
 
     def _write_whole(self, buffers: list[memoryview], offset: int) -> int:

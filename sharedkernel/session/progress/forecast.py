@@ -45,7 +45,8 @@ class Forecast:
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
-        self._source: str | None = None
+        #: the hash of what runs; None: not known
+        self.source: str | None = None
         #: monotonic seconds and iterations at the last look, or when the present grant began if that was later
         self._held_since = (0.0, 0)
         #: the last look at a boundary, and the first one in the loop that is outermost now
@@ -62,14 +63,14 @@ class Forecast:
     def section_began(self) -> None:
         """Prepare for other code than before."""
         self.progress.section_began()
-        self._source = self._last = self._first = self._remaining = self._seconds = None
+        self.source = self._last = self._first = self._remaining = self._seconds = None
         self._runs.clear()
         self._told, self._told_at = protocol.Foreseen(), 0
 
     def source_read(self, source: str) -> None:
         """Record the *source* that runs; sources that it runs itself (as `%%time` does) belong to it."""
-        if self._source is None:
-            self._source = source
+        if self.source is None:
+            self.source = source
 
     def grant_began(self, iterations: int) -> None:
         """Count the time from now on as held, with *iterations* completed so far."""
@@ -78,11 +79,6 @@ class Forecast:
     def executor_changed(self) -> None:
         """Forget what the previous executor was sent."""
         self._told = protocol.Foreseen()
-
-    @property
-    def source(self) -> str | None:
-        """The hash of what runs; None: not known."""
-        return self._source
 
     @property
     def is_at_end(self) -> bool:
@@ -123,7 +119,7 @@ class Forecast:
         if remaining is not None and self._last is not None:  # beside others most boundaries pass without a look
             remaining = max(0, remaining - (iterations - self._last.iterations))
         foreseen = protocol.Foreseen(
-            source=self._source,
+            source=self.source,
             remaining_iterations=remaining if self._seconds is not None else None,
             iteration_seconds=self._seconds,
         )

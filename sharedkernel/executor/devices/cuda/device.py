@@ -115,14 +115,17 @@ class CudaDevice:
         self_test: SelfTest | None = None,
     ) -> None:
         self._gpu = gpu
-        self._device = device
+        #: its public description
+        self.device = device
         self._options = options
         self._unshared = lanes if isinstance(lanes, str) else None
-        self._mode = DeviceMemoryMode.SHARED if self._unshared is None else DeviceMemoryMode.PRIVATE
+        #: the memory mode of new sessions
+        self.memory_mode = DeviceMemoryMode.SHARED if self._unshared is None else DeviceMemoryMode.PRIVATE
         self._self_test = self_test
         self._self_test_note = "there was no self-test."
         self._trying: asyncio.Future[Verdict] | None = None
-        self._desk = None if isinstance(lanes, str) else lanes
+        #: the server of device memory; None where none could be shared
+        self.lane_server = None if isinstance(lanes, str) else lanes
         self._leases = Leases(device, self._notify)
         self._mps = Mps(options.mps, gpu.facts.uuid)
         self._watch = GpuMonitor(gpu, self._look)
@@ -132,25 +135,10 @@ class CudaDevice:
         self._control: SessionControl
         self._overuse: Overuse
         self._ungranted: Ungranted
-        shares = self._desk is not None
+        shares = self.lane_server is not None
         self._checkpoint_note = unavailable_because(driver, gpu.facts.driver_version, shares_memory=shares)
         #: also without `process_checkpoint`: an executor before this may have suspended sessions. None: it cannot have
         self._suspensions = None if self._checkpoint_note else Suspensions(ProcessCheckpoint(driver), self._lose)
-
-    @property
-    def device(self) -> Device:
-        """Its public description."""
-        return self._device
-
-    @property
-    def memory_mode(self) -> DeviceMemoryMode:
-        """The memory mode of new sessions."""
-        return self._mode
-
-    @property
-    def lane_server(self) -> LaneServer | None:
-        """The server of device memory; None where none could be shared."""
-        return self._desk
 
     @property
     def check_lanes(self) -> bool:
@@ -190,17 +178,17 @@ class CudaDevice:
         self._trying = asyncio.ensure_future(trying)
         await asyncio.wait([self._trying])
         if self._trying.cancelled():
-            self._mode, self._self_test_note = DeviceMemoryMode.PLAIN, "the self-test was cut short."
+            self.memory_mode, self._self_test_note = DeviceMemoryMode.PLAIN, "the self-test was cut short."
             return
         verdict = self._trying.result()
-        self._mode, self._self_test_note = verdict.mode, verdict.sentence
+        self.memory_mode, self._self_test_note = verdict.mode, verdict.sentence
         for note in verdict.notes:
             log.warning("%s", note)
         log.log(logging.INFO if verdict.is_whole else logging.WARNING, "%s", verdict.sentence)
-        if not verdict.is_whole and self._mode is not DeviceMemoryMode.SHARED:
+        if not verdict.is_whole and self.memory_mode is not DeviceMemoryMode.SHARED:
             self._unshared = verdict.sentence
-            if self._desk is not None:
-                self._desk.is_off = True
+            if self.lane_server is not None:
+                self.lane_server.is_off = True
 
     async def try_out(self, own: Path | None = None, *, trusts_own: bool = False) -> Verdict:
         """Run the self-test.
@@ -220,7 +208,7 @@ class CudaDevice:
         if self._self_test is None:
             raise ConfigError("there is no self-test for this device.")
         return await self._self_test.run(
-            self._mode, why_not_better=(self._unshared or "").rstrip("."), own=own, trusts_own=trusts_own
+            self.memory_mode, why_not_better=(self._unshared or "").rstrip("."), own=own, trusts_own=trusts_own
         )
 
     def hurry(self) -> None:
@@ -355,10 +343,10 @@ class CudaDevice:
         return DeviceDetails(
             uuid=self._gpu.facts.uuid,
             driver_version=self._gpu.facts.driver_version,
-            memory_mode=str(self._mode),
+            memory_mode=str(self.memory_mode),
             self_test=self._self_test_note,
-            lanes_shared=self._mode is DeviceMemoryMode.SHARED,
-            shared_units_bytes=0 if self._desk is None else self._desk.used_bytes,
+            lanes_shared=self.memory_mode is DeviceMemoryMode.SHARED,
+            shared_units_bytes=0 if self.lane_server is None else self.lane_server.used_bytes,
             lanes_shared_reason=self._unshared or f"lanes are shared within one {self._options.lane_sharing}.",
             mps="on" if self._mps.is_on else "off",
             mps_note=self._mps.note,
