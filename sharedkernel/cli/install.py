@@ -166,7 +166,7 @@ class InstallApp(CommandApp):
             self._check_fingerprint(url)
         token = self._read_token(url)
         if self.fingerprint:
-            return Credentials(url=url, token=token, ca_file=str(self._certificate_path()))
+            return Credentials(url=url, token=token, ca_file=str(certificate_path(self._kept_path())))
         ca_file = self.ca_file or os.environ.get(CA_VARIABLE) or kept_ca_file(url, self._kept_path())
         return Credentials(url=url, token=token, ca_file=check_ca_file(ca_file) if ca_file else None)
 
@@ -176,9 +176,6 @@ class InstallApp(CommandApp):
         if not url.startswith("https:"):
             raise ConfigError(f"{url} is not encrypted, so it has no certificate; leave --fingerprint out.")
         self.fingerprint = check_fingerprint(self.fingerprint)
-
-    def _certificate_path(self) -> Path:
-        return certificate_path(self._kept_path())
 
     def _kept_path(self) -> Path:
         """Return the file in which the address and the token are kept."""

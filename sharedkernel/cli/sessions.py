@@ -104,7 +104,9 @@ class _SessionCommandApp(GatewayCommandApp):
                 fail(f"there is no session of {self.user!r} that you may {self.verb}.")
         else:
             # all are found before the first is touched
-            chosen = list({found.id: found for word in self.extra_args for found in [self._find(word)]}.values())
+            credentials = self.credentials()
+            found = (find(word, fetch_status(credentials, about=word).sessions) for word in self.extra_args)
+            chosen = list({session.id: session for session in found}.values())
         num_failed = 0
         for session in chosen:
             name = f"{session_name(session)} of {safe_text(session.user)}"
@@ -117,9 +119,6 @@ class _SessionCommandApp(GatewayCommandApp):
                 print(f"{self.done} {name}")  # noqa: T201
         if num_failed:
             sys.exit(1)
-
-    def _find(self, word: str) -> SessionStatus:
-        return find(word, fetch_status(self.credentials(), about=word).sessions)
 
     def act(self, kernel_id: str) -> None:
         """Do it to one session."""

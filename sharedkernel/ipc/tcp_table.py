@@ -20,8 +20,6 @@ class TcpSocket(NamedTuple):
 
     address: str
     port: int
-    peer: str
-    peer_port: int
     state: int
     #: account of the process that made or accepted it
     uid: int
@@ -78,9 +76,8 @@ def _lines() -> list[str]:
 
 def _parse(line: str) -> TcpSocket:
     fields = line.split(None, 10)
-    (address, _, port), (peer, _, peer_port) = fields[1].partition(":"), fields[2].partition(":")
-    numbers = int(fields[3], 16), int(fields[7]), int(fields[9])
-    return TcpSocket(address, int(port, 16), peer, int(peer_port, 16), *numbers)
+    address, _, port = fields[1].partition(":")
+    return TcpSocket(address, int(port, 16), int(fields[3], 16), int(fields[7]), int(fields[9]))
 
 
 def _forms(address: str) -> list[str]:

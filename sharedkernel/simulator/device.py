@@ -329,7 +329,7 @@ class SimulatedDevice:
                 # A signal is not the scheduler's answer: what it leads to happens after that is carried out.
                 self._replan(self.now, self._actors[session], self._yield)
             case Refuse(session=session, shortage=shortage):
-                self._replan(self.now, self._actors[session], self._give_up)
+                self._replan(self.now, self._actors[session], self._close)
                 refused = self._actors[session].run
                 assert refused is not None
                 refused.refused = explain_shortage(shortage)
@@ -350,9 +350,6 @@ class SimulatedDevice:
         self._running[actor.id] = actor
         self._plan_boundary(actor)
         self._set_speed()
-
-    def _give_up(self, actor: _Actor) -> None:
-        self._close(actor)
 
     def _copy(self, actor: _Actor, amount: int, then: Callable[[_Actor], None]) -> None:
         # Beside whatever else is planned: a cell that is sent while its session is being offloaded ends that.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -19,6 +19,7 @@ from websockets.typing import Subprotocol
 from sharedkernel.client.gateway.refusals import no_subprotocol, refused, unreachable
 from sharedkernel.client.gateway.server import Server, in_thread
 from sharedkernel.jupyter.wire import MAX_OUTPUT_BYTES
+from sharedkernel.system.tasks import BackgroundTasks
 
 #: longest message from a gateway, in bytes: a session's message, and where its parts are
 MAX_MESSAGE_BYTES = MAX_OUTPUT_BYTES + 1024**2
@@ -35,7 +36,7 @@ class WebSocket(ClientConnection):
         super().__init__(*arguments, **options)
         self._waiting = 0
         self._is_silent = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     @property
     def headers(self) -> Headers:
@@ -52,13 +53,13 @@ class WebSocket(ClientConnection):
         """Send a binary message, and return whether the websocket was open and had room; it may get lost on its way."""
         if self.state is not State.OPEN or self.is_full:
             return False
-        self._begin(self._write(data))
+        self._tasks.spawn(self._write(data))
         self._waiting += len(data)
         return True
 
     def end(self) -> None:
         """Agree with the other side to end the connection; it is cut where that takes too long."""
-        self._begin(self.close())
+        self._tasks.spawn(self.close())
         self.loop.call_later(CLOSE_PATIENCE, self.transport.abort)  # the library waits first until all has left
 
     async def messages(self) -> AsyncIterator[str | bytes]:
@@ -77,7 +78,7 @@ class WebSocket(ClientConnection):
 
         The library's own pings would end a connection on which one message takes longer than that.
         """
-        self._begin(self._watch(seconds))
+        self._tasks.spawn(self._watch(seconds))
 
     async def _watch(self, seconds: float) -> None:
         waited = 0
@@ -103,11 +104,6 @@ class WebSocket(ClientConnection):
                 await self.send(data)
         finally:
             self._waiting -= len(data)
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 async def open_websocket(

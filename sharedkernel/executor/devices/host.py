@@ -25,6 +25,7 @@ from sharedkernel.executor.devices import SessionControl, host_usage
 from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases, UserMemory
 from sharedkernel.executor.devices.overuse import Overuse
 from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.executor.processes.process_tree import memory_figure
 from sharedkernel.executor.processes.user_quota import HOST_CONTEXT_BYTES, quota_of
 from sharedkernel.protocol import Allowance, Device, Limits
 from sharedkernel.quota_check import SLACK_BYTES
@@ -165,7 +166,7 @@ class HostLimits:
 
     def seen_bytes(self, process: SessionHandle) -> int:
         """Return what the process has of the machine's memory, as the system counts it."""
-        return _statm(process.pid, 1)
+        return memory_figure(process.pid, 1)
 
     def utilisation(self, process: SessionHandle, reported: float | None) -> float | None:
         """Return what was *reported*: sessions measure their own processor time."""
@@ -198,7 +199,7 @@ class HostLimits:
             return
         if limit < session.data_limit:
             # What it has by now stays possible: at its limit not even its sockets could send what went wrong.
-            limit = max(limit, min(session.data_limit, _statm(session.pid, 5) + SLACK_BYTES))
+            limit = max(limit, min(session.data_limit, memory_figure(session.pid, 5) + SLACK_BYTES))
         if not session.is_there():
             return  # its id may be another process's by now
         self._accounts.add(session.uid)  # here, since it may end before the next look
@@ -213,15 +214,3 @@ class HostLimits:
             except PermissionError:  # another account's, and a container without the right to (CAP_SYS_RESOURCE)
                 allowance = msgspec.structs.replace(allowance, data_limit_bytes=limit)
         session.send(allowance)
-
-
-def _statm(pid: int, place: int) -> int:
-    """Return one figure that the system has of a process's memory, in bytes; 0 when it is gone.
-
-    1: all that is in memory; 5: what counts against the limit on private memory.
-    """
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as statm:
-            return int(statm.read().split()[place]) * resource.getpagesize()
-    except (OSError, IndexError):
-        return 0

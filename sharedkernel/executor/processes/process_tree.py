@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -95,3 +96,15 @@ def program_name(pid: int) -> str:
                 break
     shown = "".join(character if character.isprintable() else "?" for character in program[:_MOST_CHARACTERS])
     return shown or "a program"
+
+
+def memory_figure(pid: int, place: int) -> int:
+    """Return one figure that the system has of a process's memory, in bytes; 0 when it is gone.
+
+    1: all that is in memory; 5: what counts against the limit on private memory.
+    """
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as statm:
+            return int(statm.read().split()[place]) * resource.getpagesize()
+    except (OSError, IndexError):
+        return 0

@@ -97,7 +97,7 @@ class StoppedPrograms:
     def resume(self) -> None:
         """Continue all of them."""
         if self._stopped:
-            _resume(self._stopped.items())
+            send_all(self._stopped, signal.SIGCONT)
             self._stopped.clear()
             self._record.unlink(missing_ok=True)
 
@@ -107,7 +107,7 @@ def resume_recorded(directory: Path) -> None:
     for record in list(directory.iterdir()) if directory.exists() else ():
         with contextlib.suppress(OSError, ValueError):
             pairs = [line.split() for line in record.read_text(encoding="ascii").splitlines()]
-            _resume([(int(pid), int(started)) for pid, started in pairs])
+            send_all({int(pid): int(started) for pid, started in pairs}, signal.SIGCONT)
         record.unlink(missing_ok=True)
 
 
@@ -153,11 +153,6 @@ def _uid(pid: int) -> int | None:
 def _status(pid: int) -> dict[str, str]:
     with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
         return dict(line.split(":", 1) for line in status)
-
-
-def _resume(processes: Iterable[tuple[int, int]]) -> None:
-    for pid, started in processes:
-        _send(pid, started, signal.SIGCONT)
 
 
 def _send(pid: int, started: int, signum: int) -> None:

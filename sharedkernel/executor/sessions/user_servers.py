@@ -12,13 +12,11 @@ import fcntl
 import hashlib
 import logging
 import os
-import resource
 import socket
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,7 +24,7 @@ import msgspec
 
 from sharedkernel.errors import Refused
 from sharedkernel.executor.isolation.policy import Isolation
-from sharedkernel.executor.processes.process_tree import all_children, tree
+from sharedkernel.executor.processes.process_tree import all_children, memory_figure, tree
 from sharedkernel.files.start import ServerLaunch
 from sharedkernel.ipc.helper_process import PATIENCE, scrubbed_environment
 from sharedkernel.protocol import Account
@@ -168,7 +166,8 @@ class UserServers:
         if not self._running:
             return {}
         children = all_children()
-        return {user: _resident(tree([process.pid], children)) for user, (process, _) in list(self._running.items())}
+        trees = {user: tree([process.pid], children) for user, (process, _) in list(self._running.items())}
+        return {user: sum(memory_figure(pid, 1) for pid in pids) for user, pids in trees.items()}
 
     def end(self) -> None:
         """End the servers that this executor has started, with what runs in their terminals."""
@@ -197,11 +196,3 @@ def _take(path: Path) -> int | None:
         os.close(lock)
         return None
     return lock
-
-
-def _resident(pids: Iterable[int]) -> int:
-    found = 0
-    for pid in pids:
-        with suppress(OSError, IndexError), open(f"/proc/{pid}/statm", "rb") as statm:
-            found += int(statm.read().split()[1]) * resource.getpagesize()
-    return found

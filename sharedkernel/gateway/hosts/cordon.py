@@ -15,7 +15,6 @@ from tornado import web
 from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.gateway.http.handlers import GatewayHandler, read_body
 from sharedkernel.gateway.kernels.manager import SessionKernels
-from sharedkernel.gateway.kernels.starting import SessionStarter
 from sharedkernel.system.atomic_file import replace_file
 
 log = logging.getLogger(__name__)
@@ -48,11 +47,7 @@ class Cordon:
         self._manager = manager
         self._host = host
         self._state = _read(path)
-        self._starter.is_cordoned = self.is_set
-
-    @property
-    def _starter(self) -> SessionStarter:
-        return self._manager.starter
+        self._manager.starter.is_cordoned = self.is_set
 
     @property
     def is_set(self) -> bool:
@@ -84,7 +79,7 @@ class Cordon:
         except OSError as error:
             raise Refused(f"{self._path} cannot be written ({error.strerror}); nothing was changed.") from None
         self._state = state
-        self._starter.is_cordoned = is_set
+        self._manager.starter.is_cordoned = is_set
         log.info("this host is cordoned: it starts no sessions" if is_set else "this host starts sessions again")
 
     async def tell(self) -> None:

@@ -233,7 +233,7 @@ class FrontStatusHandler(FrontHandler):
         self.finish(msgspec.json.encode(excerpt(visible, user.username, about)))
 
 
-class FrontReadyHandler(web.RequestHandler):
+class FrontReadyHandler(HealthHandler):
     """``/readyz``: whether a host answers."""
 
     @allow_unauthenticated
@@ -243,9 +243,6 @@ class FrontReadyHandler(web.RequestHandler):
         if not is_ready:
             self.set_status(503)
         self.finish("ok\n" if is_ready else "no host\n")
-
-    def _log(self) -> None:
-        pass
 
 
 class SpliceHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):

@@ -35,7 +35,7 @@ class HealthHandler(web.RequestHandler):
         pass  # probes ask every few seconds
 
 
-class ReadyHandler(web.RequestHandler):
+class ReadyHandler(HealthHandler):
     """``/readyz``: whether new sessions can be started."""
 
     @allow_unauthenticated
@@ -52,9 +52,6 @@ class ReadyHandler(web.RequestHandler):
         if reason != "ok":
             self.set_status(503)
         self.finish(f"{reason}\n")
-
-    def _log(self) -> None:
-        pass
 
 
 class MetricsHandler(ErrorResponseMixin, APIHandler):
