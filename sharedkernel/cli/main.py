@@ -27,7 +27,7 @@ _EXTRAS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Command:
     """One sub-command."""
 
@@ -41,102 +41,63 @@ class Command:
 
 COMMANDS = {
     "demo": Command(
-        application="sharedkernel.cli.demo.DemoApp",
-        help="Run three people's notebooks on one device at the same time, and report.",
-        extra="lab",
+        "sharedkernel.cli.demo.DemoApp",
+        "Run three people's notebooks on one device at the same time, and report.",
+        "lab",
     ),
-    "lab": Command(
-        application="sharedkernel.cli.lab.LabApp",
-        help="Open JupyterLab with a shared device on this machine.",
-        extra="lab",
-    ),
+    "lab": Command("sharedkernel.cli.lab.LabApp", "Open JupyterLab with a shared device on this machine.", "lab"),
     "host": Command(
-        application="sharedkernel.cli.host.HostApp",
-        help="Serve all GPUs of this machine: keep an executor for each and a gateway running.",
-        extra="host",
+        "sharedkernel.cli.host.HostApp",
+        "Serve all GPUs of this machine: keep an executor for each and a gateway running.",
+        "host",
     ),
     "gateway": Command(
-        application="sharedkernel.gateway.app.SharedKernelGateway",
-        help="Serve notebooks of many users from this machine's executor.",
-        extra="host",
+        "sharedkernel.gateway.app.SharedKernelGateway",
+        "Serve notebooks of many users from this machine's executor.",
+        "host",
     ),
     "executor": Command(
-        application="sharedkernel.executor.app.ExecutorApp",
-        help="Own one device and run everybody's sessions on it.",
-        extra="host",
+        "sharedkernel.executor.app.ExecutorApp", "Own one device and run everybody's sessions on it.", "host"
     ),
     "cluster": Command(
-        application="sharedkernel.cluster.commands.ClusterCommandApp",
-        help="Serve notebooks from the nodes of a Ray cluster, and drain hosts.",
-        extra="host",
+        "sharedkernel.cluster.commands.ClusterCommandApp",
+        "Serve notebooks from the nodes of a Ray cluster, and drain hosts.",
+        "host",
     ),
-    "install": Command(
-        application="sharedkernel.cli.install.InstallApp",
-        help='Add the kernel "Shared GPU" to this Jupyter.',
-    ),
-    "token": Command(
-        application="sharedkernel.gateway.auth.token_command.TokenApp",
-        help="Add, list and remove users' tokens.",
-        extra="host",
-    ),
-    "status": Command(
-        application="sharedkernel.cli.status.StatusApp",
-        help="Show who uses what of the device, and who waits for what.",
-    ),
-    "top": Command(
-        application="sharedkernel.cli.top.app.TopApp",
-        help="The same, live; sort, filter, offload and stop.",
-    ),
-    "sessions": Command(
-        application="sharedkernel.cli.sessions.SessionsApp",
-        help="List sessions: yours, or everybody's.",
-    ),
-    "stop": Command(
-        application="sharedkernel.cli.sessions.StopApp",
-        help="Shut sessions down.",
-    ),
+    "install": Command("sharedkernel.cli.install.InstallApp", 'Add the kernel "Shared GPU" to this Jupyter.'),
+    "token": Command("sharedkernel.gateway.auth.token_command.TokenApp", "Add, list and remove users' tokens.", "host"),
+    "status": Command("sharedkernel.cli.status.StatusApp", "Show who uses what of the device, and who waits for what."),
+    "top": Command("sharedkernel.cli.top.app.TopApp", "The same, live; sort, filter, offload and stop."),
+    "sessions": Command("sharedkernel.cli.sessions.SessionsApp", "List sessions: yours, or everybody's."),
+    "stop": Command("sharedkernel.cli.sessions.StopApp", "Shut sessions down."),
     "offload": Command(
-        application="sharedkernel.cli.sessions.OffloadApp",
-        help="Move idle sessions' memory off the device, so that others have it.",
+        "sharedkernel.cli.sessions.OffloadApp", "Move idle sessions' memory off the device, so that others have it."
     ),
-    "quota": Command(
-        application="sharedkernel.cli.quota.QuotaApp",
-        help="Show what each user may use; for admins, change it.",
-    ),
+    "quota": Command("sharedkernel.cli.quota.QuotaApp", "Show what each user may use; for admins, change it."),
     "policy": Command(
-        application="sharedkernel.cli.policy.PolicyApp",
-        help="Show by which policy the devices serve; for admins, change it.",
+        "sharedkernel.cli.policy.PolicyApp", "Show by which policy the devices serve; for admins, change it."
     ),
     "class": Command(
-        application="sharedkernel.cli.classroom.app.ClassApp",
-        help="Run a class: users with invitations, limits and tokens that end together.",
+        "sharedkernel.cli.classroom.app.ClassApp",
+        "Run a class: users with invitations, limits and tokens that end together.",
     ),
     "files": Command(
-        application="sharedkernel.cli.remote.files.FilesApp",
-        help="List, upload, download and remove your files on the gateway's machine.",
+        "sharedkernel.cli.remote.files.FilesApp",
+        "List, upload, download and remove your files on the gateway's machine.",
     ),
     "ports": Command(
-        application="sharedkernel.cli.remote.ports.PortsApp",
-        help="List the ports of your programs on the host, and reach them from here.",
+        "sharedkernel.cli.remote.ports.PortsApp",
+        "List the ports of your programs on the host, and reach them from here.",
     ),
-    "shelf": Command(
-        application="sharedkernel.cli.shelf.ShelfApp",
-        help="List what is on your shelf, or everybody's, and take it off.",
-    ),
+    "shelf": Command("sharedkernel.cli.shelf.ShelfApp", "List what is on your shelf, or everybody's, and take it off."),
     "trace": Command(
-        application="sharedkernel.cli.trace.app.TraceApp",
-        help="Write who ran in which lane and who waited as a file that Perfetto opens.",
+        "sharedkernel.cli.trace.app.TraceApp",
+        "Write who ran in which lane and who waited as a file that Perfetto opens.",
     ),
     "simulate": Command(
-        application="sharedkernel.cli.simulate.app.SimulateApp",
-        help="Run the scheduler on traces under simulated time.",
-        extra="host",
+        "sharedkernel.cli.simulate.app.SimulateApp", "Run the scheduler on traces under simulated time.", "host"
     ),
-    "bench": Command(
-        application="sharedkernel.cli.bench.BenchApp",
-        help="Measure what sharing costs and what it gives.",
-        extra="lab",
-    ),
+    "bench": Command("sharedkernel.cli.bench.BenchApp", "Measure what sharing costs and what it gives.", "lab"),
 }
 
 
