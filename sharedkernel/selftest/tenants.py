@@ -20,10 +20,11 @@ import torch
 
 from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.drivers.cuda import CudaDriver
+from sharedkernel.device_memory.layout import LaneLayout, UnitInfo
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.selftest.lane_process import LANE, empty, make_lane_memory
 from sharedkernel.selftest.training import Training
-from sharedkernel.selftest.wire import RemoteSupplier, StoreEnd, layout_of, receive, receive_units, send, socket_pair
+from sharedkernel.selftest.wire import RemoteSupplier, StoreEnd, receive, receive_units, send, socket_pair
 from sharedkernel.system.processes import end_process, end_with_parent
 
 LANE_BYTES = 64 * MIB
@@ -95,7 +96,8 @@ class Tenant:
 
     def set_lane(self, lane: int, version: int, units: list[list[int]], count: int) -> None:
         """Show a lane."""
-        self._memory.set_lane(layout_of(lane, version, units), receive_units(self._connection, count))
+        layout = LaneLayout(lane, version, tuple(UnitInfo(*unit) for unit in units))
+        self._memory.set_lane(layout, receive_units(self._connection, count))
 
     def begin_turn(self, must_scrub: bool) -> None:
         """Begin a turn and an iteration in it."""

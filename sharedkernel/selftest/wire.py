@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, UnitInfo
+from sharedkernel.device_memory.layout import GivenUnit, UnitInfo
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.ipc.seqpacket import receive_packet
 
@@ -177,8 +177,3 @@ class StoreEnd:
         """Send units with their descriptors, in batches."""
         for batch, descriptors in self.store.exported(units):
             send(self.connection, {"units": names(batch)}, descriptors)
-
-
-def layout_of(lane: int, version: int, units: Sequence[Sequence[int]]) -> LaneLayout:
-    """Return a lane's layout as it arrives in a message."""
-    return LaneLayout(lane, version, tuple(UnitInfo(*unit) for unit in units))

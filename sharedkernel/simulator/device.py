@@ -50,10 +50,6 @@ _ROUNDING = 1e-9
 _BANDWIDTH = 10e9
 
 
-#: from the utilisations of those that run at once, their speed, 0 to 1
-Interference = Callable[[Sequence[float]], float]
-
-
 def shared_in_proportion(utilisations: Sequence[float]) -> float:
     """Return the speed of sessions that run at once: full while their utilisations sum to at most 1."""
     return 1.0 / max(1.0, sum(utilisations))
@@ -104,8 +100,6 @@ class SimulatedDevice:
         The scheduler's.
     sessions
         All that will ever come.
-    interference
-        How sessions that run at once slow each other.
     bandwidth
         Bytes a second at which memory is offloaded and restored.
     on_progress
@@ -117,7 +111,6 @@ class SimulatedDevice:
         config: SchedulerConfig,
         sessions: Iterable[SimulatedSession],
         *,
-        interference: Interference = shared_in_proportion,
         bandwidth: float = _BANDWIDTH,
         on_progress: Callable[[int], None] = lambda done: None,
     ) -> None:
@@ -131,7 +124,6 @@ class SimulatedDevice:
         self.num_iterations = 0
         #: times that a session's memory was moved away
         self.num_offloads = 0
-        self._interference = interference
         self._bandwidth = bandwidth
         self._on_progress = on_progress
         self._over = 0
@@ -359,7 +351,7 @@ class SimulatedDevice:
 
     def _set_speed(self) -> None:
         utilisations = [actor.session.utilisation for actor in self._running.values()]
-        speed = self._interference(utilisations) if len(utilisations) > 1 else 1.0
+        speed = shared_in_proportion(utilisations) if len(utilisations) > 1 else 1.0
         if speed != self._speed:
             self._speed = speed
             for actor in self._running.values():

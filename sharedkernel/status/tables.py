@@ -86,7 +86,7 @@ class TableColumn(Generic[Entry]):
 def status_view(status: StatusDocument) -> RenderableType:
     """Return the whole document: hosts, the devices, their lanes, everybody's sessions and what users have."""
     documents = status.by_device().values()
-    users = users_table(status)
+    users = filled(status.users, [USER_NAME, *figure_columns(USER, Place.STATUS)])
     parts: list[RenderableType] = [hosts_table(status.hosts or [])] if status.has_hosts else []
     for document in documents:
         if isinstance(document, DeviceEntry):
@@ -191,11 +191,6 @@ def lanes_table(status: StatusDocument) -> RenderableType:
     if not status.lanes:
         return Text("No lanes: nobody is using the device.", style="dim")
     return filled(status.lanes, lane_columns(status))
-
-
-def users_table(status: StatusDocument) -> RenderableType:
-    """Return one row per user: share, memory by kind against the quota, device time and waits."""
-    return filled(status.users, [USER_NAME, *figure_columns(USER, Place.STATUS)])
 
 
 def sessions_table(status: StatusDocument) -> RenderableType:

@@ -83,7 +83,8 @@ def usage_text(status: StatusDocument, session_id: str, history: Sequence[int] =
     lines += _lingering(status, session.user)
     if len(history) > 1:
         curve = _as_blocks(_thinned(history, _TEXT_CURVE), max(history))
-        lines.append(f"Lately: {curve} {_curve_label(history)}")
+        now, most = format_bytes(history[-1]), format_bytes(max(history))
+        lines.append(f"Lately: {curve} now {now}, at most {most}")
     return "\n".join(lines)
 
 
@@ -261,10 +262,6 @@ def _lingering(status: StatusDocument, user: str) -> list[str]:
     """Return a sentence for each of *user*'s sessions that were shut down and count for the quota still."""
     mine = [session for session in status.sessions if session.user == user]
     return [f"{session_name(session)}: {words}." for session in mine if (words := lingering_words(session))]
-
-
-def _curve_label(history: Sequence[int]) -> str:
-    return f"now {format_bytes(history[-1])}, at most {format_bytes(max(history))}"
 
 
 def _thinned(history: Sequence[int], most: int) -> list[int]:

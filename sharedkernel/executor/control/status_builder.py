@@ -119,7 +119,7 @@ def build_status(
         users=[
             _user(view, record, served, by_user[view.id])
             for view in snapshot.users
-            if (record := users.get(view.id)) is not None and not (record.has_left and _has_nothing(view, record))
+            if (record := users.get(view.id)) is not None and (record.sessions or view.shelf or not record.has_left)
         ],
         sessions=sessions,
     )
@@ -210,10 +210,6 @@ def _session(view: SessionView, process: SessionHandle) -> SessionStatus:
         wait_p50_seconds=wait_p50,
         wait_p95_seconds=wait_p95,
     )
-
-
-def _has_nothing(view: UserView, record: UserRecord) -> bool:
-    return not record.sessions and not view.shelf
 
 
 def _user(view: UserView, record: UserRecord, device: Device, sessions: Sequence[SessionStatus]) -> UserStatus:

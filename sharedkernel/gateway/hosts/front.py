@@ -234,7 +234,8 @@ class Front:
                 self._lost[key] = error.host, now + _LOST_PATIENCE
             raise
         if client_key is not None and answer.code == HTTPStatus.CREATED:
-            self._kernels[key] = _kernel_of(answer)
+            started = json.loads(answer.body)  # a kernel, or a notebook session
+            self._kernels[key] = str(started.get("kernel", started)["id"])
             if len(self._kernels) > _MAX_KERNELS:
                 del self._kernels[next(iter(self._kernels))]
         return answer
@@ -384,12 +385,6 @@ class Front:
         self.hosts.forget(name)
         self.requests.forget(name)
         self.host_rules.forget(name)
-
-
-def _kernel_of(started: HTTPResponse) -> str:
-    """Return the kernel id in a host's answer to a start: that of a kernel, or of a notebook session."""
-    body = json.loads(started.body)
-    return str(body.get("kernel", body)["id"])
 
 
 #: for whom a front asks what it then hides from its users
