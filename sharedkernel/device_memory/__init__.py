@@ -40,36 +40,3 @@ Private units are asked for through a :class:`Supplier`: :meth:`LaneStore.give_p
 The executor must not import torch, so of this package it imports only modules that do not: `store`, `drivers`,
 `layout`, `mode` and `errors`.
 """
-
-from __future__ import annotations
-
-from sharedkernel.device_memory.errors import (
-    ArenaBroken,
-    DeviceFaulted,
-    DeviceMemoryError,
-    DriverUnavailable,
-    HandOverPostponed,
-    InvalidMapping,
-    LaneOccupied,
-    OutOfDeviceMemory,
-)
-from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, UnitInfo, lane_bytes
-from sharedkernel.device_memory.store import LaneStore
-from sharedkernel.device_memory.stored_units import UnitAccount
-
-__all__ = [
-    "ArenaBroken",
-    "DeviceFaulted",
-    "DeviceMemoryError",
-    "DriverUnavailable",
-    "GivenUnit",
-    "HandOverPostponed",
-    "InvalidMapping",
-    "LaneLayout",
-    "LaneOccupied",
-    "LaneStore",
-    "OutOfDeviceMemory",
-    "UnitAccount",
-    "UnitInfo",
-    "lane_bytes",
-]

@@ -3,18 +3,15 @@
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.types import LaneId, MemoryProfile, SessionId, SessionState, UserId
 from sharedkernel.scheduling.scheduler import Scheduler
-from sharedkernel.scheduling.snapshot import LaneView, SessionView, Snapshot, UserView
+from sharedkernel.scheduling.snapshot import SessionView
 
 __all__ = [
     "LaneId",
-    "LaneView",
     "MemoryProfile",
     "Scheduler",
     "SchedulerConfig",
     "SessionId",
     "SessionState",
     "SessionView",
-    "Snapshot",
     "UserId",
-    "UserView",
 ]
