@@ -14,10 +14,10 @@ import asyncio
 import contextlib
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sharedkernel.errors import ConfigError, ExecutorUnavailable, SharedKernelError
 from sharedkernel.gateway.fleet.merged_status import away_entry, merge
@@ -26,6 +26,8 @@ from sharedkernel.ipc.executor_client import ELSEWHERE, ExecutorClient
 from sharedkernel.paths import LONGEST_RUNTIME_DIRECTORY, device_directory
 from sharedkernel.protocol import SessionDied
 from sharedkernel.status.document import StatusDocument
+
+_Answer = TypeVar("_Answer")
 
 #: name of the only executor, where the configuration names none
 ONLY = ""
@@ -293,6 +295,43 @@ class Executors:
 def no_answer(executors: Executors, name: str, what: str = "does not answer") -> ExecutorUnavailable:
     """Return an error that says *what* one executor does."""
     return ExecutorUnavailable(f"{executors.describe([name])} {what}; its log may say why.")
+
+
+async def ask_each(
+    executors: Executors, names: Iterable[str], ask: Callable[[ExecutorClient], Awaitable[_Answer]], *, seconds: float
+) -> tuple[dict[str, _Answer], dict[str, SharedKernelError]]:
+    """Ask several executors at once.
+
+    Parameters
+    ----------
+    executors
+        All of them.
+    names
+        Those to ask.
+    ask
+        Asks one.
+    seconds
+        Time that each may take to answer.
+
+    Returns
+    -------
+    answers, away
+        Each answer, and why there is none of the others.
+    """
+
+    async def one(name: str) -> _Answer | SharedKernelError:
+        try:
+            async with asyncio.timeout(seconds):
+                return await ask(executors[name])
+        except TimeoutError:
+            return no_answer(executors, name)
+        except SharedKernelError as error:
+            return error
+
+    names = list(names)
+    found = dict(zip(names, await asyncio.gather(*map(one, names)), strict=True))
+    away = {name: answer for name, answer in found.items() if isinstance(answer, SharedKernelError)}
+    return {name: answer for name, answer in found.items() if not isinstance(answer, SharedKernelError)}, away
 
 
 def _succeeded(task: asyncio.Task[Any]) -> bool:

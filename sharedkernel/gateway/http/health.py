@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 
 import prometheus_client
@@ -14,10 +13,11 @@ from jupyter_server.base.handlers import APIHandler
 from tornado import web
 
 from sharedkernel.gateway.errors import ErrorResponseMixin
+from sharedkernel.gateway.fleet.executors import ask_each
 from sharedkernel.gateway.http.metrics import DeviceMetrics
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
 from sharedkernel.ipc.executor_client import ExecutorClient
-from sharedkernel.protocol import Counts, Device
+from sharedkernel.protocol import Device
 
 #: seconds to wait for an executor's counters
 _TIMEOUT = 2.0
@@ -66,8 +66,7 @@ class MetricsHandler(ErrorResponseMixin, APIHandler):
         manager = kernel_manager_of(self)
         executors = manager.executors
         documents = await executors.documents()
-        asked = await asyncio.gather(*(_counts(executors[name]) for name in documents), return_exceptions=True)
-        counts = {name: answer for name, answer in zip(documents, asked, strict=True) if isinstance(answer, Counts)}
+        counts, _ = await ask_each(executors, documents, ExecutorClient.counts, seconds=_TIMEOUT)
         labels = {name: _label(name, executors[name].device) for name in executors}
         metrics = DeviceMetrics(
             {labels[name]: document for name, document in documents.items()},
@@ -77,11 +76,6 @@ class MetricsHandler(ErrorResponseMixin, APIHandler):
         self.set_header("Content-Type", prometheus_client.CONTENT_TYPE_LATEST)
         self.write(prometheus_client.generate_latest(prometheus_client.REGISTRY))
         self.finish(prometheus_client.generate_latest(metrics.registry))
-
-
-async def _counts(executor: ExecutorClient) -> Counts:
-    async with asyncio.timeout(_TIMEOUT):
-        return await executor.counts()
 
 
 def _names(devices: Iterable[str]) -> str:

@@ -24,10 +24,10 @@ from tornado import web
 from tornado.ioloop import IOLoop
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
-from sharedkernel.errors import Refused, SharedKernelError
+from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.audit import AuditedHandler
 from sharedkernel.gateway.errors import ErrorResponseMixin
-from sharedkernel.gateway.fleet.executors import Executors, no_answer
+from sharedkernel.gateway.fleet.executors import Executors, ask_each
 from sharedkernel.gateway.http.handlers import GatewayHandler
 from sharedkernel.gateway.http.request_guard import TOKEN_IN_ADDRESS
 from sharedkernel.gateway.http.websocket_registry import JupyterPingMixin
@@ -211,24 +211,13 @@ class UserPorts:
         devices = self._executors.connected()
         if not devices:
             raise self._executors.unavailable()
-        asked = (self._ask(device, user, sockets) for device in devices)
-        found: list[tuple[str, OwnedSocket]] = []
-        error: BaseException | None = None
-        for device, answer in zip(devices, await asyncio.gather(*asked, return_exceptions=True), strict=True):
-            if isinstance(answer, BaseException):
-                error = answer
-            else:
-                found += [(device, each) for each in answer]
-        if error is not None and not (found and isinstance(error, SharedKernelError)):
-            raise error
+        answers, away = await ask_each(
+            self._executors, devices, lambda executor: executor.find_sockets(user, sockets), seconds=_ANSWER
+        )
+        found = [(device, each) for device, owned in answers.items() for each in owned]
+        if away and not found:
+            raise next(iter(away.values()))
         return found
-
-    async def _ask(self, device: str, user: str, sockets: dict[int, int]) -> list[OwnedSocket]:
-        try:
-            async with asyncio.timeout(_ANSWER):
-                return await self._executors[device].find_sockets(user, sockets)
-        except TimeoutError:
-            raise no_answer(self._executors, device) from None
 
 
 async def _connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -16,11 +16,11 @@ import msgspec
 from jupyter_server.auth.decorator import authorized
 from tornado import web
 
-from sharedkernel.errors import ExecutorUnavailable, Refused, SharedKernelError
-from sharedkernel.gateway.fleet.executors import Executors, no_answer
+from sharedkernel.errors import ExecutorUnavailable, Refused
+from sharedkernel.gateway.fleet.executors import Executors, ask_each, no_answer
 from sharedkernel.gateway.http.handlers import GatewayHandler
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
-from sharedkernel.protocol import TakenOffShelf, UserShelf
+from sharedkernel.protocol import TakenOffShelf
 
 #: seconds that an executor may take to answer
 _TIMEOUT = 5.0
@@ -41,29 +41,12 @@ async def list_shelves(executors: Executors, user: str | None) -> dict[str, Any]
     SharedKernelError
         When no executor answers.
     """
-    answers = await asyncio.gather(*(_list(executors, device, user) for device in executors), return_exceptions=True)
-    found: dict[str, list[UserShelf]] = {}
-    away: dict[str, SharedKernelError] = {}
-    for device, answer in zip(executors, answers, strict=True):
-        if isinstance(answer, SharedKernelError):
-            away[device] = answer
-        elif isinstance(answer, BaseException):
-            raise answer
-        else:
-            found[device] = answer
+    found, away = await ask_each(executors, executors, lambda executor: executor.shelves(user), seconds=_TIMEOUT)
     if not found:
         raise next(iter(away.values()))
     shelves = [{**msgspec.to_builtins(shelf), "device": device or None} for device in found for shelf in found[device]]
     shelves.sort(key=lambda shelf: shelf["user"])
     return {"shelves": shelves, "away": {device: str(error) for device, error in away.items()}}
-
-
-async def _list(executors: Executors, device: str, user: str | None) -> list[UserShelf]:
-    try:
-        async with asyncio.timeout(_TIMEOUT):
-            return await executors[device].shelves(user)
-    except TimeoutError:
-        raise no_answer(executors, device) from None
 
 
 async def take_off(

@@ -12,8 +12,8 @@ import msgspec
 from jupyter_server.auth.decorator import authorized
 from tornado import web
 
-from sharedkernel.errors import Refused, SharedKernelError
-from sharedkernel.gateway.fleet.executors import Executors
+from sharedkernel.errors import Refused
+from sharedkernel.gateway.fleet.executors import Executors, ask_each
 from sharedkernel.gateway.http.handlers import GatewayHandler
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
 from sharedkernel.status.timeline import DeviceTimeline, TimelineWindow
@@ -60,24 +60,15 @@ class TimelineRequests:
         self._waiting[asker] += 1
         try:
             async with self._lock:
-                asked = [self._ask(executors, device, window, user) for device in executors]
-                answers = await asyncio.gather(*asked, return_exceptions=True)
+                found, _ = await ask_each(
+                    executors, executors, lambda executor: executor.timeline(window, user), seconds=_TIMEOUT
+                )
         finally:
             self._waiting[asker] -= 1
             self._waiting = +self._waiting
-        found: dict[str, DeviceTimeline] = {}
-        for device, answer in zip(executors, answers, strict=True):
-            if isinstance(answer, DeviceTimeline):
-                found[device] = answer
-            elif not isinstance(answer, SharedKernelError | TimeoutError):
-                raise answer
         if not found:
             raise executors.unavailable()
         return found
-
-    async def _ask(self, executors: Executors, device: str, window: TimelineWindow, user: str | None) -> DeviceTimeline:
-        async with asyncio.timeout(_TIMEOUT):
-            return await executors[device].timeline(window, user)
 
 
 class TimelineHandler(GatewayHandler):
