@@ -134,6 +134,14 @@ def test_the_notebooks_side_trusts_the_authority_that_it_was_told(encrypted: Enc
         fetch_status(Credentials(url=encrypted.url, token=encrypted.token))
 
 
+def test_a_notebook_that_connects_again_is_told_of_a_certificate_that_it_does_not_trust(encrypted: Encrypted) -> None:
+    """It would else wait for ever for a gateway that is there, such as one that has renewed its certificate."""
+    gateway = Gateway(Credentials(url=encrypted.url, token=encrypted.token))
+    with pytest.raises(GatewayRefused, match="--ca FILE") as refused:
+        run(gateway.open("a-kernel", "a-notebook", seen=()))
+    assert not refused.value.is_passing
+
+
 def test_who_speaks_without_encryption_is_told_of_https(encrypted: Encrypted) -> None:
     """The network's word for it, a reset connection, would not say so."""
     plain = Credentials(url=encrypted.url.replace("https:", "http:"), token=encrypted.token)

@@ -151,6 +151,8 @@ async def open_websocket(
             ping_interval=None,
             create_connection=WebSocket,
         )
+    except OSError:  # first of all: a certificate that is not trusted is a ValueError, too
+        raise
     except NegotiationError:
         raise no_subprotocol(server.url, subprotocol) from None
     except InvalidMessage as error:
