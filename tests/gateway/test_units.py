@@ -42,6 +42,21 @@ def test_each_user_has_a_home(unit: Path) -> None:
     assert "--homes /var/lib/sharedkernel/homes" in executor["ExecStart"][0]
 
 
+@pytest.mark.parametrize("unit", [EXECUTOR, GATEWAY, HOST], ids=["executor", "gateway", "host"])
+def test_each_service_has_a_home_that_it_can_look_into(unit: Path) -> None:
+    """Jupyter looks there at its start, and a unit with `ProtectHome` cannot look for one that is not there."""
+    found = settings(unit)
+    (home,) = [value.removeprefix("HOME=") for value in found["Environment"] if value.startswith("HOME=")]
+    assert home.removeprefix("/var/lib/") in found["StateDirectory"][0].split()
+
+
+@pytest.mark.parametrize("unit", [EXECUTOR, GATEWAY, HOST], ids=["executor", "gateway", "host"])
+def test_a_service_is_tried_again_for_as_long_as_it_takes(unit: Path) -> None:
+    """Else systemd gives up or not, by how long the machine takes for five tries."""
+    assert settings(unit)["Restart"] == ["always"]
+    assert settings(unit)["StartLimitIntervalSec"] == ["0"]
+
+
 def test_what_outlives_a_reboot_is_where_each_unit_may_write() -> None:
     """Not in /run; the gateway's directory is its own, as the executor's may be root's."""
     for unit, own in (

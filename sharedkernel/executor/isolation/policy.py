@@ -158,7 +158,8 @@ class Isolation:
         if self.gateway is not None:
             # What is made in it belongs to its group. Users never come here: a session has its sockets before its user.
             os.chown(path, os.getuid(), self.gateway.pw_gid)
-            path.chmod(0o2710)
+            # A unit with RestrictSUIDSGID= forbids the bit, and starts us with that group instead.
+            path.chmod(0o710 if os.getegid() == self.gateway.pw_gid else 0o2710)
 
     def make_servers_directory(self) -> Path:
         """Make, and return, the directory of users' own servers, which all executors of this host share."""

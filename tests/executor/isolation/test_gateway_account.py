@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pwd
+import stat
 import subprocess
 import sys
 import tempfile
@@ -16,11 +18,11 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.local_stack import free_port
-from sharedkernel.paths import GATEWAY_DIRECTORY
+from sharedkernel.paths import GATEWAY_DIRECTORY, SESSIONS_DIRECTORY
 from sharedkernel.system.lock_file import GATEWAY_LOCK
 from sharedkernel.system.secure_directories import make_directory_of
 from tests.executor.harness import PATIENCE
-from tests.executor.isolation import ADA, FIRST_UID, GATEWAY, ApartExecutor, needs_root, readable_by_all
+from tests.executor.isolation import ADA, FIRST_UID, GATEWAY, ApartExecutor, Executor, needs_root, readable_by_all
 
 pytestmark = needs_root
 
@@ -44,18 +46,47 @@ _BE_A_GATEWAY = """if True:
 """
 
 
-@pytest.mark.parametrize(("account", "is_heard"), [(GATEWAY, True), ("daemon", False)])
-def test_the_gateway_needs_no_root(apart: ApartExecutor, account: str, is_heard: bool) -> None:
-    """The account that was named for it starts sessions and speaks to them; no other account does."""
+def _be_a_gateway(apart: ApartExecutor, account: str) -> subprocess.CompletedProcess[str]:
+    """Run a cell of ADA's as *account*; return what it printed."""
     command = readable_by_all([sys.executable, "-c", _BE_A_GATEWAY, str(apart.runtime_directory), account, ADA])
     python_path = str(Path(__file__).parents[3])
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": python_path, "HOME": "/", "IPYTHONDIR": "/nonexistent"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE)
+
+
+@pytest.mark.parametrize(("account", "is_heard"), [(GATEWAY, True), ("daemon", False)])
+def test_the_gateway_needs_no_root(apart: ApartExecutor, account: str, is_heard: bool) -> None:
+    """The account that was named for it starts sessions and speaks to them; no other account does."""
+    done = _be_a_gateway(apart, account)
     if is_heard:
         assert int(done.stdout) in range(FIRST_UID, FIRST_UID + 100), done.stderr
     else:
         assert done.stdout == ""
         assert "closed the connection" in done.stderr, done.stderr
+
+
+class InTheGatewaysGroup(ApartExecutor):
+    """An executor that is root in the gateway's group, as the drop-in of its unit starts it."""
+
+    def command(self) -> list[str]:
+        return ["setpriv", f"--regid={pwd.getpwnam(GATEWAY).pw_gid}", "--keep-groups", *super().command()]
+
+
+def test_an_executor_in_the_gateways_group_sets_no_bit_that_its_unit_forbids() -> None:
+    """With `RestrictSUIDSGID=` the system refuses the bit; the gateway reaches its sessions all the same."""
+    executor = InTheGatewaysGroup()
+    try:
+
+        async def reach() -> None:
+            async with Executor(executor):
+                pass
+
+        asyncio.run(reach())
+        assert not (executor.runtime_directory / SESSIONS_DIRECTORY).stat().st_mode & stat.S_ISGID
+        done = _be_a_gateway(executor, GATEWAY)
+        assert int(done.stdout) in range(FIRST_UID, FIRST_UID + 100), done.stderr
+    finally:
+        executor.close()
 
 
 @pytest.fixture
