@@ -226,6 +226,8 @@ class Waiting(Message, frozen=True, kw_only=True):
     free_bytes: int | None = None
     #: whose memory makes room for it, in words such as "grace's idle notebook"; None: nobody can tell
     room_from: str | None = None
+    #: memory of others is on its way out for it
+    is_room_coming: bool = False
     #: whose idle notebook holds the most of what its user could ask for, in the same words, and how many bytes; None:
     #: nobody's does
     idle_of: str | None = None

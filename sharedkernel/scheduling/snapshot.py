@@ -78,6 +78,8 @@ class QueueView:
     free: int | None = None
     #: the session whose memory is expected to leave the device next for it; None: not known
     room_from: SessionId | None = None
+    #: memory of others is on its way out for it
+    is_room_coming: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +244,12 @@ def _lack(records: Records, session: Session) -> dict[str, Any]:
         return {}
     needed, free = records.admission.demand.lack(session) or (None, None)
     maker = None if needed is None else records.offloading.room_from(session)
-    return {"needed": needed, "free": free, "room_from": None if maker is None or maker is session else maker.id}
+    return {
+        "needed": needed,
+        "free": free,
+        "room_from": None if maker is None or maker is session else maker.id,
+        "is_room_coming": maker is not None and records.offloading.is_leaving(maker),
+    }
 
 
 def _in_order(records: Records) -> list[Session]:

@@ -74,6 +74,7 @@ class WaitNotifier:
                 needed_bytes=view.needed,
                 free_bytes=view.free,
                 room_from=None if maker is None else self._name(maker, view.user),
+                is_room_coming=view.is_room_coming,
                 idle_of=None if asked is None else notebook_in_words(asked.user, None, is_own=False, is_idle=True),
                 idle_bytes=None if asked is None else asked.persistent,
             )

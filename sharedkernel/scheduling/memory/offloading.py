@@ -150,6 +150,10 @@ class Offloading:
         asked = (other for other in self.idle.values() if other.offload.is_asked)
         return next(asked, None) or next(iter(self.turns.leaving.values()), None) or self.ripens
 
+    def is_leaving(self, session: Session) -> bool:
+        """Return whether *session* was asked to move its memory away."""
+        return session.offload.is_asked or session.id in self.turns.leaving
+
     def _room_at(self, session: Session, now: float) -> float | None:
         """Return when there should be room for *session*, first in the queue; None: there is no estimate."""
         if session.wait.has_room_made:

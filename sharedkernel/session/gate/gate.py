@@ -239,6 +239,7 @@ class Gate(GatePart):
     def on_message(self, message: Any) -> None:
         """Handle *message*, an answer of the executor (on the link's thread)."""
         if isinstance(message, protocol.Waiting):
+            self.standing.is_room_coming = message.is_room_coming
             self._notice.update(message)
             return
         if isinstance(message, protocol.AskIdle):

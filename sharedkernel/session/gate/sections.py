@@ -262,7 +262,8 @@ class Sections(GatePart):
         gives_way_at = time.monotonic() + patience
 
         def check() -> None:
-            if self._behind and time.monotonic() >= gives_way_at and not self.eviction.is_asked:
+            is_room_coming = self._standing.is_room_coming or self.eviction.is_asked
+            if self._behind and time.monotonic() >= gives_way_at and not is_room_coming:
                 raise _OthersWait
             # In one of torch's threads, for which the main one waits in C++: that runs no signal handlers.
             if thread is None and not is_main and self._words[Word.INTERRUPTS] != interrupts:
@@ -278,6 +279,7 @@ class Sections(GatePart):
                 self._standing.wait(check, is_shown=is_shown)
                 while self.eviction.is_asked and self._standing.turn is Turn.WANTING:
                     if self.eviction.give_way():
+                        gives_way_at = math.inf  # room was made for what is asked for
                         self._standing.ask(0, spare)
                     self._standing.wait(check, is_shown=is_shown)
             except _OthersWait:
@@ -320,7 +322,9 @@ class Sections(GatePart):
         """
         log.info("asks for %s more", format_bytes(growth))
         patience, has_asked, until = _GROWTH_PATIENCE, False, time.monotonic() + _GIVES_WAY_FOR
-        with signals_held():
+        if thread is None and threading.get_ident() != self._main:  # one of torch's, for which the main thread waits
+            until = -math.inf
+        with signals_held(), self._passage.hold(thread):
             while True:
                 with self.one_at_a_time(), contextlib.suppress(_OthersWait):
                     is_last = time.monotonic() >= until
@@ -338,13 +342,16 @@ class Sections(GatePart):
     def _let_others_compute(self, seconds: float, thread: UserThread | None) -> bool:
         """Wait until no other thread computes; False. After *seconds* the wait ends in any case; True."""
         until = time.monotonic() + seconds
-        with self._passage.hold(thread):
-            while time.monotonic() < until:
-                with interrupts_let_through():
-                    time.sleep(_LOOK_INTERVAL)
-                others = [other for other in self.threads.in_sections if other is not thread]
-                if not (others or self._behind or (thread is not None and self.num_mains)):
-                    return False
+        while time.monotonic() < until:
+            with interrupts_let_through():
+                time.sleep(_LOOK_INTERVAL)
+            others = [other for other in self.threads.in_sections if other is not thread]
+            if not (others or self._behind or (thread is not None and self.num_mains)):
+                return False
+            if self._standing.turn is Turn.WANTING:
+                until = time.monotonic() + seconds
+            elif thread is None and self._words[Word.PREEMPT]:  # they may not compute just now, and see it late
+                self.release("yield")
         return True
 
     # --- release ------------------------------------------------------------------------------------------------------

@@ -152,6 +152,8 @@ class Standing(GatePart):
         self._withdrawal_seen = InterruptSafeEvent()
         #: the last answer, if it was no grant
         self.refusal: protocol.RefusedGrant | None = None
+        #: memory of others is on its way out for what is asked for
+        self.is_room_coming = False
         #: there is a lane for the grant
         self.has_lane = True
         #: how many threads the session's operations may use
@@ -250,7 +252,7 @@ class Standing(GatePart):
         self._notice.wait_begins()
         with self._link.lock:
             self.answered.clear()
-            self.refusal = None
+            self.refusal, self.is_room_coming = None, False
             self._take(Input.WANTED)
             foreseen = self._forecast.news(self._words[_ITERATIONS])
             wanted = protocol.DeviceWantedReport(memory=memory, data_bytes=data_bytes, growth=growth)

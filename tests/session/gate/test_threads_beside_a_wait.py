@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -112,6 +114,26 @@ def test_one_that_waits_for_memory_has_the_longer_turns(session: SessionUnderTes
     withheld.answer = withheld.give
     assert session.run("print(results.get(timeout=60))")["text"] == "75000000.0\n"
     session.run("stopped.set(); other.join()")
+
+
+def test_nobody_is_given_way_to_while_room_is_made(session: SessionUnderTest, tmp_path: Path) -> None:
+    """Others' memory would be moved for nothing."""
+    withheld, since, late = Withheld(session), session.mark, tmp_path / "late"
+    withheld.answer = lambda wanted: session.say(
+        protocol.Waiting(reason="memory", position=1, is_room_coming=not late.exists())
+    )
+    session.run("t = start(need)")
+    until_asked(session, since)
+    # of the session's own, well after it would have given way
+    session.run(f"threading.Timer(2.5, open, [{str(late)!r}, 'w']).start()")
+    request = session.client.execute("print(float(small.sum()), results.empty())")
+    while not late.exists():
+        threading.Event().wait(0.02)
+    assert "DeviceWantWithdrawn" not in session.kinds(since)
+    session.say(protocol.Waiting(reason="memory", position=1))
+    assert session.reply(request)["text"] == "1000.0 True\n"
+    withheld.answer = withheld.give
+    assert session.run("print(results.get(timeout=60))")["text"] == "75000000.0\n"
 
 
 def test_a_refusal_ends_the_wait_and_an_interrupt_that_of_a_cell(session: SessionUnderTest) -> None:
