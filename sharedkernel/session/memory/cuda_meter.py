@@ -179,6 +179,9 @@ class CudaMeter:
         """Return what tensors have of *charged* bytes, and count the rest as slack."""
         away = 0 if self._pages is None else self._pages.look().away
         self._slack = max(0, charged - max(0, now.allocated - away))
+        if self._pages is not None and self._pages.limit_bytes is not None and self._allowance is not None:
+            # what an iteration left is not always of use to the next one, which may have as much beside it
+            self._pages.limit_bytes = max(self._pages.limit_bytes, self._allowance.limit_bytes + self._slack)
         return charged - self._slack
 
     def data_bytes(self) -> int:
