@@ -43,6 +43,8 @@ PAUSE_OVER_COST, LONGEST_PAUSE = 100, 1.0
 _WORTH_TRIMMING = 16 << 20
 #: bytes free on the heap that the limit on the process allows besides all else
 MOST_FREE_COUNTED = 128 << 20
+#: bytes by which two looks at the heap may differ and belong together
+_NEGLIGIBLE = 1 << 20
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -327,9 +329,12 @@ class HostMeter:
         """Measure what the process keeps apart from tensors (a few milliseconds, so only while nothing runs)."""
         self._is_unsettled = False
         trim()
-        away = self._away
-        framework = max(0, private_bytes() - self.used_bytes)
+        away, used = self._away, self.used_bytes
+        framework = max(0, private_bytes() - used)
         if away != self._away:  # the main thread has moved memory meanwhile: the two figures do not belong together
+            return
+        if abs(self.used_bytes - used) > _NEGLIGIBLE:  # nor if plain Python has made or freed some
+            self._is_unsettled = True
             return
         self._figures.set_framework(framework)
 
@@ -350,6 +355,7 @@ class HostMeter:
                 # If it is away, it may be on its way back, a part of it there and none of it counted.
                 if is_settled and self._is_unsettled and not self._away and not self._holding.is_set():
                     self._measure_framework()
+                    now = time.monotonic()  # if that was in vain, the next one waits as long
                 continue
             self._is_unsettled = True
             if (now := time.monotonic()) >= max(last_tick, self._held_since) + CLOCK_INTERVAL:
