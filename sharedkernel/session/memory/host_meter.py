@@ -39,7 +39,7 @@ STABLE_AFTER = 100
 GLANCES, _MOST_SOURCES = 10, 256
 #: how many times longer than a sample took the pause after it is at least; and for how many seconds at most
 PAUSE_OVER_COST, LONGEST_PAUSE = 100, 1.0
-#: bytes that a section has to free for the heap to be trimmed at its end: milliseconds each 50 MiB
+#: bytes that plain Python has to free for the heap to be trimmed at its end: milliseconds each 50 MiB
 _WORTH_TRIMMING = 16 << 20
 #: bytes free on the heap that the limit on the process allows besides all else
 MOST_FREE_COUNTED = 128 << 20
@@ -183,7 +183,7 @@ class HostMeter:
         #: hash of what runs, and of the sources whose profiles have become stable, the oldest first
         self._source: str | None = None
         self._stable_sources: dict[str, None] = {}
-        #: a grant was held since framework memory was measured
+        #: the sampler is about to measure framework memory, since a grant was held
         self._is_unsettled = False
         self._held_since = 0.0
         self._cpu_since = 0.0
@@ -197,6 +197,7 @@ class HostMeter:
     ) -> None:
         """Start to measure, and to sample whenever a grant is held; see :class:`.Meter`."""
         self.start_over()
+        self._is_unsettled = True
         self._sampler = threading.Thread(
             target=self._sample, args=(on_clock, on_sample), name="sharedkernel-meter", daemon=True
         )
@@ -209,7 +210,6 @@ class HostMeter:
         """
         self._baseline = bytes_in_use()
         self._figures.set_framework(_new_private_bytes())
-        self._is_unsettled = True
 
     @property
     def memory(self) -> Memory:
@@ -283,7 +283,7 @@ class HostMeter:
         """Measure at the end of a section, when everything in use is persistent."""
         before, used = self._figures.persistent, self.used_bytes
         self._figures.section_ended(used)
-        if used + _WORTH_TRIMMING < before:  # perhaps without a grant, after which it is trimmed
+        if used + _WORTH_TRIMMING < before and not self._is_unsettled:  # no grant was held, after which it is trimmed
             trim()
 
     def measure_idle(self) -> None:
