@@ -1,4 +1,4 @@
-"""Loops on a GPU that need nearly all of a quota, of which other memory is kept."""
+"""Loops on a GPU that need nearly all of a quota, and what others have of a lane once a loop is over."""
 
 from __future__ import annotations
 
@@ -25,3 +25,20 @@ def test_a_loop_fits_beside_what_its_first_iteration_left() -> None:
             walk.interrupt(0, MADE)
             walk.check()
         walk.check_outside()
+
+
+#: two operations of some seconds: after each the session yields, and before the second it is given a lane
+LONG = "torch.ones(1200, 1200, device=device).matrix_power((1 << 60) - 1)"
+
+
+def test_a_cell_that_has_yielded_keeps_no_lane() -> None:
+    """Its core removes the lane then, since nobody else is in it; so its bytes must be free for others."""
+    with Walk(device="cuda:0", capacity=CAPACITY, quota=QUOTA) as walk:
+        walk.begin()
+        walk.run(walk.notebooks[0], f"t1 = make({320 * MIB})\n{LONG}\n{LONG}")
+        walk.notebooks[0].tensors["t1"] = 320 * MIB
+        walk.check()
+        device = walk.stack.status().device
+        assert device.shared_units_bytes < 360 * MIB, walk.account()
+        walk.request(2, 160 * MIB, keeps=True)  # on a GPU with room for one lane and one context more
+        walk.check()

@@ -192,8 +192,8 @@ class LaneTurns:
 
         It may not while a CUDA graph is captured, nor while there is no room for what has to be moved out; a later
         boundary will do. If the grant is released anyway, nobody else gets the lane: the executor is told of the
-        hand-over in a separate message. At the end of a cell the session releases the lane's units, so that others can
-        change the lane without waking this process.
+        hand-over in a separate message. But at a boundary the session releases the lane's units, so that others can
+        change the lane without waking this process; in the middle of an iteration it may want none for hours.
 
         Raises
         ------
@@ -213,7 +213,7 @@ class LaneTurns:
         finally:
             if had_turn and not self.has_turn:
                 self._say_handed_over()
-        if at == "cell" or handed_over.is_lane_kept:
+        if at != "boundary" or handed_over.is_lane_kept:
             self._leave()
         if at == "cell" or not had_turn:
             self._give_back(WORTH_FREEING)
@@ -222,6 +222,8 @@ class LaneTurns:
     def section_ended(self) -> None:
         """Give back what the section has freed, also since its last grant."""
         self._memory.drop_parked()
+        if not self.has_turn:  # the last grant may have ended at a boundary
+            self._leave()
         self._give_back(WORTH_FREEING_AT_REST)
 
     def memory_freed(self) -> None:
