@@ -370,7 +370,7 @@ class TokenUsers(TokenOnlyIdentity):
     def owners(self) -> set[str] | None:
         """Return the names of all users who have a token; None where the file cannot be read."""
         with contextlib.suppress(ConfigError):
-            return {token.user for token in self._file.tokens().values()}
+            return self._file.owners()
         return None
 
     def close(self) -> None:

@@ -213,6 +213,10 @@ class TokenFile:
             for name in _named(tokens, whats):
                 tokens[name] = replace(tokens[name], expires=until)
 
+    def owners(self) -> set[str]:
+        """Return whose tokens these are."""
+        return {token.user for token in self.tokens().values()}
+
     def put_into_group(self, whats: Collection[str], group: str) -> None:
         """Have the tokens that *whats* names, as for :meth:`expire`, end with the class *group*."""
         with self._changing() as tokens:

@@ -16,7 +16,7 @@ import logging
 import secrets
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import msgspec
 
@@ -55,6 +55,12 @@ class ClassChange(msgspec.Struct, kw_only=True):
     #: whether tokens end that used invitations of them have given, as where somebody else was quicker; None: refused if
     #: there are such tokens
     replaces: bool | None = None
+
+
+class NewPeople(msgspec.Struct, kw_only=True):
+    """People whom an admin lets in without a class."""
+
+    users: Annotated[list[str], msgspec.Meta(min_length=1, max_length=MOST_MEMBERS)]
 
 
 class UsedInvitation(NamedTuple):
@@ -174,12 +180,15 @@ class Classes:
     ) -> dict[str, str]:
         record, tokens, (owners, are_all) = classes[name], self._identity.token_file, known
         fresh = [user for user in wanted.users if user not in record.members]
-        self._check_names(wanted.users, len(record.members) + len(fresh))
+        size = len(record.members) + len(fresh)
+        if not wanted.users or size > MOST_MEMBERS:
+            _refuse(f"a class has 1 to {MOST_MEMBERS} users, not {size}.")
+        self._check_names(wanted.users)
         busy = {user for other in classes.values() for user in other.members}
         if twice := [user for user in fresh if user in busy]:
             _refuse(f"nobody is in two classes at a time, as {_some(twice)} would be.")
         if tokens is not None:
-            owners |= {token.user for token in tokens.tokens().values()}
+            owners |= tokens.owners()
             if not wanted.allow_known and (found := [user for user in fresh if user in owners]):
                 _refuse(
                     f"{_some(found)} {'are users' if len(found) > 1 else 'is a user'} here already, and an invitation "
@@ -209,16 +218,38 @@ class Classes:
             self._remove_tokens(given)
         return codes
 
-    def _check_names(self, users: Sequence[str], size: int) -> None:
-        if not users or size > MOST_MEMBERS:
-            _refuse(f"a class has 1 to {MOST_MEMBERS} users, not {size}.")
+    async def add(self, wanted: NewPeople) -> dict[str, str]:
+        """Let newcomers in who are in no class; return their tokens, which have no end, by user.
+
+        Raises
+        ------
+        SharedKernelError
+            When somebody is known here, or no tokens are made here; nothing has changed then.
+        """
+        if (tokens := self._identity.token_file) is None:
+            _refuse("this gateway makes no tokens.", reason="not_allowed")
+        self._check_names(wanted.users)
+        owners, _ = await self._sessions.known_users()
+        owners |= tokens.owners() | {user for found in self._file.classes.values() for user in found.members}
+        if known := [user for user in wanted.users if user in owners]:
+            _refuse(
+                f"{_some(known)} {'are' if len(known) > 1 else 'is'} known here already, and a token opens what they "
+                "have. Give newcomers other names; who has a token makes more on the page.",
+                reason="known_users",
+            )
+        made = dict(zip(wanted.users, tokens.add_all(wanted.users), strict=True))
+        for user in made:
+            self._audit_log.record("add person", owner=user)
+        return made
+
+    def _check_names(self, users: Sequence[str]) -> None:
         if len(set(users)) < len(users):
             _refuse("a user is named twice.")
         for user in users:
             if not is_user_name(user):
                 _refuse(f"{user!r} cannot be a user's name.")
             if self._identity.is_admin(user):
-                _refuse(f"{user} is an admin here; whoever has an invitation of theirs would be one, too.")
+                _refuse(f"{user} is an admin here; whoever is let in as them would be one, too.")
 
     def _move_end(self, name: str, record: ClassRecord, until: datetime.datetime) -> None:
         if until <= utc_now():
@@ -410,7 +441,7 @@ class Classes:
             await self._sessions.notify(sessions, f"{when}: {what}", found)
 
 
-def _refuse(sentence: str, reason: str = "bad_request") -> None:
+def _refuse(sentence: str, reason: str = "bad_request") -> NoReturn:
     raise Refused(f"nothing was changed: {sentence}", reason=reason)
 
 

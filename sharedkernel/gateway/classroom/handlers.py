@@ -14,7 +14,7 @@ from tornado import web
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.hub import HubUsers
 from sharedkernel.gateway.auth.identity import TokenOnlyIdentity, TokenUsers
-from sharedkernel.gateway.classroom.classes import ClassChange, Classes, UsedInvitation
+from sharedkernel.gateway.classroom.classes import ClassChange, Classes, NewPeople, UsedInvitation
 from sharedkernel.gateway.config.classes import ONLY_CLASS
 from sharedkernel.gateway.http.handlers import GatewayHandler, read_body
 from sharedkernel.gateway.http.request_guard import INVITATION_PATH
@@ -25,7 +25,23 @@ from sharedkernel.gateway.page.wheel import installation
 T = TypeVar("T")
 
 
-class ClassHandler(GatewayHandler):
+class ClassesHandler(GatewayHandler):
+    """Base of an admin's routes."""
+
+    def _classes(self) -> Classes:
+        self.check_admin("see and change classes, and add people")
+        if "front" in self.settings:
+            raise Refused("a front of a cluster has no classes; each host has its own.", reason="not_allowed")
+        return cast("Classes", self.settings["classes"])
+
+    def _wanted(self, kind: type[T]) -> T:
+        try:
+            return msgspec.convert(read_body(self, {}), kind)
+        except msgspec.ValidationError as error:
+            raise Refused(f"the request cannot be used: {error}.", reason="bad_request") from None
+
+
+class ClassHandler(ClassesHandler):
     """``/sharedkernel/api/class``: classes, for admins; ``?group=`` names one where there are several."""
 
     actions: ClassVar[dict[str, str]] = {
@@ -51,7 +67,9 @@ class ClassHandler(GatewayHandler):
         if not isinstance(self.identity_provider, TokenUsers | HubUsers):
             sentence = "this gateway has one user, and a class has more; start it with `--identity tokens` or a hub's."
             raise Refused(sentence, reason="not_allowed")
-        await self._finish_changed(classes, name, await classes.begin(name, self._change(), self.current_user.username))
+        await self._finish_changed(
+            classes, name, await classes.begin(name, self._wanted(ClassChange), self.current_user.username)
+        )
 
     @web.authenticated
     @authorized
@@ -59,7 +77,7 @@ class ClassHandler(GatewayHandler):
         """Invite users, those of the class again, or move the end; return the class with the codes."""
         classes = self._classes()
         name = classes.name_of(self._group())
-        await self._finish_changed(classes, name, await classes.change(name, self._change()))
+        await self._finish_changed(classes, name, await classes.change(name, self._wanted(ClassChange)))
 
     patch = post
 
@@ -70,20 +88,8 @@ class ClassHandler(GatewayHandler):
         ended, left = await self._classes().end(self._group())
         self.finish(msgspec.json.encode({"ended": ended, "left": left}))
 
-    def _classes(self) -> Classes:
-        self.check_admin("see and change the class")
-        if "front" in self.settings:
-            raise Refused("a front of a cluster has no classes; each host has its own.", reason="not_allowed")
-        return cast("Classes", self.settings["classes"])
-
     def _group(self) -> str | None:
         return self.get_query_argument("group", None)
-
-    def _change(self) -> ClassChange:
-        try:
-            return msgspec.convert(read_body(self, {}), ClassChange)
-        except msgspec.ValidationError as error:
-            raise Refused(f"the request cannot be used: {error}.", reason="bad_request") from None
 
     async def _finish_changed(self, classes: Classes, name: str, codes: Mapping[str, str]) -> None:
         hub, rules = self.identity_provider, kernel_manager_of(self).rules
@@ -98,6 +104,20 @@ class ClassHandler(GatewayHandler):
         }
         self.set_header("Cache-Control", "no-store")
         self.finish(msgspec.json.encode(answer))
+
+
+class PeopleHandler(ClassesHandler):
+    """``/sharedkernel/api/people``: people of no class, for admins."""
+
+    actions: ClassVar[dict[str, str]] = {"POST": "add people"}
+
+    @web.authenticated
+    @authorized
+    async def post(self) -> None:
+        """Let newcomers in, and return their tokens, which have no end, by user."""
+        tokens = await self._classes().add(self._wanted(NewPeople))
+        self.set_header("Cache-Control", "no-store")
+        self.finish(msgspec.json.encode({"tokens": tokens}))
 
 
 class InvitationHandler(PageHandler):
@@ -173,6 +193,7 @@ def _cookie_of(code: str) -> str:
 
 default_handlers = [
     (r"/sharedkernel/api/class", ClassHandler),
+    (r"/sharedkernel/api/people", PeopleHandler),
     (rf"/{INVITATION_PATH}", InvitationHandler),
     (rf"/{INVITATION_PATH}/look", LookHandler),
     (rf"/{INVITATION_PATH}/accept", AdmissionHandler),

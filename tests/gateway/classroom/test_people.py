@@ -1,0 +1,54 @@
+"""People of no class: an admin lets newcomers in, with tokens that have no end."""
+
+from __future__ import annotations
+
+from sharedkernel.gateway.auth.tokens import TokenFile
+from tests.gateway.classroom.conftest import begin
+from tests.gateway.client import Client
+from tests.gateway.conftest import Stack, run
+
+PEOPLE = "/sharedkernel/api/people"
+
+
+def test_newcomers_get_tokens_without_an_end(stack: Stack) -> None:
+    """One each; they are good at once, and as those that the command makes."""
+    tokens = TokenFile(stack.directory / "tokens.json")
+
+    async def scenario() -> None:
+        answer = await stack.client("ada").request("POST", PEOPLE, {"users": ["emmy", "lise"]})
+        assert (answer.status, answer.headers["Cache-Control"]) == (200, "no-store")
+        assert answer.body["tokens"].keys() == {"emmy", "lise"}
+        for token in answer.body["tokens"].values():
+            assert (await Client(stack.gateway_url, token).request("GET", "/api/kernels")).body == []
+
+    run(scenario())
+    made = [token for token in tokens.tokens().values() if token.user in ("emmy", "lise")]
+    assert [(token.expires, token.group) for token in made] == [(None, None), (None, None)]
+    tokens.remove("emmy", "lise")
+
+
+def test_who_is_no_newcomer_gets_none(stack: Stack) -> None:
+    """Each refusal is a sentence, and then nobody of the same request gets one either."""
+    tokens = TokenFile(stack.directory / "tokens.json")
+
+    async def scenario() -> None:
+        ada = stack.client("ada")
+        await begin(stack, "maria")
+        before = tokens.tokens()
+        for users, status, sentence in [
+            (["emmy", "grace"], 409, "grace is known here already"),
+            (["maria", "grace"], 409, "maria, grace are known here already"),  # who has not used her link yet
+            (["emmy", "ada"], 400, "ada is an admin here"),
+            (["emmy", "emmy"], 400, "a user is named twice"),
+            (["../x"], 400, "cannot be a user's name"),
+            ([], 400, "length >= 1"),
+            ([f"u{n}" for n in range(501)], 400, "length <= 500"),
+        ]:
+            refused = await ada.request("POST", PEOPLE, {"users": users})
+            assert refused.status == status, refused
+            assert sentence in refused.body["message"], refused
+        refused = await stack.client("grace").request("POST", PEOPLE, {"users": ["emmy"]})
+        assert (refused.status, refused.body["reason"]) == (403, "not_admin")
+        assert tokens.tokens() == before
+
+    run(scenario())
