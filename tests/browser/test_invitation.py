@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import datetime
+import os
+import re
+import subprocess
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
+from sharedkernel.gateway.auth.tokens import TokenFile
 from sharedkernel.local_stack import LocalStack
 from tests.browser.gateway_page import apart, sign_in
 from tests.browser.lab import PATIENCE, keep_picture
+from tests.cli.support import COMMAND
 from tests.gateway.client import Client
 
 _CLASS = "/sharedkernel/api/class"
@@ -78,7 +84,8 @@ def test_a_link_leads_to_the_command_that_connects(
     code = links[user].partition("#")[2]
     button = page.get_by_role("button", name="Yes, join the class")
     expect(button).to_be_visible()
-    expect(page.get_by_text(f"{user}, you are invited to a class of ada on a shared GPU. It ends at ")).to_be_visible()
+    sentence = rf"{user}, you are invited to a class of ada on a shared GPU\. It ends (at|on) "  # on: after midnight
+    expect(page.get_by_text(re.compile(sentence))).to_be_visible()
     expect(page.get_by_text("Are you at the computer with JupyterLab?")).to_be_visible()
     assert page.url == links[user].partition("#")[0]
     check(page, f"link-{scheme}")
@@ -133,6 +140,12 @@ def test_a_link_that_was_used_opens_again_in_its_browser_alone(
     expect(second.get_by_label("Your token")).to_be_visible()
 
 
+def audit_of(stack: LocalStack) -> list[dict[str, Any]]:
+    """Return the newest entries of the audit log, the last first."""
+    ada = Client(stack.gateway_url, stack.token("ada"))
+    return list(apart(ada.request("GET", "/sharedkernel/api/audit")).body["entries"])
+
+
 @pytest.fixture
 def classless(stack: LocalStack) -> Iterator[None]:
     """End what classes there are after the test."""
@@ -167,6 +180,12 @@ def test_an_admin_invites_people_and_ends_their_class(open_page: OpenPage, stack
     group.fill("physics")
     classes.get_by_role("button", name="Invite").click()
     expect(classes).to_contain_text("0 of 3 joined")
+    old = classes.locator("code").inner_text()
+    classes.get_by_text("Replace a link").click()
+    classes.get_by_role("button", name="Replace link of otto").click()
+    page.get_by_role("dialog").get_by_role("button", name="Replace link").click()
+    expect(classes).to_contain_text("The new link of otto. It is shown only now")
+    expect(classes).not_to_contain_text(old)
     check(page, "classes")
     student = open_page(links["maria"])
     expect(student.get_by_text("maria, you are invited to the class physics of ada")).to_be_visible()
@@ -175,8 +194,80 @@ def test_an_admin_invites_people_and_ends_their_class(open_page: OpenPage, stack
     page.reload()
     expect(classes).to_contain_text("1 of 3 joined; not yet: niels, otto")
     page.set_viewport_size({"width": 1280, "height": 900})
+    later = datetime.datetime.now() + datetime.timedelta(hours=7)
+    classes.get_by_label("End of physics", exact=True).fill(f"{later:%Y-%m-%dT%H:%M}")
+    classes.get_by_role("button", name="Move end of physics").click()
+    expect(page.get_by_text(re.compile(f"^A class of 3 ends .*{later:%H:%M}; 1 joined"))).to_be_visible()
     end = classes.get_by_role("button", name="End class physics")
     end.click()
     expect(page.get_by_role("dialog")).to_contain_text("Of 3 people. Their tokens, sessions and variables end now")
     page.get_by_role("dialog").get_by_role("button", name="End class").click()
     expect(end).to_have_count(0)
+
+
+def test_a_teacher_replaces_a_link_that_somebody_else_has_used(
+    open_page: OpenPage, links: dict[str, str], stack: LocalStack
+) -> None:
+    """What the thief has opens nothing any more; sessions stay; the new link is there to copy."""
+    thief = open_page(links["maria"])
+    thief.get_by_role("button", name="Yes, join the class").click()
+    stolen = Client(stack.gateway_url, thief.locator("code").inner_text().rpartition(" ")[2])
+    kernel = apart(stolen.start())
+    page = open_page(stack.gateway_url)
+    sign_in(page, stack.token("ada"))
+    page.get_by_role("link", name="People").click()
+    classes = page.get_by_role("region", name="Invitations")
+    classes.get_by_text("Replace a link").click()
+    replace, dialog = classes.get_by_role("button", name="Replace link of maria"), page.get_by_role("dialog")
+    replace.click()
+    expect(dialog).to_contain_text("the tokens that it gave end now. Sessions stay.")
+    dialog.get_by_role("button", name="Cancel").click()
+    assert apart(stolen.request("GET", "/api/kernels")).status == 200
+    replace.click()
+    check(page, "replace")
+    dialog.get_by_role("button", name="Replace link").click()
+    link = classes.locator("code").inner_text()
+    check(page, "replaced")
+    assert apart(stolen.request("GET", "/api/kernels")).status == 403
+    thief.goto("about:blank")
+    thief.goto(links["maria"])
+    expect(thief.get_by_role("alert")).to_contain_text("a newer one was made for the same person")
+    student = open_page(link)
+    student.get_by_role("button", name="Yes, join the class").click()
+    maria = Client(stack.gateway_url, student.locator("code").inner_text().rpartition(" ")[2])
+    assert [entry["id"] for entry in apart(maria.request("GET", "/api/kernels")).body] == [kernel]
+    variables = os.environ | stack.client_environment("ada")
+    subprocess.run([*COMMAND, "class", "invite", "maria", "--replace"], env=variables, check=True, capture_output=True)
+    by_command, by_page = [entry for entry in audit_of(stack) if entry["action"] == "invite to class"][:2]
+    assert by_page | {"time": by_command["time"]} == by_command
+
+
+@pytest.mark.usefixtures("classless")
+def test_an_admin_adds_people_without_an_end(open_page: OpenPage, stack: LocalStack) -> None:
+    """As `sharedkernel token add` does, and only newcomers; the table has them at once, the audit log their names."""
+    page = open_page(stack.gateway_url)
+    sign_in(page, stack.token("ada"))
+    page.get_by_role("link", name="People").click()
+    classes = page.get_by_role("region", name="Invitations")
+    classes.get_by_label("No end").check()
+    expect(classes.get_by_label("Until")).to_have_count(0)
+    expect(classes).to_contain_text("a token that is good until it is removed, and is in no class")
+    names, add = classes.get_by_label("People, by name"), classes.get_by_role("button", name="Add")
+    for known, sentence in [("grace", "grace is known here already"), ("ada", "ada is an admin here")]:
+        names.fill(known)
+        add.click()
+        expect(classes.get_by_role("alert")).to_contain_text(sentence)
+    names.fill("emmy, lise")
+    add.click()
+    tokens = dict(line.split() for line in classes.locator("code").inner_text().splitlines())
+    check(page, "endless")
+    assert tokens.keys() == {"emmy", "lise"}
+    expect(page.get_by_role("row", name="emmy")).to_be_visible()
+    expect(classes.get_by_label("Until")).to_be_visible()
+    emmy = Client(stack.gateway_url, tokens["emmy"])
+    assert apart(emmy.request("GET", "/sharedkernel/api/quotas")).body["users"].keys() == {"emmy"}
+    file = TokenFile(stack.directory / "tokens.json")
+    assert [token.expires for token in file.tokens().values() if token.user in tokens] == [None, None]
+    entries = [entry for entry in audit_of(stack) if entry["action"] == "add person"]
+    assert {(entry["user"], entry["owner"]) for entry in entries} == {("ada", "emmy"), ("ada", "lise")}
+    file.remove(*tokens)

@@ -4,7 +4,7 @@ import { sessionName } from '../describe';
 import type { DeviceModel } from '../model';
 import { ISessionActions, shutDownQuestion, successorOf } from '../sessionactions';
 import type { ISession } from '../view';
-import { IClass, PageApi, SignInNeededError } from './api';
+import { IClass, IInvited, PageApi, SignInNeededError } from './api';
 import { english as trans } from './english';
 import { failureWords, forEach, notebooks, peopleWords } from './selection';
 
@@ -117,9 +117,23 @@ export class PageActions implements ISessionActions {
     return this._doWithAll(sessions, session => this._api.shutDown(session), done, trans.__('stopped'));
   }
 
+  /** Replace the link of one person of a class, if the admin means it; return the new one, if there is one. */
+  async replaceLink(found: IClass, user: string): Promise<IInvited[]> {
+    let made: IInvited[] = [];
+    const text = trans.__('The earlier link stops working, and the tokens that it gave end now. Sessions stay.');
+    if (await this._handlers.ask(trans.__('Replace the link of %1?', user), text, trans.__('Replace link'))) {
+      const replace = async () => {
+        made = await this._api.inviteMore(found.name, [user], true);
+      };
+      await this.attempt(replace, trans.__('The link of %1 could not be replaced', user));
+    }
+    return made;
+  }
+
   /** End a class, if the admin means it. */
   async endClass(found: IClass): Promise<void> {
-    const people = found.members === 1 ? trans.__('1 person') : trans.__('%1 people', found.members);
+    const count = found.members.length;
+    const people = count === 1 ? trans.__('1 person') : trans.__('%1 people', count);
     const text = trans.__('Of %1. Their tokens, sessions and variables end now; what they had before stays.', people);
     if (await this._handlers.ask(trans.__('End class %1?', found.name), text, trans.__('End class'))) {
       await this.attempt(() => this._api.endClass(found.name), trans.__('The class could not be ended'));

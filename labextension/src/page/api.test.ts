@@ -18,7 +18,7 @@ describe('readClasses', () => {
 
   it('counts who has joined', () => {
     const found = of({ ada: { joined: '2026-01-01T10:00:00+00:00' }, grace: { joined: null } });
-    expect(found).toMatchObject({ members: 2, joined: 1, isEnding: false });
+    expect(found).toMatchObject({ members: ['ada', 'grace'], waiting: ['grace'], isEnding: false });
     expect(classWords(found)).toMatch(/^A class of 2 ends .*\d\d:\d\d; 1 joined\.$/);
     expect(classWords(of({ ada: { joined: null } }))).toMatch(/^A class of 1 ends .*; 0 joined\.$/);
     expect(classWords(of({}, true))).toBe('The class is ending.');

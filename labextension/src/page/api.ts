@@ -25,17 +25,16 @@ export interface IClass {
   name: string;
   until: Date;
   isEnding: boolean;
-  /** How many people it has, and how many of them have used their invitation. */
-  members: number;
-  joined: number;
-  /** Those who have not. */
+  /** The names of its people, and of those who have not used their invitation. */
+  members: string[];
   waiting: string[];
 }
 
-/** A link that lets one person in. */
+/** What lets one person in. */
 export interface IInvited {
   user: string;
-  link: string;
+  /** A link, or the token of somebody without an end. */
+  secret: string;
 }
 
 /** Nobody is signed in. */
@@ -151,9 +150,22 @@ export class PageApi implements IAdminApi, ITimelineApi {
     return readInvited(await request('PUT', classPath(name), { users, until, limits }));
   }
 
-  /** Invite more people to a class. */
-  async inviteMore(name: string, users: readonly string[]): Promise<IInvited[]> {
-    return readInvited(await request('POST', classPath(name), { users }));
+  /** Invite people to a class; `replaces`: tokens end that earlier links of theirs gave. */
+  async inviteMore(name: string, users: readonly string[], replaces?: true): Promise<IInvited[]> {
+    return readInvited(await request('POST', classPath(name), { users, replaces }));
+  }
+
+  /** Have a class end at another moment (ISO 8601). */
+  async moveEnd(name: string, until: string): Promise<void> {
+    await request('PATCH', classPath(name), { until });
+  }
+
+  /** Let people in who are in no class, without an end. */
+  async addPeople(users: readonly string[]): Promise<IInvited[]> {
+    const { tokens } = (await request('POST', 'sharedkernel/api/people', { users })) as {
+      tokens?: Record<string, string>;
+    };
+    return Object.entries(tokens ?? {}).map(([user, secret]) => ({ user, secret }));
   }
 
   /** End a class now, with its sessions. */
@@ -190,7 +202,7 @@ function readInvited(answer: unknown): IInvited[] {
   const { codes, invitation_path: path } = answer as { codes?: Record<string, string>; invitation_path?: string };
   return Object.entries(codes ?? {}).map(([user, code]) => ({
     user,
-    link: new URL(`${path}#${code}`, document.baseURI).href
+    secret: new URL(`${path}#${code}`, document.baseURI).href
   }));
 }
 
@@ -201,8 +213,8 @@ export function readClasses(answer: unknown): IClass[] {
     const until = new Date(String(entry?.until));
     const users = Object.entries((entry?.users ?? {}) as Record<string, { joined?: unknown } | null>);
     const waiting = users.filter(([, user]) => typeof user?.joined !== 'string').map(([user]) => user);
-    const [members, joined] = [users.length, users.length - waiting.length];
-    return isNaN(until.getTime()) ? [] : [{ name, until, isEnding: entry?.ending === true, members, joined, waiting }];
+    const members = users.map(([user]) => user);
+    return isNaN(until.getTime()) ? [] : [{ name, until, isEnding: entry?.ending === true, members, waiting }];
   });
 }
 

@@ -8,8 +8,15 @@ import type { IClass, PageApi } from './api';
 import { english as trans } from './english';
 import { momentWords } from './moment';
 
-export function ClassNotice(props: { api: PageApi; status: IStatus }): React.ReactElement {
-  const { api, status } = props;
+interface IProps {
+  api: PageApi;
+  status: IStatus;
+  /** How often this page has changed people or classes. */
+  edits: number;
+}
+
+export function ClassNotice(props: IProps): React.ReactElement {
+  const { api, status, edits } = props;
   const [found, setFound] = React.useState<IClass[]>([]);
   // People of a class come with its begin and go with its end, and who joins starts a session soon.
   const people = `${status.users.length} ${status.sessions.length}`;
@@ -25,7 +32,7 @@ export function ClassNotice(props: { api: PageApi; status: IStatus }): React.Rea
     return () => {
       isCurrent = false;
     };
-  }, [api, people]);
+  }, [api, people, edits]);
   return (
     <>
       {found.map(entry => (
@@ -44,7 +51,8 @@ export function classWords(found: IClass): string {
     return trans.__('The class is ending.');
   }
   const until = momentWords(found.until);
-  return found.members === 1
-    ? trans.__('A class of 1 ends %1; %2 joined.', until, found.joined)
-    : trans.__('A class of %1 ends %2; %3 joined.', found.members, until, found.joined);
+  const [members, joined] = [found.members.length, found.members.length - found.waiting.length];
+  return members === 1
+    ? trans.__('A class of 1 ends %1; %2 joined.', until, joined)
+    : trans.__('A class of %1 ends %2; %3 joined.', members, until, joined);
 }

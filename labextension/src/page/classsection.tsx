@@ -1,4 +1,4 @@
-/** For admins: invite people to a class, see who has joined, and end it. */
+/** For admins: invite people to a class, or add them without an end; the classes that are here. */
 
 import * as React from 'react';
 
@@ -6,25 +6,34 @@ import { safeText } from '../describe';
 import { Section } from '../section';
 import type { PageActions } from './actions';
 import type { IClass, IInvited, PageApi } from './api';
+import { ClassEntry, localTime } from './classentry';
 import { Copyable } from './connect';
 import { english as trans } from './english';
-import { momentWords } from './moment';
 
-/** Hours after which a class ends unless another end is chosen. */
-const HOURS = 4;
+/** Milliseconds after which a class ends unless another end is chosen. */
+const DURATION = 4 * 3_600_000;
 
 interface IProps {
   api: PageApi;
   actions: PageActions;
+  /** Called when people or classes have changed. */
+  onEdit: () => void;
 }
 
 export function ClassSection(props: IProps): React.ReactElement {
-  const { api, actions } = props;
+  const { api, actions, onEdit } = props;
   const [classes, setClasses] = React.useState<IClass[]>([]);
-  const [invited, setInvited] = React.useState<IInvited[]>([]);
+  const [isEndless, setEndless] = React.useState(false);
+  const [links, setLinks] = React.useState<IInvited[]>([]);
+  const [tokens, setTokens] = React.useState<IInvited[]>([]);
   const [problem, setProblem] = React.useState('');
   const read = React.useCallback(async () => setClasses(await api.classes().catch(() => [])), [api]);
   React.useEffect(() => void read(), [read]);
+  const onChange = (replaced?: string) => {
+    setLinks(before => before.filter(({ user }) => user !== replaced));
+    onEdit();
+    void read();
+  };
   const invite = async (form: HTMLFormElement) => {
     const data = new FormData(form);
     const text = (name: string) => {
@@ -33,22 +42,23 @@ export function ClassSection(props: IProps): React.ReactElement {
     };
     const [group, memory] = [text('group'), text('memory')];
     const users = text('users').split(/[\s,;]+/);
-    const until = new Date(text('until')).toISOString();
     setProblem('');
     try {
-      const isHere = classes.some(one => one.name === group);
-      setInvited(
-        isHere
-          ? await api.inviteMore(group, users)
-          : await api.beginClass(group, users, until, memory === '' ? {} : { memory })
-      );
+      if (isEndless) {
+        setTokens(await api.addPeople(users));
+      } else if (classes.some(one => one.name === group)) {
+        setLinks(await api.inviteMore(group, users));
+      } else {
+        const until = new Date(text('until')).toISOString();
+        setLinks(await api.beginClass(group, users, until, memory === '' ? {} : { memory }));
+      }
       form.reset();
-      await read();
+      setEndless(false);
+      onChange();
     } catch (error) {
       setProblem(error instanceof Error ? error.message : String(error));
     }
   };
-  const links = invited.map(({ user, link }) => `${user} ${link}`).join('\n');
   return (
     <Section title={trans.__('Invitations')} className="sk-Classes">
       <form
@@ -61,53 +71,66 @@ export function ClassSection(props: IProps): React.ReactElement {
           {trans.__('People, by name')}
           <textarea className="sk-Field" name="users" rows={2} required placeholder="maria niels otto" />
         </label>
-        <label>
-          {trans.__('Class')}
-          <input className="sk-Field" name="group" required defaultValue="class" />
-        </label>
-        <label>
-          {trans.__('Until')}
-          <input className="sk-Field" name="until" type="datetime-local" required defaultValue={localTime(HOURS)} />
-        </label>
-        <label>
-          {trans.__('Memory of each')}
-          <input className="sk-Field" name="memory" placeholder={trans.__('no limit')} />
+        {!isEndless && (
+          <>
+            <label>
+              {trans.__('Class')}
+              <input className="sk-Field" name="group" required defaultValue="class" />
+            </label>
+            <label>
+              {trans.__('Until')}
+              <input
+                className="sk-Field"
+                name="until"
+                type="datetime-local"
+                required
+                defaultValue={localTime(new Date(Date.now() + DURATION))}
+              />
+            </label>
+            <label>
+              {trans.__('Memory of each')}
+              <input className="sk-Field" name="memory" placeholder={trans.__('no limit')} />
+            </label>
+          </>
+        )}
+        <label className="sk-Classes-choice">
+          <input
+            className="sk-Checkbox"
+            type="checkbox"
+            checked={isEndless}
+            onChange={event => setEndless(event.target.checked)}
+          />{' '}
+          {trans.__('No end')}
         </label>
         <button type="submit" className="sk-Button">
-          {trans.__('Invite')}
+          {isEndless ? trans.__('Add') : trans.__('Invite')}
         </button>
       </form>
-      <p className="sk-Hint">{trans.__('A class that is here already keeps its end and its limits.')}</p>
+      <p className="sk-Hint">
+        {isEndless
+          ? trans.__('Each gets a token that is good until it is removed, and is in no class.')
+          : trans.__('A class that is here already keeps its end and its limits.')}
+      </p>
       <div role="alert">{problem !== '' && <p className="sk-Notice sk-mod-problem">{safeText(problem)}</p>}</div>
-      {invited.length > 0 && (
+      {tokens.length > 0 && (
+        <>
+          <p>{trans.__('Send each their token, and the address of this page. Tokens are shown only now.')}</p>
+          <Copyable label={trans.__('Copy all tokens')} text={lines(tokens)} />
+        </>
+      )}
+      {links.length > 0 && (
         <>
           <p>{trans.__('Send each their link. Links are shown only now; each works in one browser.')}</p>
-          <Copyable label={trans.__('Copy all links')} text={links} />
+          <Copyable label={trans.__('Copy all links')} text={lines(links)} />
         </>
       )}
       {classes.map(one => (
-        <div key={one.name} className="sk-Class">
-          <h3>
-            {safeText(one.name)}{' '}
-            <span className="sk-Faint">
-              {one.isEnding ? trans.__('is ending') : trans.__('ends %1', momentWords(one.until))}
-            </span>
-          </h3>
-          <p>
-            {trans.__('%1 of %2 joined', one.joined, one.members)}
-            {one.waiting.length > 0 && trans.__('; not yet: %1', one.waiting.map(safeText).join(', '))}
-          </p>
-          <button type="button" className="sk-Button sk-mod-warn" onClick={() => void actions.endClass(one).then(read)}>
-            {trans.__('End class %1', safeText(one.name))}
-          </button>
-        </div>
+        <ClassEntry key={one.name} found={one} api={api} actions={actions} onChange={onChange} />
       ))}
     </Section>
   );
 }
 
-/** Return the time in a number of hours, as a field for it has it. */
-function localTime(hours: number): string {
-  const moment = new Date(Date.now() + hours * 3_600_000);
-  return new Date(moment.getTime() - moment.getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
+function lines(invited: readonly IInvited[]): string {
+  return invited.map(({ user, secret }) => `${user} ${secret}`).join('\n');
 }

@@ -73,6 +73,7 @@ export function Page(props: IProps): React.ReactElement {
       onSignIn();
     }, trans.__('You could not be signed out'));
   };
+  const [edits, addEdit] = React.useReducer((count: number) => count + 1, 0);
   const histories = useHistory(api, onSignIn);
   const { status } = model.view;
   const trouble = troubleOf(model);
@@ -100,7 +101,7 @@ export function Page(props: IProps): React.ReactElement {
           <DrainNotice model={model} trans={trans} />
           <WaitNotice model={model} {...names} />
           {status !== null && <RoomRequests status={status} actions={actions} {...names} />}
-          {status !== null && looksAfterPeople && <ClassNotice api={api} status={status} />}
+          {status !== null && looksAfterPeople && <ClassNotice api={api} status={status} edits={edits} />}
         </div>
         <div className="sk-Page-notices" role="alert">
           {failure !== null && (
@@ -145,13 +146,14 @@ export function Page(props: IProps): React.ReactElement {
           <PeopleSection
             api={api}
             status={status}
+            edits={edits}
             units={model.units}
             colours={colours}
             selected={selected}
             onSelect={onSelect}
           />
         )}
-        {tab === 'people' && me.auth === 'token' && <ClassSection api={api} actions={actions} />}
+        {tab === 'people' && me.auth === 'token' && <ClassSection api={api} actions={actions} onEdit={addEdit} />}
         {tab === 'timeline' && (
           <>
             <TimelineSection api={api} colours={colours} isAway={!model.isLive} {...names} />

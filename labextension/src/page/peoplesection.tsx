@@ -18,6 +18,8 @@ import { isSelectable } from './selection';
 interface IProps {
   api: PageApi;
   status: IStatus;
+  /** How often this page has changed people or classes. */
+  edits: number;
   units: Units;
   colours: ReadonlyMap<string, string>;
   /** Ids of the sessions that are selected. */
@@ -26,7 +28,7 @@ interface IProps {
 }
 
 export function PeopleSection(props: IProps): React.ReactElement {
-  const { api, status, units, colours, selected, onSelect } = props;
+  const { api, status, edits, units, colours, selected, onSelect } = props;
   const [limits, setLimits] = React.useState<ReadonlyMap<string, ILimits>>(new Map());
   const [problem, setProblem] = React.useState<string | null>(null);
   const [told, setTold] = React.useState<ITold | null>(null);
@@ -54,7 +56,7 @@ export function PeopleSection(props: IProps): React.ReactElement {
   const version = status.users.map(user => `${user.name} ${user.quota_bytes} ${user.share}`).join('\n');
   React.useEffect(() => {
     void run(api.limits());
-  }, [api, run, version]);
+  }, [api, run, version, edits]);
   const people = pick(peopleOf(status, limits), search, order);
   const pages = Math.max(1, Math.ceil(people.length / PAGE_SIZE));
   const shown = Math.min(page, pages - 1);

@@ -200,8 +200,8 @@ class Classes:
         if given and wanted.replaces is None:
             _refuse(
                 f"{_some(sorted(set(given.values())))} used a link already, and the token that it gave stays good. Run "
-                "it again with --replace, to end such tokens in case it was not them (sessions go on), or with --keep, "
-                "for another machine of theirs.",
+                "it again with --replace (on the page: Replace link), to end such tokens in case it was not them "
+                "(sessions go on), or with --keep, for another machine of theirs.",
                 reason="link_used",
             )
         record.spared += self._sessions.of_users(set(fresh))
