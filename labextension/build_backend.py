@@ -100,13 +100,14 @@ def build() -> None:
     run("node", "buildpage.mjs")
     shutil.rmtree(_BUILT, ignore_errors=True)
     build_labextension(_HERE)
-    _keep_version_only(_BUILT / "schemas" / _NAME / "package.json.orig")
+    _keep(_BUILT / "schemas" / _NAME / "package.json.orig", "name", "version")
+    _keep(_BUILT / "package.json", "name", "version", "description", "license", "dependencies", "jupyterlab")
 
 
-def _keep_version_only(copy: Path) -> None:
-    """Shrink the builder's copy of `package.json`, of which JupyterLab reads the version: wheels are kept small."""
+def _keep(copy: Path, *names: str) -> None:
+    """Shrink a copy of `package.json` to what JupyterLab reads of it: wheels are kept small."""
     package = json.loads(copy.read_text())
-    copy.write_text(json.dumps({"name": package["name"], "version": package["version"]}))
+    copy.write_text(json.dumps({name: package[name] for name in names}))
 
 
 def link() -> Path:
