@@ -9,7 +9,13 @@ import { IAdminApi, ILimits, NO_ANSWER, readLimits, readLinger, readPolicies, Re
 import { ITimelineApi, IWindow, timelineQuery } from './timeline';
 
 /** Of the Jupyter server's routes for the shared device. */
-export const ROOT = 'sharedkernel/api';
+const ROOT = 'sharedkernel/api';
+
+/** Return the settings with which JupyterLab's services reach the user's server on the gateway's host. */
+export function hostSettings(settings: ServerConnection.ISettings): ServerConnection.ISettings {
+  const below = (url: string) => URLExt.join(url, ROOT, 'host/');
+  return { ...settings, baseUrl: below(settings.baseUrl), wsUrl: below(settings.wsUrl) };
+}
 
 /** What one run of a cell has shown, as the Jupyter server keeps it. */
 export interface IKeptCell {

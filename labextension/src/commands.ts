@@ -11,6 +11,7 @@ import type { ISession } from './view';
 export const CommandIDs = {
   showPanel: 'sharedkernel:show-panel',
   launch: 'sharedkernel:launch',
+  openTerminal: 'sharedkernel:open-terminal',
   copyBetween: 'sharedkernel:copy-between',
   offload: 'sharedkernel:offload',
   interrupt: 'sharedkernel:interrupt',

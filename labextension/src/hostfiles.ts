@@ -2,20 +2,20 @@
 
 import type { JupyterFrontEnd } from '@jupyterlab/application';
 import { CommandToolbarButton } from '@jupyterlab/apputils';
-import { PathExt, URLExt } from '@jupyterlab/coreutils';
+import { PathExt } from '@jupyterlab/coreutils';
 import { FileBrowser, FilterFileBrowserModel, IFileBrowserFactory, Uploader } from '@jupyterlab/filebrowser';
 import { Drive } from '@jupyterlab/services';
 import type { ITranslator, TranslationBundle } from '@jupyterlab/translation';
 import type { Message } from '@lumino/messaging';
 
-import { Api, ROOT } from './api';
+import { Api, hostSettings } from './api';
 import { CommandIDs } from './commands';
 import { copy } from './copies';
 import { hostFilesIcon } from './icons';
 import type { DeviceModel } from './model';
 
 /** As `jupyter/names.py` has it: paths begin with it. */
-const DRIVE = 'gpu-host';
+export const DRIVE = 'gpu-host';
 const ITEMS = '.jp-DirListing-item[data-isdir]';
 /** Between *Copy* and *Paste*. */
 const RANK = 8.2;
@@ -48,8 +48,7 @@ interface IParts {
 export function addHostFiles(parts: IParts): () => void {
   const { app, model, factory, local, translator, trans } = parts;
   const { serverSettings, contents } = app.serviceManager;
-  const base = { baseUrl: URLExt.join(serverSettings.baseUrl, ROOT, 'host/') };
-  contents.addDrive(new Drive({ name: DRIVE, serverSettings: { ...serverSettings, ...base } }));
+  contents.addDrive(new Drive({ name: DRIVE, serverSettings: hostSettings(serverSettings) }));
   let browser: HostBrowser | null = null;
   const add = () => {
     const name = model.view.host?.files === true ? model.view.host.name : null;

@@ -6,7 +6,7 @@
  */
 
 import { ILayoutRestorer, JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
-import { ICommandPalette } from '@jupyterlab/apputils';
+import { ICommandPalette, IThemeManager } from '@jupyterlab/apputils';
 import { IDefaultFileBrowser, IFileBrowserFactory } from '@jupyterlab/filebrowser';
 import { ILauncher } from '@jupyterlab/launcher';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
@@ -22,6 +22,7 @@ import { Connection } from './connection';
 import { followCurrentKernel } from './currentkernel';
 import { notifyOfEnds } from './endnotifications';
 import { addHostFiles } from './hostfiles';
+import { addHostTerminals } from './hostterminals';
 import { addLauncherCard } from './launchercard';
 import { MissingFiles } from './missingfile';
 import { DeviceModel } from './model';
@@ -228,4 +229,24 @@ const files: JupyterFrontEndPlugin<void> = {
   }
 };
 
-export default [device, panel, statusBar, commands, launcherCard, outputs, views, files];
+const terminals: JupyterFrontEndPlugin<void> = {
+  id: 'sharedkernel:terminals',
+  description: "Opens terminals on the gateway's host.",
+  autoStart: true,
+  requires: [ISharedDevice],
+  optional: [ILauncher, ICommandPalette, ILayoutRestorer, IThemeManager, ITranslator],
+  activate: (
+    app: JupyterFrontEnd,
+    { model }: ISharedDevice,
+    launcher: ILauncher | null,
+    palette: ICommandPalette | null,
+    restorer: ILayoutRestorer | null,
+    themes: IThemeManager | null,
+    translator: ITranslator | null
+  ): void => {
+    const trans = (translator ?? nullTranslator).load(DOMAIN);
+    addHostTerminals({ app, model, launcher, palette, restorer, themes, translator, trans });
+  }
+};
+
+export default [device, panel, statusBar, commands, launcherCard, outputs, views, files, terminals];

@@ -19,7 +19,7 @@ import { turnsOf } from './words';
 /** Of the kernelspec that `sharedkernel install` writes unless another name is given. */
 const KERNEL = 'shared-gpu';
 /** JupyterLab's *Notebook* has 0, its *Console* 20. */
-const CATEGORY_RANK = 10;
+export const CATEGORY_RANK = 10;
 
 /** Return what the card says of the device; null: there is nothing to offer. */
 export function cardWords(model: DeviceModel, trans: TranslationBundle): string | null {
@@ -62,7 +62,9 @@ export function addLauncherCard(
     words = now;
     card?.dispose();
     card =
-      words === null ? null : launcher.add({ command, category: trans.__('Shared GPU'), categoryRank: CATEGORY_RANK });
+      words === null
+        ? null
+        : launcher.add({ command, category: trans.__('Shared GPU'), categoryRank: CATEGORY_RANK, rank: 0 });
   };
   model.changed.connect(update);
   update();

@@ -54,7 +54,7 @@ export interface IView {
   /** Null while not known. */
   user: { name: string; admin: boolean } | null;
   /** What of the user's is on the gateway's machine; null where that is this one, or not known. */
-  host: { name: string; files: boolean } | null;
+  host: { name: string; files: boolean; terminals: boolean } | null;
   /** The session behind each kernel of this Jupyter server, by kernel id. */
   kernels: ReadonlyMap<string, string>;
   /** The last one while the gateway is away. */
@@ -79,7 +79,7 @@ const isState = (value: unknown): value is GatewayState => isText(value) && STAT
 const readView = record({
   gateway: record({ state: need(isState), message: or(isText, null), since: or(isNumber, null) }),
   user: maybe(record({ name: need(isText), admin: or(isFlag, false) })),
-  host: maybe(record({ name: need(isText), files: or(isFlag, false) })),
+  host: maybe(record({ name: need(isText), files: or(isFlag, false), terminals: or(isFlag, false) })),
   kernels: need(isObject),
   status: maybe(readStatusDocument)
 });

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a p
 
 @pytest.fixture(scope="module")
 def stack(browser: object) -> Iterator[FileStack]:
-    """Users with homes of their own."""
-    with FileStack() as stack:
+    """Users with homes of their own, and no terminals, as at first."""
+    with FileStack(config="") as stack:
         yield stack
 
 
@@ -68,6 +68,7 @@ def test_a_missing_file_is_copied_with_one_click(lab: LabPage, stack: FileStack)
 def test_the_hosts_files_are_a_drive(lab: LabPage, stack: FileStack, tmp_path: Path) -> None:
     """Listed and uploaded there; a notebook that is opened from there runs where it lies."""
     show_files(lab)
+    expect(lab.page.locator('.jp-LauncherCard[title^="Terminal on"]')).to_have_count(0)
     files = lab.page.locator("#sharedkernel-files")
     upload = tmp_path / "dropped.bin"
     upload.write_bytes(bytes(range(256)) * 12 * 1024)  # over a megabyte comes in parts

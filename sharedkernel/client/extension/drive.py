@@ -1,8 +1,8 @@
 """The user's files on the gateway's host, for JupyterLab: a drive, and copies between it and this server's files.
 
-A drive of JupyterLab's own services speaks to ``/sharedkernel/api/host/…`` as it would to a Jupyter server: requests
-are passed on to the gateway, and answers come back as they arrive. A copy is one request that answers with its
-progress, a JSON object a line; it ends with its connection.
+JupyterLab's own services speak to ``/sharedkernel/api/host/…`` as they would to a Jupyter server: requests are passed
+on to the gateway, and answers come back as they arrive. A copy is one request that answers with its progress, a JSON
+object a line; it ends with its connection.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _OWN_PARAMETERS = ("_xsrf", "token")
 
 
 class DriveHandler(PassingOnHandler):
-    """``/sharedkernel/api/host/api/contents…`` and ``…/files/…``, as the user's server on the host answers them."""
+    """``/sharedkernel/api/host/api/contents…``, ``…/api/terminals…`` and ``…/files/…``, as the user's server does."""
 
     #: to the gateway, once there is one
     _socket: Any = None

@@ -23,6 +23,7 @@ from sharedkernel.client.extension.handlers import (
 from sharedkernel.client.extension.local_kernels import LocalKernels
 from sharedkernel.client.extension.page_connection import RECORDER, PageConnection
 from sharedkernel.client.extension.recorder import Recorder
+from sharedkernel.client.extension.terminals import TerminalHandler
 from sharedkernel.client.extension.upstream import find_upstream
 from sharedkernel.client.ports import PortForwards
 from sharedkernel.jupyter.names import KERNEL_NAME
@@ -78,7 +79,8 @@ class SharedKernelExtension(ExtensionApp):
 
     def initialize_handlers(self) -> None:
         """Add the routes."""
-        passing_on = {"find_upstream": self._find_upstream, "local_kernels": self._local_kernels}
+        finding = {"find_upstream": self._find_upstream}
+        passing_on = {**finding, "local_kernels": self._local_kernels}
         connecting = {"kernel_name": self.kernel_name, "on_connected": self._follower.retry}
         self.handlers.extend(
             [
@@ -86,7 +88,8 @@ class SharedKernelExtension(ExtensionApp):
                 (r"/sharedkernel/api/gateway", ConnectHandler, connecting),
                 (r"/sharedkernel/api/(?P<name>quotas|policy|timeline)", QuestionHandler, passing_on),
                 (r"/sharedkernel/api/ports", ForwardsHandler, {**passing_on, "forwards": self._forwards}),
-                (r"/sharedkernel/api/host/(?:api/contents|files)(?:/.*)?", DriveHandler, passing_on),
+                (r"/sharedkernel/api/host/(?:api/contents|api/terminals|files)(?:/.*)?", DriveHandler, passing_on),
+                (r"/sharedkernel/api/host/terminals/websocket/(\w+)", TerminalHandler, finding),
                 (r"/sharedkernel/api/local-file", LocalFileHandler, passing_on),
                 (r"/sharedkernel/api/copies", CopiesHandler, passing_on),
                 (_SESSION, SessionHandler, passing_on),

@@ -50,7 +50,7 @@ class Upstream:
         return {"name": str(identity.get("username", "")), "admin": identity.get("admin") is True}
 
     async def host(self) -> dict[str, Any] | None:
-        """Return ``name`` of the gateway's machine and whether it serves ``files``; None where it is this one."""
+        """Return the ``name`` of the gateway's machine, whether ``files`` and ``terminals`` are on; None: this one."""
         try:
             told = await self._fetch("GET", "/sharedkernel/api/host")
         except GatewayRefused as error:
@@ -59,7 +59,7 @@ class Upstream:
             raise
         if told.get("machine") == machine_digest():
             return None
-        return {"name": str(told.get("name", "")), "files": told.get("files") is True}
+        return {"name": str(told.get("name", "")), **{kind: told.get(kind) is True for kind in ("files", "terminals")}}
 
     async def status(self) -> StatusDocument:
         """Return the status document."""

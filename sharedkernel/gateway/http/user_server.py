@@ -174,13 +174,13 @@ class UserServerHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
 
 
 class UserHostHandler(ErrorResponseMixin, APIHandler):
-    """``/sharedkernel/api/host``: the name of this machine, which it is, and whether users reach their files."""
+    """``/sharedkernel/api/host``: the name of this machine, which it is, and what users reach there."""
 
     @web.authenticated
     def get(self) -> None:
         """Answer it."""
-        files = self.settings["serves_files"]
-        self.finish({"name": socket.gethostname(), "machine": machine_digest(), "files": files})
+        reached = {kind: self.settings[f"serves_{kind}"] for kind in ("files", "terminals")}
+        self.finish({"name": socket.gethostname(), "machine": machine_digest(), **reached})
 
 
 class UserTerminalsHandler(UserServerHandler):

@@ -1,0 +1,106 @@
+"""Terminals on the host in JupyterLab on another machine, whose Jupyter server is below a path, as behind a hub."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.browser.lab import LabPage, keep_picture, make_lab
+from tests.client.extension.server import JupyterServer
+from tests.executor.isolation import ADA
+from tests.files import FileStack
+from tests.gateway.conftest import wait_for
+
+pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a process another machine's name")
+
+_BASE = "/user/ada"
+_MOST = 3
+_CONFIG = f"""
+c.SharedKernelGateway.terminals = True
+c.SharedKernelGateway.max_websockets = {_MOST}
+"""
+#: title of a terminal's tab, once there is a prompt
+_CONNECTED = re.compile(r"Terminal \d|:")
+LABEL = f"Terminal on {socket.gethostname()}"
+
+
+@pytest.fixture(scope="module")
+def stack(browser: object) -> Iterator[FileStack]:
+    """Users with homes of their own, and terminals; few connections."""
+    with FileStack(config=_CONFIG) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def laptop(stack: FileStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
+    environment = stack.client_environment(ADA)
+    directory = tmp_path_factory.mktemp("laptop") / "lab"
+    server = make_lab(directory, environment, f"--ServerApp.base_url={_BASE}/", program="tests.browser.laptop")
+    server.url += _BASE
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def lab(browser: Browser, laptop: JupyterServer) -> Iterator[LabPage]:
+    page = LabPage(browser, laptop)
+    yield page
+    page.close()
+    assert page.errors == []
+
+
+def test_a_terminal_on_the_host_is_a_tab(lab: LabPage, stack: FileStack) -> None:
+    """Opened in the launcher, it is there after the page is loaded anew; closing the tab ends it there."""
+    cards = lab.page.locator('.jp-LauncherCard[data-category="Shared GPU"]')
+    expect(cards).to_have_text(["New notebook: free", LABEL])
+    cards.last.click()
+    type_line(lab, 'echo "$((6 * 7)) $HOME" > told; clear; uname -n')
+    told = stack.home() / "told"
+    wait_for(lambda: told.exists() and told.read_text() == f"42 {stack.home()}\n")
+    keep_picture(lab.page, "host-terminal")
+    assert terminals(lab) == 1
+    lab.reload()
+    type_line(lab, "echo again > told")
+    wait_for(lambda: told.read_text() == "again\n")
+    assert terminals(lab) == 1
+    lab.page.locator(".lm-TabBar-tab.jp-mod-current .lm-TabBar-tabCloseIcon").click()
+    expect(lab.page.locator(".jp-Terminal")).to_have_count(0)
+    wait_for(lambda: terminals(lab) == 0)
+
+
+def test_a_terminal_that_ends_takes_its_tab_along(lab: LabPage) -> None:
+    """Also where it was opened by the palette."""
+    lab.command(LABEL)
+    type_line(lab, "exit")
+    expect(lab.page.locator(".jp-Terminal")).to_have_count(0)
+    assert terminals(lab) == 0
+
+
+def test_a_refusal_is_a_sentence(lab: LabPage) -> None:
+    """Where a user has as many connections open as they may."""
+    for number in range(_MOST - 1):  # one is the page's own
+        lab.command(LABEL)
+        expect(lab.page.locator(".lm-TabBar-tab", has_text=_CONNECTED)).to_have_count(number + 1)
+    lab.command(LABEL)
+    dialog = lab.page.locator(".jp-Dialog")
+    expect(dialog).to_contain_text(LABEL)
+    expect(dialog).to_contain_text(f"{_MOST} connections to this gateway open, which is the most")
+
+
+def type_line(lab: LabPage, line: str) -> None:
+    """Type a line into the terminal in front."""
+    terminal = lab.page.locator(".jp-Terminal .xterm-helper-textarea")
+    expect(terminal).to_be_visible()
+    terminal.focus()
+    lab.page.keyboard.type(line + "\n")
+
+
+def terminals(lab: LabPage) -> int:
+    """Return how many there are on the host."""
+    return len(lab.server.ask("GET", "/sharedkernel/api/host/api/terminals").body)
