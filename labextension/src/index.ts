@@ -27,6 +27,7 @@ import { addLauncherCard } from './launchercard';
 import { MissingFiles } from './missingfile';
 import { DeviceModel } from './model';
 import { ModelAdapter } from './modeladapter';
+import { NewFiles } from './newfiles';
 import { NotebookViews } from './notebookview';
 import { OutputsKeeper } from './outputs';
 import { notifyOfTurns } from './notifier';
@@ -108,9 +109,12 @@ const panel: JupyterFrontEndPlugin<void> = {
   ): void => {
     const trans = (translator ?? nullTranslator).load(DOMAIN);
     const { kernelspecs } = app.serviceManager;
+    const news = new NewFiles(app, model);
+    app.docRegistry.addWidgetExtension('Notebook', news);
     const widget = new DevicePanel(
       new ModelAdapter(model),
       actions,
+      news,
       setNotifies,
       () => void kernelspecs.refreshSpecs(),
       trans

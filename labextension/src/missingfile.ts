@@ -19,7 +19,7 @@ import type { DeviceModel } from './model';
 const FOLDER =
   "__import__('urllib.parse').parse.quote(__import__('os').path.relpath(__import__('os').getcwd(), __import__('os').path.expanduser('~')))";
 
-interface INotebook {
+export interface INotebook {
   context: { path: string };
   sessionContext: {
     session: { kernel: Kernel.IKernelConnection | null } | null;
@@ -31,7 +31,7 @@ interface INotebook {
 const MOST = 4;
 
 /** Return the folder in which a session works, below its user's home; null: it works elsewhere, or does not say. */
-async function folderOf(kernel: Kernel.IKernelConnection): Promise<string | null> {
+export async function folderOf(kernel: Kernel.IKernelConnection): Promise<string | null> {
   const asked = { code: '', silent: true, store_history: false, user_expressions: { folder: FOLDER } };
   const { content } = await kernel.requestExecute(asked).done;
   const told = (content as { user_expressions?: { folder?: { data?: Record<string, string> } } }).user_expressions;

@@ -14,6 +14,7 @@ import { HostsSection } from './hosts';
 import { deviceIcon } from './icons';
 import type { DeviceModel } from './model';
 import { ModelAdapter } from './modeladapter';
+import { NewFiles, NewFilesSection } from './newfiles';
 import { NotebookTable } from './notebooktable';
 import { notice } from './notice';
 import { NotifySwitch } from './notifyswitch';
@@ -32,12 +33,14 @@ export class DevicePanel extends VDomRenderer<ModelAdapter> {
   constructor(
     model: ModelAdapter,
     private readonly _actions: Actions,
+    private readonly _news: NewFiles,
     private readonly _setNotifies: (notifies: boolean) => void,
     private readonly _onConnected: () => void,
     private readonly _trans: TranslationBundle
   ) {
     super(model);
-    model.isVisible = () => this.isVisible;
+    model.isVisible = _news.isSeen = () => this.isVisible;
+    _news.onChanged = () => model.refresh();
     this.id = 'sharedkernel-panel';
     this.addClass('sk-Panel');
     this.title.icon = deviceIcon;
@@ -100,6 +103,14 @@ export class DevicePanel extends VDomRenderer<ModelAdapter> {
             >
               <NotifySwitch isOn={device.notifies} onChange={this._setNotifies} trans={trans} />
             </NotebookTable>
+            {this._news.files.length > 0 && (
+              <NewFilesSection
+                host={device.view.host?.name ?? ''}
+                files={this._news.files}
+                api={this._actions.api}
+                trans={trans}
+              />
+            )}
             <HostsSection status={status} isFolded {...names} />
             <DeviceStrip
               status={status}
@@ -125,6 +136,7 @@ export class DevicePanel extends VDomRenderer<ModelAdapter> {
   protected override onAfterShow(message: Message): void {
     super.onAfterShow(message);
     this.model.refresh();
+    void this._news.look();
   }
 
   protected override onActivateRequest(message: Message): void {

@@ -105,6 +105,29 @@ def test_the_hosts_files_are_a_drive(lab: LabPage, stack: FileStack, tmp_path: P
     assert "os.getcwd" in (work / "there.ipynb").read_text()
 
 
+def test_what_cells_wrote_is_listed_in_the_panel(lab: LabPage, stack: FileStack) -> None:
+    """Newest first, without what was there; one click brings it beside the notebook, and asks before it replaces."""
+    lab.new_notebook()
+    (stack.home() / "old.txt").write_text("before the first cell")
+    os.utime(stack.home() / "old.txt", (0, 0))
+    lab.show_panel()
+    lab.run("from pathlib import Path\n\nsize = Path('model.pt').write_bytes(bytes(2048))")
+    news = lab.section(f"New on {socket.gethostname()}")
+    expect(news.locator("p")).to_contain_text(["model.pt · 2.0 KiB"])
+    lab.run("Path('results').mkdir()\nsize = Path('results/loss.csv').write_text('1,2')")
+    expect(news.locator("p")).to_contain_text(["results/", "model.pt · 2.0 KiB"])
+    keep_picture(lab.page, "new-files")
+    news.get_by_role("button", name="Copy results/ to my computer").click()
+    wait_for(lambda: (lab.server.notebooks / "results" / "loss.csv").exists())
+    copied = lab.server.notebooks / "model.pt"
+    copied.write_text("mine")
+    news.get_by_role("button", name="Copy model.pt").click()
+    expect(lab.page.locator(".jp-Dialog")).to_contain_text("model.pt exists")
+    assert copied.read_text() == "mine"
+    lab.dialog_button("Replace").click()
+    wait_for(lambda: copied.read_bytes() == bytes(2048))
+
+
 def test_copies_ask_before_they_replace(lab: LabPage, stack: FileStack) -> None:
     """A folder goes there and comes back by the context menus."""
     folder = lab.server.notebooks / "both"
