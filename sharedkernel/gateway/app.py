@@ -421,12 +421,14 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
 
     def _begin_draining(self) -> None:
         if self._drain is None:
+            self.deployment.audit_log.record("drain gateway")
             self._drain = asyncio.create_task(self._stop_when_drained())
 
     def _cancel_draining(self) -> None:
         if self._drain is not None and self._drain.cancel():
             self._drain = None
             self._show_draining(None)
+            self.deployment.audit_log.record("cancel drain")
             self.log.info("the drain was cancelled; sessions start again")
 
     async def _stop_when_drained(self) -> None:

@@ -240,6 +240,7 @@ def test_a_teacher_replaces_a_link_that_somebody_else_has_used(
     subprocess.run([*COMMAND, "class", "invite", "maria", "--replace"], env=variables, check=True, capture_output=True)
     by_command, by_page = [entry for entry in audit_of(stack) if entry["action"] == "invite to class"][:2]
     assert by_page | {"time": by_command["time"]} == by_command
+    assert (by_page["users"], by_page["replaces"]) == (["maria"], True)
 
 
 @pytest.mark.usefixtures("classless")
@@ -268,6 +269,8 @@ def test_an_admin_adds_people_without_an_end(open_page: OpenPage, stack: LocalSt
     assert apart(emmy.request("GET", "/sharedkernel/api/quotas")).body["users"].keys() == {"emmy"}
     file = TokenFile(stack.directory / "tokens.json")
     assert [token.expires for token in file.tokens().values() if token.user in tokens] == [None, None]
-    entries = [entry for entry in audit_of(stack) if entry["action"] == "add person"]
-    assert {(entry["user"], entry["owner"]) for entry in entries} == {("ada", "emmy"), ("ada", "lise")}
+    entries = [entry for entry in audit_of(stack) if entry["action"] == "add people"]
+    assert (entries[0]["user"], entries[0]["users"]) == ("ada", ["emmy", "lise"])
+    page.get_by_role("link", name="Audit").click()
+    expect(page.get_by_text("add people · users: emmy; lise")).to_be_visible()
     file.remove(*tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import signal
 import subprocess
@@ -135,6 +136,8 @@ async def test_a_drain_outlives_its_command_and_is_cancelled(served: Stack) -> N
         await answer_cell(channels)
     assert served.gateway.running
     await grace.start()
+    done = [json.loads(line)["action"] for line in (served.runtime_directory / "audit.jsonl").read_text().splitlines()]
+    assert [action for action in done if "drain" in action][-2:] == ["drain gateway", "cancel drain"]
 
 
 def test_cancel_goes_with_drain(served: Stack) -> None:

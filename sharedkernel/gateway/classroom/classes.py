@@ -237,10 +237,7 @@ class Classes:
                 "have. Give newcomers other names; who has a token makes more on the page.",
                 reason="known_users",
             )
-        made = dict(zip(wanted.users, tokens.add_all(wanted.users), strict=True))
-        for user in made:
-            self._audit_log.record("add person", owner=user)
-        return made
+        return dict(zip(wanted.users, tokens.add_all(wanted.users), strict=True))
 
     def _check_names(self, users: Sequence[str]) -> None:
         if len(set(users)) < len(users):

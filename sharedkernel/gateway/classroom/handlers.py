@@ -28,6 +28,13 @@ T = TypeVar("T")
 class ClassesHandler(GatewayHandler):
     """Base of an admin's routes."""
 
+    #: what the request asks for, for the audit log
+    _asked: Mapping[str, Any] = {}
+
+    def record_action(self, action: str, **details: Any) -> None:
+        """Record *action*, with the class, the people and the end that the request names."""
+        super().record_action(action, **self._asked, **details)
+
     def _classes(self) -> Classes:
         self.check_admin("see and change classes, and add people")
         if "front" in self.settings:
@@ -36,9 +43,12 @@ class ClassesHandler(GatewayHandler):
 
     def _wanted(self, kind: type[T]) -> T:
         try:
-            return msgspec.convert(read_body(self, {}), kind)
+            wanted = msgspec.convert(read_body(self, {}), kind)
         except msgspec.ValidationError as error:
             raise Refused(f"the request cannot be used: {error}.", reason="bad_request") from None
+        asked = {name: value for name, value in msgspec.to_builtins(wanted).items() if value}
+        self._asked = {**self._asked, **asked}
+        return wanted
 
 
 class ClassHandler(ClassesHandler):
@@ -63,7 +73,7 @@ class ClassHandler(ClassesHandler):
     @authorized
     async def put(self) -> None:
         """Begin a class, and return it with the codes of its invitations."""
-        classes, name = self._classes(), self._group() or ONLY_CLASS
+        classes, name = self._classes(), self._named(self._group() or ONLY_CLASS)
         if not isinstance(self.identity_provider, TokenUsers | HubUsers):
             sentence = "this gateway has one user, and a class has more; start it with `--identity tokens` or a hub's."
             raise Refused(sentence, reason="not_allowed")
@@ -76,7 +86,7 @@ class ClassHandler(ClassesHandler):
     async def post(self) -> None:
         """Invite users, those of the class again, or move the end; return the class with the codes."""
         classes = self._classes()
-        name = classes.name_of(self._group())
+        name = self._named(classes.name_of(self._group()))
         await self._finish_changed(classes, name, await classes.change(name, self._wanted(ClassChange)))
 
     patch = post
@@ -85,8 +95,13 @@ class ClassHandler(ClassesHandler):
     @authorized
     async def delete(self) -> None:
         """End the class, and return how many sessions ended and how many are left (null: not known)."""
-        ended, left = await self._classes().end(self._group())
+        classes = self._classes()
+        ended, left = await classes.end(self._named(classes.name_of(self._group())))
         self.finish(msgspec.json.encode({"ended": ended, "left": left}))
+
+    def _named(self, name: str) -> str:
+        self._asked = {"class": name}
+        return name
 
     def _group(self) -> str | None:
         return self.get_query_argument("group", None)

@@ -99,6 +99,9 @@ def test_from_the_beginning_to_the_end(stack: Stack) -> None:
     actions = [entry["action"] for entry in entries]
     for action in ("begin class", "join class", "end class session", "class ended", "end class"):
         assert action in actions, action
+    (began,) = [entry for entry in entries if entry["action"] == "begin class" and "maria" in entry["users"]][-1:]
+    assert began["users"] == ["maria", "niels"]
+    assert began["until"] > began["time"]
 
 
 def test_a_restart_and_a_reload_change_nothing(stack: Stack) -> None:
