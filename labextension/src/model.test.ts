@@ -89,7 +89,7 @@ describe('the notice', () => {
 
   it('tells a server without the extension from one that went away', () => {
     model.lose(false);
-    expect(text()).toContain('Is its extension sharedkernel.serverextension enabled?');
+    expect(text()).toContain('If the package was just installed, stop the server and start it again.');
     model.receive(view());
     model.lose(false);
     expect(text()).toContain('does not answer');

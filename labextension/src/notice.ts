@@ -21,7 +21,7 @@ export function notice(model: DeviceModel, trans: TranslationBundle): INotice | 
     case 'absent':
       return {
         text: trans.__(
-          'This Jupyter server does not report a shared device. Is its extension sharedkernel.serverextension enabled? Trying again.'
+          'This Jupyter server does not report a shared device. If the package was just installed, stop the server and start it again.'
         ),
         brief: trans.__('no server extension'),
         passing: true
