@@ -29,8 +29,8 @@ _SKIP = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._
 
 _SESSION = str(Path(__file__).parents[1])
 _OURS = (_SESSION, deferred_signals.__file__)
-#: files whose frames are dropped directly below one of ours
-_CALLED_BY_OURS = (torch._ops.__file__, contextlib.__file__)
+#: files whose frames are dropped directly below one of ours: of torch, the standard library, and the rest of the package
+_CALLED_BY_OURS = (torch._ops.__file__, contextlib.__file__, str(Path(__file__).parents[2]))
 
 
 def is_transform_under_way() -> bool:
@@ -78,7 +78,7 @@ def without_ours(trace: TracebackType | None) -> TracebackType | None:
     is_below_ours = False
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        is_below_ours = file.startswith(_OURS) or (is_below_ours and file in _CALLED_BY_OURS)
+        is_below_ours = file.startswith((*_OURS, *_CALLED_BY_OURS) if is_below_ours else _OURS)
         if not is_below_ours:
             kept.append(trace)
         else:  # a frame that stays may have been called from this one, and so keep what it holds
