@@ -29,11 +29,16 @@ export interface INotebook {
 
 /** Most files that are offered at a time. */
 const MOST = 4;
+/** Without it a notification is in a list only, which nobody has open. */
+const SHOWN = { autoClose: false as const };
 
 /** Return the folder in which a session works, below its user's home; null: it works elsewhere, or does not say. */
 export async function folderOf(kernel: Kernel.IKernelConnection): Promise<string | null> {
   const asked = { code: '', silent: true, store_history: false, user_expressions: { folder: FOLDER } };
-  const { content } = await kernel.requestExecute(asked).done;
+  let content;
+  do {
+    ({ content } = await kernel.requestExecute(asked).done);
+  } while (content.status === 'aborted'); // behind a cell that failed
   const told = (content as { user_expressions?: { folder?: { data?: Record<string, string> } } }).user_expressions;
   const folder = decodeURIComponent((told?.folder?.data?.['text/plain'] ?? "'..'").slice(1, -1));
   return folder.startsWith('..') ? null : folder;
@@ -57,7 +62,7 @@ export class MissingFiles implements DocumentRegistry.WidgetExtension {
       if (message.header.msg_type === 'error') {
         const name = missingName(message.content as KernelMessage.IErrorMsg['content']);
         if (name !== null) {
-          void this._offer(notebook, name).catch(error => Notification.error((error as Error).message));
+          void this._offer(notebook, name).catch(error => Notification.error((error as Error).message, SHOWN));
         }
       }
     };
@@ -83,7 +88,11 @@ export class MissingFiles implements DocumentRegistry.WidgetExtension {
       this._offered.delete(found.path);
       const waits =
         kernel.status === 'busy' &&
-        Notification.emit(trans.__('%1 is copied when the running cell has ended.', safeText(name)), 'in-progress');
+        Notification.emit(
+          trans.__('%1 is copied when the running cell has ended.', safeText(name)),
+          'in-progress',
+          SHOWN
+        );
       const folder = await folderOf(kernel);
       if (waits) {
         Notification.dismiss(waits);
@@ -95,17 +104,24 @@ export class MissingFiles implements DocumentRegistry.WidgetExtension {
       }
       const wanted = { from: found.path, to: PathExt.join(folder, name), toHost: true, overwrite: false };
       if (await copy(this._api, wanted, trans)) {
+        this._withdraw(found.path); // what a cell that came too early offered again
         this._onCopied();
       }
     };
-    const callback = () => void send().catch(error => Notification.error((error as Error).message));
-    for (const [offered, id] of this._offered) {
+    const callback = () => void send().catch(error => Notification.error((error as Error).message, SHOWN));
+    for (const offered of this._offered.keys()) {
       if (offered === found.path || this._offered.size >= MOST) {
-        Notification.dismiss(id);
-        this._offered.delete(offered);
+        this._withdraw(offered);
       }
     }
-    const options = { autoClose: false as const, actions: [{ label: trans.__('Copy It There'), callback }] };
+    const options = { ...SHOWN, actions: [{ label: trans.__('Copy It There'), callback }] };
     this._offered.set(found.path, Notification.warning(words, options));
+  }
+
+  private _withdraw(offered: string): void {
+    const id = this._offered.get(offered);
+    if (id !== undefined && this._offered.delete(offered)) {
+      Notification.dismiss(id);
+    }
   }
 }

@@ -45,7 +45,10 @@ def lab(browser: Browser, laptop: JupyterServer) -> Iterator[LabPage]:
 
 
 def test_a_missing_file_is_copied_with_one_click(lab: LabPage, stack: FileStack) -> None:
-    """Then the same cell finds it; what is hidden, linked or not beside the notebook is not offered."""
+    """Then the same cell finds it; what is hidden, linked or not beside the notebook is not offered.
+
+    A cell that looks for the file before it is there offers it again, until it is there.
+    """
     (lab.server.notebooks / "data").mkdir()
     (lab.server.notebooks / "data" / "values.csv").write_text("a,b\n1,2\n")
     (lab.server.notebooks / "secret.csv").symlink_to("/etc/passwd")
@@ -59,8 +62,15 @@ def test_a_missing_file_is_copied_with_one_click(lab: LabPage, stack: FileStack)
     expect(notification).to_contain_text(f"data/values.csv (8 B) is on your computer, not on {socket.gethostname()}.")
     expect(notification.get_by_role("button", name="Copy It There")).to_have_count(1)
     keep_picture(lab.page, "missing-file")
-    notification.get_by_role("button", name="Copy It There").click()
-    expect(lab.page.locator(".jp-toastContainer")).to_contain_text("values.csv was copied.")
+    early = lab.run(f"import os\nwhile not os.path.exists('go'): pass\n{read}")
+    expect(lab.page.locator("#jp-bottom-panel")).to_contain_text("| Busy")
+    copy = notification.get_by_role("button", name="Copy It There")
+    copy.click()
+    expect(notification).to_contain_text("values.csv is copied when the running cell has ended.")
+    (stack.home() / "go").touch()
+    expect(lab.output(early)).to_contain_text("No such file or directory: 'data/values.csv'")
+    expect(notification).to_contain_text("values.csv was copied.")
+    expect(copy).to_have_count(0)
     assert (stack.home() / "data" / "values.csv").read_text() == "a,b\n1,2\n"
     expect(lab.output(lab.run(read))).to_have_text("['a,b', '1,2']")
 

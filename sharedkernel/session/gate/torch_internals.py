@@ -29,7 +29,7 @@ _SKIP = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._
 
 _SESSION = str(Path(__file__).parents[1])
 _OURS = (_SESSION, deferred_signals.__file__)
-#: files whose frames are dropped directly below one of ours: of torch, the standard library, and the rest of the package
+#: files whose frames are dropped directly below one of ours: of torch, the standard library, the rest of the package
 _CALLED_BY_OURS = (torch._ops.__file__, contextlib.__file__, str(Path(__file__).parents[2]))
 
 
