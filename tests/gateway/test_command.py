@@ -8,6 +8,7 @@ import logging
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -180,6 +181,14 @@ def test_every_route_needs_a_token(tmp_path: Path) -> None:
 
     with in_process(directory=tmp_path) as (gateway, loop):
         loop.run(scenario(gateway))
+
+
+def test_the_end_closes_the_database_of_notebook_sessions(tmp_path: Path) -> None:
+    """Or Python says, whenever it is collected, that somebody has left it open."""
+    with in_process(directory=tmp_path) as (gateway, _):
+        database = gateway.session_manager.connection
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        database.execute("SELECT 1")
 
 
 @contextlib.contextmanager

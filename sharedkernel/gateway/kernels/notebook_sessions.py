@@ -68,6 +68,13 @@ class OwnNotebookSessions(SessionManager):
         row = self.cursor.execute("SELECT kernel_id FROM session WHERE session_id=?", (session_id,)).fetchone()
         return None if row is None else str(row["kernel_id"])
 
+    def close(self) -> None:
+        """Close the database, of which Jupyter closes the cursor alone: Python warns when it is collected open."""
+        super().close()  # type: ignore[no-untyped-call]
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
     def get_kernel_env(self, path: str | None, name: str | None = None) -> dict[str, str]:
         """Return environment variables for a new kernel: the notebook's path, and none of the gateway's own."""
         return {"KERNEL_NOTEBOOK": path} if path else {}
