@@ -7,11 +7,12 @@ kernelspec, which is how VS Code starts kernels.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import os
 import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Self
 
 import nbformat
 import pytest
@@ -41,38 +42,43 @@ def stack(private_jupyter: Path) -> Iterator[LocalStack]:
         yield stack
 
 
-@contextlib.contextmanager
-def nbclient(stack: LocalStack, user: str, *cells: str) -> Iterator[NotebookClient]:
-    """Open a notebook with these cells, none of which has run."""
-    spec = {"name": "shared-gpu", "display_name": "Shared GPU (PyTorch)", "language": "python"}
-    notebook = nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_code_cell(cell) for cell in cells], metadata={"kernelspec": spec}
-    )
-    client = NotebookClient(notebook, timeout=TIMEOUT)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SHAREDKERNEL_GATEWAY_URL", stack.gateway_url)
-        patch.setenv("SHAREDKERNEL_TOKEN", stack.token(user))
-        with client.setup_kernel():
-            yield client
+class OpenNotebook:
+    """A notebook of *user*'s that nbclient has open, with these cells, none of which has run.
 
+    One thread does it all: a socket of pyzmq that another event loop takes over stays registered with the one before,
+    and there a later socket of the same descriptor hears nothing.
+    """
 
-def printed(client: NotebookClient, number: int) -> str:
-    """Return what a cell has printed by now."""
-    return "".join(output.get("text", "") for output in client.nb.cells[number].outputs)
+    def __init__(self, stack: LocalStack, user: str, *cells: str) -> None:
+        spec = {"name": "shared-gpu", "display_name": "Shared GPU (PyTorch)", "language": "python"}
+        notebook = nbformat.v4.new_notebook(
+            cells=[nbformat.v4.new_code_cell(cell) for cell in cells], metadata={"kernelspec": spec}
+        )
+        self._client = NotebookClient(notebook, timeout=TIMEOUT)
+        environment = {"SHAREDKERNEL_GATEWAY_URL": stack.gateway_url, "SHAREDKERNEL_TOKEN": stack.token(user)}
+        self._kernel = self._client.setup_kernel(env=os.environ | environment)
+        self._thread = ThreadPoolExecutor(1)
 
+    def __enter__(self) -> Self:
+        self._thread.submit(self._kernel.__enter__).result()
+        return self
 
-def run_cell(client: NotebookClient, number: int) -> str:
-    """Run a cell of an open notebook and return what it has printed."""
-    client.execute_cell(client.nb.cells[number], number)
-    return printed(client, number)
+    def __exit__(self, *_: object) -> None:
+        with self._thread:
+            self._thread.submit(self._kernel.__exit__, None, None, None).result()
+            self._thread.submit(lambda: ensure_event_loop().close()).result()
 
+    def begin(self, number: int) -> Future[str]:
+        """Run a cell, and give what it has printed."""
+        return self._thread.submit(self._run, number)
 
-def run_cell_beside(client: NotebookClient, number: int) -> str:
-    """Run a cell in a thread of its own, with an event loop for that."""
-    try:
-        return run_cell(client, number)
-    finally:
-        ensure_event_loop().close()
+    def _run(self, number: int) -> str:
+        self._client.execute_cell(self._client.nb.cells[number], number)
+        return self.printed(number)
+
+    def printed(self, number: int) -> str:
+        """Return what a cell has printed by now."""
+        return "".join(output.get("text", "") for output in self._client.nb.cells[number].outputs)
 
 
 def come_back(stack: LocalStack, first: str) -> None:
@@ -124,23 +130,22 @@ def test_clients_whose_cells_run_meanwhile_see_them_end(stack: LocalStack, tmp_p
 
     with (
         Notebook(stack.gateway_url, stack.token("ada")) as notebook,
-        nbclient(stack, "mary", "x = 41", code, "print(x + 1)") as client,
+        OpenNotebook(stack, "mary", "x = 41", code, "print(x + 1)") as other,
         stock_server(stack, tmp_path) as server,
-        ThreadPoolExecutor(1) as pool,
     ):
         notebook.run("x = 41")
-        run_cell(client, 0)
+        other.begin(0).result()
         own = notebook.client.execute(code)
         notebook.wait_for_output(own, "on")
-        running = pool.submit(run_cell_beside, client, 1)
-        wait_until(lambda: "on" in printed(client, 1))
+        running = other.begin(1)
+        wait_until(lambda: "on" in other.printed(1))
         asyncio.run(asyncio.wait_for(at_the_server(server), 3 * TIMEOUT))
         outcome = notebook.wait(own)
         assert (outcome.status, outcome.text()) == ("ok", "done\n")
         assert notebook.run("print(x + 1)").text().splitlines()[-1] == "42"
         shown = running.result(TIMEOUT).splitlines()
         assert (shown[0], shown[-1]) == ("on", "done")
-        assert run_cell(client, 2).splitlines()[-1] == "42"
+        assert other.begin(2).result().splitlines()[-1] == "42"
 
 
 @pytest.mark.parametrize("first", ["gateway", "executor"])
@@ -162,11 +167,11 @@ def test_clients_that_are_idle_find_their_sessions_again(stack: LocalStack, tmp_
 
     with (
         Notebook(stack.gateway_url, stack.token("ada")) as notebook,
-        nbclient(stack, "mary", "x = 41", "print(x + 1)") as client,
+        OpenNotebook(stack, "mary", "x = 41", "print(x + 1)") as other,
         stock_server(stack, tmp_path) as server,
     ):
         notebook.run("x = 41")
-        run_cell(client, 0)
+        other.begin(0).result()
         kernel = asyncio.run(begin(server))
         stack.gateway.kill()
         stack.executor.kill()
@@ -174,4 +179,4 @@ def test_clients_that_are_idle_find_their_sessions_again(stack: LocalStack, tmp_
         asyncio.run(asyncio.wait_for(go_on(server, kernel), TIMEOUT))
         # a relay that has not come back yet says so in the cell
         assert notebook.run("print(x + 1)").text().splitlines()[-1] == "42"
-        assert run_cell(client, 1).splitlines()[-1] == "42"
+        assert other.begin(1).result().splitlines()[-1] == "42"
