@@ -283,6 +283,15 @@ def start_time(pid: int) -> int | None:
     return None if stat is None or stat.state == "Z" else stat.started
 
 
+def seen_status(process: SessionHandle) -> int | None:
+    """Return the wait status of a process that has ended and that nobody has reaped yet; None where it is not seen."""
+    with contextlib.suppress(OSError):
+        stat = read_stat(process.pid)
+        if stat is not None and stat.started == process.started:
+            return stat.status or None
+    return None
+
+
 def real_user(pid: int) -> int | None:
     """Return the user id that process *pid* runs under; None if it is not there."""
     with contextlib.suppress(psutil.NoSuchProcess):

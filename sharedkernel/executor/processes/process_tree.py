@@ -24,6 +24,8 @@ class ProcessStat:
     parent: int
     #: start time in clock ticks since boot; distinguishes it from a later one with the same id
     started: int
+    #: as `os.waitpid` will give it to the parent of one that has ended; 0 also of what this process may not see
+    status: int
 
 
 def read_stat(pid: int) -> ProcessStat | None:
@@ -39,7 +41,7 @@ def read_stat(pid: int) -> ProcessStat | None:
             after_name = stat.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return ProcessStat(after_name[0].decode(), int(after_name[1]), int(after_name[19]))
+    return ProcessStat(after_name[0].decode(), int(after_name[1]), int(after_name[19]), int(after_name[49]))
 
 
 def all_children() -> dict[int, list[int]]:

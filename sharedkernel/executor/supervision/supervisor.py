@@ -22,7 +22,7 @@ import msgspec
 from sharedkernel import protocol
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import Refused, SharedKernelError
-from sharedkernel.executor.processes.process import PersistedSession, SessionHandle, start_time
+from sharedkernel.executor.processes.process import PersistedSession, SessionHandle, seen_status, start_time
 from sharedkernel.executor.processes.records import SessionRecords, find_page
 from sharedkernel.executor.supervision.environments import OWN, Environment
 from sharedkernel.executor.supervision.warm_parents import WarmParents
@@ -238,7 +238,8 @@ class Supervisor:
             process.pidfd = None
             if not process.ended.is_set():
                 is_told = self._warm_parents.is_open(process.environment)
-                loop.call_later(_STATUS_TIMEOUT if is_told else 0, self._forget, process, None)
+                # Seen now, for the case that its parent does not tell in time: it may be stopped, or another one.
+                loop.call_later(_STATUS_TIMEOUT if is_told else 0, self._forget, process, seen_status(process))
 
         loop.add_reader(process.pidfd, gone)
 

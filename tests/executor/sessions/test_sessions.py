@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
 
@@ -174,6 +175,22 @@ async def test_a_crash_is_told_and_touches_nobody_else(process: ExecutorProcess,
         again = await executor.notebook("ada", session=crashing.session)
         assert again.record.incarnation > crashing.record.incarnation
         assert (await again.run("'y' in globals()")).text == "False"
+
+
+async def test_a_crash_is_told_though_its_parent_does_nothing(process: ExecutorProcess) -> None:
+    """Until a process is reaped, the system itself tells how it ended."""
+    async with Executor(process) as executor:
+        died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        executor.client.on_died = lambda message: died.done() or died.set_result(message.message)
+        notebook = await executor.notebook()
+        parent = psutil.Process(notebook.record.pid).parent()
+        assert parent is not None
+        parent.suspend()
+        try:
+            os.kill(notebook.record.pid, signal.SIGSEGV)
+            assert "SIGSEGV" in await asyncio.wait_for(died, PATIENCE)
+        finally:
+            parent.resume()
 
 
 async def test_forks_and_worker_processes_do_not_disturb(process: ExecutorProcess) -> None:
