@@ -3,41 +3,44 @@
 import * as React from 'react';
 
 import { safeText } from '../describe';
-import type { IStatus } from '../view';
 import type { IClass, PageApi } from './api';
 import { english as trans } from './english';
 import { momentWords } from './moment';
 
-interface IProps {
-  api: PageApi;
-  status: IStatus;
-  /** How often this page has changed people or classes. */
-  edits: number;
-}
+/** Milliseconds between two looks at who has joined. */
+const PERIOD = 3000;
 
-export function ClassNotice(props: IProps): React.ReactElement {
-  const { api, status, edits } = props;
-  const [found, setFound] = React.useState<IClass[]>([]);
-  // People of a class come with its begin and go with its end, and who joins starts a session soon.
-  const people = `${status.users.length} ${status.sessions.length}`;
+/** Return the classes, read again every few seconds while an admin can see them; `edits`: how often this page changed them. */
+export function useClasses(api: PageApi, isWanted: boolean, edits: number): readonly IClass[] {
+  const [classes, setClasses] = React.useState<readonly IClass[]>([]);
   React.useEffect(() => {
-    let isCurrent = true;
-    const show = (answer: IClass[]) => {
-      if (isCurrent) {
-        setFound(answer);
+    let isCurrent = isWanted;
+    const look = async () => {
+      if (isCurrent && !document.hidden) {
+        // A gateway of another kind has no classes; what else is wrong, the figures show.
+        const found = await api.classes().catch(() => null);
+        if (isCurrent && found !== null) {
+          setClasses(found);
+        }
       }
     };
-    // A gateway of another kind has no classes; what else is wrong, the figures show.
-    api.classes().then(show, () => show([]));
+    void look();
+    const timer = setInterval(() => void look(), PERIOD);
     return () => {
       isCurrent = false;
+      clearInterval(timer);
     };
-  }, [api, people, edits]);
+  }, [api, isWanted, edits]);
+  return classes;
+}
+
+export function ClassNotice(props: { classes: readonly IClass[] }): React.ReactElement {
+  const { classes } = props;
   return (
     <>
-      {found.map(entry => (
+      {classes.map(entry => (
         <p key={entry.name} className="sk-Notice sk-mod-demand">
-          {found.length > 1 && `${safeText(entry.name)}: `}
+          {classes.length > 1 && `${safeText(entry.name)}: `}
           {classWords(entry)}
         </p>
       ))}

@@ -16,23 +16,20 @@ const DURATION = 4 * 3_600_000;
 interface IProps {
   api: PageApi;
   actions: PageActions;
+  classes: readonly IClass[];
   /** Called when people or classes have changed. */
   onEdit: () => void;
 }
 
 export function ClassSection(props: IProps): React.ReactElement {
-  const { api, actions, onEdit } = props;
-  const [classes, setClasses] = React.useState<IClass[]>([]);
+  const { api, actions, classes, onEdit } = props;
   const [isEndless, setEndless] = React.useState(false);
   const [links, setLinks] = React.useState<IInvited[]>([]);
   const [tokens, setTokens] = React.useState<IInvited[]>([]);
   const [problem, setProblem] = React.useState('');
-  const read = React.useCallback(async () => setClasses(await api.classes().catch(() => [])), [api]);
-  React.useEffect(() => void read(), [read]);
   const onChange = (replaced?: string) => {
     setLinks(before => before.filter(({ user }) => user !== replaced));
     onEdit();
-    void read();
   };
   const invite = async (form: HTMLFormElement) => {
     const data = new FormData(form);

@@ -18,7 +18,7 @@ import type { ISession } from '../view';
 import { PageActions } from './actions';
 import { IMe, PageApi } from './api';
 import { AuditSection } from './auditsection';
-import { ClassNotice } from './classnotice';
+import { ClassNotice, useClasses } from './classnotice';
 import { ClassSection } from './classsection';
 import { ConnectSection } from './connect';
 import { english as trans } from './english';
@@ -88,6 +88,7 @@ export function Page(props: IProps): React.ReactElement {
   const chosen = me.admin ? selectedOf(status?.sessions ?? [], selected) : [];
   const alone = me.auth === 'single' && others.length === 0;
   const looksAfterPeople = me.admin && !alone;
+  const classes = useClasses(api, looksAfterPeople, edits);
   const tabs = looksAfterPeople ? TABS : TABS.filter(each => each !== 'people' && each !== 'audit');
   const named = useTab(tabs);
   const first = useFirstTab(model);
@@ -101,7 +102,7 @@ export function Page(props: IProps): React.ReactElement {
           <DrainNotice model={model} trans={trans} />
           <WaitNotice model={model} {...names} />
           {status !== null && <RoomRequests status={status} actions={actions} {...names} />}
-          {status !== null && looksAfterPeople && <ClassNotice api={api} status={status} edits={edits} />}
+          <ClassNotice classes={classes} />
         </div>
         <div className="sk-Page-notices" role="alert">
           {failure !== null && (
@@ -153,7 +154,9 @@ export function Page(props: IProps): React.ReactElement {
             onSelect={onSelect}
           />
         )}
-        {tab === 'people' && me.auth === 'token' && <ClassSection api={api} actions={actions} onEdit={addEdit} />}
+        {tab === 'people' && me.auth === 'token' && (
+          <ClassSection api={api} actions={actions} classes={classes} onEdit={addEdit} />
+        )}
         {tab === 'timeline' && (
           <>
             <TimelineSection api={api} colours={colours} isAway={!model.isLive} {...names} />
