@@ -146,6 +146,14 @@ def audit_of(stack: LocalStack) -> list[dict[str, Any]]:
     return list(apart(ada.request("GET", "/sharedkernel/api/audit")).body["entries"])
 
 
+def agree(page: Page, verb: str, question: str) -> None:
+    """Press the button *verb* of the invitations, and agree to what is asked then."""
+    page.get_by_role("region", name="Invitations").get_by_role("button", name=verb).click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text(question)
+    dialog.get_by_role("button", name=verb).click()
+
+
 @pytest.fixture
 def classless(stack: LocalStack) -> Iterator[None]:
     """End what classes there are after the test."""
@@ -162,23 +170,30 @@ def test_an_admin_invites_people_and_ends_their_class(open_page: OpenPage, stack
     sign_in(page, stack.token("ada"))
     page.get_by_role("link", name="People").click()
     classes = page.get_by_role("region", name="Invitations")
-    names, group = classes.get_by_label("People, by name"), classes.get_by_label("Class")
+    names, group = classes.get_by_label("People, by name, or a roster"), classes.get_by_label("Class")
     names.fill("grace")
     group.fill("physics")
-    classes.get_by_role("button", name="Invite").click()
+    agree(page, "Invite", "Invite 1 person?Each gets a link: grace")
     expect(classes.get_by_role("alert")).to_contain_text("grace is a user here already")
-    names.fill("maria, niels\nmaria")
-    classes.get_by_role("button", name="Invite").click()
-    expect(classes.get_by_role("alert")).to_contain_text("a user is named twice")
-    names.fill("maria, niels")
+    for text, sentence in [
+        ("maria, niels maria", "maria is named twice"),
+        ("Maria Kirch,maria@x.org\nNiels Bohr,niels@x.org", "text, line 1: no column is called user, username,"),
+    ]:
+        names.fill(text)
+        classes.get_by_role("button", name="Invite").click()
+        expect(classes.get_by_role("alert")).to_contain_text(sentence)
+    names.fill("name,email\nMaria Kirch,maria@x.org\nNiels Bohr,niels@x.org")
     classes.get_by_label("Memory of each").fill("64MiB")
     classes.get_by_role("button", name="Invite").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    expect(classes.get_by_text("joined")).to_have_count(0)
+    agree(page, "Invite", "Invite 2 people?Each gets a link: maria, niels")
     links = dict(line.split() for line in classes.locator("code").inner_text().splitlines())
     assert links.keys() == {"maria", "niels"}
     expect(classes).to_contain_text("0 of 2 joined; not yet: maria, niels")
     names.fill("otto")
     group.fill("physics")
-    classes.get_by_role("button", name="Invite").click()
+    agree(page, "Invite", "otto")
     expect(classes).to_contain_text("0 of 3 joined")
     old = classes.locator("code").inner_text()
     classes.get_by_text("Replace a link").click()
@@ -191,7 +206,6 @@ def test_an_admin_invites_people_and_ends_their_class(open_page: OpenPage, stack
     expect(student.get_by_text("maria, you are invited to the class physics of ada")).to_be_visible()
     student.get_by_role("button", name="Yes, join the class").click()
     expect(student.get_by_role("heading", name="Welcome, maria")).to_be_visible()
-    page.reload()
     expect(classes).to_contain_text("1 of 3 joined; not yet: niels, otto")
     page.set_viewport_size({"width": 1280, "height": 900})
     later = datetime.datetime.now() + datetime.timedelta(hours=7)
@@ -253,13 +267,15 @@ def test_an_admin_adds_people_without_an_end(open_page: OpenPage, stack: LocalSt
     classes.get_by_label("No end").check()
     expect(classes.get_by_label("Until")).to_have_count(0)
     expect(classes).to_contain_text("a token that is good until it is removed, and is in no class")
-    names, add = classes.get_by_label("People, by name"), classes.get_by_role("button", name="Add")
-    for known, sentence in [("grace", "grace is known here already"), ("ada", "ada is an admin here")]:
-        names.fill(known)
-        add.click()
-        expect(classes.get_by_role("alert")).to_contain_text(sentence)
+    names = classes.get_by_label("People, by name, or a roster")
+    names.fill("ada")
+    classes.get_by_role("button", name="Add").click()
+    expect(classes.get_by_role("alert")).to_contain_text("ada is an admin here")
+    names.fill("grace")
+    agree(page, "Add", "Add 1 person?Each gets a token: grace")
+    expect(classes.get_by_role("alert")).to_contain_text("grace is known here already")
     names.fill("emmy, lise")
-    add.click()
+    agree(page, "Add", "Add 2 people?Each gets a token: emmy, lise")
     tokens = dict(line.split() for line in classes.locator("code").inner_text().splitlines())
     check(page, "endless")
     assert tokens.keys() == {"emmy", "lise"}

@@ -1,6 +1,6 @@
 /** What a user can do with a session, from the gateway's page. */
 
-import { sessionName } from '../describe';
+import { safeText, sessionName } from '../describe';
 import type { DeviceModel } from '../model';
 import { ISessionActions, shutDownQuestion, successorOf } from '../sessionactions';
 import type { ISession } from '../view';
@@ -117,6 +117,11 @@ export class PageActions implements ISessionActions {
     return this._doWithAll(sessions, session => this._api.shutDown(session), done, trans.__('stopped'));
   }
 
+  /** Ask whether these are the people to be let in. */
+  async mayAdd(users: readonly string[], agree: string, each: string): Promise<boolean> {
+    return this._handlers.ask(`${agree} ${people(users.length)}?`, `${each} ${safeText(users.join(', '))}`, agree);
+  }
+
   /** Replace the link of one person of a class, if the admin means it; return the new one, if there is one. */
   async replaceLink(found: IClass, user: string): Promise<IInvited[]> {
     let made: IInvited[] = [];
@@ -132,9 +137,10 @@ export class PageActions implements ISessionActions {
 
   /** End a class, if the admin means it. */
   async endClass(found: IClass): Promise<void> {
-    const count = found.members.length;
-    const people = count === 1 ? trans.__('1 person') : trans.__('%1 people', count);
-    const text = trans.__('Of %1. Their tokens, sessions and variables end now; what they had before stays.', people);
+    const text = trans.__(
+      'Of %1. Their tokens, sessions and variables end now; what they had before stays.',
+      people(found.members.length)
+    );
     if (await this._handlers.ask(trans.__('End class %1?', found.name), text, trans.__('End class'))) {
       await this.attempt(() => this._api.endClass(found.name), trans.__('The class could not be ended'));
     }
@@ -183,4 +189,8 @@ export class PageActions implements ISessionActions {
       this._handlers.tell(`${failure}: ${error instanceof Error ? error.message : String(error)}`);
     }
   }
+}
+
+function people(count: number): string {
+  return count === 1 ? trans.__('1 person') : trans.__('%1 people', count);
 }

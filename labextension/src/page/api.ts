@@ -160,6 +160,11 @@ export class PageApi implements IAdminApi, ITimelineApi {
     await request('PATCH', classPath(name), { until });
   }
 
+  /** Return the names in a roster, or in a line of names. */
+  async readRoster(text: string): Promise<string[]> {
+    return ((await request('POST', 'sharedkernel/api/roster', { text })) as { users: string[] }).users;
+  }
+
   /** Let people in who are in no class, without an end. */
   async addPeople(users: readonly string[]): Promise<IInvited[]> {
     const { tokens } = (await request('POST', 'sharedkernel/api/people', { users })) as {

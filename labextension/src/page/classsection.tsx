@@ -31,6 +31,7 @@ export function ClassSection(props: IProps): React.ReactElement {
     setLinks(before => before.filter(({ user }) => user !== replaced));
     onEdit();
   };
+  const verb = isEndless ? trans.__('Add') : trans.__('Invite');
   const invite = async (form: HTMLFormElement) => {
     const data = new FormData(form);
     const text = (name: string) => {
@@ -38,9 +39,13 @@ export function ClassSection(props: IProps): React.ReactElement {
       return typeof value === 'string' ? value.trim() : '';
     };
     const [group, memory] = [text('group'), text('memory')];
-    const users = text('users').split(/[\s,;]+/);
     setProblem('');
     try {
+      const users = await api.readRoster(text('users'));
+      const each = isEndless ? trans.__('Each gets a token:') : trans.__('Each gets a link:');
+      if (!(await actions.mayAdd(users, verb, each))) {
+        return;
+      }
       if (isEndless) {
         setTokens(await api.addPeople(users));
       } else if (classes.some(one => one.name === group)) {
@@ -65,7 +70,7 @@ export function ClassSection(props: IProps): React.ReactElement {
         }}
       >
         <label>
-          {trans.__('People, by name')}
+          {trans.__('People, by name, or a roster')}
           <textarea className="sk-Field" name="users" rows={2} required placeholder="maria niels otto" />
         </label>
         {!isEndless && (
@@ -100,7 +105,7 @@ export function ClassSection(props: IProps): React.ReactElement {
           {trans.__('No end')}
         </label>
         <button type="submit" className="sk-Button">
-          {isEndless ? trans.__('Add') : trans.__('Invite')}
+          {verb}
         </button>
       </form>
       <p className="sk-Hint">

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -64,6 +65,19 @@ def read_roster(name: str) -> list[Person]:
         line = content[: error.start].count(b"\n") + 1
         raise ConfigError(f"{name}, line {line}: this is no UTF-8; save the roster as UTF-8.") from None
     return parse_roster(text, name)
+
+
+def parse_pasted(text: str) -> list[Person]:
+    """Return who is in a roster that somebody has pasted, or in one line of names; the latter are not checked.
+
+    Raises
+    ------
+    ConfigError
+        When one of several lines cannot be used; with the number of each such line.
+    """
+    names = re.findall(r"[^\s,;]+", text)
+    is_line = names and len(text.strip().splitlines()) == 1
+    return [Person(name) for name in names] if is_line else parse_roster(text, "text")
 
 
 def parse_roster(text: str, name: str) -> list[Person]:
@@ -129,7 +143,7 @@ def _table(text: str, delimiter: str, name: str) -> Iterator[tuple[int, Person]]
     if user is None and email is None:
         raise ConfigError(
             f"{name}, line {first}: no column is called user, username, name or email; name the columns in the "
-            "first line."
+            "first line, or write one name a line."
         )
     if user is not None and columns[user] == "name" and email is not None:
         user = None  # people's names are rarely users' names

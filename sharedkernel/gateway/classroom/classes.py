@@ -183,7 +183,7 @@ class Classes:
         size = len(record.members) + len(fresh)
         if not wanted.users or size > MOST_MEMBERS:
             _refuse(f"a class has 1 to {MOST_MEMBERS} users, not {size}.")
-        self._check_names(wanted.users)
+        self.check_names(wanted.users)
         busy = {user for other in classes.values() for user in other.members}
         if twice := [user for user in fresh if user in busy]:
             _refuse(f"nobody is in two classes at a time, as {_some(twice)} would be.")
@@ -228,7 +228,7 @@ class Classes:
         """
         if (tokens := self._identity.token_file) is None:
             _refuse("this gateway makes no tokens.", reason="not_allowed")
-        self._check_names(wanted.users)
+        self.check_names(wanted.users)
         owners, _ = await self._sessions.known_users()
         owners |= tokens.owners() | {user for found in self._file.classes.values() for user in found.members}
         if known := [user for user in wanted.users if user in owners]:
@@ -239,9 +239,16 @@ class Classes:
             )
         return dict(zip(wanted.users, tokens.add_all(wanted.users), strict=True))
 
-    def _check_names(self, users: Sequence[str]) -> None:
-        if len(set(users)) < len(users):
-            _refuse("a user is named twice.")
+    def check_names(self, users: Sequence[str]) -> None:
+        """Check that *users* are names of different people, and of no admin.
+
+        Raises
+        ------
+        Refused
+            When they are not.
+        """
+        if twice := [user for user, count in Counter(users).items() if count > 1]:
+            _refuse(f"{_some(twice)} {'are' if len(twice) > 1 else 'is'} named twice.")
         for user in users:
             if not is_user_name(user):
                 _refuse(f"{user!r} cannot be a user's name.")

@@ -11,6 +11,7 @@ from jupyter_server.auth.decorator import allow_unauthenticated, authorized
 from jupyter_server.utils import url_path_join
 from tornado import web
 
+from sharedkernel.cli.classroom.roster import parse_pasted
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.hub import HubUsers
 from sharedkernel.gateway.auth.identity import TokenOnlyIdentity, TokenUsers
@@ -135,6 +136,19 @@ class PeopleHandler(ClassesHandler):
         self.finish(msgspec.json.encode({"tokens": tokens}))
 
 
+class RosterHandler(ClassesHandler):
+    """``/sharedkernel/api/roster``: reads a roster that an admin has pasted, as the command reads a file."""
+
+    @web.authenticated
+    @authorized
+    async def post(self) -> None:
+        """Return the names of its users; nothing changes."""
+        classes, text = self._classes(), read_body(self, {"text": str}).get("text", "")
+        users = [person.user for person in parse_pasted(text)]
+        classes.check_names(users)
+        self.finish(msgspec.json.encode({"users": users}))
+
+
 class InvitationHandler(PageHandler):
     """``/sharedkernel/page/invitation``: what an invitation's link opens.
 
@@ -209,6 +223,7 @@ def _cookie_of(code: str) -> str:
 default_handlers = [
     (r"/sharedkernel/api/class", ClassHandler),
     (r"/sharedkernel/api/people", PeopleHandler),
+    (r"/sharedkernel/api/roster", RosterHandler),
     (rf"/{INVITATION_PATH}", InvitationHandler),
     (rf"/{INVITATION_PATH}/look", LookHandler),
     (rf"/{INVITATION_PATH}/accept", AdmissionHandler),
