@@ -28,8 +28,6 @@ from sharedkernel.units import parse_expiry
 
 #: seconds that an answer may take: a class's sessions end before it
 _PATIENCE = 180.0
-#: what each user of a class may use, unless the line says otherwise: idle sessions end, and a few notebooks are open
-_LIMITS = {"cull_after": "1h", "sessions": 5}
 #: what is no roster
 _WORDS = ("status", "list", "invite", "until", "end")
 _USE = "use `class ROSTER --until TIME`, `class status`, `class invite NAME...`, `class until TIME` or `class end`."
@@ -112,7 +110,7 @@ class ClassApp(LimitCommandApp):
     def _begin(self, people: Sequence[Person], limits: dict[str, Any]) -> None:
         if not self.until:
             fail("until when? Add --until with a time such as 18:00, or a duration such as 90m.", status=2)
-        answer = self._ask_for_links("PUT", people, limits=_LIMITS | limits, until=_moment(self.until))
+        answer = self._ask_for_links("PUT", people, limits=limits, until=_moment(self.until))
         self._show_links(answer, people)
 
     def _invite(self, people: Sequence[Person]) -> None:

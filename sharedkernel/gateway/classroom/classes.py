@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 #: most users of a class, and the most days until its end
 MOST_MEMBERS, MOST_DAYS = 500, 366
+#: what each user may use unless the admin says otherwise: idle sessions end, and a few notebooks are open
+_LIMITS = {"cull_after": "1h", "sessions": 5}
 #: how long before the end sessions are notified, and how long those that cannot be ended are awaited
 _NOTICE = _PATIENCE = datetime.timedelta(minutes=10)
 #: seconds between two looks at the clock
@@ -152,7 +154,7 @@ class Classes:
             )
         if wanted.until is None or not is_user_name(name):
             raise Refused("a class has a name, as users have, and an end, `until`.", reason="bad_request")
-        limits = QuotaLevel.parse("class", {"default": wanted.limits}).default
+        limits = QuotaLevel.parse("class", {"default": _LIMITS | wanted.limits}).default
         with self._file.changing() as classes:
             classes[name] = ClassRecord(began=utc_now(), until=wanted.until, limits=limits, members={}, teacher=teacher)
             codes = self._invite(classes, name, wanted, known)

@@ -52,6 +52,20 @@ async def quota_bytes(stack: Stack, user: str) -> int | None:
     return next((entry["quota_bytes"] for entry in status["users"] if entry["name"] == user), None)
 
 
+def test_a_class_has_limits_that_nobody_has_named(stack: Stack) -> None:
+    """They are the same however it was begun; those that are named win, none at all included."""
+
+    async def scenario() -> None:
+        await begin(stack, "maria")
+        await begin(stack, "niels", group="evening", sessions=2, cull_after=None)
+        assert await quota(stack, "maria", "sessions") == (5, "class: group class")
+        assert await quota(stack, "maria", "cull_after") == (3600.0, "class: group class")
+        assert await quota(stack, "niels", "sessions") == (2, "class: group evening")
+        assert await quota(stack, "niels", "cull_after") == (None, "class: group evening")
+
+    run(scenario())
+
+
 def test_from_the_beginning_to_the_end(stack: Stack) -> None:
     """Its users work under its limits; its end tells and ends them, and touches nobody else."""
 
