@@ -4,8 +4,9 @@ import { readLimits, readPolicies, typedLimit } from './limits';
 
 describe('readLimits', () => {
   it('reads the values of each user', () => {
-    const users = { ada: { memory: { value: '25%', source: 'x' }, share: { value: 2 }, sessions: { value: null } } };
-    expect(readLimits({ users }).get('ada')).toEqual({ memory: '25%', share: 2, sessions: null });
+    const share = { value: 2, source: 'put: user ada' };
+    const users = { ada: { memory: { value: '25%', source: 'put: default' }, share, sessions: { value: null } } };
+    expect(readLimits({ users }).get('ada')).toEqual({ memory: '25%', share: 2, sessions: null, byHand: ['share'] });
   });
 
   it.each([null, {}, { users: 3 }])('reads %j as nobody', answer => {

@@ -5,6 +5,8 @@ export interface ILimits {
   memory: string | number | null;
   share: number | null;
   sessions: number | null;
+  /** Which of them an admin has set for this user by hand. */
+  byHand: string[];
 }
 
 /** What admins read and change. Each method throws `RefusedError` where the gateway refuses. */
@@ -55,14 +57,16 @@ export function readLimits(answer: unknown): Map<string, ILimits> {
     return limits;
   }
   for (const [name, entry] of Object.entries(users)) {
-    const value = (key: string) => (entry as Record<string, { value?: unknown } | undefined> | null)?.[key]?.value;
+    const found = (entry ?? {}) as Record<string, { value?: unknown; source?: unknown } | undefined>;
+    const value = (key: string) => found[key]?.value;
     const memory = value('memory');
     const share = value('share');
     const sessions = value('sessions');
     limits.set(name, {
       memory: typeof memory === 'string' || typeof memory === 'number' ? memory : null,
       share: typeof share === 'number' ? share : null,
-      sessions: typeof sessions === 'number' ? sessions : null
+      sessions: typeof sessions === 'number' ? sessions : null,
+      byHand: Object.keys(found).filter(key => found[key]?.source === `put: user ${name}`)
     });
   }
   return limits;

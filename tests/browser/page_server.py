@@ -179,6 +179,8 @@ class PageServer:
                 if server.refusal is None:
                     self.finish(server.quotas)
 
+            delete = put
+
         class Policy(Handler):
             def get(self) -> None:
                 self.finish({"policy": "fair", "policies": ["fair", "fifo"]})

@@ -147,8 +147,8 @@ def server(browser: object) -> Iterator[PageServer]:
         yield server
 
 
-def limits_of(memory: str) -> dict[str, Any]:
-    return {"memory": {"value": memory}, "share": {"value": 1.0}, "sessions": {"value": None}}
+def limits_of(memory: str, source: str = "config: default") -> dict[str, Any]:
+    return {"memory": {"value": memory, "source": source}, "share": {"value": 1.0}, "sessions": {"value": None}}
 
 
 @pytest.fixture
@@ -358,14 +358,19 @@ def test_a_changed_quota_can_be_taken_back(open_page: OpenPage, server: PageServ
     results = Axe().run(page)
     assert results.violations_count == 0, results.generate_report()
     server.refusal = None
-    server.quotas = {"users": {"grace": limits_of("512 MiB"), "linus": limits_of("1GiB")}}
-    quota.fill("512 MiB")
-    quota.press("Enter")
-    expect(row.get_by_role("status")).to_contain_text("Saved")
-    row.get_by_role("button", name="Undo the change for grace").click()
-    expect(row.get_by_role("button", name="Undo")).to_have_count(0)
-    sent = [request[2]["users"]["grace"]["memory"] for request in server.requests]
-    assert sent == ["lots", "512 MiB", "8GiB"]
+    path, undo = "/sharedkernel/api/quotas", row.get_by_role("button", name="Undo the change for grace")
+    for memory, taken_back in (
+        ("512 MiB", ("DELETE", f"{path}?user=grace&key=memory", None)),  # the configuration's value was there before
+        ("256 MiB", ("PUT", path, {"users": {"grace": {"memory": "512 MiB"}}})),
+    ):
+        server.quotas = {"users": {"grace": limits_of(memory, "put: user grace"), "linus": limits_of("1GiB")}}
+        quota.fill(memory)
+        quota.press("Enter")
+        expect(row.get_by_role("status")).to_contain_text("Saved")
+        expect(quota).to_have_value(memory)
+        undo.click()
+        expect(undo).to_have_count(0)
+        assert server.requests[-2:] == [("PUT", path, {"users": {"grace": {"memory": memory}}}), taken_back]
 
 
 def test_an_admin_sees_the_class(open_page: OpenPage, server: PageServer) -> None:

@@ -182,6 +182,12 @@ export class PageApi implements IAdminApi, ITimelineApi {
     return readLimits(await request('GET', 'sharedkernel/api/quotas'));
   }
 
+  /** Have what the configuration says in the place of a limit that was set by hand; return everybody's limits. */
+  async resetLimit(user: string, key: string): Promise<Map<string, ILimits>> {
+    const query = new URLSearchParams({ user, key }).toString();
+    return readLimits(await request('DELETE', `sharedkernel/api/quotas?${query}`));
+  }
+
   async changeLimits(user: string, limits: Partial<ILimits>): Promise<Map<string, ILimits>> {
     return readLimits(await request('PUT', 'sharedkernel/api/quotas', { users: { [user]: limits } }));
   }

@@ -4,7 +4,7 @@ import { session, status, view } from '../testdocuments';
 import { parseView } from '../view';
 import { peopleOf, pick } from './people';
 
-const LIMITS = { memory: '1GiB', share: 1, sessions: null };
+const LIMITS = { memory: '1GiB', share: 1, sessions: null, byHand: [] };
 
 function people() {
   const document = status(

@@ -43,11 +43,19 @@ export function PeopleSection(props: IProps): React.ReactElement {
       setProblem(error instanceof Error ? error.message : String(error));
     }
   }, []);
-  const change = async ({ name, limits: before }: IPerson, wanted: Partial<ILimits>, isUndo = false) => {
+  const change = async ({ name, limits: before }: IPerson, kind: Kind, text: string) => {
+    const undo = () =>
+      send(
+        name,
+        before?.byHand.includes(kind) ? api.changeLimits(name, { [kind]: before[kind] }) : api.resetLimit(name, kind),
+        null
+      );
+    await send(name, api.changeLimits(name, changed(kind, text)), undo);
+  };
+  const send = async (name: string, work: Promise<ReadonlyMap<string, ILimits>>, undo: ITold['undo']) => {
     try {
-      setLimits(await api.changeLimits(name, wanted));
-      const earlier = Object.keys(wanted).map(kind => [kind, before?.[kind as keyof ILimits] ?? null] as const);
-      setTold({ name, undo: isUndo ? null : Object.fromEntries(earlier), problem: null });
+      setLimits(await work);
+      setTold({ name, undo, problem: null });
     } catch (error) {
       setTold({ name, undo: null, problem: error instanceof Error ? error.message : String(error) });
     }
@@ -124,7 +132,7 @@ export function PeopleSection(props: IProps): React.ReactElement {
               selected={selected}
               onSelect={onSelect}
               told={told?.name === person.name ? told : null}
-              onChange={(wanted, isUndo) => void change(person, wanted, isUndo)}
+              onChange={(kind, text) => void change(person, kind, text)}
             />
           ))}
         </tbody>
@@ -147,11 +155,14 @@ export function PeopleSection(props: IProps): React.ReactElement {
   );
 }
 
+/** A limit that can be changed here. */
+type Kind = 'memory' | 'share';
+
 /** The outcome of the last change. */
 interface ITold {
   name: string;
-  /** What takes it back; null: nothing to take back. */
-  undo: Partial<ILimits> | null;
+  /** Takes it back; null: there is nothing to take back. */
+  undo: (() => Promise<void>) | null;
   /** Why it was refused; null: it was not. */
   problem: string | null;
 }
@@ -182,7 +193,7 @@ interface IRowProps extends ISelectProps {
   colour: string | undefined;
   units: Units;
   told: ITold | null;
-  onChange: (change: Partial<ILimits>, isUndo?: boolean) => void;
+  onChange: (kind: Kind, text: string) => void;
 }
 
 function Row(props: IRowProps): React.ReactElement {
@@ -217,7 +228,7 @@ function Row(props: IRowProps): React.ReactElement {
         <Field
           label={trans.__('Quota of %1, such as 8 GiB or 25%', who)}
           value={limits?.memory}
-          onChange={text => onChange(changed('memory', text))}
+          onChange={text => onChange('memory', text)}
         />
         {told !== null && (
           <span className="sk-People-told" role={told.problem === null ? 'status' : 'alert'}>
@@ -227,7 +238,7 @@ function Row(props: IRowProps): React.ReactElement {
                 type="button"
                 className="sk-Link"
                 aria-label={trans.__('Undo the change for %1', who)}
-                onClick={() => onChange(told.undo ?? {}, true)}
+                onClick={() => void told.undo?.()}
               >
                 {trans.__('Undo')}
               </button>
@@ -239,7 +250,7 @@ function Row(props: IRowProps): React.ReactElement {
         <Field
           label={trans.__('Share of %1, 1 is usual', who)}
           value={limits?.share}
-          onChange={text => onChange(changed('share', text))}
+          onChange={text => onChange('share', text)}
         />
       </td>
     </tr>

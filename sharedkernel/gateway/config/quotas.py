@@ -268,12 +268,14 @@ class Quotas:
         """Return whether something was put for *user*."""
         return user in self._put.users
 
-    def withdraw(self, *, user: str | None = None, group: str | None = None) -> None:
-        """Drop what was put for a user or a group; without either, all that was put."""
+    def withdraw(self, *, user: str | None = None, group: str | None = None, key: str | None = None) -> None:
+        """Drop what was put for a user or a group, all or one key of it; without either, all that was put."""
         if user is None and group is None:
             self._put = QuotaLevel(origin="put")
-        self._put.users.pop(user or "", None)
-        self._put.groups.pop(group or "", None)
+        for entries, name in ((self._put.users, user or ""), (self._put.groups, group or "")):
+            entries.get(name, {}).pop(key or "", None)
+            if not (key and entries.get(name)):
+                entries.pop(name, None)
 
     def explain(self, user: str) -> dict[str, dict[str, Any]]:
         """Return each key's value for *user* and its source, as the API shows it."""

@@ -329,13 +329,16 @@ class QuotasHandler(GatewayHandler):
     @web.authenticated
     @authorized
     async def delete(self) -> None:
-        """Undo such overrides: those of ``?user=`` or ``?group=``, or all; for admins."""
+        """Undo such overrides: those of ``?user=`` or ``?group=``, of them only ``&key=``, or all; for admins."""
         self.check_admin("may change quotas")
         manager = kernel_manager_of(self)
-        user, group = self.get_query_argument("user", None), self.get_query_argument("group", None)
-        manager.rules.quotas.withdraw(user=user, group=group)
-        self._changes = {"of": user or (f"group {group}" if group else "everybody")}
-        self.log.info("%s reset the quotas of %s", self.current_user.username, user or group or "everybody")
+        user, group, key = (self.get_query_argument(name, None) for name in ("user", "group", "key"))
+        if key and not (user or group):
+            raise Refused("whose? Name a user or a group besides the key.", reason="bad_request")
+        manager.rules.quotas.withdraw(user=user, group=group, key=key)
+        whose = user or (f"group {group}" if group else "everybody")
+        self._changes = {"of": f"{whose}: {key}" if key else whose}
+        self.log.info("%s reset the quotas of %s", self.current_user.username, self._changes["of"])
         self._answer(await self.apply_change())
 
     async def apply_change(self) -> list[str]:

@@ -57,6 +57,20 @@ def test_what_was_put_lies_over_the_configuration_at_its_level() -> None:
     assert quotas.max_sessions("ada") is None
 
 
+def test_one_value_that_was_put_can_be_withdrawn() -> None:
+    """The configuration's value holds again; the others that were put for the user or group stay."""
+    quotas = Quotas({"users": {"ada": {"share": 3}}}, {"class": ["ada"]})
+    quotas.put({"users": {"ada": {"share": 7, "sessions": 2}}, "groups": {"class": {"priority": 1, "linger": 5}}})
+    quotas.withdraw(user="ada", key="share")
+    quotas.withdraw(user="ada", key="memory")
+    quotas.withdraw(user="grace", key="share")
+    quotas.withdraw(group="class", key="priority")
+    assert quotas.overrides() == {"default": {}, "users": {"ada": {"sessions": 2}}, "groups": {"class": {"linger": 5}}}
+    assert quotas.limits("ada", None).share == 3
+    quotas.withdraw(user="ada", key="sessions")
+    assert not quotas.has_put("ada")
+
+
 def test_durations_are_seconds_and_nothing_means_never() -> None:
     """`cull_after` takes text, seconds, 0 and None."""
     quotas = Quotas({"default": {"cull_after": "10m"}, "users": {"ada": {"cull_after": 0}, "grace": {"cull_after": 5}}})

@@ -189,6 +189,9 @@ async def test_the_audit_log_says_whose_limits_changed_and_which_notebook_it_was
     assert (await ada.request("PUT", "/sharedkernel/api/quotas", put)).status == 200
     again = {"users": {"grace": {"memory": "96MiB"}}}
     assert (await ada.request("PUT", "/sharedkernel/api/quotas", again)).status == 200
+    keyed = await ada.request("DELETE", "/sharedkernel/api/quotas?user=grace&key=priority")
+    assert keyed.body["users"]["grace"]["memory"]["value"] == "96MiB"
+    assert (await ada.request("DELETE", "/sharedkernel/api/quotas?key=memory")).status == 400
     assert (await ada.request("DELETE", "/sharedkernel/api/quotas?user=grace")).status == 200
     assert (await ada.request("DELETE", "/sharedkernel/api/quotas")).status == 200
     kernel = await grace.start(KERNEL_NOTEBOOK="work/train.ipynb")
@@ -199,7 +202,7 @@ async def test_the_audit_log_says_whose_limits_changed_and_which_notebook_it_was
     assert changed[0][1].startswith("grace: memory ")
     assert changed[0][1].endswith(" to 64MiB")
     assert changed[1] == ["grace: memory 64MiB to 96MiB"]
-    assert [entry["of"] for entry in entries if entry["action"] == "reset quotas"] == ["grace", "everybody"]
+    assert [entry["of"] for entry in entries if "of" in entry] == ["grace: priority", "grace", "everybody"]
     assert {entry["notebook"] for entry in entries if entry["action"] in ("start session", "end session")} == {
         "work/train.ipynb"
     }
