@@ -126,7 +126,10 @@ export function Field(props: IFieldProps): React.ReactElement {
   const shown = String(value ?? '');
   const [draft, setDraft] = React.useState(shown);
   React.useEffect(() => setDraft(shown), [shown]);
+  // What was refused is sent again with Enter, but not when the field is left.
+  const isEdited = React.useRef(false);
   const take = () => {
+    isEdited.current = false;
     if (draft.trim() !== shown) {
       onChange(draft.trim());
     }
@@ -139,8 +142,11 @@ export function Field(props: IFieldProps): React.ReactElement {
       title={label}
       disabled={value === undefined}
       value={draft}
-      onChange={event => setDraft(event.target.value)}
-      onBlur={take}
+      onChange={event => {
+        isEdited.current = true;
+        setDraft(event.target.value);
+      }}
+      onBlur={() => isEdited.current && take()}
       onKeyDown={event => {
         if (event.key === 'Enter') {
           take();

@@ -373,6 +373,27 @@ def test_a_changed_quota_can_be_taken_back(open_page: OpenPage, server: PageServ
         assert server.requests[-2:] == [("PUT", path, {"users": {"grace": {"memory": memory}}}), taken_back]
 
 
+def test_a_quota_that_is_refused_is_sent_once(open_page: OpenPage, server: PageServer) -> None:
+    """Not again when its field is left; but Enter tries again, and leaving it sends what was typed since."""
+    page = open_page()
+    people = show(page, "People")
+    quota, alert = people.get_by_label("Quota of grace"), people.get_by_role("row", name="grace").get_by_role("alert")
+    server.refusal = "it is not an amount of memory."
+    quota.fill("lots")
+    quota.press("Enter")
+    expect(alert).to_contain_text(server.refusal)
+    quota.blur()
+    quota.focus()
+    server.refusal = "it still is not."
+    quota.press("Enter")
+    expect(alert).to_contain_text(server.refusal)
+    quota.fill("many")
+    server.refusal = "nor is that."
+    quota.blur()
+    expect(alert).to_contain_text(server.refusal)
+    assert [request[2]["users"]["grace"]["memory"] for request in server.requests] == ["lots", "lots", "many"]
+
+
 def test_an_admin_sees_the_class(open_page: OpenPage, server: PageServer) -> None:
     """How many have joined, in the notice and in the list alike, as it is now; no figure has to change for it."""
     joined = "2026-01-01T10:00:00+00:00"
