@@ -9,6 +9,7 @@ import { Widget } from '@lumino/widgets';
 
 import { Api } from './api';
 import { sessionName } from './describe';
+import { reasonOf } from './limits';
 import type { DeviceModel } from './model';
 import { ISessionActions, shutDownQuestion, successorOf } from './sessionactions';
 import type { ISession } from './view';
@@ -239,7 +240,7 @@ export class Actions implements ISessionActions {
     try {
       await work();
     } catch (error) {
-      const reason = error instanceof Error ? error.message : String(error);
+      const reason = reasonOf(error);
       Notification.error(`${failure}: ${reason}`, { autoClose: 10000 });
     }
   }

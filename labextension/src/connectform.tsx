@@ -5,7 +5,7 @@ import * as React from 'react';
 
 import type { Api } from './api';
 import { safeText } from './describe';
-import { RefusedError } from './limits';
+import { reasonOf, RefusedError } from './limits';
 
 interface IProps {
   api: Api;
@@ -46,7 +46,7 @@ export function ConnectForm(props: IProps): React.ReactElement | null {
         setKept(found);
         setTyped(before => (before.url === '' ? { ...before, url: found.url } : before));
       },
-      (error: unknown) => setProblem({ text: String(error instanceof Error ? error.message : error), field: '' })
+      (error: unknown) => setProblem({ text: reasonOf(error), field: '' })
     );
   }, [api]);
   const type = (field: keyof Typed, text: string) => {
@@ -69,7 +69,7 @@ export function ConnectForm(props: IProps): React.ReactElement | null {
     } catch (error) {
       const answer = (error instanceof RefusedError ? error.answer : null) as Partial<Record<string, unknown>> | null;
       const field = typeof answer?.field === 'string' ? answer.field : '';
-      setProblem({ text: error instanceof Error ? error.message : String(error), field });
+      setProblem({ text: reasonOf(error), field });
       if (typeof answer?.fingerprint === 'string' && answer.fingerprint !== '') {
         setTyped({ ...typed, fingerprint: answer.fingerprint });
         setCompared(false);

@@ -36,6 +36,11 @@ export class RefusedError extends Error {
   }
 }
 
+/** Return why something failed, for the user. */
+export function reasonOf(error: unknown): string {
+  return error instanceof Error ? error.message : String(error);
+}
+
 /** Return the policies in an answer of the gateway. */
 export function readPolicies(answer: unknown): string[] {
   const policies = (answer as { policies?: unknown } | null)?.policies;

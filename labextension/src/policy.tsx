@@ -4,7 +4,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
 import { safeText } from './describe';
-import type { IAdminApi } from './limits';
+import { type IAdminApi, reasonOf } from './limits';
 
 interface IProps {
   /** As the status document has it; several devices may have several. */
@@ -60,7 +60,7 @@ function PolicyChoice(props: { policy: string; api: IAdminApi; trans: Translatio
       setChoices(await work);
       setProblem(null);
     } catch (error) {
-      setProblem(error instanceof Error ? error.message : String(error));
+      setProblem(reasonOf(error));
     }
   }, []);
   React.useEffect(() => {

@@ -4,7 +4,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
 import { safeText } from './describe';
-import { IAdminApi, ILimits, typedLimit } from './limits';
+import { IAdminApi, ILimits, reasonOf, typedLimit } from './limits';
 import { Section } from './section';
 
 interface IProps {
@@ -32,7 +32,7 @@ function Quotas(props: IProps): React.ReactElement {
       setLimits(await work);
       setProblem(null);
     } catch (error) {
-      setProblem(error instanceof Error ? error.message : String(error));
+      setProblem(reasonOf(error));
     }
   }, []);
   React.useEffect(() => {

@@ -4,6 +4,7 @@ import * as React from 'react';
 
 import { colourStyle } from './colours';
 import { safeText } from './describe';
+import { reasonOf } from './limits';
 import type { INames } from './names';
 import { Section } from './section';
 import {
@@ -139,7 +140,7 @@ function useTimelines(
         }
       } catch (error) {
         if (!isOver) {
-          setProblem(error instanceof Error ? error.message : String(error));
+          setProblem(reasonOf(error));
         }
       } finally {
         isAsking = false;

@@ -1,6 +1,7 @@
 /** What a user can do with a session, from the gateway's page. */
 
 import { safeText, sessionName } from '../describe';
+import { reasonOf } from '../limits';
 import type { DeviceModel } from '../model';
 import { ISessionActions, shutDownQuestion, successorOf } from '../sessionactions';
 import type { ISession } from '../view';
@@ -186,7 +187,7 @@ export class PageActions implements ISessionActions {
         this._handlers.signIn();
         return;
       }
-      this._handlers.tell(`${failure}: ${error instanceof Error ? error.message : String(error)}`);
+      this._handlers.tell(`${failure}: ${reasonOf(error)}`);
     }
   }
 }

@@ -3,6 +3,7 @@
 import * as React from 'react';
 
 import { safeText } from '../describe';
+import { reasonOf } from '../limits';
 import { Section } from '../section';
 import type { PageActions } from './actions';
 import type { IClass, IInvited, PageApi } from './api';
@@ -58,7 +59,7 @@ export function ClassSection(props: IProps): React.ReactElement {
       setEndless(false);
       onChange();
     } catch (error) {
-      setProblem(error instanceof Error ? error.message : String(error));
+      setProblem(reasonOf(error));
     }
   };
   return (

@@ -7,7 +7,7 @@
 import * as React from 'react';
 
 import { safeText } from '../describe';
-import { RefusedError } from '../limits';
+import { reasonOf, RefusedError } from '../limits';
 import { request } from './api';
 import { Copyable, FingerprintNote, TERMINALS } from './connect';
 import { english as trans } from './english';
@@ -61,7 +61,7 @@ export function Invitation(props: { code: string }): React.ReactElement {
       await work();
     } catch (error) {
       setRefused(error instanceof RefusedError && error.status < TOO_MANY_REQUESTS);
-      setProblem(error instanceof Error ? error.message : String(error));
+      setProblem(reasonOf(error));
     }
     setWaiting(false);
   }, []);

@@ -5,6 +5,7 @@ import { createRoot } from 'preact/compat/client';
 
 import { Connection } from '../connection';
 import { safeText } from '../describe';
+import { reasonOf } from '../limits';
 import { DeviceModel } from '../model';
 import { notifyOfTurns } from '../notifier';
 import { IMe, PageApi, SIGN_IN, SignInNeededError } from './api';
@@ -32,7 +33,7 @@ async function signedIn(api: PageApi, root: ReturnType<typeof createRoot>): Prom
         goToSignIn();
         return null;
       }
-      const why = error instanceof Error ? error.message : String(error);
+      const why = reasonOf(error);
       root.render(<main className="sk-SignIn">{safeText(why)}</main>);
       await new Promise(resolve => setTimeout(resolve, RETRY_PAUSE));
     }

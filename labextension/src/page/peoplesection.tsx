@@ -6,7 +6,7 @@ import { Checkbox } from '../checkbox';
 import { safeText } from '../describe';
 import { colourStyle } from '../colours';
 import { formatBytes, percent, Units } from '../format';
-import type { ILimits } from '../limits';
+import { type ILimits, reasonOf } from '../limits';
 import { changed, Field } from '../quotas';
 import type { ISession, IStatus } from '../view';
 import { level } from '../words';
@@ -40,7 +40,7 @@ export function PeopleSection(props: IProps): React.ReactElement {
       setLimits(await work);
       setProblem(null);
     } catch (error) {
-      setProblem(error instanceof Error ? error.message : String(error));
+      setProblem(reasonOf(error));
     }
   }, []);
   const change = async ({ name, limits: before }: IPerson, kind: Kind, text: string) => {
@@ -57,7 +57,7 @@ export function PeopleSection(props: IProps): React.ReactElement {
       setLimits(await work);
       setTold({ name, undo, problem: null });
     } catch (error) {
-      setTold({ name, undo: null, problem: error instanceof Error ? error.message : String(error) });
+      setTold({ name, undo: null, problem: reasonOf(error) });
     }
   };
   // Quotas are read again when they, or the people, change.

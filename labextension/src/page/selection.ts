@@ -1,6 +1,7 @@
 /** Sessions that an admin has selected, and what is said of acting on many of them at once. */
 
 import { safeText, sessionName } from '../describe';
+import { reasonOf } from '../limits';
 import type { ISession } from '../view';
 import { english as trans } from './english';
 
@@ -65,7 +66,7 @@ export async function forEach(
           left.length = 0;
           throw error;
         }
-        failures.push({ session, reason: error instanceof Error ? error.message : String(error) });
+        failures.push({ session, reason: reasonOf(error) });
       }
       count += 1;
       done(count);
