@@ -209,14 +209,26 @@ def test_an_admin_invites_people_and_ends_their_class(open_page: OpenPage, stack
     expect(classes).to_contain_text("1 of 3 joined; not yet: niels, otto")
     page.set_viewport_size({"width": 1280, "height": 900})
     later = datetime.datetime.now() + datetime.timedelta(hours=7)
-    classes.get_by_label("End of physics", exact=True).fill(f"{later:%Y-%m-%dT%H:%M}")
-    classes.get_by_role("button", name="Move end of physics").click()
+    field, move = classes.get_by_label("End of physics", exact=True), classes.get_by_role("button", name="Move end")
+    field.fill("2026-01-01T10:00")
+    move.click()
+    refusal = "The end could not be moved: 2026-01-01T"
+    expect(page.locator("form", has=page.get_by_label("End of physics")).get_by_role("alert")).to_contain_text(refusal)
+    expect(page.get_by_text(refusal)).to_have_count(1)
+    check(page, "moved")
+    page.set_viewport_size({"width": 1280, "height": 900})
+    field.fill(f"{later:%Y-%m-%dT%H:%M}")
+    move.click()
     expect(page.get_by_text(re.compile(f"^A class of 3 ends .*{later:%H:%M}; 1 joined"))).to_be_visible()
-    end = classes.get_by_role("button", name="End class physics")
+    expect(page.get_by_text(refusal)).to_have_count(0)
+    end = classes.get_by_role("button", name="End the class physics")
     end.click()
-    expect(page.get_by_role("dialog")).to_contain_text("Of 3 people. Their tokens, sessions and variables end now")
+    expect(page.get_by_role("dialog")).to_contain_text(
+        "End the class physics?Of 3 people. Their tokens, sessions and variables end now"
+    )
     page.get_by_role("dialog").get_by_role("button", name="End class").click()
     expect(end).to_have_count(0)
+    expect(classes.get_by_text("The class physics is over; 0 sessions ended.")).to_be_visible()
 
 
 def test_a_teacher_replaces_a_link_that_somebody_else_has_used(

@@ -136,15 +136,19 @@ export class PageActions implements ISessionActions {
     return made;
   }
 
-  /** End a class, if the admin means it. */
-  async endClass(found: IClass): Promise<void> {
+  /** End a class, if the admin means it; return what has ended, or nothing. */
+  async endClass(found: IClass): Promise<string> {
+    let outcome = '';
     const text = trans.__(
       'Of %1. Their tokens, sessions and variables end now; what they had before stays.',
       people(found.members.length)
     );
-    if (await this._handlers.ask(trans.__('End class %1?', found.name), text, trans.__('End class'))) {
-      await this.attempt(() => this._api.endClass(found.name), trans.__('The class could not be ended'));
+    if (await this._handlers.ask(trans.__('End the class%1?', ofName(found)), text, trans.__('End class'))) {
+      await this.attempt(async () => {
+        outcome = await this._api.endClass(found.name);
+      }, trans.__('The class could not be ended'));
     }
+    return outcome;
   }
 
   private async _doWithAll(
@@ -179,7 +183,7 @@ export class PageActions implements ISessionActions {
   }
 
   /** Try something; tell the user why it did not work. */
-  async attempt(work: () => Promise<void>, failure: string): Promise<void> {
+  async attempt(work: () => Promise<void>, failure: string, tell = this._handlers.tell): Promise<void> {
     try {
       await work();
     } catch (error) {
@@ -187,9 +191,14 @@ export class PageActions implements ISessionActions {
         this._handlers.signIn();
         return;
       }
-      this._handlers.tell(`${failure}: ${reasonOf(error)}`);
+      tell(`${failure}: ${reasonOf(error)}`);
     }
   }
+}
+
+/** Return the name of a class as it stands after “the class”: that of a class without one is "class". */
+export function ofName(found: IClass): string {
+  return found.name === 'class' ? '' : ` ${safeText(found.name)}`;
 }
 
 function people(count: number): string {

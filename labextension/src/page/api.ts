@@ -173,9 +173,9 @@ export class PageApi implements IAdminApi, ITimelineApi {
     return Object.entries(tokens ?? {}).map(([user, secret]) => ({ user, secret }));
   }
 
-  /** End a class now, with its sessions. */
-  async endClass(name: string): Promise<void> {
-    await request('DELETE', classPath(name));
+  /** End a class now, with its sessions; return what has ended, in a sentence. */
+  async endClass(name: string): Promise<string> {
+    return ((await request('DELETE', classPath(name))) as { message: string }).message;
   }
 
   async limits(): Promise<Map<string, ILimits>> {

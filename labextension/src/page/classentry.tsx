@@ -3,7 +3,7 @@
 import * as React from 'react';
 
 import { safeText } from '../describe';
-import type { PageActions } from './actions';
+import { ofName, type PageActions } from './actions';
 import type { IClass, IInvited, PageApi } from './api';
 import { Copyable } from './connect';
 import { english as trans } from './english';
@@ -13,8 +13,8 @@ interface IProps {
   found: IClass;
   api: PageApi;
   actions: PageActions;
-  /** Called when the class has changed; with whose link was replaced. */
-  onChange: (user?: string) => void;
+  /** Called when the class has changed; with whose link was replaced, and what has ended. */
+  onChange: (user?: string, ended?: string) => void;
 }
 
 export function ClassEntry(props: IProps): React.ReactElement {
@@ -29,10 +29,12 @@ export function ClassEntry(props: IProps): React.ReactElement {
       onChange(user);
     }
   };
+  const [problem, setProblem] = React.useState('');
   const end = React.useRef<HTMLInputElement>(null);
   const moveEnd = async () => {
     const until = new Date(end.current?.value ?? '').toISOString();
-    await actions.attempt(() => api.moveEnd(found.name, until), trans.__('The end of the class could not be moved'));
+    setProblem('');
+    await actions.attempt(() => api.moveEnd(found.name, until), trans.__('The end could not be moved'), setProblem);
     onChange();
   };
   return (
@@ -66,14 +68,17 @@ export function ClassEntry(props: IProps): React.ReactElement {
           <button type="submit" className="sk-Button" aria-label={trans.__('Move end of %1', who)}>
             {trans.__('Move end')}
           </button>
+          <span className="sk-People-told" role="alert">
+            {safeText(problem)}
+          </span>
         </form>
       )}
       <button
         type="button"
         className="sk-Button sk-mod-warn"
-        onClick={() => void actions.endClass(found).then(() => onChange())}
+        onClick={() => void actions.endClass(found).then(ended => onChange('', ended))}
       >
-        {trans.__('End class %1', who)}
+        {trans.__('End the class%1', ofName(found))}
       </button>
       {!found.isEnding && (
         <details className="sk-Details">

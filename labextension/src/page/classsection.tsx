@@ -27,8 +27,10 @@ export function ClassSection(props: IProps): React.ReactElement {
   const [isEndless, setEndless] = React.useState(false);
   const [links, setLinks] = React.useState<IInvited[]>([]);
   const [tokens, setTokens] = React.useState<IInvited[]>([]);
+  const [ended, setEnded] = React.useState('');
   const [problem, setProblem] = React.useState('');
-  const onChange = (replaced?: string) => {
+  const onChange = (replaced?: string, ended = '') => {
+    setEnded(ended);
     setLinks(before => before.filter(({ user }) => user !== replaced));
     onEdit();
   };
@@ -127,6 +129,7 @@ export function ClassSection(props: IProps): React.ReactElement {
           <Copyable label={trans.__('Copy all links')} text={lines(links)} />
         </>
       )}
+      <div role="status">{safeText(ended)}</div>
       {classes.map(one => (
         <ClassEntry key={one.name} found={one} api={api} actions={actions} onChange={onChange} />
       ))}

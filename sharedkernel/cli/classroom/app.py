@@ -128,16 +128,7 @@ class ClassApp(LimitCommandApp):
 
     def _end(self) -> None:
         done = self._ask("DELETE")
-        if self.as_json:
-            print(json.dumps(done))  # noqa: T201
-            return
-        print(f"The class is over; {_many(done['ended'], 'session')} ended.")  # noqa: T201
-        if done["left"] != 0:
-            left = "Sessions and shelves" if done["left"] is None else _many(done["left"], "session")
-            print(  # noqa: T201
-                f"{left} on a device whose executor does not answer: they end when it does, within ten minutes; see "
-                "`sharedkernel class status`."
-            )
+        print(json.dumps(done) if self.as_json else safe_text(done["message"]))  # noqa: T201
 
     def _ask_for_links(self, method: str, people: Sequence[Person], **body: Any) -> dict[str, Any]:
         if not self.hub_url and urlsplit(self._class_address).hostname in _LOOPBACK:
@@ -215,10 +206,6 @@ def _local(moment: str) -> str:
     local = datetime.datetime.fromisoformat(moment).astimezone()
     is_today = local.date() == datetime.datetime.now().astimezone().date()
     return f"{local:%H:%M}" if is_today else f"{local:%Y-%m-%d %H:%M}"
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _say(sentence: str) -> None:

@@ -95,10 +95,11 @@ class ClassHandler(ClassesHandler):
     @web.authenticated
     @authorized
     async def delete(self) -> None:
-        """End the class, and return how many sessions ended and how many are left (null: not known)."""
+        """End the class, and return how many sessions ended and how many are left (null: not known), also in words."""
         classes = self._classes()
-        ended, left = await classes.end(self._named(classes.name_of(self._group())))
-        self.finish(msgspec.json.encode({"ended": ended, "left": left}))
+        name = self._named(classes.name_of(self._group()))
+        ended, left = await classes.end(name)
+        self.finish(msgspec.json.encode({"ended": ended, "left": left, "message": _outcome(name, ended, left)}))
 
     def _named(self, name: str) -> str:
         self._asked = {"class": name}
@@ -213,6 +214,20 @@ class AdmissionHandler(InvitedHandler):
         start_page_session(self, user, token)
         install = await installation(self, "--token", token)
         self.finish(msgspec.json.encode({"user": user, "until": admitted.until, **install.as_json()}))
+
+
+def _outcome(name: str, ended: int, left: int | None) -> str:
+    """Return in words what the end of a class has ended, and what is left."""
+    what = "class" if name == ONLY_CLASS else f"class {name}"
+    sentence = f"The {what} is over; {_sessions(ended)} ended."
+    if left == 0:
+        return sentence
+    rest = "Sessions and shelves" if left is None else _sessions(left)
+    return f"{sentence} {rest} on a device whose executor does not answer: they end when it does, within ten minutes."
+
+
+def _sessions(count: int) -> str:
+    return f"{count} session{'' if count == 1 else 's'}"
 
 
 def _cookie_of(code: str) -> str:
