@@ -254,6 +254,10 @@ def test_a_teacher_replaces_a_link_that_somebody_else_has_used(
     dialog.get_by_role("button", name="Replace link").click()
     link = classes.locator("code").inner_text()
     check(page, "replaced")
+    expect(classes).to_contain_text("0 of 3 joined; not yet: maria, niels, otto")
+    classes.get_by_role("button", name="End the class", exact=True).click()
+    expect(dialog).to_contain_text("End the class?Of 3 people.")
+    dialog.get_by_role("button", name="Cancel").click()
     assert apart(stolen.request("GET", "/api/kernels")).status == 403
     thief.goto("about:blank")
     thief.goto(links["maria"])

@@ -215,7 +215,8 @@ class Classes:
         }
         codes = {}
         for user in wanted.users if tokens is not None else ():
-            record.members[user].invitation, codes[user] = Invitation.make()
+            is_extra = not wanted.replaces and user in given.values()
+            record.members[user].invitation, codes[user] = Invitation.make(is_extra=is_extra)
         if wanted.replaces:
             self._remove_tokens(given)
         return codes

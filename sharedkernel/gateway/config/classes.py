@@ -36,6 +36,8 @@ class Invitation(msgspec.Struct, kw_only=True):
     id: str
     salt: str
     hash: str
+    #: whether tokens that earlier ones of the same user gave stay good
+    is_extra: bool = False
     #: when it was used, UTC; None: it can be used
     used: datetime.datetime | None = None
     #: salted hash of the key that the browser has which used it; None: none has
@@ -46,10 +48,10 @@ class Invitation(msgspec.Struct, kw_only=True):
     has_connected: bool = False
 
     @classmethod
-    def make(cls) -> tuple[Invitation, str]:
+    def make(cls, *, is_extra: bool = False) -> tuple[Invitation, str]:
         """Return a new one, and its code, which cannot be read later."""
         name, salt, secret = secrets.token_hex(4), secrets.token_hex(16), secrets.token_hex(16)
-        return cls(id=name, salt=salt, hash=salted_hash(salt, secret)), f"{name}-{secret}"
+        return cls(id=name, salt=salt, hash=salted_hash(salt, secret), is_extra=is_extra), f"{name}-{secret}"
 
     def matches(self, code: str) -> bool:
         """Whether *code* is the one that was hashed; takes the same time for every wrong secret."""
@@ -72,6 +74,12 @@ class ClassMember(msgspec.Struct, kw_only=True):
     had_limits: bool = True
     #: when they used an invitation first, UTC
     joined: datetime.datetime | None = None
+
+    def describe(self, sessions: int) -> dict[str, Any]:
+        """Return what an admin sees of them, who have *sessions*: nobody has joined whose used link was replaced."""
+        unused = self.invitation if self.invitation is not None and self.invitation.used is None else None
+        joined = self.joined if unused is None or unused.is_extra else None
+        return {"joined": joined, "invited": unused is not None, "sessions": sessions}
 
 
 class ClassRecord(msgspec.Struct, kw_only=True):
@@ -102,14 +110,7 @@ class ClassRecord(msgspec.Struct, kw_only=True):
             "until": self.until,
             "ending": self.is_over,
             "limits": self.limits,
-            "users": {
-                user: {
-                    "joined": member.joined,
-                    "invited": member.invitation is not None and member.invitation.used is None,
-                    "sessions": sessions.get(user, 0),
-                }
-                for user, member in sorted(self.members.items())
-            },
+            "users": {user: member.describe(sessions.get(user, 0)) for user, member in sorted(self.members.items())},
         }
 
 

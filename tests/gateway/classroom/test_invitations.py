@@ -40,6 +40,28 @@ def test_a_code_is_good_once(stack: Stack) -> None:
     run(scenario())
 
 
+def test_whose_link_was_replaced_has_not_joined(stack: Stack) -> None:
+    """Until the new one is used; who got another one besides has joined all along."""
+
+    async def scenario() -> None:
+        ada, codes = stack.client("ada"), await begin(stack, "maria", "niels", "otto")
+
+        async def joined() -> list[str]:
+            users = (await ada.request("GET", CLASS)).body["class"]["users"]
+            return [user for user, member in users.items() if member["joined"] is not None]
+
+        for user in ("maria", "niels"):
+            await join(stack, codes[user])
+        assert await joined() == ["maria", "niels"]
+        replaced = (await ada.request("POST", CLASS, {"users": ["maria", "otto"], "replaces": True})).body["codes"]
+        assert (await ada.request("POST", CLASS, {"users": ["niels"], "replaces": False})).status == 200
+        assert await joined() == ["niels"]
+        await join(stack, replaced["maria"])
+        assert await joined() == ["maria", "niels"]
+
+    run(scenario())
+
+
 def test_an_invitation_opens_again_in_its_browser_until_the_command_has_run(stack: Stack) -> None:
     """Each time with another token in the place of the first; a restart of the gateway changes nothing."""
     file = stack.directory / "sharedkernel_class.json"
