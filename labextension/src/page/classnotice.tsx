@@ -55,7 +55,5 @@ export function classWords(found: IClass): string {
   }
   const until = momentWords(found.until);
   const [members, joined] = [found.members.length, found.members.length - found.waiting.length];
-  return members === 1
-    ? trans.__('A class of 1 ends %1; %2 joined.', until, joined)
-    : trans.__('A class of %1 ends %2; %3 joined.', members, until, joined);
+  return trans.__('A class of %1 ends %2; %3 joined.', members, until, joined);
 }
