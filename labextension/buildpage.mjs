@@ -53,6 +53,12 @@ const { code } = await rspack.experiments.swc.minify(await readFile(script, 'utf
 });
 await writeFile(script, code);
 
+// The panel, the status bar and the forms of JupyterLab are not on the page.
+const names = 'AskForRoom|ConnectForm|Panel|Quotas|StatusItem-button|View';
+const rule = new RegExp(`(?<=[{}])([^{},]*\\.sk-(${names})(?![\\w-])[^{},]*,?)+\\{[^}]*\\}`, 'g');
+const styles = `${place}/page.css`;
+await writeFile(styles, (await readFile(styles, 'utf8')).replace(rule, ''));
+
 const { outputFiles } = await build({
   entryPoints: ['style/base.css'],
   outdir: 'lib',
