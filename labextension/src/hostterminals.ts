@@ -50,7 +50,11 @@ export function addHostTerminals({ app, model, launcher, palette, restorer, them
       try {
         session = isText(name)
           ? terminals.connectTo({ model: { name } })
-          : await terminals.startNew(isThere ? { cwd: contents.localPath(cwd) } : {});
+          : await terminals.startNew({
+              // The server's own numbers come again, and an old tab would have, or end, somebody's new terminal.
+              name: `t${Math.random().toString(36).slice(2, 8)}`,
+              ...(isThere && { cwd: contents.localPath(cwd) })
+            });
       } catch (error) {
         return showErrorMessage(label(), error as Error);
       }

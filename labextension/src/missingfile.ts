@@ -35,10 +35,11 @@ const SHOWN = { autoClose: false as const };
 /** Return the folder in which a session works, below its user's home; null: it works elsewhere, or does not say. */
 export async function folderOf(kernel: Kernel.IKernelConnection): Promise<string | null> {
   const asked = { code: '', silent: true, store_history: false, user_expressions: { folder: FOLDER } };
-  let content;
-  do {
+  let { content } = await kernel.requestExecute(asked).done;
+  if (content.status === 'aborted') {
+    // behind a cell that failed
     ({ content } = await kernel.requestExecute(asked).done);
-  } while (content.status === 'aborted'); // behind a cell that failed
+  }
   const told = (content as { user_expressions?: { folder?: { data?: Record<string, string> } } }).user_expressions;
   const folder = decodeURIComponent((told?.folder?.data?.['text/plain'] ?? "'..'").slice(1, -1));
   return folder.startsWith('..') ? null : folder;

@@ -8,7 +8,7 @@
 import type { JupyterFrontEnd } from '@jupyterlab/application';
 import { PathExt } from '@jupyterlab/coreutils';
 import type { DocumentRegistry } from '@jupyterlab/docregistry';
-import type { Contents, KernelMessage } from '@jupyterlab/services';
+import type { Contents, Kernel, KernelMessage } from '@jupyterlab/services';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { DisposableDelegate, IDisposable } from '@lumino/disposable';
 import type { Widget } from '@lumino/widgets';
@@ -38,8 +38,8 @@ interface INewFile extends ICopy {
 interface IKernelPlace {
   /** When its first cell began, in milliseconds since 1970. */
   since: number;
-  /** Where it worked when it was asked, once. */
-  folder?: Promise<string | null>;
+  /** Where it worked when it was asked, right after a cell: at any other time the question could bring its memory back. */
+  folder?: string;
 }
 
 export class NewFiles implements DocumentRegistry.WidgetExtension {
@@ -76,7 +76,7 @@ export class NewFiles implements DocumentRegistry.WidgetExtension {
       } else if (hasRun && (content as { execution_state?: string }).execution_state === 'idle') {
         hasRun = false;
         clearTimeout(timer);
-        timer = setTimeout(() => void this.look(), PAUSE);
+        timer = setTimeout(() => void this._ask(sessionContext.session?.kernel).then(() => this.look()), PAUSE);
       }
     };
     sessionContext.iopubMessage.connect(hear);
@@ -98,29 +98,30 @@ export class NewFiles implements DocumentRegistry.WidgetExtension {
     }
   }
 
+  private async _ask(kernel?: Kernel.IKernelConnection | null): Promise<void> {
+    const place = this._places.get(kernel?.id ?? '');
+    const { host, kernels } = this._model.view;
+    if (kernel && place && host?.files === true && kernels.has(kernel.id)) {
+      place.folder ??= (await folderOf(kernel).catch(() => null)) ?? undefined;
+    }
+  }
+
   private async _list(): Promise<INewFile[]> {
     const { context, sessionContext } = (this._app.shell.currentWidget ?? {}) as Partial<INotebook>;
     const kernel = sessionContext?.session?.kernel;
-    const { host, kernels } = this._model.view;
+    const { host } = this._model.view;
     const place = this._places.get(kernel?.id ?? '');
-    if (!context || !kernel || !place || host?.files !== true || !kernels.has(kernel.id)) {
+    if (!context || place?.folder === undefined || host?.files !== true) {
       return [];
     }
-    place.folder ??= folderOf(kernel).catch(() => {
-      delete place.folder;
-      return null;
-    });
-    const folder = await place.folder;
-    if (folder === null) {
-      return [];
-    }
+    const { folder, since } = place;
     const { contents } = this._app.serviceManager;
-    const found = await contents.get(`${DRIVE}:${PathExt.join(folder)}`);
+    const found = await contents.get(`${DRIVE}:${PathExt.join(folder)}`, { type: 'directory' });
     const path = context.path.replace(/^RTC:/, '');
     const beside = path.includes(':') ? '' : PathExt.dirname(path);
     const time = (file: Contents.IModel) => Date.parse(file.last_modified);
     return (found.content as Contents.IModel[])
-      .filter(file => time(file) > place.since - COARSE && file.path !== path)
+      .filter(file => time(file) > since - COARSE && file.path !== path)
       .sort((one, other) => time(other) - time(one))
       .slice(0, MOST)
       .map(({ name, path, type, size }) => ({

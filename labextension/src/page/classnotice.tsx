@@ -3,6 +3,7 @@
 import * as React from 'react';
 
 import { safeText } from '../describe';
+import type { RefusedError } from '../limits';
 import type { IClass, PageApi } from './api';
 import { english as trans } from './english';
 import { momentWords } from './moment';
@@ -17,8 +18,11 @@ export function useClasses(api: PageApi, isWanted: boolean, edits: number): read
     let isCurrent = isWanted;
     const look = async () => {
       if (isCurrent && !document.hidden) {
-        // A gateway of another kind has no classes; what else is wrong, the figures show.
-        const found = await api.classes().catch(() => null);
+        // A gateway of another kind has no classes, and is asked no more; what else is wrong, the figures show.
+        const found = await api.classes().catch((error: Partial<RefusedError>) => {
+          isCurrent &&= error.status !== 403;
+          return null;
+        });
         if (isCurrent && found !== null) {
           setClasses(found);
         }

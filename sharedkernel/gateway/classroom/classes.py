@@ -43,11 +43,15 @@ _NOTICE = _PATIENCE = datetime.timedelta(minutes=10)
 _PAUSE = 5.0
 
 
+#: of people; each is checked later, and is short enough for the audit log here
+_Names = Annotated[list[Annotated[str, msgspec.Meta(max_length=200)]], msgspec.Meta(max_length=MOST_MEMBERS)]
+
+
 class ClassChange(msgspec.Struct, kw_only=True):
     """The admin's settings of a class."""
 
     #: who is invited; the earlier invitations of users of the class are void
-    users: list[str] = []
+    users: _Names = []
     #: when it ends; its users are notified again
     until: Annotated[datetime.datetime, msgspec.Meta(tz=True)] | None = None
     #: what each may use, as in an entry of the quotas; of a class that begins
@@ -62,7 +66,7 @@ class ClassChange(msgspec.Struct, kw_only=True):
 class NewPeople(msgspec.Struct, kw_only=True):
     """People whom an admin lets in without a class."""
 
-    users: Annotated[list[str], msgspec.Meta(min_length=1, max_length=MOST_MEMBERS)]
+    users: Annotated[_Names, msgspec.Meta(min_length=1)]
 
 
 class UsedInvitation(NamedTuple):
@@ -232,7 +236,12 @@ class Classes:
         if (tokens := self._identity.token_file) is None:
             _refuse("this gateway makes no tokens.", reason="not_allowed")
         self.check_names(wanted.users)
-        owners, _ = await self._sessions.known_users()
+        owners, are_all = await self._sessions.known_users()
+        if not are_all:
+            _refuse(
+                "a device does not answer, so who is known is not known; try again later.",
+                reason="executor_unavailable",
+            )
         owners |= tokens.owners() | {user for found in self._file.classes.values() for user in found.members}
         if known := [user for user in wanted.users if user in owners]:
             _refuse(

@@ -47,7 +47,7 @@ class ClassesHandler(GatewayHandler):
             wanted = msgspec.convert(read_body(self, {}), kind)
         except msgspec.ValidationError as error:
             raise Refused(f"the request cannot be used: {error}.", reason="bad_request") from None
-        asked = {name: value for name, value in msgspec.to_builtins(wanted).items() if value}
+        asked = {name: value for name, value in msgspec.to_builtins(wanted).items() if value and name != "limits"}
         self._asked = {**self._asked, **asked}
         return wanted
 
@@ -78,9 +78,9 @@ class ClassHandler(ClassesHandler):
         if not isinstance(self.identity_provider, TokenUsers | HubUsers):
             sentence = "this gateway has one user, and a class has more; start it with `--identity tokens` or a hub's."
             raise Refused(sentence, reason="not_allowed")
-        await self._finish_changed(
-            classes, name, await classes.begin(name, self._wanted(ClassChange), self.current_user.username)
-        )
+        codes = await classes.begin(name, wanted := self._wanted(ClassChange), self.current_user.username)
+        self._asked = {**self._asked, "limits": wanted.limits}  # which are checked now
+        await self._finish_changed(classes, name, codes)
 
     @web.authenticated
     @authorized

@@ -59,7 +59,7 @@ def _offload_after(value: Any) -> float | str:
 
 #: function that checks and converts the value of each key; None in an entry means the built-in value, or that of
 #: :data:`_NOT_SET`
-_KEYS: dict[str, Callable[[Any], Any]] = {
+QUOTA_KEYS: dict[str, Callable[[Any], Any]] = {
     "memory": _memory,
     "share": _share,
     "sessions": _sessions,
@@ -97,12 +97,12 @@ def _check(path: tuple[str, ...], entry: Any, faults: list[QuotaError]) -> dict[
         return {}
     checked = {}
     for key, value in entry.items():
-        if key not in _KEYS:
-            text = f"quotas{where} has an unknown key {key!r}; the keys are {', '.join(_KEYS)}."
+        if key not in QUOTA_KEYS:
+            text = f"quotas{where} has an unknown key {key!r}; the keys are {', '.join(QUOTA_KEYS)}."
             faults.append(QuotaError(text, (*path, str(key))))
             continue
         try:
-            checked[key] = _NOT_SET.get(key, _DEFAULTS[key]) if value is None else _KEYS[key](value)
+            checked[key] = _NOT_SET.get(key, _DEFAULTS[key]) if value is None else QUOTA_KEYS[key](value)
         except ConfigError as error:
             faults.append(QuotaError(f"quotas{where}[{key!r}]: {error}", (*path, key)))
     return checked

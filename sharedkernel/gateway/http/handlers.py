@@ -24,7 +24,7 @@ from tornado import web
 from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.gateway.auth.audit import AuditedHandler
 from sharedkernel.gateway.auth.identity import TokenUsers
-from sharedkernel.gateway.config.quotas import QuotaLevel
+from sharedkernel.gateway.config.quotas import QUOTA_KEYS, QuotaLevel
 from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.http import health
 from sharedkernel.gateway.http.status_feed import StatusFeedHandler
@@ -333,8 +333,9 @@ class QuotasHandler(GatewayHandler):
         self.check_admin("may change quotas")
         manager = kernel_manager_of(self)
         user, group, key = (self.get_query_argument(name, None) for name in ("user", "group", "key"))
-        if key and not (user or group):
-            raise Refused("whose? Name a user or a group besides the key.", reason="bad_request")
+        if key is not None and (key not in QUOTA_KEYS or not (user or group)):
+            sentence = f"a key is one of {', '.join(QUOTA_KEYS)}, and is of a user or a group that is named with it."
+            raise Refused(sentence, reason="bad_request")
         manager.rules.quotas.withdraw(user=user, group=group, key=key)
         whose = user or (f"group {group}" if group else "everybody")
         self._changes = {"of": f"{whose}: {key}" if key else whose}

@@ -27,10 +27,10 @@ _RUN_CODE = InteractiveShell.run_code.__code__
 
 _SKIP = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
 
-_SESSION = str(Path(__file__).parents[1])
+_SESSION, _PACKAGE = (os.path.join(Path(__file__).parents[up], "") for up in (1, 2))
 _OURS = (_SESSION, deferred_signals.__file__)
 #: files whose frames are dropped directly below one of ours: of torch, the standard library, the rest of the package
-_CALLED_BY_OURS = (torch._ops.__file__, contextlib.__file__, str(Path(__file__).parents[2]))
+_CALLED_BY_OURS = (torch._ops.__file__, contextlib.__file__, _PACKAGE)
 
 
 def is_transform_under_way() -> bool:

@@ -82,3 +82,19 @@ def test_a_pasted_roster_is_read_as_the_command_reads_a_file(stack: Stack) -> No
         assert (await ada.request("GET", CLASS)).body["classes"] == {}
 
     run(scenario())
+
+
+def test_who_left_something_on_a_device_that_is_away_might_be_known(stack: Stack) -> None:
+    """So nobody is let in until it answers."""
+
+    async def scenario() -> None:
+        stack.executor.kill()
+        try:
+            refused = await stack.client("ada").request("POST", PEOPLE, {"users": ["emmy"]})
+        finally:
+            stack.executor.start()
+        assert (refused.status, refused.body["reason"]) == (503, "executor_unavailable"), refused
+
+    before = TokenFile(stack.directory / "tokens.json").tokens()
+    run(scenario())
+    assert TokenFile(stack.directory / "tokens.json").tokens() == before

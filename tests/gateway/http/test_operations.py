@@ -191,7 +191,8 @@ async def test_the_audit_log_says_whose_limits_changed_and_which_notebook_it_was
     assert (await ada.request("PUT", "/sharedkernel/api/quotas", again)).status == 200
     keyed = await ada.request("DELETE", "/sharedkernel/api/quotas?user=grace&key=priority")
     assert keyed.body["users"]["grace"]["memory"]["value"] == "96MiB"
-    assert (await ada.request("DELETE", "/sharedkernel/api/quotas?key=memory")).status == 400
+    for query in ("key=memory", "user=grace&key=memroy", "user=grace&key="):
+        assert (await ada.request("DELETE", f"/sharedkernel/api/quotas?{query}")).status == 400
     assert (await ada.request("DELETE", "/sharedkernel/api/quotas?user=grace")).status == 200
     assert (await ada.request("DELETE", "/sharedkernel/api/quotas")).status == 200
     kernel = await grace.start(KERNEL_NOTEBOOK="work/train.ipynb")
