@@ -26,11 +26,11 @@ from sharedkernel.gateway.channels.user_bytes import UserBudgets
 from sharedkernel.gateway.channels.websocket import SessionWebsocket
 from sharedkernel.gateway.classroom.classes import Classes
 from sharedkernel.gateway.config.classes import ClassFile
-from sharedkernel.gateway.config.groups import Memberships
 from sharedkernel.gateway.config.reload import Changes, ConfigReloader
 from sharedkernel.gateway.config.settings import (
     CONFIG_NAME,
     PARSERS,
+    Memberships,
     build_quotas,
     parse_setting,
     read_settings,

@@ -17,11 +17,11 @@ from pathlib import Path
 from types import FrameType
 
 from sharedkernel.ipc.tcp_table import listening, read_table
-from sharedkernel.session.kernel.reaper import children
 
 #: things named at most, and characters of each
 _MOST, _LENGTH = 8, 60
 _LISTENING_UNIX = "00010000"
+_THREADS = Path("/proc/self/task")
 #: modules in which a thread waits for work, or for a time
 _WAITING = re.compile(
     r"(threading|queue|selectors|concurrent\.futures\.thread|multiprocessing\.\w+|asyncio\.\w+|zmq\.\S+|ipykernel\.\S+"
@@ -126,3 +126,28 @@ def _lines(path: str) -> list[str]:
     with contextlib.suppress(OSError):  # this system has no such table
         return Path(path).read_text(errors="replace").splitlines()
     return []
+
+
+def reap_adopted() -> None:
+    """Reap ended children that were certainly adopted, so that they do not stay in the system's process list.
+
+    A session adopts what its programs leave behind (:func:`sharedkernel.system.processes.adopt_orphans`), and the system
+    does not tell which children those are. To take note of an end that the user's own code waits for would cost them
+    its exit code. So only those are taken whose session of the operating system is neither this process's nor of their
+    own making, as of background programs of `!` commands and of daemons. A microsecond while no child has ended.
+    """
+    with contextlib.suppress(ChildProcessError):
+        if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return
+        own = os.getsid(0)
+        for pid in children():
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                if os.getsid(pid) not in (own, pid):
+                    os.waitpid(pid, os.WNOHANG)
+
+
+def children() -> Iterator[int]:
+    """Yield the process ids of this process's children, whichever thread has them."""
+    for thread in _THREADS.iterdir():
+        with contextlib.suppress(OSError):  # the thread is gone, or the system has no such list
+            yield from map(int, (thread / "children").read_text().split())

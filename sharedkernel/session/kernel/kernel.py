@@ -27,8 +27,8 @@ from sharedkernel.session.channels.message_log import REPLY, REQUEST, MessageLog
 from sharedkernel.session.channels.request_limit import RequestLimit
 from sharedkernel.session.gate.gate import Gate
 from sharedkernel.session.imported_modules import imported_files, unaware_of_modules
+from sharedkernel.session.kernel.activity import reap_adopted
 from sharedkernel.session.kernel.interrupts import Interrupts
-from sharedkernel.session.kernel.reaper import reap_adopted
 from sharedkernel.session.kernel.shell import SessionShell
 from sharedkernel.session.likeness import named_as
 from sharedkernel.session.memory import reclaimable
