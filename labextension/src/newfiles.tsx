@@ -38,7 +38,8 @@ interface INewFile extends ICopy {
 interface IKernelPlace {
   /** When its first cell began, in milliseconds since 1970. */
   since: number;
-  /** Where it worked when it was asked, right after a cell: at any other time the question could bring its memory back. */
+  /** Asked where it works: once, and after a cell, since later the question could bring its memory back. */
+  kernel?: Kernel.IKernelConnection | null;
   folder?: string;
 }
 
@@ -55,6 +56,7 @@ export class NewFiles implements DocumentRegistry.WidgetExtension {
   ) {
     let kernel = _model.currentKernel;
     _model.changed.connect(() => {
+      void this._ask(_model.currentKernel);
       if (kernel !== _model.currentKernel) {
         kernel = _model.currentKernel;
         void this.look();
@@ -76,7 +78,11 @@ export class NewFiles implements DocumentRegistry.WidgetExtension {
       } else if (hasRun && (content as { execution_state?: string }).execution_state === 'idle') {
         hasRun = false;
         clearTimeout(timer);
-        timer = setTimeout(() => void this._ask(sessionContext.session?.kernel).then(() => this.look()), PAUSE);
+        const place = this._places.get(id ?? '');
+        if (place) {
+          place.kernel = sessionContext.session?.kernel;
+        }
+        timer = setTimeout(() => void this._ask(id).then(() => this.look()), PAUSE);
       }
     };
     sessionContext.iopubMessage.connect(hear);
@@ -98,11 +104,14 @@ export class NewFiles implements DocumentRegistry.WidgetExtension {
     }
   }
 
-  private async _ask(kernel?: Kernel.IKernelConnection | null): Promise<void> {
-    const place = this._places.get(kernel?.id ?? '');
+  private async _ask(id?: string | null): Promise<void> {
+    const place = this._places.get(id ?? '');
+    const kernel = place?.kernel;
     const { host, kernels } = this._model.view;
-    if (kernel && place && host?.files === true && kernels.has(kernel.id)) {
+    if (place && kernel && host?.files === true && kernels.has(kernel.id)) {
+      delete place.kernel;
       place.folder ??= (await folderOf(kernel).catch(() => null)) ?? undefined;
+      void this.look();
     }
   }
 
@@ -116,7 +125,7 @@ export class NewFiles implements DocumentRegistry.WidgetExtension {
     }
     const { folder, since } = place;
     const { contents } = this._app.serviceManager;
-    const found = await contents.get(`${DRIVE}:${PathExt.join(folder)}`, { type: 'directory' });
+    const found = await contents.get(`${DRIVE}:${PathExt.join(folder)}`, { type: 'directory', content: true });
     const path = context.path.replace(/^RTC:/, '');
     const beside = path.includes(':') ? '' : PathExt.dirname(path);
     const time = (file: Contents.IModel) => Date.parse(file.last_modified);

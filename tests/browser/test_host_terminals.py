@@ -104,5 +104,6 @@ def type_line(lab: LabPage, line: str) -> None:
 
 
 def terminals(lab: LabPage) -> list[str]:
-    """Return the names of those on the host."""
-    return [entry["name"] for entry in lab.server.ask("GET", "/sharedkernel/api/host/api/terminals").body]
+    """Return the names of those on the host, or why they are not told."""
+    answer = lab.server.ask("GET", "/sharedkernel/api/host/api/terminals")
+    return [entry["name"] for entry in answer.body] if answer.status == 200 else [f"{answer.status}: {answer.body}"]

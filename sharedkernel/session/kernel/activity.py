@@ -131,10 +131,10 @@ def _lines(path: str) -> list[str]:
 def reap_adopted() -> None:
     """Reap ended children that were certainly adopted, so that they do not stay in the system's process list.
 
-    A session adopts what its programs leave behind (:func:`sharedkernel.system.processes.adopt_orphans`), and the system
-    does not tell which children those are. To take note of an end that the user's own code waits for would cost them
-    its exit code. So only those are taken whose session of the operating system is neither this process's nor of their
-    own making, as of background programs of `!` commands and of daemons. A microsecond while no child has ended.
+    A session adopts what its programs leave behind (:func:`sharedkernel.system.processes.adopt_orphans`), and the
+    system does not tell which children those are. To take note of an end that the user's own code waits for would cost
+    them its exit code. So only those are taken whose session of the operating system is neither this process's nor of
+    their own making, as of background programs of `!` commands and of daemons. A microsecond while no child has ended.
     """
     with contextlib.suppress(ChildProcessError):
         if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
