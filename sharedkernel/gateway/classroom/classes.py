@@ -44,7 +44,7 @@ _PAUSE = 5.0
 
 
 #: of people; each is checked later, and is short enough for the audit log here
-_Names = Annotated[list[Annotated[str, msgspec.Meta(max_length=200)]], msgspec.Meta(max_length=MOST_MEMBERS)]
+_Names = list[Annotated[str, msgspec.Meta(max_length=200)]]
 
 
 class ClassChange(msgspec.Struct, kw_only=True):
@@ -66,7 +66,7 @@ class ClassChange(msgspec.Struct, kw_only=True):
 class NewPeople(msgspec.Struct, kw_only=True):
     """People whom an admin lets in without a class."""
 
-    users: Annotated[_Names, msgspec.Meta(min_length=1)]
+    users: Annotated[_Names, msgspec.Meta(min_length=1, max_length=MOST_MEMBERS)]
 
 
 class UsedInvitation(NamedTuple):

@@ -15,7 +15,7 @@ from sharedkernel.cli.classroom.roster import parse_pasted
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.hub import HubUsers
 from sharedkernel.gateway.auth.identity import TokenOnlyIdentity, TokenUsers
-from sharedkernel.gateway.classroom.classes import ClassChange, Classes, NewPeople, UsedInvitation
+from sharedkernel.gateway.classroom.classes import MOST_MEMBERS, ClassChange, Classes, NewPeople, UsedInvitation
 from sharedkernel.gateway.config.classes import ONLY_CLASS
 from sharedkernel.gateway.http.handlers import GatewayHandler, read_body
 from sharedkernel.gateway.http.request_guard import INVITATION_PATH
@@ -48,6 +48,8 @@ class ClassesHandler(GatewayHandler):
         except msgspec.ValidationError as error:
             raise Refused(f"the request cannot be used: {error}.", reason="bad_request") from None
         asked = {name: value for name, value in msgspec.to_builtins(wanted).items() if value and name != "limits"}
+        if users := asked.get("users"):
+            asked["users"] = users[:MOST_MEMBERS]
         self._asked = {**self._asked, **asked}
         return wanted
 
