@@ -29,7 +29,7 @@ export interface INotebook {
 
 /** Most files that are offered at a time. */
 const MOST = 4;
-/** Without it a notification is in a list only, which nobody has open. */
+/** Without this option JupyterLab only lists a notification, and does not show it. */
 const SHOWN = { autoClose: false as const };
 
 /** Return the folder in which a session works, below its user's home; null: it works elsewhere, or does not say. */

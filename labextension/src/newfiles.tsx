@@ -82,7 +82,7 @@ export class NewFiles implements DocumentRegistry.WidgetExtension {
         if (place) {
           place.kernel = sessionContext.session?.kernel;
         }
-        timer = setTimeout(() => void this._ask(id).then(() => this.look()), PAUSE);
+        timer = setTimeout(() => void this._ask(id), PAUSE);
       }
     };
     sessionContext.iopubMessage.connect(hear);

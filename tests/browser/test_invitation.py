@@ -234,7 +234,7 @@ def test_an_admin_invites_people_and_ends_their_class(open_page: OpenPage, stack
 def test_a_teacher_replaces_a_link_that_somebody_else_has_used(
     open_page: OpenPage, links: dict[str, str], stack: LocalStack
 ) -> None:
-    """What the thief has opens nothing any more; sessions stay; the new link is there to copy."""
+    """The thief's token is refused, sessions stay, and the page shows the new link to copy."""
     thief = open_page(links["maria"])
     thief.get_by_role("button", name="Yes, join the class").click()
     stolen = Client(stack.gateway_url, thief.locator("code").inner_text().rpartition(" ")[2])

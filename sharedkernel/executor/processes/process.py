@@ -284,7 +284,7 @@ def start_time(pid: int) -> int | None:
 
 
 def seen_status(process: SessionHandle) -> int | None:
-    """Return the wait status of a process that has ended and that nobody has reaped yet; None where it is not seen."""
+    """Return the wait status of a process that has ended but is not reaped yet; None if it cannot be read."""
     with contextlib.suppress(OSError):
         stat = read_stat(process.pid)
         if stat is not None and stat.started == process.started:

@@ -265,7 +265,7 @@ class Classes:
             if not is_user_name(user):
                 _refuse(f"{user!r} cannot be a user's name.")
             if self._identity.is_admin(user):
-                _refuse(f"{user} is an admin here; whoever is let in as them would be one, too.")
+                _refuse(f"{user} is an admin here, and anybody who came in under that name would be one, too.")
 
     def _move_end(self, name: str, record: ClassRecord, until: datetime.datetime) -> None:
         if until <= utc_now():

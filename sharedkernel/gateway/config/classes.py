@@ -76,7 +76,7 @@ class ClassMember(msgspec.Struct, kw_only=True):
     joined: datetime.datetime | None = None
 
     def describe(self, sessions: int) -> dict[str, Any]:
-        """Return what an admin sees of them, who have *sessions*: nobody has joined whose used link was replaced."""
+        """Return what an admin sees of a member with *sessions*; after their link was replaced they have not joined."""
         unused = self.invitation if self.invitation is not None and self.invitation.used is None else None
         joined = self.joined if unused is None or unused.is_extra else None
         return {"joined": joined, "invited": unused is not None, "sessions": sessions}

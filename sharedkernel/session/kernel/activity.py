@@ -132,9 +132,10 @@ def reap_adopted() -> None:
     """Reap ended children that were certainly adopted, so that they do not stay in the system's process list.
 
     A session adopts what its programs leave behind (:func:`sharedkernel.system.processes.adopt_orphans`), and the
-    system does not tell which children those are. To take note of an end that the user's own code waits for would cost
-    them its exit code. So only those are taken whose session of the operating system is neither this process's nor of
-    their own making, as of background programs of `!` commands and of daemons. A microsecond while no child has ended.
+    system does not tell which children those are. A child that the user's own code waits for must not be reaped here,
+    since its exit code would be lost. So only children whose session of the operating system is neither this process's
+    nor their own are reaped: background programs of `!` commands, and daemons. It takes a microsecond while no child
+    has ended.
     """
     with contextlib.suppress(ChildProcessError):
         if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:

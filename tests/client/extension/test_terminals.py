@@ -89,7 +89,7 @@ def test_a_terminal_that_is_gone_says_so(lab: JupyterServer) -> None:
 
 
 def test_where_terminals_are_off_the_gateway_says_so(tmp_path: Path) -> None:
-    """They are at first: the refusal's sentence reaches whoever asks."""
+    """Terminals are off by default; the client gets the sentence of the refusal."""
     with FileStack(config="") as stack:
         server = JupyterServer(tmp_path / "server", stack.client_environment(ADA))
         server.start()

@@ -53,7 +53,7 @@ async def quota_bytes(stack: Stack, user: str) -> int | None:
 
 
 def test_a_class_has_limits_that_nobody_has_named(stack: Stack) -> None:
-    """They are the same however it was begun; those that are named win, none at all included."""
+    """Classes of the page and of the command have the same; a limit in the request wins, also if it is none."""
 
     async def scenario() -> None:
         await begin(stack, "maria")
