@@ -35,7 +35,7 @@ from sharedkernel.system.tasks import BackgroundTasks
 log = logging.getLogger(__name__)
 
 #: alone they change only figures
-_MEASUREMENTS = (events.Tick, events.MemoryMeasured, events.ShelfMeasured, events.WorkForeseen)
+_MEASUREMENTS = (events.Tick, events.GrantMeasured, events.MemoryMeasured, events.ShelfMeasured, events.WorkForeseen)
 
 #: upper bounds of the classes of waits, seconds
 WAIT_BOUNDS = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)

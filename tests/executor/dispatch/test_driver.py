@@ -298,3 +298,22 @@ def test_an_event_that_is_not_allowed_costs_nobody_else_anything(clock: Clock) -
         desk.driver.stop()
 
     drive(clock, body)
+
+
+def test_figures_alone_are_no_change(clock: Clock) -> None:
+    """Who draws whenever something changes would else draw at each report of a training, once a second."""
+
+    async def main() -> None:
+        desk = Driven(clock, None)
+        begins(desk)
+        change = asyncio.create_task(desk.driver.wait_for_change())
+        await asyncio.sleep(0)
+        desk.send(events.GrantMeasured(session=SessionId("ada"), iterations=7, utilisation=0.5))
+        desk.measure("ada", persistent=50 * MIB)
+        await asyncio.sleep(0)
+        assert not change.done()
+        desk.release("ada")
+        await change
+        desk.driver.stop()
+
+    clock.run_until_complete(main())
