@@ -145,6 +145,32 @@ export class Actions implements ISessionActions {
     await this._app.serviceManager.sessions.refreshRunning();
   }
 
+  /** Remove the kernels, the gateway's address and the token from this Jupyter, if the user means it. */
+  async disconnect(): Promise<void> {
+    const trans = this._trans;
+    const { status, user } = this._model.view;
+    const own = status?.sessions.filter(session => session.user === user?.name && !session.lingering) ?? [];
+    const answer = await showDialog({
+      title: trans.__('Disconnect from the gateway?'),
+      body: [
+        trans.__('The kernel “Shared GPU”, the address and your token are removed from this Jupyter.'),
+        ...(own.length > 0
+          ? [trans.__('You have sessions there, which continue: %1.', own.map(sessionName).join(', '))]
+          : [])
+      ].join(' '),
+      buttons: [
+        Dialog.cancelButton({ label: trans.__('Cancel') }),
+        Dialog.warnButton({ label: trans.__('Disconnect') })
+      ]
+    });
+    if (answer.button.accept) {
+      await this._attempt(async () => {
+        await this.api.disconnect();
+        await this._app.serviceManager.kernelspecs.refreshSpecs();
+      }, trans.__('The gateway stays'));
+    }
+  }
+
   /** Whether the user has shut a session down in this page just now. */
   hasShutDown(session: ISession): boolean {
     return Date.now() - (this._shutDown.get(session.id) ?? -Infinity) < OWN_END;

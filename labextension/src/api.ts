@@ -71,6 +71,11 @@ export class Api implements IAdminApi, ITimelineApi {
     await this._request('POST', 'gateway', typed);
   }
 
+  /** Disconnect this Jupyter server from its gateway. */
+  async disconnect(): Promise<void> {
+    await this._request('DELETE', 'gateway');
+  }
+
   /** Move an idle session's memory away until its next cell. */
   async offload(session: string): Promise<void> {
     await this._request('POST', `sessions/${session}/offload`, {});

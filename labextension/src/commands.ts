@@ -15,7 +15,8 @@ export const CommandIDs = {
   copyBetween: 'sharedkernel:copy-between',
   offload: 'sharedkernel:offload',
   interrupt: 'sharedkernel:interrupt',
-  shutDown: 'sharedkernel:shut-down'
+  shutDown: 'sharedkernel:shut-down',
+  disconnect: 'sharedkernel:disconnect'
 } as const;
 
 /** Add them, and put them into the palette. */
@@ -68,14 +69,21 @@ export function addCommands(
     () => true,
     session => actions.shutDown(session)
   );
+  app.commands.addCommand(CommandIDs.disconnect, {
+    label: trans.__('Disconnect from the Gateway…'),
+    describedBy: { args: { type: 'object', properties: {} } },
+    isEnabled: () => model.view.gateway.state !== 'unconfigured',
+    execute: () => actions.disconnect()
+  });
+  palette?.addItem({ command: CommandIDs.disconnect, category });
   // Menus and the palette look at every command when they are told: only when something is enabled anew.
   let told = '';
   model.changed.connect(() => {
     const session = model.currentSession;
-    const now = `${session?.id} ${session?.state}`;
+    const now = `${session?.id} ${session?.state} ${model.view.gateway.state}`;
     if (now !== told) {
       told = now;
-      for (const id of [CommandIDs.offload, CommandIDs.interrupt, CommandIDs.shutDown]) {
+      for (const id of [CommandIDs.offload, CommandIDs.interrupt, CommandIDs.shutDown, CommandIDs.disconnect]) {
         app.commands.notifyCommandChanged(id);
       }
     }

@@ -1,4 +1,7 @@
-"""``sharedkernel install``: puts the kernelspec where Jupyter looks, and keeps the gateway's address and token."""
+"""``sharedkernel install``: puts the kernelspec where Jupyter looks, and keeps the gateway's address and token.
+
+``sharedkernel uninstall`` removes both.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,14 @@ from jupyter_core.paths import jupyter_config_dir, jupyter_config_path
 from traitlets import Bool, Unicode
 
 from sharedkernel.cli.base import CommandApp, fail
-from sharedkernel.client.connect import check_gateway, expected_certificate, install_kernelspecs, kept_ca_file
+from sharedkernel.client.connect import (
+    check_gateway,
+    disconnect,
+    expected_certificate,
+    install_kernelspecs,
+    kept_ca_file,
+)
+from sharedkernel.client.gateway.connection import fetch
 from sharedkernel.client.gateway.credentials import (
     CA_VARIABLE,
     TOKEN_VARIABLE,
@@ -31,9 +41,11 @@ from sharedkernel.client.gateway.credentials import (
     store_hub_gateway,
 )
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
+from sharedkernel.client.gateway.status import fetch_status
 from sharedkernel.client.gateway.trust import check_fingerprint
-from sharedkernel.errors import ConfigError
+from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.jupyter.names import DISPLAY_NAME, KERNEL_NAME
+from sharedkernel.status.text import session_name
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
@@ -210,3 +222,61 @@ class InstallApp(CommandApp):
         """Return Jupyter's configuration folder beside the kernelspec."""
         prefix = sys.prefix if self.sys_prefix else self.prefix
         return Path(prefix).absolute() / "etc" / "jupyter" if prefix else Path(jupyter_config_dir())
+
+
+class UninstallApp(CommandApp):
+    """Removes what :class:`InstallApp` has added."""
+
+    name = "uninstall"
+    description = """
+        Remove the kernel "Shared GPU (PyTorch)" from this Jupyter, and the gateway's address and your token.
+
+        The package stays: `pip uninstall jupyter-sharedkernel` removes it.
+    """
+    examples = """
+        sharedkernel uninstall
+        sharedkernel uninstall --name big-gpu
+    """
+
+    kernel_name = Unicode(KERNEL_NAME, help="Name of the kernelspec, as `sharedkernel install` was told.").tag(
+        config=True, option="name"
+    )
+    force = Bool(False, help="Remove it though you have sessions there; they continue without it.").tag(config=True)
+
+    def start(self) -> None:
+        """Remove it, unless there are sessions of the user.
+
+        Raises
+        ------
+        SystemExit
+            With 1 when it could not be done.
+        """
+        if not self.force:
+            self._refuse_with_sessions()
+        try:
+            removed = disconnect(self.kernel_name)
+        except OSError as error:
+            fail(f"cannot remove {error.filename}: {error.strerror}.")
+        if not removed:
+            fail(f"there is no kernel {self.kernel_name!r} here that `sharedkernel install` has added.")
+        for path in removed:
+            print(f"Removed {path}")  # noqa: T201
+
+    def _refuse_with_sessions(self) -> None:
+        """Exit if the user has sessions at the gateway; none could be reached or ended from here afterwards."""
+        try:
+            credentials = load_credentials(credentials_path(self.kernel_name))
+        except ConfigError:
+            return
+        try:
+            user = fetch(credentials, "/api/me")["identity"]["username"]
+            sessions = fetch_status(credentials, about=user).sessions
+        except SharedKernelError as error:
+            why = f"warning: {error} If you have sessions there, they continue."
+            print(f"sharedkernel: {why}", file=sys.stderr)  # noqa: T201
+            return
+        if own := [session for session in sessions if session.user == user and not session.lingering]:
+            fail(
+                f"nothing was removed: you have sessions there ({', '.join(map(session_name, own))}); shut them down "
+                f"with `sharedkernel stop --user {user}`, or add --force and let them continue."
+            )

@@ -65,6 +65,7 @@ COMMANDS = {
         "host",
     ),
     "install": Command("sharedkernel.cli.install.InstallApp", 'Add the kernel "Shared GPU" to this Jupyter.'),
+    "uninstall": Command("sharedkernel.cli.install.UninstallApp", "Remove it, and your token, from this Jupyter."),
     "token": Command("sharedkernel.gateway.auth.token_command.TokenApp", "Add, list and remove users' tokens.", "host"),
     "status": Command("sharedkernel.cli.status.StatusApp", "Show who uses what of the device, and who waits for what."),
     "top": Command("sharedkernel.cli.top.app.TopApp", "The same, live; sort, filter, offload and stop."),

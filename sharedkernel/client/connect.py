@@ -1,12 +1,13 @@
-"""Connect a user's Jupyter to a gateway: check address and token, add the kernels, keep what a relay needs.
+"""Connect a user's Jupyter to a gateway: check address and token, add kernels, keep what a relay needs; and undo it.
 
-The command `sharedkernel install` and the form in JupyterLab's panel both do it by these functions.
+The commands `sharedkernel install` and `uninstall` and JupyterLab's panel all do it by these functions.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 import ssl
 import tempfile
 from collections.abc import Iterable
@@ -16,10 +17,10 @@ from pathlib import Path
 from jupyter_client.kernelspec import KernelSpecManager
 
 from sharedkernel.client.gateway.connection import CONNECT_TIMEOUT, Gateway
-from sharedkernel.client.gateway.credentials import Credentials, load_credentials
+from sharedkernel.client.gateway.credentials import Credentials, certificate_path, find_kept, load_credentials
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
 from sharedkernel.client.gateway.trust import fetch_certificate, fingerprint_of
-from sharedkernel.client.relay.kernelspec import write_kernelspec
+from sharedkernel.client.relay.kernelspec import is_of, write_kernelspec
 from sharedkernel.errors import ConfigError
 from sharedkernel.jupyter.names import DISPLAY_NAME
 
@@ -128,3 +129,38 @@ def install_kernelspecs(
                 prefix=prefix,
             )
     return places
+
+
+def disconnect(kernel_name: str) -> list[Path]:
+    """Remove a gateway's kernels, its address, its own certificate and the token; kernels that run go on.
+
+    Parameters
+    ----------
+    kernel_name
+        Of the kernelspec for the gateway's usual Python.
+
+    Returns
+    -------
+    list
+        What was there and is removed.
+
+    Raises
+    ------
+    OSError
+        When something cannot be removed; what comes after it stays.
+    """
+    removed: list[Path] = []
+    # Jupyter shows the first of each name; an environment's comes up once the user's own is gone.
+    while found := [
+        Path(place) for place in KernelSpecManager().find_kernel_specs().values() if is_of(Path(place), kernel_name)
+    ]:
+        for place in found:
+            shutil.rmtree(place)
+        removed += found
+    while (path := find_kept(kernel_name)).is_file():
+        path.unlink()
+        removed.append(path)
+        with contextlib.suppress(FileNotFoundError):
+            certificate_path(path).unlink()
+            removed.append(certificate_path(path))
+    return removed

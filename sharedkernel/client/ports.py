@@ -146,8 +146,8 @@ class PortForwards:
 
     async def close(self) -> None:
         """Close all of them."""
-        for forward in self._open.values():
-            await forward.close()
+        while self._open:
+            await self._open.popitem()[1].close()
 
 
 async def _join(websocket: WebSocket, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

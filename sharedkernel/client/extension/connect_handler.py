@@ -1,8 +1,8 @@
-"""The route behind the panel's form: which gateway this Jupyter server has, and connecting it to one.
+"""The route behind the panel's form: which gateway this Jupyter server has, connecting it to one, and disconnecting it.
 
-It writes what `sharedkernel install` writes, by the same functions. The token comes in a request's body, which no
-server logs; it is shown to the gateway over a connection that has been verified, and kept in a file of the user's
-alone. No answer and no log line has it.
+It writes and removes what `sharedkernel install` and `uninstall` do, by the same functions. The token comes in a
+request's body, which no server logs; it is shown to the gateway over a connection that has been verified, and kept in a
+file of the user's alone. No answer and no log line has it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -24,6 +24,7 @@ from tornado import web
 
 from sharedkernel.client.connect import (
     check_gateway,
+    disconnect,
     expected_certificate,
     install_kernelspecs,
     kept_ca_file,
@@ -171,13 +172,13 @@ def _to_compare(url: str, compared: str) -> FieldRefused:
 
 
 class ConnectHandler(APIHandler):
-    """``/sharedkernel/api/gateway``: which gateway is kept or who decides it (GET), and another one (POST)."""
+    """``/sharedkernel/api/gateway``: which is kept or who decides it (GET), another one (POST), or none (DELETE)."""
 
     auth_resource = "sharedkernel"
 
-    def initialize(self, kernel_name: str, on_connected: Callable[[], None]) -> None:
-        """Take the kernelspec's name, and what to do once it has another gateway."""
-        self._kernel_name, self._on_connected = kernel_name, on_connected
+    def initialize(self, kernel_name: str, on_changed: Callable[[], Awaitable[None]]) -> None:
+        """Take the kernelspec's name, and what to do once it has another gateway, or none."""
+        self._kernel_name, self._on_changed = kernel_name, on_changed
 
     @web.authenticated
     @authorized
@@ -196,20 +197,36 @@ class ConnectHandler(APIHandler):
         url, token, fingerprint = (
             str(body.get(name) or "") if isinstance(body, dict) else "" for name in ("url", "token", "fingerprint")
         )
+        too_long = max(map(len, (url, token, fingerprint))) > _LONGEST
+        await self._change(partial(connect, self._kernel_name, url, token, fingerprint), too_long=too_long)
+
+    @web.authenticated
+    @authorized
+    async def delete(self) -> None:
+        """Remove the kernels, and the address and token that are kept."""
+        await self._change(partial(_disconnect, self._kernel_name))
+
+    async def _change(self, work: Callable[[], None], *, too_long: bool = False) -> None:
         try:
             if (decided := decided_elsewhere(self._kernel_name)) is not None:
                 raise FieldRefused(decided, "")
-            if max(map(len, (url, token, fingerprint))) > _LONGEST:
+            if too_long:
                 raise FieldRefused("that is too long.", "")
-            work = partial(connect, self._kernel_name, url, token, fingerprint)
             await asyncio.wrap_future(in_thread(work))
         except FieldRefused as error:
             # Not the sentence: what was typed into the wrong field may be in it.
-            self.log.info("no gateway was connected: wrong %s", error.field or "server")
+            self.log.info("the gateway was not changed: wrong %s", error.field or "server")
             self.set_status(HTTPStatus.BAD_REQUEST)
             answer = {"message": str(error), "field": error.field, "fingerprint": error.fingerprint}
             self.finish(json.dumps({**answer, "reason": error.reason}))
             return
-        self._on_connected()
+        await self._on_changed()
         self.set_status(HTTPStatus.NO_CONTENT)
         self.finish()
+
+
+def _disconnect(kernel_name: str) -> None:
+    try:
+        disconnect(kernel_name)
+    except OSError as error:
+        raise FieldRefused(f"cannot remove {error.filename}: {error.strerror}.", "") from None

@@ -81,7 +81,7 @@ class SharedKernelExtension(ExtensionApp):
         """Add the routes."""
         finding = {"find_upstream": self._find_upstream}
         passing_on = {**finding, "local_kernels": self._local_kernels}
-        connecting = {"kernel_name": self.kernel_name, "on_connected": self._follower.retry}
+        connecting = {"kernel_name": self.kernel_name, "on_changed": self._begin_anew}
         self.handlers.extend(
             [
                 (r"/sharedkernel/api/events", EventsHandler, {"follower": self._follower}),
@@ -97,6 +97,11 @@ class SharedKernelExtension(ExtensionApp):
                 (rf"{_SESSION}/(?P<action>{_ACTIONS})", SessionHandler, passing_on),
             ]
         )
+
+    async def _begin_anew(self) -> None:
+        """Use nothing any more of the gateway that this server had."""
+        self._follower.begin_anew()
+        await self._forwards.close()
 
     async def stop_extension(self) -> None:
         """Close the connections to the gateway and the kernels."""

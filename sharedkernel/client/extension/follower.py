@@ -73,7 +73,6 @@ class Follower:
         self._local_kernels = local_kernels
         self._watchers: set[Watcher] = set()
         self._task: asyncio.Task[None] | None = None
-        self._retry = asyncio.Event()
         self._gateway: dict[str, str | float | None] = {}
         self._user: dict[str, Any] | None = None
         self._host: dict[str, Any] | None = None
@@ -85,8 +84,7 @@ class Follower:
         """Show the view to *watcher* from now on."""
         self._watchers.add(watcher)
         if self._task is None:
-            self._task = asyncio.create_task(self._follow_both())
-            self._task.add_done_callback(self._on_done)
+            self._start()
         self._find_kernels()
         watcher.show(self._view())
 
@@ -98,9 +96,16 @@ class Follower:
             self._task = None
             self._forget()
 
-    def retry(self) -> None:
-        """Look for the gateway at once rather than at the end of the pause: there may be another one."""
-        self._retry.set()
+    def begin_anew(self) -> None:
+        """Look for the gateway at once, as if no page had been there before: there may be another one, or none."""
+        if self._task is not None:
+            self._task.cancel()
+            self._forget()
+            self._start()
+
+    def _start(self) -> None:
+        self._task = asyncio.create_task(self._follow_both())
+        self._task.add_done_callback(self._on_done)
 
     async def close(self) -> None:
         """Disconnect from the gateway and all pages."""
@@ -157,9 +162,7 @@ class Follower:
             except SharedKernelError as error:
                 self._tell("away", str(error))
             # Spread: the Jupyter servers of many users lose one gateway at the same moment.
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._retry.wait(), pause * random.uniform(0.7, 1.3))
-            self._retry.clear()
+            await asyncio.sleep(pause * random.uniform(0.7, 1.3))
             pause = min(2 * pause, longest)
 
     async def _follow(self, upstream: Upstream) -> bool:

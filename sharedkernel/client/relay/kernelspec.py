@@ -14,6 +14,7 @@ from sharedkernel.jupyter.names import DISPLAY_NAME, KERNEL_NAME, LOGOS
 
 #: runs a module, but listens first; "{resource_dir}" is the kernelspec's folder, where a copy of the file is
 _START = ("-P", "-S", "{resource_dir}/start.py")
+_RELAY = "sharedkernel.relay"
 
 
 def write_kernelspec(
@@ -45,7 +46,7 @@ def write_kernelspec(
     named = [] if name == KERNEL_NAME else ["--name", name]
     named += ["--environment", environment] if environment else []
     spec = {
-        "argv": [python, *_START, "sharedkernel.relay", "-f", "{connection_file}", *named],
+        "argv": [python, *_START, _RELAY, "-f", "{connection_file}", *named],
         "display_name": display_name,
         "language": "python",
         # By message, not by signal: it reaches the session in order with what the client sent before it, from any
@@ -57,3 +58,13 @@ def write_kernelspec(
     (directory / "kernel.json").write_text(json.dumps(spec, indent=2) + "\n")
     for logo in LOGOS.iterdir():
         (directory / logo.name).write_bytes(logo.read_bytes())
+
+
+def is_of(directory: Path, name: str) -> bool:
+    """Return whether a kernelspec starts relays to the gateway that is kept under *name*."""
+    try:
+        argv = json.loads((directory / "kernel.json").read_text())["argv"]
+        kept = argv[argv.index("--name") + 1] if "--name" in argv else KERNEL_NAME
+        return _RELAY in argv and kept == name
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return False

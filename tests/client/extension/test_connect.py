@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import ssl
 import stat
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -161,9 +164,62 @@ def _post(
             return error.code
 
 
+def test_a_disconnected_server_has_nothing_left(stack: LocalStack, server: JupyterServer) -> None:
+    """No kernel, no address, no token; and pages that are open see no figures any more."""
+    typed = {"url": stack.gateway_url, "token": stack.token("grace")}
+    assert server.ask("POST", _ROUTE, typed).status == 204
+    with server.page() as page:
+        page.wait(is_connected)
+        assert server.ask("DELETE", _ROUTE, token=None).status == 403
+        assert server.ask("DELETE", _ROUTE).status == 204
+        view = page.wait(lambda view: view["gateway"]["state"] == "unconfigured")
+        assert (view["user"], view["status"]) == (None, None)
+        assert kept(server) == []
+        assert "shared-gpu" not in server.ask("GET", "/api/kernelspecs").body["kernelspecs"]
+        assert server.ask("POST", _ROUTE, {**typed, "token": stack.token("ada")}).status == 204
+        assert page.wait(is_connected)["user"]["name"] == "ada"
+
+
+def test_the_command_removes_what_was_installed(stack: LocalStack, tmp_path: Path) -> None:
+    """Kernels of other gateways stay; sessions that go on are named first."""
+    places = {f"JUPYTER_{name}_DIR": str(tmp_path / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")}
+    environment = {**os.environ, **places, URL_VARIABLE: "", TOKEN_VARIABLE: ""}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "sharedkernel", *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+
+    def files() -> set[str]:
+        return {path.name for path in tmp_path.rglob("*") if path.is_file() or path.parent.name == "kernels"}
+
+    token = stack.token("grace")
+    for name in ((), ("--name", "shared-gpu-other")):
+        assert run("install", "--gateway-url", stack.gateway_url, "--token", token, *name).returncode == 0
+    headers = {"Authorization": f"token {token}", "Content-Type": "application/json"}
+    body = json.dumps({"name": "shared-gpu", "path": "study.ipynb"}).encode()
+    request = urllib.request.Request(f"{stack.gateway_url}/api/kernels", body, headers, method="POST")
+    urllib.request.urlopen(request, timeout=PATIENCE).close()
+    refused = run("uninstall")
+    assert refused.returncode == 1
+    assert "you have sessions there" in refused.stderr
+    assert "`sharedkernel stop --user grace`" in refused.stderr
+    assert {"shared-gpu", "shared-gpu.json"} <= files()
+    assert run("stop", "--user", "grace").returncode == 0
+    removed = run("uninstall")
+    assert removed.returncode == 0, removed.stderr
+    assert [line.split("/")[-1] for line in removed.stdout.splitlines()] == ["shared-gpu", "shared-gpu.json"]
+    assert not {"shared-gpu", "shared-gpu.json"} & files()
+    assert {"shared-gpu-other", "shared-gpu-other.json"} <= files()
+    again = run("uninstall")
+    assert (again.returncode, again.stdout) == (1, "")
+    assert "no kernel 'shared-gpu' here" in again.stderr
+
+
 def test_where_the_environment_decides_the_form_says_so(ada: JupyterServer) -> None:
     """And nothing is written that would have no effect."""
     decided = ada.ask("GET", _ROUTE).body["decided"]
     assert f"{URL_VARIABLE} and {TOKEN_VARIABLE} in this Jupyter server's environment decide" in decided
     answer = ada.ask("POST", _ROUTE, {"url": "http://127.0.0.1:9", "token": "any"})
     assert (answer.status, answer.body["message"], kept(ada)) == (400, decided, [])
+    answer = ada.ask("DELETE", _ROUTE)
+    assert (answer.status, answer.body["message"]) == (400, decided)
