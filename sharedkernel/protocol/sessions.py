@@ -81,6 +81,12 @@ class DeviceWantWithdrawnReport(Message, frozen=True, kw_only=True, tag="DeviceW
     """The session was interrupted while it waited."""
 
 
+class MemoryMeasuredReport(Message, frozen=True, kw_only=True, tag="MemoryMeasured"):
+    """The memory that a section's code has left so far, where it was asked for or freed."""
+
+    memory: Memory
+
+
 class GrantMeasuredReport(Message, frozen=True, kw_only=True, tag="GrantMeasured"):
     """The use of a grant that is kept, since it began or was last measured."""
 
@@ -303,7 +309,7 @@ FromSession = (
     SessionHello | Assigned | CellOpenedReport | CellClosedReport | DeviceWantedReport | DeviceWantWithdrawnReport
     | GrantMeasuredReport | GrantReleasedReport | OffloadedReport | OffloadDeclinedReport | RestoredReport
     | NotRestoredReport | IdleReport | ActivityReport | Interrupted | Reserved
-    | Watch | WantEarlier | Foreseen
+    | Watch | WantEarlier | Foreseen | MemoryMeasuredReport
 )  # fmt: skip
 ToSession = (
     Welcome

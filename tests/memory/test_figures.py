@@ -72,6 +72,20 @@ def test_one_large_tensor_counts_once_and_goes_at_once(walk: Walk) -> None:
     assert f"{format_bytes(session.persistent_bytes)} persistent" in usage
 
 
+@pytest.mark.parametrize("before", ["", "torch.ones(2) + 1\n"], ids=["holding nothing", "holding the device"])
+def test_a_cell_reads_what_it_has_freed_itself(walk: Walk, before: str) -> None:
+    """Not what it had when it began."""
+    walk.begin()
+    first = walk.notebooks[0]
+    walk.run(first, f"kept = make({200 * MIB})")
+    assert "200 MiB persistent" in walk.run(first, "%shared usage")
+    code = f"{before}del kept\nget_ipython().run_line_magic('shared', 'usage')"
+    own = re.findall(r"([\d.]+) (MiB|KiB|B) persistent", walk.run(first, code))
+    assert len(own) == 1
+    assert own[0][1] != "MiB" or float(own[0][0]) < SLACK / MIB, own
+    walk.check()
+
+
 def test_what_people_read_is_what_was_made(walk: Walk) -> None:
     """The same figure in `top`, `status`, `%shared usage`, the widget's text and the error of a request beyond."""
     walk.begin(("ada", "bob"))

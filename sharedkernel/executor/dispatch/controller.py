@@ -264,6 +264,9 @@ class SessionController:
                         session=session, source=source, remaining_iterations=remaining, iteration_seconds=seconds
                     )
                 )
+            case protocol.MemoryMeasuredReport(memory=memory):
+                self._measured(process, memory)
+                self.programs.handle(events.MemoryMeasured(session=session, memory=profile_of(memory)))
             case protocol.GrantMeasuredReport(iterations=iterations, utilisation=reported):
                 utilisation = self._served.utilisation(process, reported)
                 self.programs.handle(

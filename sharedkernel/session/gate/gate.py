@@ -398,6 +398,13 @@ class Gate(GatePart):
             self._is_scarce = True
             signal.pthread_kill(self._main, FORCE_SIGNAL)
 
+    def report_freed(self) -> None:
+        """Report what the open section has freed by now; nothing but in the main thread, in a section."""
+        if threading.get_ident() == self._main and self.standing.num_sections:
+            with signals_held(), self._link.lock:
+                self._meter.measure_freed()
+                self._link.send(protocol.MemoryMeasuredReport(memory=self._meter.memory))
+
     def interrupt_soon(self) -> None:
         """Make the main thread do soon what a boundary would do, although none comes (any thread)."""
         if self.standing.is_held and (self._mode.is_in or self.standing.release_due):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
@@ -35,6 +36,7 @@ class SharedMagics(Magics):
         UsageError
             For a part that there is not.
         """
+        shell: Any = self.shell
         if words.split() == ["attach"]:
             print(current_session.want_earlier(_ANSWER_TIMEOUT) or _NO_ANSWER)  # noqa: T201
             return
@@ -42,7 +44,8 @@ class SharedMagics(Magics):
             print(inspect.cleandoc(SharedMagics.shared.__doc__ or "").partition("\n\nRaises")[0])  # noqa: T201
             return
         if words.split() == ["free"]:
-            reclaimable.forget_results(self.shell)
+            reclaimable.forget_results(shell)
+            shell.kernel.gate.report_freed()
             print("The last error, results that were shown, and garbage hold no memory any more.")  # noqa: T201
             return
         parts = words.split() or list(_PARTS)
@@ -50,6 +53,7 @@ class SharedMagics(Magics):
             raise UsageError(
                 f"%shared has no part {unknown[0]!r}; write %shared, or one of {', '.join(_PARTS)}, attach, free, help."
             )
+        shell.kernel.gate.report_freed()
         status = _newest_status()
         if status is None:
             print(_NO_ANSWER)  # noqa: T201
