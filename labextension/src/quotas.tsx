@@ -124,14 +124,16 @@ interface IFieldProps {
 export function Field(props: IFieldProps): React.ReactElement {
   const { label, value, onChange } = props;
   const shown = String(value ?? '');
-  const [draft, setDraft] = React.useState(shown);
-  React.useEffect(() => setDraft(shown), [shown]);
+  // Null until something is typed: a field that is ready has its value in the same frame.
+  const [draft, setDraft] = React.useState<string | null>(null);
+  React.useEffect(() => setDraft(null), [shown]);
+  const text = draft ?? shown;
   // What was refused is sent again with Enter, but not when the field is left.
   const isEdited = React.useRef(false);
   const take = () => {
     isEdited.current = false;
-    if (draft.trim() !== shown) {
-      onChange(draft.trim());
+    if (text.trim() !== shown) {
+      onChange(text.trim());
     }
   };
   return (
@@ -141,7 +143,7 @@ export function Field(props: IFieldProps): React.ReactElement {
       aria-label={label}
       title={label}
       disabled={value === undefined}
-      value={draft}
+      value={text}
       onChange={event => {
         isEdited.current = true;
         setDraft(event.target.value);
@@ -151,7 +153,7 @@ export function Field(props: IFieldProps): React.ReactElement {
         if (event.key === 'Enter') {
           take();
         } else if (event.key === 'Escape') {
-          setDraft(shown);
+          setDraft(null);
         }
       }}
     />
