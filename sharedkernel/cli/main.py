@@ -68,7 +68,7 @@ COMMANDS = {
     "uninstall": Command("sharedkernel.cli.install.UninstallApp", "Remove it, and your token, from this Jupyter."),
     "token": Command("sharedkernel.gateway.auth.token_command.TokenApp", "Add, list and remove users' tokens.", "host"),
     "status": Command("sharedkernel.cli.status.StatusApp", "Show who uses what of the device, and who waits for what."),
-    "top": Command("sharedkernel.cli.top.app.TopApp", "The same, live; sort, filter, offload and stop."),
+    "top": Command("sharedkernel.cli.status.TopApp", "The same, live; sort, filter, offload and stop."),
     "sessions": Command("sharedkernel.cli.sessions.SessionsApp", "List sessions: yours, or everybody's."),
     "stop": Command("sharedkernel.cli.sessions.StopApp", "Shut sessions down."),
     "offload": Command(
@@ -76,7 +76,7 @@ COMMANDS = {
     ),
     "quota": Command("sharedkernel.cli.quota.QuotaApp", "Show what each user may use; for admins, change it."),
     "policy": Command(
-        "sharedkernel.cli.policy.PolicyApp", "Show by which policy the devices serve; for admins, change it."
+        "sharedkernel.cli.quota.PolicyApp", "Show by which policy the devices serve; for admins, change it."
     ),
     "class": Command(
         "sharedkernel.cli.classroom.app.ClassApp",

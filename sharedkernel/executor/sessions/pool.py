@@ -14,7 +14,7 @@ from collections import deque
 import psutil
 
 from sharedkernel.errors import ExecutorUnavailable, Refused
-from sharedkernel.executor.history.retrying import FIRST_RETRY, LONGEST_RETRY, Retrying
+from sharedkernel.executor.history.event_log import FIRST_RETRY, LONGEST_RETRY, Retrying
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.supervision.supervisor import Supervisor
 from sharedkernel.system.tasks import BackgroundTasks

@@ -37,9 +37,8 @@ from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.gateway.kernels.culling import IdleCuller
 from sharedkernel.gateway.kernels.detached import DetachedSessions
 from sharedkernel.gateway.kernels.ending import SessionEnder
-from sharedkernel.gateway.kernels.farewells import Farewells
+from sharedkernel.gateway.kernels.kept_files import Farewells, OwnersFile
 from sharedkernel.gateway.kernels.kernel import SessionKernel
-from sharedkernel.gateway.kernels.owners_file import OwnersFile
 from sharedkernel.gateway.kernels.process_ends import ProcessEnds
 from sharedkernel.gateway.kernels.recovery import SessionRecovery
 from sharedkernel.gateway.kernels.registry import SessionRegistry

@@ -15,9 +15,8 @@ from typing import Any, Protocol
 
 from jupyter_server.prometheus.metrics import KERNEL_CURRENTLY_RUNNING_TOTAL
 
-from sharedkernel.gateway.kernels.farewells import Farewell, Farewells
+from sharedkernel.gateway.kernels.kept_files import Farewell, Farewells, OwnersFile
 from sharedkernel.gateway.kernels.kernel import SessionKernel
-from sharedkernel.gateway.kernels.owners_file import OwnersFile
 from sharedkernel.jupyter.names import KERNEL_NAME
 
 log = logging.getLogger(__name__)

@@ -33,7 +33,7 @@ from sharedkernel.ipc.fd_client import DescriptorClient
 from sharedkernel.ipc.shared_page import Page
 from sharedkernel.jupyter.names import HOST_VARIABLE
 from sharedkernel.paths import log_name
-from sharedkernel.session import imported_modules, likeness
+from sharedkernel.session import likeness
 from sharedkernel.session.channels.backpressure import Pace, SessionApp, out_of_turn, refuse_long
 from sharedkernel.session.channels.direct_sends import Replies, replacing_surrogates
 from sharedkernel.session.channels.message_log import MessageLog
@@ -350,7 +350,7 @@ def prepare() -> None:
     _generators.extend(
         found for found in gc.get_objects() if issubclass(type(found), random.Random | numpy.random.RandomState)
     )
-    imported_modules.note()
+    likeness.note_modules()
     own_log.prepare()
 
 

@@ -26,11 +26,10 @@ from sharedkernel.session.channels.direct_sends import Replies
 from sharedkernel.session.channels.message_log import REPLY, REQUEST, MessageLog, message_id
 from sharedkernel.session.channels.request_limit import RequestLimit
 from sharedkernel.session.gate.gate import Gate
-from sharedkernel.session.imported_modules import imported_files, unaware_of_modules
 from sharedkernel.session.kernel.activity import reap_adopted
 from sharedkernel.session.kernel.interrupts import Interrupts
 from sharedkernel.session.kernel.shell import SessionShell
-from sharedkernel.session.likeness import named_as
+from sharedkernel.session.likeness import imported_files, named_as, unaware_of_modules
 from sharedkernel.session.memory import reclaimable
 from sharedkernel.session.memory.lease_check import ErrorTranslator, LeaseCheck
 from sharedkernel.session.memory.reservations import Reservations
