@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -53,6 +54,8 @@ _NOT_OPENED = (KeyboardInterrupt, torch.OutOfMemoryError, RestoreFailed)
 
 #: frames that each message has: signature, header, parent's header, metadata, content
 _FEWEST_FRAMES = 5
+#: what JupyterLab says of a button that was clicked
+_CLICK = re.compile(rb'"event": ?"click"')
 #: seconds within which a client that asks for input has connected the socket for it, and between two looks
 _STDIN_PATIENCE, _STDIN_PAUSE = 10.0, 0.02
 
@@ -91,6 +94,12 @@ class GatedKernel(IPythonKernel):
         #: the request whose cell the main thread runs, and what keeps its states in order with other threads'
         self._running_cell: dict[str, Any] | None = None
         self._status_lock = threading.RLock()
+        #: ids of the cells that were passed on to the main thread and have not ended
+        self._cells_ahead: set[str] = set()
+        #: the main thread's cell is one with `await`; events of widgets wait for cells of the main thread
+        self.awaits = self._events_wait = False
+        #: where the message that is being passed on is handled instead of on the main thread
+        self._subshell_beside: str | None = None
         with unaware_of_modules():
             super().__init__(**kwargs)
         self._kernel_modules = imported_files
@@ -122,6 +131,9 @@ class GatedKernel(IPythonKernel):
         assert isinstance(self.shell, SessionShell)
         self.gate, self.lease, self.notice, self.message_log = gate, lease, notice, message_log
         self.shell.translator = translator
+        manager = self.shell_channel_thread.manager
+        find = manager.get_shell_channel_to_subshell_socket
+        manager.get_shell_channel_to_subshell_socket = lambda subshell: find(subshell or self._subshell_beside)
         # The source as it was written, before anything is put into it.
         self.shell.ast_transformers += [SourceReader(gate.source_read), LoopReporter()]
         for handlers in (self.shell_handlers, self.control_handlers):
@@ -162,6 +174,11 @@ class GatedKernel(IPythonKernel):
         asked = {"request_seq": msg.get("seq", 0), "command": msg.get("command", "")}
         return {"type": "response", "success": False, "message": self.why_no_debugger, **asked}
 
+    def is_handling_event_beside_cell(self) -> bool:
+        """Return whether this thread handles a click while the main thread runs a cell, whose hooks are not for it."""
+        parent = self.get_parent().get("header", {})
+        return bool(self._running_cell) and bool(parent.get("subshell_id")) and parent.get("msg_type") == "comm_msg"
+
     def why_busy(self) -> str | None:
         """Return why user code may run although no cell does, as a sentence; None if it cannot."""
         return "It handles a request." if self._main_asyncio_lock.locked() else None
@@ -182,9 +199,29 @@ class GatedKernel(IPythonKernel):
             self.message_log.meet(bytes(identities[0]))
         if request is None or not is_passed_on or self._request_limit.add(msg, subshell, subshells):
             self._has_refused = False
+            if request is not None and is_passed_on:
+                self._subshell_beside = self._choose_subshell(request, subshell)
             await super().shell_channel_thread_main(msg)
+            self._subshell_beside = None
         else:
             self._refuse(identities, request)
+
+    def _choose_subshell(self, request: dict[str, Any], subshell: str | None) -> str | None:
+        """Return where a message is handled beside the main thread's cells: for a click, the *subshell* that it names.
+
+        ipykernel passes it on to where its widget was used last. That is the main thread for most, so a button to stop
+        a cell would be dead. Other events wait for the cells, and clicks behind them, to stay in order: their handlers
+        may draw, and pyplot is not made for two threads. An asynchronous cell handles events by itself.
+        """
+        kind = request["header"]["msg_type"]
+        is_held_up = bool(self._cells_ahead) and not self.awaits
+        self._events_wait &= is_held_up
+        if kind == "execute_request" and subshell is None:
+            self._cells_ahead.add(str(request["header"]["msg_id"]))
+        if not is_held_up or kind not in ("comm_msg", "comm_close"):
+            return None
+        self._events_wait |= _CLICK.search(request["content"]) is None
+        return None if self._events_wait else subshell
 
     def _answer_again(self, identities: Sequence[Any], frames: Sequence[Any]) -> None:
         """Send the reply to a request that comes once more; nothing if it has none yet.
@@ -242,6 +279,8 @@ class GatedKernel(IPythonKernel):
             cell = self._running_cell
             if cell is not None and status == "idle" and cell["header"]["msg_id"] == header.get("msg_id"):
                 cell = self._running_cell = None
+            if status == "idle":
+                self._cells_ahead.discard(str(header.get("msg_id")))
             super()._publish_status(status, channel, parent)
             if cell is not None and status == "idle":
                 super()._publish_status("busy", "shell", cell)
@@ -261,6 +300,8 @@ class GatedKernel(IPythonKernel):
         finally:
             if not concurrent:
                 self.interrupts.end()
+            if subshell_id is not None:
+                self.io_loop.add_callback(time.time)  # wakes it, should one of its futures have been resolved here
 
     async def dispatch_control(self, msg: Any) -> None:
         """Handle a message of the control channel; what a gateway asks is nobody else's business, and not published."""
@@ -342,6 +383,7 @@ class GatedKernel(IPythonKernel):
             reply = self._fail({"execution_count": self.execution_count, "payload": []}, error)
         if self.replies is not None and threading.current_thread() is threading.main_thread():
             self.replies.are_direct = reply["status"] == "ok"
+            self.awaits = False
         return reply
 
     async def _execute_in_section(self, code: str, silent: bool, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -86,6 +86,13 @@ class SessionShell(ZMQInteractiveShell):
             self.transformed = raw_cell, super().transform_cell(raw_cell)
         return self.transformed[1]
 
+    def should_run_async(self, *args: Any, **kwargs: Any) -> bool:
+        """Return whether a cell has `await` in it, and tell the kernel of the main thread's."""
+        is_async = bool(super().should_run_async(*args, **kwargs))
+        if threading.current_thread() is threading.main_thread():
+            self.kernel.awaits = is_async
+        return is_async
+
     def init_traceback_handlers(self, custom_exceptions: Any) -> None:
         """Have errors reach the client that IPython cannot format."""
         super().init_traceback_handlers(custom_exceptions)
@@ -99,6 +106,8 @@ class SessionShell(ZMQInteractiveShell):
 
         def open_to_interrupts(event: str, *args: Any, **kwargs: Any) -> None:
             interrupts = self.kernel.interrupts
+            if event.endswith("_execute") and self.kernel.is_handling_event_beside_cell():
+                return  # pyplot would show the cell's figures as the event's, which pages do not show
             if event.startswith("post_"):
                 with interrupts.let_through():
                     trigger(event, *args, **kwargs)
