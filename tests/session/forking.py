@@ -108,6 +108,7 @@ class _WarmParent(WarmParent):
 def main(path: str) -> None:
     """Be the warm parent."""
     os.setsid()
+    os.environ.pop("PYTEST_CURRENT_TEST", None)  # ipykernel would not show what programs print
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     processes.adopt_orphans()
     parent = _WarmParent(path, "")

@@ -15,11 +15,16 @@ What forked children print comes over a unix socket: the port that a stock kerne
 
 from __future__ import annotations
 
+import codecs
+import fcntl
 import itertools
 import json
 import logging
 import os
+import select
+import struct
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +32,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import zmq
-from ipykernel.iostream import IOPubThread, OutStream
+from ipykernel.iostream import PIPE_BUFFER_SIZE, IOPubThread, OutStream
 from ipykernel.kernelapp import IPKernelApp
 from jupyter_client.session import Session as MessageSession
 from zmq.eventloop.zmqstream import ZMQStream
@@ -51,7 +56,9 @@ _MOST_HEADER = 1 << 20
 _MOST_CHARACTERS = 1 << 20
 #: seconds that the main thread waits for one message
 PATIENCE = 10.0
-#: seconds between looks at whether there is room
+#: bytes that a pipe holds with what is read from it at a time, and seconds that a cell's end waits for them
+_PIPE_BYTES, _DRAIN_PATIENCE = (64 << 10) + PIPE_BUFFER_SIZE, 1.0
+#: seconds between looks at whether there is room, or something to wait for
 _PAUSE = 0.001
 
 _this_thread = threading.local()
@@ -72,6 +79,9 @@ class PacedStream(OutStream):
     """Standard output or error whose buffer has a limit."""
 
     _num_unsent = 0
+    #: bytes that programs and C code have printed and that are taken in; whether some are read and not taken in
+    _num_taken = 0
+    _is_taking = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # One number for each piece that was printed: the last one there was, and that up to which all is sent.
@@ -105,6 +115,30 @@ class PacedStream(OutStream):
         self.pub_thread.schedule(sent.set)
         if not sent.wait(self.flush_timeout):
             print("IOStream.flush timed out", file=sys.__stderr__)
+
+    def _watch_pipe_fd(self) -> None:
+        """Take in what is printed past Python, so that :meth:`drain` can tell what is still to come."""
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode  # a read may end within a character
+        try:
+            while select.select([self._fid], [], []) and self._should_watch:
+                self._is_taking = True
+                if not (data := os.read(self._fid, PIPE_BUFFER_SIZE)):
+                    break
+                self.write(decode(data))
+                os.write(self._original_stdstream_copy, data)
+                self._num_taken += len(data)
+                self._is_taking = False
+        except Exception:
+            self._exc = sys.exc_info()
+
+    def drain(self) -> None:
+        """Wait until what programs have printed by now is taken in."""
+        until, enough = time.monotonic() + _DRAIN_PATIENCE, self._num_taken + _PIPE_BYTES
+        while self._fid is not None and self.watch_fd_thread.is_alive() and self._num_taken < enough:
+            waiting = struct.unpack("i", fcntl.ioctl(self._fid, termios.FIONREAD, b"\0\0\0\0"))
+            if not (any(waiting) or self._is_taking) or time.monotonic() > until:
+                return
+            time.sleep(_PAUSE)
 
     def _flush(self) -> None:
         self._num_unsent, printed = 0, self._last_printed

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from traitlets import Instance, Type
 from zmq.eventloop.zmqstream import ZMQStream
 
 from sharedkernel.ipc import current_session
+from sharedkernel.session.channels.backpressure import PacedStream
 from sharedkernel.session.channels.direct_sends import Replies
 from sharedkernel.session.channels.message_log import REPLY, REQUEST, MessageLog, message_id
 from sharedkernel.session.channels.request_limit import RequestLimit
@@ -381,6 +383,9 @@ class GatedKernel(IPythonKernel):
         except KeyboardInterrupt as error:
             self.interrupts.hold()
             reply = self._fail({"execution_count": self.execution_count, "payload": []}, error)
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, PacedStream):
+                stream.drain()
         if self.replies is not None and threading.current_thread() is threading.main_thread():
             self.replies.are_direct = reply["status"] == "ok"
             self.awaits = False
