@@ -27,6 +27,8 @@ export interface IKeptCell {
   open: boolean;
   /** Whether it ended while no page was there. */
   missed: boolean;
+  /** The `input_request` for whose answer it waits. */
+  question: { header: object; content: { prompt: string; password: boolean } } | null;
 }
 
 /** A port of the host on which a program of the user's listens. */

@@ -17,7 +17,7 @@ function cell(code: string, type = 'code'): ICell & { shown: unknown[] } {
 }
 
 function run(id: string, code: string, fields: Partial<IKeptCell> = {}): IKeptCell {
-  return { id, code, executionCount: 1, outputs: [], open: false, missed: true, ...fields };
+  return { id, code, executionCount: 1, outputs: [], open: false, missed: true, question: null, ...fields };
 }
 
 describe('match', () => {

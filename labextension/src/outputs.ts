@@ -28,13 +28,25 @@ export interface ICell {
   trusted: boolean;
 }
 
+/** What answers a question of the kernel's. */
+interface IAnswerer {
+  hasPendingInput: boolean;
+  sendInputReply(content: object, parentHeader: object): void;
+}
+
 interface INotebook {
   context: { ready: Promise<void> };
   sessionContext: {
     ready: Promise<void>;
-    session: { kernel: { id: string; status: string } | null } | null;
+    session: { kernel: ({ id: string; status: string } & IAnswerer) | null } | null;
   };
   model: { cells: Iterable<ICell> } | null;
+  content: {
+    widgets: ReadonlyArray<{
+      model: unknown;
+      outputArea?: { onInputRequest(question: object, answerer: IAnswerer): void };
+    }>;
+  };
 }
 
 /**
@@ -97,6 +109,12 @@ export class OutputsKeeper implements DocumentRegistry.WidgetExtension {
         const isNews = version === 0 ? run.open || run.missed : cell.executionCount !== run.executionCount;
         if (isFollowed || (isNews && !isOwn)) {
           show(cell, run);
+          if (run.question) {
+            // JupyterLab would drop it, as no request of this page's is behind it.
+            kernel.hasPendingInput = true;
+            const area = notebook.content.widgets.find(({ model }) => model === cell)?.outputArea;
+            area?.onInputRequest(run.question, kernel);
+          }
           followed.delete(cell);
           if (run.open) {
             followed.set(cell, run.id);

@@ -73,3 +73,37 @@ def test_a_reloaded_page_shows_the_open_bars_and_no_other(open_lab: OpenLab, tmp
     expect(shown).to_contain_text("5/100")
     expect(bars).to_have_count(1)
     expect(shown).not_to_contain_text("widget")
+
+
+_QUESTION = """
+import pathlib, time
+while not pathlib.Path({enough!r}).exists():
+    time.sleep(0.02)
+print("Hello, " + input("Who are you?"))
+"""
+
+
+@pytest.mark.parametrize("is_asked_before", [True, False])
+def test_a_reloaded_page_asks_what_its_cell_waits_for(
+    open_lab: OpenLab, tmp_path: Path, *, is_asked_before: bool
+) -> None:
+    """The kernel asks a page once, and only that one: while it is there, or between two."""
+    lab = open_lab("ada")
+    lab.new_notebook()
+    enough = tmp_path / "enough"
+    cell = lab.run(_QUESTION.format(enough=str(enough)))
+    lab.save()
+    if is_asked_before:
+        enough.touch()
+        expect(cell.locator(".jp-Stdin")).to_contain_text("Who are you?")
+    address = lab.page.url
+    lab.page.goto("about:blank")
+    enough.touch()
+    lab.page.goto(address)
+    lab.wait_until_open()
+    asked = lab.notebook.locator(".jp-CodeCell").first.locator(".jp-Stdin")
+    expect(asked).to_contain_text("Who are you?")
+    asked.locator("input").fill("Ada")
+    asked.locator("input").press("Enter")
+    expect(lab.notebook.locator(".jp-CodeCell").first.locator(".jp-OutputArea").first).to_contain_text("Hello, Ada")
+    lab.wait_for_kernel()

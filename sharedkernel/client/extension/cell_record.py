@@ -87,6 +87,8 @@ class CellRecords:
         self._cells: dict[str, CellRecord] = {}
         #: of all outputs
         self._num_bytes = 0
+        #: for what a cell waits: the kernel asks one page, once
+        self._question: dict[str, Any] | None = None
         self.version = 0
 
     @property
@@ -97,7 +99,11 @@ class CellRecords:
     def since(self, version: int) -> list[dict[str, Any]]:
         """Return the cells that have changed after *version*, oldest first; none counts as missed from then on."""
         changed = [cell for cell in self._cells.values() if cell.version > version]
-        answer = [cell.as_json() for cell in changed]
+        asked = self._question and self._question["parent_header"].get("msg_id")
+        answer = [
+            cell.as_json() | {"question": self._question if cell.is_open and cell.id == asked else None}
+            for cell in changed
+        ]
         for cell in changed:
             cell.missed = False
         return answer
@@ -125,6 +131,12 @@ class CellRecords:
                 self._end(cell)
         elif parent in self._cells:
             self._take_of(self._cells[parent], kind, content)
+
+    def ask(self, question: dict[str, Any] | None) -> None:
+        """Keep an input request until it is answered: that is None."""
+        asked, self._question = question or self._question, question
+        if asked is not None and (cell := self._cells.get(asked["parent_header"].get("msg_id"))):
+            self._touch(cell)
 
     def _take_of(self, cell: CellRecord, kind: str, content: Mapping[str, Any]) -> None:
         if kind == "status" and content.get("execution_state") == "idle":

@@ -1,14 +1,15 @@
-"""A page's websocket to a kernel of this server: Jupyter's own, with two differences for kernels that are relays.
+"""A page's websocket to a kernel of this server: Jupyter's own, with three differences for kernels that are relays.
 
-A page that asks for its widgets while a cell runs is answered here, since the kernel answers between cells only. And a
-page is not told that its kernel has died when only the relay has: the next one has the same session, and passes on
-what it says and replies.
+A page that asks for its widgets while a cell runs is answered here, since the kernel answers between cells only. What
+the kernel asks a page is kept for the next one. And a page is not told that its kernel has died when only the relay
+has: the next one has the same session, and passes on what it says and replies.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Any
 
 from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
 
@@ -36,6 +37,25 @@ class PageConnection(ZMQChannelsWebsocketConnection):
         if not answers:
             super().handle_incoming_message(incoming_msg)  # type: ignore[arg-type]
 
+    def handle_outgoing_message(self, stream: Any, outgoing_msg: list[bytes]) -> None:
+        """Pass a message of the kernel on, and keep a question: the page that is asked may be reloaded."""
+        if getattr(stream, "channel", stream) == "stdin":
+            self._keep_question(outgoing_msg)
+        super().handle_outgoing_message(stream, outgoing_msg)
+
+    def connect(self) -> Any:
+        """Begin to serve a page; keep what was asked while none was there."""
+        waiting = self.multi_kernel_manager._kernel_buffers.get(self.kernel_id, {})
+        for channel, frames in waiting.get("buffer", ()):
+            if channel == "stdin":
+                self._keep_question(frames)
+        return super().connect()
+
+    def _keep_question(self, frames: list[bytes]) -> None:
+        with contextlib.suppress(ProtocolError):
+            _, parts = self.session.feed_identities(frames)
+            self._recorder.take_stdin(self.kernel_id, parts[1:])  # type: ignore[arg-type]
+
     def _answers(self, frame: bytes) -> list[tuple[str, list[bytes]]]:
         """Return what answers a message in the place of the session, which runs a cell; mostly nothing."""
         if self.subprotocol == WEBSOCKET_PROTOCOL and not self.multi_kernel_manager.allowed_message_types:
@@ -43,6 +63,8 @@ class PageConnection(ZMQChannelsWebsocketConnection):
                 channel, parts = wire.from_websocket(frame)
                 if channel == "shell":
                     return self._recorder.answer(self.kernel_id, parts)
+                if channel == "stdin":
+                    self._recorder.take_stdin(self.kernel_id, parts)
         return []
 
     def on_kernel_restarted(self) -> None:

@@ -112,6 +112,14 @@ class Recorder:
         kernel.comms.take_from_page(request)
         return kernel.comms.answer(request) if kernel.records.is_running else []
 
+    def take_stdin(self, kernel_id: str, message: Sequence[bytes]) -> None:
+        """Take in what a kernel asks of a page, or what a page answers, from its header on."""
+        kernel = self._followed.get(kernel_id)
+        if kernel is not None:
+            names = ("header", "parent_header", "metadata", "content")
+            question = dict(zip(names, map(wire.read_object, message), strict=False))
+            kernel.records.ask(question if question["header"].get("msg_type") == "input_request" else None)
+
     async def goes_on(self, kernel_id: str) -> bool:
         """Return whether a kernel whose process has died has the same session once it is started again.
 

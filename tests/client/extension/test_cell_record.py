@@ -40,7 +40,7 @@ def outputs(records: CellRecords, number: int = 0) -> list[Any]:
 def test_a_cell_is_kept_from_its_start_to_its_end(records: CellRecords) -> None:
     """With what it ran, and whether it still does."""
     (cell,) = records.since(0)
-    state = {"open": True, "missed": False}
+    state = {"open": True, "missed": False, "question": None}
     assert cell == {"id": "a", "code": "work()", "execution_count": 7, "outputs": [], **state}
     before = records.version
     records.take("status", "a", {"execution_state": "idle"})
@@ -54,6 +54,20 @@ def test_a_cell_that_ends_without_a_page_was_missed(records: CellRecords, pages:
     records.take("status", "a", {"execution_state": "idle"})
     assert [cell["missed"] for cell in records.since(0)] == [True]
     assert [cell["missed"] for cell in records.since(0)] == [False]
+
+
+def test_a_question_is_its_cells_until_it_is_answered_or_the_cell_ends(records: CellRecords) -> None:
+    """It may be heard before the cell is, as another channel has it."""
+    question = {"header": {"msg_id": "q"}, "parent_header": {"msg_id": "b"}, "content": {"prompt": "Who?"}}
+    records.ask(question)
+    records.take("execute_input", "b", {"code": "input('Who?')", "execution_count": 8})
+    assert [cell["question"] for cell in records.since(0)] == [None, question]
+    before = records.version
+    records.ask(None)
+    assert [(cell["id"], cell["question"]) for cell in records.since(before)] == [("b", None)]
+    records.ask(question)
+    records.take("status", "b", {"execution_state": "idle"})
+    assert [cell["question"] for cell in records.since(0)] == [None, None]
 
 
 def test_streams_are_joined_and_kept_apart(records: CellRecords) -> None:
