@@ -7,7 +7,9 @@ is away or about to go. Only :data:`HARMLESS` messages are answered without.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import contextvars
 import inspect
 import re
 import sys
@@ -142,6 +144,24 @@ class GatedKernel(IPythonKernel):
             for kind, handler in handlers.items():
                 if kind not in HARMLESS:
                     handlers[kind] = self._behind_gate(handler)
+
+    def start(self) -> None:
+        """Begin to serve, the main thread's messages one by one even where a cell runs the event loop itself.
+
+        ipykernel handles all in one context, which the cell is in. A loop within it, as with `nest_asyncio`, cannot
+        enter that again, and would lose what it receives. Messages about widgets are handled there.
+        """
+        super().start()
+        context, turn = contextvars.copy_context(), asyncio.Lock()
+
+        async def handle(frames: Sequence[zmq.Frame]) -> None:
+            is_in_turn = b'"comm_' not in b"".join(frame.bytes for frame in frames[:4])  # up to its header
+            async with turn if is_in_turn else contextlib.nullcontext():
+                to_enter = context if is_in_turn or not _is_entered(context) else context.copy()
+                await asyncio.create_task(self.shell_main(None, frames), context=to_enter)
+
+        pair = self.shell_channel_thread.manager.get_shell_channel_to_subshell_pair(None)
+        pair.on_recv(self.io_loop, handle)
 
     def _input_request(self, *args: Any, **keywords: Any) -> str:
         """Ask the client for a line of text, once its socket for that is connected.
@@ -448,3 +468,11 @@ class GatedKernel(IPythonKernel):
             "traceback": shell._last_traceback or [],
             "user_expressions": {},
         }
+
+
+def _is_entered(context: contextvars.Context) -> bool:
+    try:
+        context.run(int)
+    except RuntimeError:
+        return True
+    return False
