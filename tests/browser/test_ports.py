@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -116,7 +117,10 @@ def serving(address: str, port: int, text: str) -> Iterator[None]:
             self.end_headers()
             self.wfile.write(text.encode())
 
-    with HTTPServer((address, port), Handler) as server:
+    class Server(HTTPServer):
+        address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+
+    with Server((address, port), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
@@ -139,9 +143,9 @@ def forwarding(laptop: JupyterServer, port: str) -> Iterator[tuple[str, IO[str]]
 
 
 @needs_root
-@pytest.mark.parametrize("taken", ["", "127.0.0.1"])
+@pytest.mark.parametrize("taken", ["", "127.0.0.1", "::1"])
 def test_a_port_opens_from_the_panel(lab: LabPage, taken: str) -> None:
-    """At its own number, or another where a program here has that.
+    """At its own number, or another where a program here has that, whichever of the two addresses it listens on.
 
     It is served beside the page, not by it: the page's cookies stay with the page.
     """
