@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 from playwright.sync_api import expect
 
 from tests.browser.lab import LabPage, keep_picture
 from tests.browser.laptop import HOST
-from tests.cli.support import COMMAND
 from tests.executor.isolation import needs_root
 from tests.files import FileStack
 from tests.gateway.conftest import wait_for
@@ -135,15 +133,6 @@ def test_copies_ask_before_they_replace(lab: LabPage, host: FileStack) -> None:
     choose(lab, there.get_by_text("both", exact=True), "Copy to My Computer")
     dialog.get_by_role("button", name="Replace").click()
     wait_for(lambda: (folder / "one.txt").read_text() == "one")
-
-
-def test_the_command_has_what_the_form_has_kept(lab: LabPage, host: FileStack, tmp_path: Path) -> None:
-    """Address, token and certificate."""
-    (tmp_path / "data.bin").write_bytes(content := os.urandom(3 << 20))
-    for words in ("put data.bin", "get data.bin back.bin"):
-        command = [*COMMAND, "files", *words.split()]
-        subprocess.run(command, env=os.environ | lab.server.service.environment, cwd=tmp_path, check=True)
-    assert (host.home() / "data.bin").read_bytes() == (tmp_path / "back.bin").read_bytes() == content
 
 
 def show_files(lab: LabPage) -> None:
