@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sharedkernel.client.gateway.credentials import Credentials
+from sharedkernel.client.gateway.credentials import find_credentials
 from sharedkernel.client.gateway.refusals import GatewayUnreachable
 from sharedkernel.client.gateway.status import fetch_status
 from sharedkernel.errors import Refused, SharedKernelError
@@ -152,7 +152,7 @@ class LocalStack:
 
     def status(self, user: str | None = None) -> StatusDocument:
         """Return the status document as *user* (default: the admin) may see it."""
-        return fetch_status(Credentials(url=self.gateway_url, token=self.token(user or self.users[0])))
+        return fetch_status(find_credentials("", self.client_environment(user or self.users[0])))
 
     def start(self) -> None:
         """Start both services; returns once both answer.

@@ -1,4 +1,4 @@
-"""Forwarded ports: this machine listens on 127.0.0.1, and each connection is a websocket to the gateway.
+"""Forwarded ports: this machine listens on its loopback, and each connection is a websocket to the gateway.
 
 For `sharedkernel ports` and for the user's Jupyter server. The gateway joins the websocket to the same port of its
 host's loopback; see `gateway/http/ports.py` for what the messages mean.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import socket
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -55,7 +57,7 @@ class PortForward:
         self._gateway, self._report = gateway, report
         self._opening = asyncio.Semaphore(_MOST_OPENING)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._reported = ""
 
     async def start(self, local_port: int | None = None) -> None:
@@ -68,20 +70,22 @@ class PortForward:
         """
         for number in (self.port, 0) if local_port is None else (local_port,):
             try:
-                self._server = await asyncio.start_server(self._accept, "127.0.0.1", number, limit=_CHUNK)
+                listeners = _listen(number)
             except OSError as error:
                 if number in (0, local_port):
                     raise ConfigError(
                         f"cannot listen on port {number} here ({error.strerror}); name another."
                     ) from None
                 continue
-            self.local_port = self._server.sockets[0].getsockname()[1]
+            for listener in listeners:
+                self._servers.append(await asyncio.start_server(self._accept, sock=listener, limit=_CHUNK))
+            self.local_port = listeners[0].getsockname()[1]
             return
 
     async def close(self) -> None:
         """Stop listening, and close all connections."""
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -148,6 +152,19 @@ class PortForwards:
         """Close all of them."""
         while self._open:
             await self._open.popitem()[1].close()
+
+
+def _listen(port: int) -> list[socket.socket]:
+    """Listen on both loopback addresses, if there are two: for `localhost`, browsers try ::1 before 127.0.0.1."""
+    listeners = [socket.create_server(("127.0.0.1", port))]
+    try:
+        other = "::1", listeners[0].getsockname()[1]
+        listeners.append(socket.create_server(other, family=socket.AF_INET6))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            listeners[0].close()
+            raise
+    return listeners
 
 
 async def _join(websocket: WebSocket, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

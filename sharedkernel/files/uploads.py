@@ -23,33 +23,17 @@ from typing import Any
 from jupyter_server.base.handlers import APIHandler, AuthenticatedFileHandler
 from tornado import web
 
-from sharedkernel.client.gateway.files import PART_SUFFIX, part_of
+from sharedkernel.client.gateway.files import PART_SUFFIX, mode_of, part_of
+from sharedkernel.errors import Refused
 
 #: age of a partial upload, in seconds, from which it is removed
 _MOST_SECONDS = 24 * 3600.0
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _BUFFER = 1 << 20
+#: HTTP status of refusals by their reason; of others 409
+_STATUSES = {"bad_request": 400, "not_allowed": 403, "no_such_file": 404, "checksum": 422, "disk_full": 507}
 #: most entries of the home in which old parts are looked for
 _MOST_ENTRIES = 200_000
-
-
-class UploadRefused(Exception):
-    """An upload that cannot be, with a sentence for its user.
-
-    Parameters
-    ----------
-    status
-        HTTP status.
-    reason
-        A stable slug.
-    sentence
-        What happened and what to do.
-    """
-
-    def __init__(self, status: int, reason: str, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status = status
-        self.reason = reason
 
 
 def remove_old_parts(root: Path) -> None:
@@ -81,7 +65,7 @@ class Upload:
 
     Raises
     ------
-    UploadRefused
+    Refused
         When it cannot be written.
     OSError
         The same, with the system's reason.
@@ -95,14 +79,14 @@ class Upload:
         try:
             found = os.fstat(self._fd)
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-                raise UploadRefused(409, "not_allowed", f"{self._part.name} is not yours; remove it.")
+                raise Refused(f"{self._part.name} is not yours; remove it.", reason="not_allowed")
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UploadRefused(409, "busy", f"{target.name} is being uploaded already.") from None
+                raise Refused(f"{target.name} is being uploaded already.", reason="busy") from None
             if not 0 <= offset <= min(found.st_size, total):
                 sentence = f"{found.st_size} bytes of {target.name} are here, not {offset}; begin there."
-                raise UploadRefused(409, "wrong_offset", sentence)
+                raise Refused(sentence, reason="wrong_offset")
             os.ftruncate(self._fd, offset)
             os.lseek(self._fd, offset, os.SEEK_SET)
             self._hash = _hash_of(self._fd)
@@ -113,9 +97,9 @@ class Upload:
 
     def _check_target(self) -> None:
         if self._target.is_dir():
-            raise UploadRefused(409, "is_folder", f"{self._target.name} is a folder there; name a file in it.")
+            raise Refused(f"{self._target.name} is a folder there; name a file in it.", reason="is_folder")
         if self._target.exists() and not self._overwrite:
-            raise UploadRefused(409, "exists", f"{self._target.name} exists there.")
+            raise Refused(f"{self._target.name} exists there.", reason="exists")
 
     def write(self, data: bytes) -> None:
         """Take the next bytes."""
@@ -129,15 +113,14 @@ class Upload:
     def finish(self) -> None:
         """Put the file where it belongs, once all has come."""
         if self._missing or len(self._digest) != _DIGEST_BYTES:
-            raise UploadRefused(400, "bad_request", f"{self._missing} bytes or the checksum are missing.")
+            raise Refused(f"{self._missing} bytes or the checksum are missing.", reason="bad_request")
         if self._digest != self._hash.digest():
             self.discard()
-            raise UploadRefused(
-                422, "checksum", f"{self._target.name} has changed on its way or since it was begun; upload it again."
+            raise Refused(
+                f"{self._target.name} has changed on its way or since it was begun; upload it again.", reason="checksum"
             )
         self._check_target()
-        mode = self._target.stat().st_mode & 0o777 if self._target.exists() else 0o666 & ~_umask()
-        os.fchmod(self._fd, mode)
+        os.fchmod(self._fd, mode_of(self._target))
         os.replace(self._part, self._target)
 
     def discard(self) -> None:
@@ -160,17 +143,8 @@ def _hash_of(descriptor: int) -> Any:
 
 
 def _checksum(path: Path) -> str:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        return str(_hash_of(descriptor).hexdigest())
-    finally:
-        os.close(descriptor)
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def find_target(root: str, path: str) -> Path:
@@ -178,14 +152,14 @@ def find_target(root: str, path: str) -> Path:
 
     Raises
     ------
-    UploadRefused
+    Refused
         When it is written so that it leads out of the home, or is hidden.
     """
     inside = os.path.relpath(os.path.abspath(path), os.path.abspath(root))
     if inside != "." and any(part.startswith(".") for part in Path(inside).parts):
-        raise UploadRefused(404, "no_such_file", "files that are hidden or outside of your home are not served.")
+        raise Refused("files that are hidden or outside of your home are not served.", reason="no_such_file")
     if "\0" in path:
-        raise UploadRefused(400, "bad_request", "no file's name contains a null byte.")
+        raise Refused("no file's name contains a null byte.", reason="bad_request")
     return Path(os.path.realpath(path))
 
 
@@ -196,8 +170,8 @@ class DownloadHandler(AuthenticatedFileHandler):
         """Return what is served."""
         try:
             found = find_target(root, absolute_path)
-        except UploadRefused as refused:
-            raise web.HTTPError(refused.status) from None
+        except Refused as refused:
+            raise web.HTTPError(_STATUSES[refused.reason]) from None
         if not found.is_file():
             raise web.HTTPError(404)
         if not os.access(found, os.R_OK):
@@ -219,14 +193,14 @@ class UploadHandler(APIHandler):
         try:
             offset, total = (int(self.get_query_argument(name)) for name in ("offset", "total"))
         except ValueError:
-            self._refuse(UploadRefused(400, "bad_request", "offset and total are numbers of bytes."))
+            self._refuse(Refused("offset and total are numbers of bytes.", reason="bad_request"))
             return
         self.request.connection.set_max_body_size(max(0, total) + _DIGEST_BYTES + 1)  # type: ignore[union-attr]
         overwrite = self.get_query_argument("overwrite", "0") == "1"
         try:
             target = self._target(self.path_args[0])
             self._upload = await asyncio.to_thread(Upload, target, offset, total, overwrite=overwrite)
-        except (OSError, UploadRefused) as error:
+        except (OSError, Refused) as error:
             self._refuse(error)
 
     def _target(self, path: str) -> Path:
@@ -249,7 +223,7 @@ class UploadHandler(APIHandler):
             return
         try:
             self._upload.finish()
-        except (OSError, UploadRefused) as error:
+        except (OSError, Refused) as error:
             self._refuse(error)
             return
         self.set_status(204)
@@ -269,16 +243,16 @@ class UploadHandler(APIHandler):
             }
             if self.get_query_argument("sha256", "0") == "1" and target.is_file():
                 answer["sha256"] = await asyncio.to_thread(_checksum, target)
-        except (OSError, UploadRefused) as error:
+        except (OSError, Refused) as error:
             self._refuse(error)
             return
         self.finish(json.dumps(answer))
 
-    def _refuse(self, error: OSError | UploadRefused) -> None:
+    def _refuse(self, error: OSError | Refused) -> None:
         if isinstance(error, OSError):
             error = _explain(error)
         self._close()
-        self.set_status(error.status)
+        self.set_status(_STATUSES.get(error.reason, 409))
         self.finish(json.dumps({"message": str(error), "reason": error.reason}))
 
     def _close(self) -> None:
@@ -293,11 +267,11 @@ class UploadHandler(APIHandler):
     on_connection_close = on_finish
 
 
-def _explain(error: OSError) -> UploadRefused:
+def _explain(error: OSError) -> Refused:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return UploadRefused(507, "disk_full", "the disk there is full; remove something and upload it again.")
+        return Refused("the disk there is full; remove something and upload it again.", reason="disk_full")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP):
-        return UploadRefused(403, "not_allowed", f"your account may not do this there ({error.strerror}).")
+        return Refused(f"your account may not do this there ({error.strerror}).", reason="not_allowed")
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return UploadRefused(404, "no_such_file", "there is no such folder there.")
-    return UploadRefused(409, "not_possible", f"this cannot be done there: {error.strerror}.")
+        return Refused("there is no such folder there.", reason="no_such_file")
+    return Refused(f"this cannot be done there: {error.strerror}.", reason="not_possible")

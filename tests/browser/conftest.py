@@ -7,21 +7,27 @@ The browser is Chromium, found by its usual names or where CHROMIUM says; the ex
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from jupyter_core.paths import jupyter_path
 
 from benchmarks.ui import CHROMIUM_ARGUMENTS, find_chromium
+from sharedkernel.client.gateway.credentials import TOKEN_VARIABLE, URL_VARIABLE
 from sharedkernel.local_stack import LocalStack
+from tests.browser.laptop import Laptop
 from tests.cli.support import end_sessions
 from tests.client.extension.server import JupyterServer
+from tests.executor.isolation import ADA
+from tests.files import FileStack, apart_stack
 from tests.warm_stack import WarmStack
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed", exc_type=ImportError)
 
-from tests.browser.lab import LabPage, start_lab  # noqa: E402  (needs playwright)
+from tests.browser.lab import LabPage, start_lab, start_lab_with  # noqa: E402  (needs playwright)
 
 #: opens a user's JupyterLab in a window of its own
 OpenLab = Callable[..., LabPage]
@@ -41,6 +47,63 @@ def browser() -> Iterator[object]:
         browser = driver.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="package")
+def machine(browser: object) -> Iterator[Laptop]:
+    """Return a user's own machine, or skip."""
+    try:
+        machine = Laptop()
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"only root can give a user a machine, and not everywhere: {error}")
+    yield machine
+    machine.close()
+
+
+@pytest.fixture(scope="package")
+def far_browser(browser: Any, machine: Laptop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+    """Return a browser on that machine."""
+    program = machine.wrapped(str(find_chromium()), tmp_path_factory.mktemp("browser"))
+    browser = browser.browser_type.launch(executable_path=program, args=CHROMIUM_ARGUMENTS)
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="package")
+def host(machine: Laptop) -> Iterator[FileStack]:
+    """Users with accounts of their own, and no terminals, as at first, at the host's end of that machine's cable."""
+    with apart_stack(address=machine.host_address, config="") as stack:
+        yield stack
+
+
+@pytest.fixture(scope="package")
+def laptop(
+    far_browser: object, machine: Laptop, host: FileStack, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[JupyterServer]:
+    """Return ada's JupyterLab on that machine, which she has connected by the form."""
+    with machine:
+        server = start_lab_with(tmp_path_factory.mktemp("laptop") / "lab", {URL_VARIABLE: "", TOKEN_VARIABLE: ""})
+        page = LabPage(far_browser, server)
+        page.show_panel()
+        page.connect(host.gateway_url, host.token(ADA))
+        page.panel.get_by_label("names the same").check()
+        page.panel.get_by_role("button", name="Connect").click()
+        playwright.expect(page.section("Notebooks")).to_be_visible()
+        page.close()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def lab(far_browser: object, machine: Laptop, laptop: JupyterServer) -> Iterator[LabPage]:
+    """Return a window of hers; this thread is on her machine."""
+    with machine:
+        page = LabPage(far_browser, laptop)
+        yield page
+        page.close()
+        for session in laptop.ask("GET", "/api/sessions").body:
+            laptop.ask("DELETE", f"/api/sessions/{session['id']}")
+    assert page.errors == []
 
 
 @pytest.fixture(scope="package")

@@ -91,6 +91,12 @@ class LabPage:
 
     # --- what a person does -------------------------------------------------------------------------------------------
 
+    def connect(self, url: str, token: str) -> None:
+        """Fill the panel's form in, and send it."""
+        self.panel.get_by_label("Address").fill(url)
+        self.panel.get_by_label("Your token").fill(token)
+        self.panel.get_by_role("button", name="Connect").click()
+
     def new_notebook(self) -> None:
         """Pick the shared device in the launcher, and wait for its kernel."""
         card = self.page.locator('.jp-LauncherCard[data-category="Notebook"][title="Shared GPU (PyTorch)"]')

@@ -39,13 +39,6 @@ def lab(browser: Any, server: JupyterServer) -> Iterator[LabPage]:
     assert page.errors == []
 
 
-def connect(lab: LabPage, url: str, token: str) -> None:
-    """Fill the form in, and send it."""
-    lab.panel.get_by_label("Address").fill(url)
-    lab.panel.get_by_label("Your token").fill(token)
-    lab.panel.get_by_role("button", name="Connect").click()
-
-
 def check(lab: LabPage, name: str) -> None:
     """Check that axe finds nothing."""
     keep_picture(lab.page, name)
@@ -58,15 +51,15 @@ def test_the_form_leads_to_a_kernel(lab: LabPage, stack: LocalStack) -> None:
     form = lab.panel.get_by_role("form", name="Connect to a gateway")
     expect(form).to_be_visible()
     check(lab, "form-empty")
-    connect(lab, "gpu.example.org", stack.token("grace"))
+    lab.connect("gpu.example.org", stack.token("grace"))
     expect(form.get_by_role("alert")).to_contain_text("is not a gateway's address")
     expect(form.get_by_label("Address")).to_have_accessible_description(re.compile("is not a gateway's address"))
     check(lab, "form-address")
-    connect(lab, stack.gateway_url, "mistyped")
+    lab.connect(stack.gateway_url, "mistyped")
     expect(form.get_by_role("alert")).to_contain_text("does not accept this token")
     expect(form.get_by_label("Your token")).to_have_accessible_description(re.compile("does not accept this token"))
     check(lab, "form-token")
-    connect(lab, stack.gateway_url, stack.token("grace"))
+    lab.connect(stack.gateway_url, stack.token("grace"))
     expect(lab.section("Notebooks")).to_be_visible()
     expect(form).to_have_count(0)
     lab.new_notebook()
@@ -89,11 +82,11 @@ def test_an_unknown_certificate_is_compared_first(lab: LabPage, tmp_path: Path) 
     with FakeGateway(EVERYTHING, encryption=context) as gateway:
         same = lab.panel.get_by_label("names the same")
         command = f"pip install x\nsharedkernel install --gateway-url {gateway.url} --user --fingerprint {'0' * 64}"
-        connect(lab, command, "any")
+        lab.connect(command, "any")
         expect(lab.panel.get_by_label("Address")).to_have_value(gateway.url)
         expect(lab.panel.get_by_role("alert")).to_contain_text("now shows another certificate")
         expect(same).not_to_be_checked()
-        connect(lab, f"{gateway.url}/", "any")  # another address: to be compared anew
+        lab.connect(f"{gateway.url}/", "any")  # another address: to be compared anew
         expect(lab.panel.get_by_role("alert")).to_contain_text("Compare its fingerprint")
         check(lab, "form-fingerprint")
         assert gateway.shown == []

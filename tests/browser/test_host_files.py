@@ -3,48 +3,20 @@
 from __future__ import annotations
 
 import os
-import socket
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
-from tests.browser.lab import LabPage, keep_picture, start_lab_with
-from tests.client.extension.server import JupyterServer
-from tests.executor.isolation import ADA
+from tests.browser.lab import LabPage, keep_picture
+from tests.browser.laptop import HOST
+from tests.executor.isolation import needs_root
 from tests.files import FileStack
 from tests.gateway.conftest import wait_for
 
-pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a process another machine's name")
+pytestmark = needs_root
 
 
-@pytest.fixture(scope="module")
-def stack(browser: object) -> Iterator[FileStack]:
-    """Users with homes of their own, and no terminals, as at first."""
-    with FileStack(config="") as stack:
-        yield stack
-
-
-@pytest.fixture(scope="module")
-def laptop(stack: FileStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
-    directory = tmp_path_factory.mktemp("laptop") / "lab"
-    server = start_lab_with(directory, stack.client_environment(ADA), program="tests.browser.laptop")
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def lab(browser: Browser, laptop: JupyterServer) -> Iterator[LabPage]:
-    page = LabPage(browser, laptop)
-    yield page
-    page.close()
-    for session in laptop.ask("GET", "/api/sessions").body:
-        laptop.ask("DELETE", f"/api/sessions/{session['id']}")
-    assert page.errors == []
-
-
-def test_a_missing_file_is_copied_with_one_click(lab: LabPage, stack: FileStack) -> None:
+def test_a_missing_file_is_copied_with_one_click(lab: LabPage, host: FileStack) -> None:
     """Then the same cell finds it; what is hidden, linked or not beside the notebook is not offered.
 
     A cell that looks for the file before it is there offers it again, until it is there.
@@ -59,7 +31,7 @@ def test_a_missing_file_is_copied_with_one_click(lab: LabPage, stack: FileStack)
     read = "print(open('data/values.csv').read().split())"
     expect(lab.output(lab.run(read))).to_contain_text("No such file or directory: 'data/values.csv'")
     notification = lab.page.locator(".jp-toastContainer")
-    expect(notification).to_contain_text(f"data/values.csv (8 B) is on your computer, not on {socket.gethostname()}.")
+    expect(notification).to_contain_text(f"data/values.csv (8 B) is on your computer, not on {HOST}.")
     expect(notification.get_by_role("button", name="Copy It There")).to_have_count(1)
     keep_picture(lab.page, "missing-file")
     early = lab.run(f"import os\nwhile not os.path.exists('go'): pass\n{read}")
@@ -67,15 +39,15 @@ def test_a_missing_file_is_copied_with_one_click(lab: LabPage, stack: FileStack)
     copy = notification.get_by_role("button", name="Copy It There")
     copy.click()
     expect(notification).to_contain_text("values.csv is copied when the running cell has ended.")
-    (stack.home() / "go").touch()
+    (host.home() / "go").touch()
     expect(lab.output(early)).to_contain_text("No such file or directory: 'data/values.csv'")
     expect(notification).to_contain_text("values.csv was copied.")
     expect(copy).to_have_count(0)
-    assert (stack.home() / "data" / "values.csv").read_text() == "a,b\n1,2\n"
+    assert (host.home() / "data" / "values.csv").read_text() == "a,b\n1,2\n"
     expect(lab.output(lab.run(read))).to_have_text("['a,b', '1,2']")
 
 
-def test_the_hosts_files_are_a_drive(lab: LabPage, stack: FileStack, tmp_path: Path) -> None:
+def test_the_hosts_files_are_a_drive(lab: LabPage, host: FileStack, tmp_path: Path) -> None:
     """Listed and uploaded there; a notebook that is opened from there runs where it lies."""
     show_files(lab)
     expect(lab.page.locator('.jp-LauncherCard[title^="Terminal on"]')).to_have_count(0)
@@ -85,10 +57,10 @@ def test_the_hosts_files_are_a_drive(lab: LabPage, stack: FileStack, tmp_path: P
     with lab.page.expect_file_chooser() as chosen:
         files.get_by_role("button", name="Upload").click()
     chosen.value.set_files(upload)
-    dropped = stack.home() / "dropped.bin"
+    dropped = host.home() / "dropped.bin"
     wait_for(lambda: dropped.exists() and dropped.read_bytes() == upload.read_bytes())
     expect(files.get_by_text("dropped.bin")).to_be_visible()
-    work = stack.home() / "work"
+    work = host.home() / "work"
     lab.server.ask("PUT", "/sharedkernel/api/host/api/contents/work", {"type": "directory"})
     notebook = {"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
     model = {"type": "notebook", "content": notebook, "format": "json"}
@@ -115,14 +87,14 @@ def test_the_hosts_files_are_a_drive(lab: LabPage, stack: FileStack, tmp_path: P
     assert "os.getcwd" in (work / "there.ipynb").read_text()
 
 
-def test_what_cells_wrote_is_listed_in_the_panel(lab: LabPage, stack: FileStack) -> None:
+def test_what_cells_wrote_is_listed_in_the_panel(lab: LabPage, host: FileStack) -> None:
     """Newest first, without what was there; one click brings it beside the notebook, and asks before it replaces."""
     lab.new_notebook()
-    (stack.home() / "old.txt").write_text("before the first cell")
-    os.utime(stack.home() / "old.txt", (0, 0))
+    (host.home() / "old.txt").write_text("before the first cell")
+    os.utime(host.home() / "old.txt", (0, 0))
     lab.show_panel()
     lab.run("from pathlib import Path\n\nsize = Path('model.pt').write_bytes(bytes(2048))")
-    news = lab.section(f"New on {socket.gethostname()}")
+    news = lab.section(f"New on {HOST}")
     expect(news.locator("p")).to_contain_text(["model.pt · 2.0 KiB"])
     lab.run("Path('results').mkdir()\nsize = Path('results/loss.csv').write_text('1,2')")
     expect(news.locator("p")).to_contain_text(["results/", "model.pt · 2.0 KiB"])
@@ -138,27 +110,27 @@ def test_what_cells_wrote_is_listed_in_the_panel(lab: LabPage, stack: FileStack)
     wait_for(lambda: copied.read_bytes() == bytes(2048))
 
 
-def test_copies_ask_before_they_replace(lab: LabPage, stack: FileStack) -> None:
+def test_copies_ask_before_they_replace(lab: LabPage, host: FileStack) -> None:
     """A folder goes there and comes back by the context menus."""
     folder = lab.server.notebooks / "both"
     folder.mkdir()
     (folder / "one.txt").write_text("one")
     (folder / "two.txt").write_text("two")
     show_files(lab)
-    host, here = lab.page.locator("#sharedkernel-files"), lab.page.locator("#filebrowser")
+    there, here = lab.page.locator("#sharedkernel-files"), lab.page.locator("#filebrowser")
     home = lab.page.locator('.jp-SideBar [data-id="filebrowser"]')
     home.click()
-    choose(lab, here.get_by_text("both", exact=True), f"Copy to {socket.gethostname()}")
+    choose(lab, here.get_by_text("both", exact=True), f"Copy to {HOST}")
     expect(lab.page.locator(".jp-toastContainer")).to_contain_text("both was copied.")
-    assert (stack.home() / "both" / "two.txt").read_text() == "two"
+    assert (host.home() / "both" / "two.txt").read_text() == "two"
     (folder / "one.txt").write_text("changed here")
     show_files(lab)
-    choose(lab, host.get_by_text("both", exact=True), "Copy to My Computer")
+    choose(lab, there.get_by_text("both", exact=True), "Copy to My Computer")
     dialog = lab.page.locator(".jp-Dialog")
     expect(dialog).to_contain_text("one.txt exists")
     dialog.get_by_role("button", name="Cancel").click()
     assert (folder / "one.txt").read_text() == "changed here"
-    choose(lab, host.get_by_text("both", exact=True), "Copy to My Computer")
+    choose(lab, there.get_by_text("both", exact=True), "Copy to My Computer")
     dialog.get_by_role("button", name="Replace").click()
     wait_for(lambda: (folder / "one.txt").read_text() == "one")
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
-import socket
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from tests.browser.lab import LabPage, keep_picture, make_lab
+from tests.browser.laptop import HOST, Laptop
 from tests.client.extension.server import JupyterServer
 from tests.executor.isolation import ADA
 from tests.files import FileStack
 from tests.gateway.conftest import wait_for
-
-pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a process another machine's name")
 
 _BASE = "/user/ada"
 _MOST = 3
@@ -26,43 +23,35 @@ c.SharedKernelGateway.max_websockets = {_MOST}
 """
 #: title of a terminal's tab, once there is a prompt
 _CONNECTED = re.compile(r"Terminal \w|:")
-LABEL = f"Terminal on {socket.gethostname()}"
+LABEL = f"Terminal on {HOST}"
 
 
 @pytest.fixture(scope="module")
-def stack(browser: object) -> Iterator[FileStack]:
+def host(machine: Laptop) -> Iterator[FileStack]:
     """Users with homes of their own, and terminals; few connections."""
-    with FileStack(config=_CONFIG) as stack:
+    with FileStack(address=machine.host_address, config=_CONFIG) as stack:
         yield stack
 
 
 @pytest.fixture(scope="module")
-def laptop(stack: FileStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
-    environment = stack.client_environment(ADA)
+def laptop(machine: Laptop, host: FileStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
     directory = tmp_path_factory.mktemp("laptop") / "lab"
-    server = make_lab(directory, environment, f"--ServerApp.base_url={_BASE}/", program="tests.browser.laptop")
+    server = make_lab(directory, host.client_environment(ADA), f"--ServerApp.base_url={_BASE}/")
     server.url += _BASE
-    server.start()
+    with machine:
+        server.start()
     yield server
     server.stop()
 
 
-@pytest.fixture
-def lab(browser: Browser, laptop: JupyterServer) -> Iterator[LabPage]:
-    page = LabPage(browser, laptop)
-    yield page
-    page.close()
-    assert page.errors == []
-
-
-def test_a_terminal_on_the_host_is_a_tab(lab: LabPage, stack: FileStack) -> None:
+def test_a_terminal_on_the_host_is_a_tab(lab: LabPage, host: FileStack) -> None:
     """Opened in the launcher, it is there after the page is loaded anew; closing the tab ends it there."""
     cards = lab.page.locator('.jp-LauncherCard[data-category="Shared GPU"]')
     expect(cards).to_have_text(["New notebook: free", LABEL])
     cards.last.click()
     type_line(lab, 'echo "$((6 * 7)) $HOME" > told; clear; uname -n')
-    told = stack.home() / "told"
-    wait_for(lambda: told.exists() and told.read_text() == f"42 {stack.home()}\n")
+    told = host.home() / "told"
+    wait_for(lambda: told.exists() and told.read_text() == f"42 {host.home()}\n")
     keep_picture(lab.page, "host-terminal")
     there = terminals(lab)
     assert len(there) == 1

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import IO
+from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
 from sharedkernel.local_stack import LocalStack
-from tests.browser.conftest import OpenLab
 from tests.browser.lab import LabPage, make_lab
-from tests.cli.support import end_sessions
+from tests.browser.laptop import Laptop
+from tests.cli.support import COMMAND, PATIENCE, end_sessions, shared_kernel
+from tests.client.extension.server import JupyterServer
+from tests.executor.isolation import ADA, GRACE, needs_root
+from tests.files import FileStack
+from tests.gateway.conftest import wait_for
 
 #: serves one sentence on a port that nothing else has, and what a browser has sent along with the request
 _SERVE = """\
@@ -28,6 +44,29 @@ server.serve_forever()
 '''
 board = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
 print("port", board.stdout.readline())\
+"""
+#: a training that writes down its loss, and who shows it
+TENSORBOARD = """\
+import subprocess, sys, tempfile, torch
+from torch.utils.tensorboard import SummaryWriter
+folder = tempfile.mkdtemp()
+command = [sys.executable, "-m", "tensorboard.main", "--logdir", folder, "--port", "0", "--reload_interval", "1"]
+board = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+print("served at", next(line for line in board.stderr if "http://" in line))
+def train(steps):
+    with SummaryWriter(folder) as writer:
+        for step in range(steps):
+            writer.add_scalar("loss of this training", torch.ones(8).sum() / (step + 1), step)
+train(20)\
+"""
+GRADIO = """\
+import gradio
+def count(number):
+    for step in range(1, int(number) + 1):
+        yield f"step {step}"
+demo = gradio.Interface(count, "number", "text")
+_, address, _ = demo.launch(prevent_thread_lock=True, quiet=True)
+print("served at", address)\
 """
 
 
@@ -58,21 +97,117 @@ def test_where_jupyterlab_is_elsewhere_a_port_opens_at_a_path_of_its_server(
         end_sessions(stack)
 
 
-def test_a_port_opens_from_the_panel(open_lab: OpenLab, stack: LocalStack) -> None:
-    """It is served beside the page, not by it: the page's cookies stay with the page."""
-    ada = open_lab("ada")
-    ada.show_panel()
-    ada.section("Ports").get_by_text("Ports").click()
-    expect(ada.section("Ports")).to_contain_text("None of your programs listens")
-    ada.new_notebook()
-    cell = ada.run(_SERVE)
-    expect(cell).to_contain_text("port ")
-    ada.show_panel()
-    button = ada.section("Ports").get_by_role("button", name="Open port")
-    expect(button).to_be_visible()
-    with ada.page.context.expect_page() as opened:
-        button.click()
-    expect(opened.value.locator("body")).to_have_text("scalars, cookies: None")
-    assert ada.page.context.cookies(ada.page.url)
-    ada.run("board.kill()")
+def open_printed(lab: LabPage, code: str) -> tuple[Page, str]:
+    """Run a cell that prints an address; open its port in the panel, which shows ports, and give the page and that."""
+    cell = lab.run(code)
+    expect(lab.output(cell)).to_contain_text("http://")
+    address = "http://" + lab.output(cell).inner_text().split("http://")[1].split()[0]
+    with lab.page.context.expect_page() as opened:
+        lab.section("Ports").get_by_role("button", name=f"Open port {urlsplit(address).port}").click()
+    return opened.value, address
+
+
+@contextmanager
+def serving(address: str, port: int, text: str) -> Iterator[None]:
+    """Serve a text to whoever asks for anything."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+    class Server(HTTPServer):
+        address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+
+    with Server((address, port), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def forwarding(laptop: JupyterServer, port: str) -> Iterator[tuple[str, IO[str]]]:
+    """Forward a port by the command, with what ada's form has kept; give its first line, and what it says then."""
+    environment = os.environ | laptop.service.environment
+    with subprocess.Popen([*COMMAND, "ports", port], env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline(), process.stdout
+        finally:
+            process.kill()
+
+
+@needs_root
+@pytest.mark.parametrize("taken", ["", "127.0.0.1", "::1"])
+def test_a_port_opens_from_the_panel(lab: LabPage, taken: str) -> None:
+    """At its own number, or another where a program here has that, whichever of the two addresses it listens on.
+
+    It is served beside the page, not by it: the page's cookies stay with the page.
+    """
+    lab.show_panel()
+    lab.section("Ports").get_by_text("Ports").click()
+    expect(lab.section("Ports")).to_contain_text("None of your programs listens")
+    lab.new_notebook()
+    cell = lab.run(_SERVE)
+    expect(lab.output(cell)).to_contain_text("port ")
+    port = int(lab.output(cell).inner_text().split()[-1])
+    lab.show_panel()
+    button = lab.section("Ports").get_by_role("button", name=f"Open port {port}")
+    with serving(taken, port, "of this machine") if taken else nullcontext():
+        with lab.page.context.expect_page() as opened:
+            button.click()
+        expect(opened.value.locator("body")).to_have_text("scalars, cookies: None")
+        assert (urlsplit(opened.value.url).port == port) is (not taken)
+    assert lab.page.context.cookies(lab.page.url)
+    lab.run("board.kill()")
     expect(button).to_have_count(0)
+
+
+@needs_root
+def test_libraries_open_at_the_address_that_they_print(lab: LabPage) -> None:
+    """As they stand; TensorBoard shows what a training has written since it was opened."""
+    pytest.importorskip("gradio")
+    pytest.importorskip("tensorboard")
+    lab.new_notebook()
+    lab.show_panel()
+    lab.section("Ports").get_by_text("Ports").click()
+    board, address = open_printed(lab, TENSORBOARD)
+    board.goto(address)
+    expect(board.get_by_text("loss of this training").first).to_be_visible()
+    lab.run("train(40)")
+    again, last = board.locator(".reload-button"), board.get_by_text("39", exact=True)
+    wait_for(lambda: again.click() or last.count())
+    demo, address = open_printed(lab, GRADIO)
+    demo.goto(address)
+    demo.get_by_label("number").fill("5")
+    demo.get_by_role("button", name="Submit").click()
+    expect(demo.get_by_label("output")).to_have_value("step 5")
+
+
+@needs_root
+def test_another_users_port_is_refused(machine: Laptop, host: FileStack, laptop: JupyterServer) -> None:
+    """Whoever asks for it by its number."""
+
+    async def serve() -> None:
+        async with shared_kernel(host, GRACE) as grace:
+            shown: list[str] = []
+            await grace.execute_interactive(
+                _SERVE, timeout=PATIENCE, output_hook=lambda message: shown.append(message["content"].get("text", ""))
+            )
+            await asyncio.to_thread(ask, "".join(shown).split()[-1])
+
+    def ask(port: str) -> None:
+        with forwarding(laptop, port) as (line, said):
+            url = f"http://127.0.0.1:{port}"
+            assert line == f"port {port} of the host (nothing of yours listens there yet) is {url} here\n"
+            with pytest.raises(ConnectionError), urlopen(url, timeout=PATIENCE):
+                pass
+            assert f"is not served by a program of {ADA}'s" in said.readline()
+
+    with machine, ThreadPoolExecutor(1) as thread:  # this one has playwright's event loop
+        thread.submit(asyncio.run, serve()).result()

@@ -8,10 +8,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, StorageState, expect
+from playwright.sync_api import Browser, StorageState, expect
 
 from sharedkernel.local_stack import free_port
 from tests.browser.lab import PATIENCE, LabPage
+from tests.browser.test_ports import GRADIO, TENSORBOARD, open_printed
 from tests.client.extension.server import JupyterServer
 from tests.gateway.auth.conftest import HubStack, whole_hub_stack
 from tests.gateway.page.test_behind_proxy import real_proxy
@@ -35,30 +36,6 @@ server {{
     location /hub/ {{ proxy_pass http://127.0.0.1:{hub}; }}
     location /user/ {{ proxy_pass {server}; }}
 }}
-"""
-
-#: a training that writes down its loss, and who shows it
-_TENSORBOARD = """\
-import subprocess, sys, tempfile, torch
-from torch.utils.tensorboard import SummaryWriter
-folder = tempfile.mkdtemp()
-command = [sys.executable, "-m", "tensorboard.main", "--logdir", folder, "--port", "0", "--reload_interval", "1"]
-board = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-print("served at", next(line for line in board.stderr if "http://" in line))
-def train(steps):
-    with SummaryWriter(folder) as writer:
-        for step in range(steps):
-            writer.add_scalar("loss of this training", torch.ones(8).sum() / (step + 1), step)
-train(20)\
-"""
-_GRADIO = """\
-import gradio
-def count(number):
-    for step in range(1, int(number) + 1):
-        yield f"step {step}"
-demo = gradio.Interface(count, "number", "text")
-_, address, _ = demo.launch(prevent_thread_lock=True, quiet=True)
-print("served at", address)\
 """
 
 
@@ -100,28 +77,17 @@ def _signed_in(browser: Browser, url: str) -> StorageState:
     return state
 
 
-def open_port(lab: LabPage, address: str) -> Page:
-    """Open what a cell has printed as its address, in the panel."""
-    with lab.page.context.expect_page() as opened:
-        lab.section("Ports").get_by_role("button", name=f"Open port {urlsplit(address).port}").click()
-    assert opened.value.url.startswith(f"{lab.server.url}/proxy/")
-    return opened.value
-
-
 def test_libraries_open_behind_a_hub(lab: LabPage) -> None:
     """TensorBoard as it stands; gradio once it knows its path, which it takes from nowhere else."""
     lab.show_panel()
     lab.section("Ports").get_by_text("Ports").click()
 
-    cell = lab.run(_TENSORBOARD)
-    expect(lab.output(cell)).to_contain_text("http://")
-    board = open_port(lab, "http://" + lab.output(cell).inner_text().split("http://")[1].split()[0])
+    board, _ = open_printed(lab, TENSORBOARD)
+    assert board.url.startswith(f"{lab.server.url}/proxy/")
     expect(board.get_by_text("loss of this training").first).to_be_visible()
     lab.run("train(40); board.kill()")
 
-    cell = lab.run(_GRADIO)
-    expect(lab.output(cell)).to_contain_text("http://")
-    demo = open_port(lab, lab.output(cell).inner_text().split()[-1])
+    demo, _ = open_printed(lab, GRADIO)
     expect(lab.output(lab.run(f"demo.app.root_path = {urlsplit(demo.url).path!r}; print('told')"))).to_contain_text(
         "told"
     )

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from sharedkernel.client.gateway.credentials import CA_VARIABLE
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.system.secure_directories import directory_name
+from tests.executor.harness import Executor
 from tests.executor.isolation import ADA, GRACE, HEDY, ApartExecutor
 from tests.gateway.client import Client
+from tests.gateway.test_tls import issue
 
 
 class FileStack(LocalStack):
-    """A stack at the level `homes`, or at `users` beside root's executor *apart*."""
+    """A stack at the level `homes`, or at `users` beside root's executor *apart*; encrypted at any other *address*."""
 
-    def __init__(self, apart: ApartExecutor | None = None, **options: Any) -> None:
+    def __init__(self, apart: ApartExecutor | None = None, address: str = "", **options: Any) -> None:
         self.apart = apart
         options.setdefault("config", "c.SharedKernelGateway.terminals = True")
         super().__init__(users=[HEDY, ADA, GRACE], **options)
@@ -27,6 +34,16 @@ class FileStack(LocalStack):
             self.executor.arguments += ["--isolate", "off", "--homes", str(self.homes)]
         else:
             self.executors = {}
+        self._ca_file = ""
+        if address:
+            files = issue(self.directory / "tls", address)
+            self._ca_file = files.ca
+            self.gateway_url = f"https://{address}:{self.port}"
+            self.gateway.arguments += ["--certfile", files.certificate, "--keyfile", files.key]
+            self.gateway.arguments[self.gateway.arguments.index("127.0.0.1")] = address
+
+    def client_environment(self, user: str) -> dict[str, str]:
+        return super().client_environment(user) | {CA_VARIABLE: self._ca_file}
 
     @property
     def runtime_directory(self) -> Path:
@@ -51,6 +68,24 @@ class FileStack(LocalStack):
             except (OSError, psutil.Error):
                 continue
         return found
+
+
+@contextmanager
+def apart_stack(**options: Any) -> Iterator[FileStack]:
+    """Have a stack at the level `users`."""
+    process = ApartExecutor("--end-sessions-on-exit")
+
+    async def reach() -> None:
+        async with Executor(process):
+            pass
+
+    with ThreadPoolExecutor(1) as thread:  # this one may have playwright's event loop
+        try:
+            thread.submit(asyncio.run, reach()).result()
+            with FileStack(process, **options) as stack:
+                yield stack
+        finally:
+            thread.submit(process.close).result()
 
 
 def with_checksum(content: bytes) -> bytes:

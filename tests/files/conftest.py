@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
 
-from tests.executor.harness import Executor
-from tests.executor.isolation import ApartExecutor, needs_root
-from tests.files import FileStack
+from tests.executor.isolation import needs_root
+from tests.files import FileStack, apart_stack
 
 
 @pytest.fixture(scope="package")
@@ -20,18 +18,8 @@ def homes_stack() -> Iterator[FileStack]:
 
 @pytest.fixture(scope="package")
 def users_stack() -> Iterator[FileStack]:
-    process = ApartExecutor("--end-sessions-on-exit")
-
-    async def reach() -> None:
-        async with Executor(process):
-            pass
-
-    try:
-        asyncio.run(reach())
-        with FileStack(process) as stack:
-            yield stack
-    finally:
-        process.close()
+    with apart_stack() as stack:
+        yield stack
 
 
 @pytest.fixture(params=["homes", pytest.param("users", marks=needs_root)])

@@ -167,6 +167,26 @@ async def test_a_terminal_is_its_users(stack: FileStack) -> None:
     assert f'"action": "terminals", "method": "GET", "path": "/terminals/websocket/{name}"' in audit
 
 
+async def test_the_audit_log_has_both_names(stack: FileStack) -> None:
+    """Of what is renamed or copied; a body that cannot be looked at is refused."""
+    ada = stack.client()
+    body = {"type": "file", "format": "text", "content": "ada"}
+    assert (await ada.request("PUT", "/api/contents/named", body)).status == 201
+    assert (await ada.request("PATCH", "/api/contents/named", {"path": "renamed"})).status == 200
+    assert (await ada.request("POST", "/api/contents", {"copy_from": "renamed"})).status == 201
+    assert (stack.home() / "renamed").read_text() == "ada"
+    audit = [json.loads(line) for line in (stack.runtime_directory / "audit.jsonl").read_text().splitlines()]
+    renamed, copied = audit[-2:]
+    assert (renamed["method"], renamed["path"], renamed["to"]) == ("PATCH", "/api/contents/named", "renamed")
+    assert (copied["method"], copied["path"], copied["copy_from"]) == ("POST", "/api/contents", "renamed")
+    reader, writer = await asyncio.open_connection("127.0.0.1", stack.port)
+    head = f"Host: 127.0.0.1\r\nAuthorization: token {stack.token(ADA)}\r\nTransfer-Encoding: chunked\r\n"
+    writer.write(f'PATCH /api/contents/renamed HTTP/1.1\r\n{head}\r\n10\r\n{{"path": "unseen"}}\r\n'.encode())
+    assert b" 400 " in await asyncio.wait_for(reader.readline(), PATIENCE)
+    writer.close()
+    assert (stack.home() / "renamed").exists()
+
+
 async def test_a_refused_websocket_is_followed_by_requests_that_are_checked(stack: FileStack) -> None:
     """What comes behind it on its connection does not reach the user's server unseen."""
     head = f"Host: 127.0.0.1\r\nAuthorization: token {stack.token(ADA)}\r\n"

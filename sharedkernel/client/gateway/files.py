@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import stat
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
@@ -23,6 +24,9 @@ from sharedkernel.client.gateway.connection import Gateway
 from sharedkernel.client.gateway.refusals import refused, unreachable
 from sharedkernel.errors import Refused
 from sharedkernel.status.text import safe_text
+
+if sys.platform != "win32":
+    import fcntl
 
 #: bytes that are read at a time
 _BUFFER = 1 << 18
@@ -42,6 +46,15 @@ def part_of(target: Path) -> Path:
     if len(os.fsencode(name)) > _MOST_NAME_BYTES:
         name = f".{hashlib.sha256(os.fsencode(target.name)).hexdigest()}{PART_SUFFIX}"
     return target.with_name(name)
+
+
+def mode_of(target: Path) -> int:
+    """Return the permissions of what takes a file's place, or is new there."""
+    if target.exists():
+        return target.stat().st_mode & 0o777
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return 0o666 & ~mask
 
 
 def no_such_file(path: str) -> Refused:
@@ -171,38 +184,35 @@ class RemoteFiles:
             raise Refused(f"the disk here is full: {safe_text(str(target))} needs {total} bytes.", reason="disk_full")
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
         with os.fdopen(descriptor, "r+b") as file:
-            checksum, done = hashlib.sha256(), 0
+            if not _is_alone(descriptor, part):
+                raise Refused(f"{safe_text(str(target))} is being downloaded already.", reason="busy")
             if file.seek(0, os.SEEK_END) > total:
                 file.truncate(0)
             file.seek(0)
-            while block := file.read(_BUFFER):
-                checksum.update(block)
-                done += len(block)
-            if done < total:
+            checksum = hashlib.file_digest(file, "sha256")
+            if (done := file.tell()) < total:
                 done = self._receive(source, file, checksum, done, total)
-        there = self._gateway.fetch("GET", _address(_UPLOADS, source) + "?sha256=1", seconds=_CHECKSUM_SECONDS)
-        if there["sha256"] != checksum.hexdigest():
-            part.unlink()
-            sentence = f"{safe_text(source)} has changed since its download was begun; download it again."
-            raise Refused(sentence, reason="checksum")
-        self._progress(source, total, total)
-        if not target.exists():
-            mask = os.umask(0o077)
-            os.umask(mask)
-            part.chmod(0o666 & ~mask)
-        else:
-            part.chmod(target.stat().st_mode & 0o777)
-        if overwrite:
-            part.replace(target)
-            return
-        try:
-            os.link(part, target)  # what came here meanwhile stays
-        except FileExistsError:
-            raise Refused(f"{safe_text(str(target))} exists here by now.", reason="exists") from None
-        except OSError:  # a disk without links
-            part.replace(target)
-        else:
-            part.unlink()
+            file.flush()
+            there = self._gateway.fetch("GET", _address(_UPLOADS, source) + "?sha256=1", seconds=_CHECKSUM_SECONDS)
+            if sys.platform == "win32":  # which moves no file that is open
+                file.close()
+            if there["sha256"] != checksum.hexdigest():
+                part.unlink()
+                sentence = f"{safe_text(source)} has changed since its download was begun; download it again."
+                raise Refused(sentence, reason="checksum")
+            self._progress(source, total, total)
+            part.chmod(mode_of(target))
+            if overwrite:
+                part.replace(target)
+                return
+            try:
+                os.link(part, target)  # what came here meanwhile stays
+            except FileExistsError:
+                raise Refused(f"{safe_text(str(target))} exists here by now.", reason="exists") from None
+            except OSError:  # a disk without links
+                part.replace(target)
+            else:
+                part.unlink()
 
     def _receive(self, source: str, file: Any, checksum: Any, done: int, total: int) -> int:
         headers = {"Range": f"bytes={done}-"} if done else {}
@@ -239,6 +249,19 @@ class RemoteFiles:
             raise gateway.explain(error) from None
         finally:
             connection.close()
+
+
+def _is_alone(descriptor: int, part: Path) -> bool:
+    """Whether no other download writes *part*, or has put it in its place by now; none begins until it is closed."""
+    if sys.platform == "win32":
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(descriptor), part.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
+    except OSError:  # a disk without locks
+        return True
 
 
 def _address(route: str, path: str) -> str:

@@ -9,6 +9,8 @@ stay here. A connection carries one request.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import posixpath
 import re
 import socket
@@ -34,7 +36,7 @@ from sharedkernel.jupyter.names import machine_digest
 _REQUESTS = Counter("sharedkernel_user_server_requests", "Requests for users' files and terminals.", ["kind"])
 #: seconds without a byte after which a request is given up; a terminal may be silent for as long as it likes
 _SILENCE = 600.0
-#: seconds to have a server started, and to connect to it
+#: seconds to have a server started and to connect to it, and for such a body to come
 _PATIENCE = 20.0
 #: for the gateway alone; the two that say what becomes of the connection are written anew
 _FOR_THE_GATEWAY = frozenset({"authorization", "cookie", "origin", "referer", "connection", "upgrade", "keep-alive"})
@@ -46,6 +48,8 @@ _NO_ANSWER = (
 )
 #: of a path's begin and of its end, in the audit log
 _AUDITED_CHARACTERS = 500
+#: most bytes of a body that names another file
+_MOST_NAMES = 1 << 16
 _LOOKS = ("GET", "HEAD", "OPTIONS")
 
 
@@ -118,18 +122,22 @@ class UserServerHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
         upgrades = self.is_websocket and self.request.headers.get("Upgrade", "").lower() == "websocket"
         if self.is_websocket and not upgrades:
             raise Refused("this address is for a websocket.", reason="bad_request")
+        length = self._length_of_names()
         uri = "/" + (self.request.uri or "").removeprefix(self.base_url)
         with self.settings["open_websockets"].place_for(self):
             server, own = await self._connect()
             request = self.request
             head = request_head(request.method or "", uri, request.headers.get_all(), own, upgrades=upgrades)
-            self._record()
             _REQUESTS.labels(kind=self.switch).inc()
             if upgrades:  # what the client sends behind a request that is refused is another request, to be checked
+                self._record()
                 answer = await self._shake_hands(server, head)
                 self._splice = Splice(cast("IOStream", self.detach()), server, answer)
             else:
-                self._splice = Splice(cast("IOStream", self.detach()), server, to_host=head, no_answer=_NO_ANSWER)
+                client = cast("IOStream", self.detach())
+                names = await self._names(client, length) if length else b""
+                self._record(names)
+                self._splice = Splice(client, server, to_host=head + names, no_answer=_NO_ANSWER)
             watch = None if upgrades else asyncio.create_task(self._splice.close_when_silent(_SILENCE))
             try:
                 await self._splice.run()
@@ -137,15 +145,33 @@ class UserServerHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
                 if watch is not None:
                     watch.cancel()
 
-    def _record(self) -> None:
+    def _length_of_names(self) -> int:
+        """Return the bytes of a body that names another file: what a file is called next, or which one is copied."""
+        headers = self.request.headers
+        if self.switch != "files" or self.request.method not in ("PATCH", "POST"):
+            return 0
+        length = headers.get("Content-Length", "0")
+        if "Transfer-Encoding" in headers or not length.isdecimal() or int(length) > _MOST_NAMES:
+            raise Refused(f"send Content-Length, of at most {_MOST_NAMES} bytes.", reason="bad_request")
+        return int(length)
+
+    async def _names(self, client: IOStream, length: int) -> bytes:
+        """Return that body; nothing once the client has given up, or takes too long."""
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                return await client.read_bytes(length)
+        except (TimeoutError, StreamClosedError):
+            client.close()
+            return b""
+
+    def _record(self, names: bytes = b"") -> None:
         """Record in the audit log what is opened, fetched or changed; lists are not."""
         method, path = self.request.method, posixpath.normpath(unquote(self.request.path))
         is_list = self.get_query_argument("content", "1") == "0" or self.get_query_argument("type", "") == "directory"
         is_file = re.match(r"(sharedkernel/)?files/|api/contents/", path.removeprefix(self.base_url))
         if self.is_websocket or method not in _LOOKS or (is_file and not is_list):
-            if len(path) > 2 * _AUDITED_CHARACTERS:
-                path = f"{path[:_AUDITED_CHARACTERS]}…{path[-_AUDITED_CHARACTERS:]}"
-            self.settings["audit_log"].record(self.switch, method=method, path=path)
+            paths = {"path": path, **_named(names)}
+            self.settings["audit_log"].record(self.switch, method=method, **{key: _cut(paths[key]) for key in paths})
 
     async def _connect(self) -> tuple[IOStream, Mapping[str, str]]:
         """Return a connection to the user's server, and headers for it."""
@@ -171,6 +197,21 @@ class UserServerHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
         """End the connection; *code* and *reason* are a websocket's, which the user's server would have to say."""
         if self._splice is not None:
             self._splice.close()
+
+
+def _named(body: bytes) -> dict[str, str]:
+    """Return the names of other files in a request's body."""
+    with contextlib.suppress(ValueError, RecursionError):
+        if isinstance(found := json.loads(body or b"{}"), dict):
+            places = {"to": found.get("path"), "copy_from": found.get("copy_from")}
+            return {key: place for key, place in places.items() if isinstance(place, str)}
+    return {}
+
+
+def _cut(path: str) -> str:
+    if len(path) <= 2 * _AUDITED_CHARACTERS:
+        return path
+    return f"{path[:_AUDITED_CHARACTERS]}…{path[-_AUDITED_CHARACTERS:]}"
 
 
 class UserHostHandler(ErrorResponseMixin, APIHandler):

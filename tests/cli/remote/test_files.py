@@ -117,6 +117,24 @@ def test_a_file_that_changed_meanwhile_is_not_taken(stack: FileStack, tmp_path: 
     assert (tmp_path / "back").read_bytes() == b"new" * 100
 
 
+def test_one_download_of_a_file_at_a_time(stack: FileStack, tmp_path: Path) -> None:
+    """Two would write to one file, also once that has been found right and put in its place."""
+    content = os.urandom(96 * _MIB)
+    stack.home().joinpath("twice").write_bytes(content)
+    words, environment = command(stack, "get", "twice")
+    part = tmp_path / f".twice{PART_SUFFIX}"
+    with subprocess.Popen(words, env=environment, cwd=tmp_path) as first:
+        wait_for(lambda: part.exists() and part.stat().st_size > _MIB)
+        first.send_signal(signal.SIGSTOP)
+        try:
+            run(stack, tmp_path, "get", "twice", code=1, word="twice is being downloaded already")
+        finally:
+            first.send_signal(signal.SIGCONT)
+    assert first.returncode == 0
+    assert (tmp_path / "twice").read_bytes() == content
+    assert not part.exists()
+
+
 def test_a_full_disk_is_said(stack: FileStack, tmp_path: Path) -> None:
     """Before anything is sent, and where it fills up meanwhile; nothing half is left, and what is there can go."""
     (tmp_path / "large").write_bytes(bytes(8 * _MIB))
