@@ -21,7 +21,6 @@ from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.auth.hub import HubUsers
 from sharedkernel.gateway.auth.identity import SingleUser, TokenOnlyIdentity, TokenUsers
 from sharedkernel.gateway.auth.tickets import TicketKey, check_host_name, host_key, read_key
-from sharedkernel.gateway.auth.tokens import TokenFile
 from sharedkernel.gateway.channels.user_bytes import UserBudgets
 from sharedkernel.gateway.channels.websocket import SessionWebsocket
 from sharedkernel.gateway.classroom.classes import Classes
@@ -213,7 +212,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             is_hub = issubclass(self.identity_provider_class, HubUsers)
             self._memberships = Memberships(directory / "groups.json") if is_hub else None
             audit_log = AuditLog.named(self.audit_file, directory)
-            self._class_file = ClassFile(Path(self.class_file).expanduser(), TokenFile(Path(self.tokens_file)))
+            self._class_file = ClassFile(Path(self.class_file).expanduser())
             self._build_quotas = partial(
                 build_quotas, memberships=self._memberships, class_groups=lambda: self._class_file.classes
             )

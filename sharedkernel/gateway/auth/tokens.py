@@ -217,12 +217,6 @@ class TokenFile:
         """Return whose tokens these are."""
         return {token.user for token in self.tokens().values()}
 
-    def put_into_group(self, whats: Collection[str], group: str) -> None:
-        """Have the tokens that *whats* names, as for :meth:`expire`, end with the class *group*."""
-        with self._changing() as tokens:
-            for name in _named(tokens, whats):
-                tokens[name] = replace(tokens[name], group=group)
-
     def in_group(self, group: str, users: Collection[str] | None = None) -> dict[str, str]:
         """Return the ids of the tokens that end with the class *group*, with whose they are; of *users* or of all."""
         found = {token_id(name): token for name, token in self.tokens().items() if token.group == group}
