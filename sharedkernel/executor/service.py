@@ -34,7 +34,8 @@ from sharedkernel.executor.history.log_files import bound_logs
 from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.isolation.policy import Isolation, IsolationOptions
 from sharedkernel.executor.processes.connections import ControlConnection, UngreetedConnections
-from sharedkernel.executor.processes.process import SessionHandle, describe_end, real_user, start_time
+from sharedkernel.executor.processes.process import SessionHandle, describe_end, start_time
+from sharedkernel.executor.processes.process_tree import real_user
 from sharedkernel.executor.processes.programs import resume_recorded
 from sharedkernel.executor.runtime_directory import DirectoryGuard, RuntimeDirectory
 from sharedkernel.executor.sessions.detached import DetachTimers
