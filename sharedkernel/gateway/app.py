@@ -201,7 +201,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         routes = ["http.handlers", "http.shelf_handlers", "http.user_server", "http.ports"]
         routes += ["page.handlers", "classroom.handlers"]
         if self.front:
-            routes[:4] = ["hosts.handlers", "http.user_server", "hosts.page_routes"]
+            routes[:4] = ["hosts.handlers", "http.user_server"]
         elif self.ticket_key is not None:
             routes.append("hosts.cordon")
         self.extra_services = [f"sharedkernel.gateway.{module}" for module in routes]
