@@ -124,8 +124,6 @@ class ExecutorService:
         lasting = lasting or LastingDirectories(path, path / SHELF_DIRECTORY)
         isolation = isolation or Isolation(IsolationOptions(isolate="off"), path)
         environments = environments or {OWN: own_environment()}
-        #: set when the service should end
-        self.stopped = asyncio.Event()
         self._directory = RuntimeDirectory(path, isolation)
         self._served = served
         self._guard = DirectoryGuard(self._directory, self._listen_anew)
@@ -186,7 +184,6 @@ class ExecutorService:
             status,
             served.device,
             self._user_servers,
-            self.stop,
         )
         self._router = MessageRouter(
             self._controller,
@@ -297,7 +294,6 @@ class ExecutorService:
         self._controller.close()
         (self._directory.path / EXECUTOR_SOCKET).unlink(missing_ok=True)
         self._directory.release()
-        self.stopped.set()
 
     def _fork_traits(self) -> ForkTraits:
         return ForkTraits(
