@@ -6,9 +6,9 @@ import time
 
 from benchmarks.simulate import tables
 from sharedkernel.simulator.notebooks import (
-    Fewest,
     SharedOptions,
     bound_devices,
+    fewest_devices,
     notebooks_of,
     reserved_devices,
 )
@@ -28,12 +28,12 @@ def main() -> None:
     ]
     columns = ["devices", "mean, published", "ours", "p95, published", "ours", "most, published", "ours"]
     tables.table(f"{len(jobs):,} cells of {len(notebooks)} notebooks, counted in {took:.1f} s", columns, rows)
-    search = Fewest(notebooks, SharedOptions(devices=200, capacity=14 << 30))
+    options = SharedOptions(devices=200, capacity=14 << 30)
     names = ("devices", "notebooks_per_device", "p95_start_wait_seconds", "p50_slowdown", "p95_slowdown")
     rows = []
     for wait in (60.0, 10.0, 1.0):
         began = time.process_time()
-        found = search.within(wait).figures()
+        found = fewest_devices(notebooks, options, wait=wait).figures()
         rows.append([f"{wait:g} s", *(found[name] for name in names), time.process_time() - began])
     columns = [
         "p95 wait at most",

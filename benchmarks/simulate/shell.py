@@ -201,9 +201,7 @@ class _Executor:
         self.status = StatusBuilder(served, isolation, self.controller)
         self.waits = WaitNotifier(self.controller)
         nobody = cast(Any, None)
-        api = ControlApi(
-            self.controller, nobody, nobody, nobody, isolation, nobody, self.status, device, nobody, nobody
-        )
+        api = ControlApi(self.controller, nobody, nobody, nobody, isolation, nobody, self.status, device, nobody)
         self.router = MessageRouter(
             self.controller,
             nobody,

@@ -323,10 +323,7 @@ class ExecutorApp(CommandApp):
         await service.start()
         device = served.device
         log.info("serving %s with %s from %s", device.name, format_bytes(device.capacity_bytes), directory)
-        waits = [asyncio.create_task(ended.wait()), asyncio.create_task(service.stopped.wait())]
         trimming = asyncio.create_task(keep_trimmed())
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for task in (*waits, trimming):
-            task.cancel()
-        if not service.stopped.is_set():
-            await service.stop(end_sessions=self.end_sessions_on_exit)
+        await ended.wait()
+        trimming.cancel()
+        await service.stop(end_sessions=self.end_sessions_on_exit)

@@ -34,7 +34,8 @@ from sharedkernel.executor.history.log_files import bound_logs
 from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.isolation.policy import Isolation, IsolationOptions
 from sharedkernel.executor.processes.connections import ControlConnection, UngreetedConnections
-from sharedkernel.executor.processes.process import SessionHandle, describe_end, real_user, start_time
+from sharedkernel.executor.processes.process import SessionHandle, describe_end, start_time
+from sharedkernel.executor.processes.process_tree import real_user
 from sharedkernel.executor.processes.programs import resume_recorded
 from sharedkernel.executor.runtime_directory import DirectoryGuard, RuntimeDirectory
 from sharedkernel.executor.sessions.detached import DetachTimers
@@ -123,8 +124,6 @@ class ExecutorService:
         lasting = lasting or LastingDirectories(path, path / SHELF_DIRECTORY)
         isolation = isolation or Isolation(IsolationOptions(isolate="off"), path)
         environments = environments or {OWN: own_environment()}
-        #: set when the service should end
-        self.stopped = asyncio.Event()
         self._directory = RuntimeDirectory(path, isolation)
         self._served = served
         self._guard = DirectoryGuard(self._directory, self._listen_anew)
@@ -185,7 +184,6 @@ class ExecutorService:
             status,
             served.device,
             self._user_servers,
-            self.stop,
         )
         self._router = MessageRouter(
             self._controller,
@@ -296,7 +294,6 @@ class ExecutorService:
         self._controller.close()
         (self._directory.path / EXECUTOR_SOCKET).unlink(missing_ok=True)
         self._directory.release()
-        self.stopped.set()
 
     def _fork_traits(self) -> ForkTraits:
         return ForkTraits(

@@ -21,7 +21,6 @@ from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.auth.hub import HubUsers
 from sharedkernel.gateway.auth.identity import SingleUser, TokenOnlyIdentity, TokenUsers
 from sharedkernel.gateway.auth.tickets import TicketKey, check_host_name, host_key, read_key
-from sharedkernel.gateway.auth.tokens import TokenFile
 from sharedkernel.gateway.channels.user_bytes import UserBudgets
 from sharedkernel.gateway.channels.websocket import SessionWebsocket
 from sharedkernel.gateway.classroom.classes import Classes
@@ -202,7 +201,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         routes = ["http.handlers", "http.shelf_handlers", "http.user_server", "http.ports"]
         routes += ["page.handlers", "classroom.handlers"]
         if self.front:
-            routes[:4] = ["hosts.handlers", "http.user_server", "hosts.page_routes"]
+            routes[:4] = ["hosts.handlers", "http.user_server"]
         elif self.ticket_key is not None:
             routes.append("hosts.cordon")
         self.extra_services = [f"sharedkernel.gateway.{module}" for module in routes]
@@ -213,7 +212,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             is_hub = issubclass(self.identity_provider_class, HubUsers)
             self._memberships = Memberships(directory / "groups.json") if is_hub else None
             audit_log = AuditLog.named(self.audit_file, directory)
-            self._class_file = ClassFile(Path(self.class_file).expanduser(), TokenFile(Path(self.tokens_file)))
+            self._class_file = ClassFile(Path(self.class_file).expanduser())
             self._build_quotas = partial(
                 build_quotas, memberships=self._memberships, class_groups=lambda: self._class_file.classes
             )
@@ -221,9 +220,9 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
                 runtime_directory=runtime_directory,
                 state_directory=directory,
                 devices=parsed["executors"],
-                placement=parsed["placement"],
+                placement=self.placement,
                 quotas=self._build_quotas(self.quotas, self.groups, files),
-                policy=parsed["policy"],
+                policy=self.policy,
                 audit_log=audit_log,
                 host=check_host_name(self.host_name) if self.ticket_key else "",
                 peers=peers,

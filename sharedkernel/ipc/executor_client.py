@@ -413,8 +413,3 @@ class ExecutorClient:
     async def find_sockets(self, user: str, sockets: dict[int, int]) -> list[protocol.OwnedSocket]:
         """Return those of *sockets*, accounts by inode, that processes of *user* and of nobody else hold."""
         return (await self._ask(protocol.FindSockets(user=user, sockets=sockets))).sockets
-
-    async def stop_executor(self, *, end_sessions: bool) -> None:
-        """Stop the executor, and its sessions if asked."""
-        with contextlib.suppress(ExecutorUnavailable):
-            await self._ask(protocol.StopExecutor(end_sessions=end_sessions))

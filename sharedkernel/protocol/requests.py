@@ -187,12 +187,6 @@ class FindSockets(ControlRequest, frozen=True, kw_only=True):
     sockets: dict[int, int]
 
 
-class StopExecutor(ControlRequest, frozen=True, kw_only=True):
-    """Stop the executor; with `end_sessions` its sessions and warm parent too. Answered by :class:`Done`."""
-
-    end_sessions: bool = False
-
-
 # --- executor -> gateway or command -----------------------------------
 
 
@@ -362,7 +356,7 @@ class EarlierWanted(Message, frozen=True, kw_only=True):
 
 FromGateway = (
     Hello | StartSession | EndSession | LingerSession | ReclaimSession | NotifySession | OffloadSession | SignalSession
-    | ListSessions | ConfigureUsers | SetPolicy | GetStatus | AwaitChange | GetCounts | StopExecutor | ListShelves
+    | ListSessions | ConfigureUsers | SetPolicy | GetStatus | AwaitChange | GetCounts | ListShelves
     | TakeOffShelf | GetTimeline | EndPrograms | OpenUserServer | FindSockets
 )  # fmt: skip
 ToGateway = (

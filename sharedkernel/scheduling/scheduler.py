@@ -90,7 +90,7 @@ from sharedkernel.scheduling.model.events import Event, SessionEvent
 from sharedkernel.scheduling.model.transitions import TRANSITIONS
 from sharedkernel.scheduling.model.types import LaneId, SessionId, SessionState
 from sharedkernel.scheduling.policies.base import Policy
-from sharedkernel.scheduling.snapshot import QueueView, Snapshot, take_queue, take_snapshot
+from sharedkernel.scheduling.snapshot import Snapshot, take_snapshot
 from sharedkernel.scheduling.steps.apply import Decisions
 from sharedkernel.scheduling.steps.handlers import EventHandlers
 from sharedkernel.scheduling.steps.reconcile import Reconciler
@@ -195,10 +195,6 @@ class Scheduler:
     def has_queue(self) -> bool:
         """Whether any session wants the device or memory."""
         return bool(self._records.queued or self._records.admission.waiting)
-
-    def queue(self, now: float) -> list[QueueView]:
-        """Return the views of the holders, and of those that want the device or memory, next first; changes nothing."""
-        return take_queue(self._records, now)
 
     def story(self, session: SessionId) -> list[str]:
         """Return *session*'s recent history, oldest first; empty for an unknown one."""

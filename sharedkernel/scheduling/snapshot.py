@@ -55,8 +55,8 @@ class UserView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueView:
-    """A session that wants the device or memory, or holds a grant: what its wait, and others', depend on."""
+class SessionView:
+    """A session."""
 
     id: SessionId
     user: UserId
@@ -80,12 +80,6 @@ class QueueView:
     room_from: SessionId | None = None
     #: memory of others is on its way out for it
     is_room_coming: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionView(QueueView):
-    """A session."""
-
     domain: str
     lane: LaneId | None
     #: bytes
@@ -205,37 +199,6 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
         users=tuple(users),
         sessions=tuple(sessions),
     )
-
-
-def take_queue(records: Records, now: float) -> list[QueueView]:
-    """Return the views of the sessions that hold a grant, and of those that want one or memory, next first.
-
-    Parameters
-    ----------
-    records
-        The scheduler's.
-    now
-        Seconds, not before the last event.
-    """
-    elapsed = max(0.0, now - records.clock.now)
-    memory_waits = records.offloading.expected_waits(records.admission.queue(), now)
-    holders = ((None, session) for session in records.clock.holders.values())
-    views = []
-    for position, session in (*holders, *enumerate(_in_order(records), start=1)):
-        views.append(
-            QueueView(
-                id=session.id,
-                user=session.user.id,
-                state=session.state,
-                iteration_seconds=session.stats.expected_iteration_seconds,
-                queue_position=position,
-                waiting_for=_waiting_for(session, is_queued=position is not None),
-                **_rest(records, session, elapsed),
-                memory_wait_seconds=memory_waits.get(session.id),
-                **_lack(records, session),
-            )
-        )
-    return views
 
 
 def _lack(records: Records, session: Session) -> dict[str, Any]:

@@ -8,7 +8,6 @@ is up.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -19,7 +18,9 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NoReturn
 
-from sharedkernel.selftest.steps import STEP_SECONDS, STEPS
+import msgspec
+
+from sharedkernel.selftest.steps import STEP_SECONDS, STEPS, Outcome, StepResult
 from sharedkernel.system.processes import adopt_orphans, end_process, end_with_parent
 
 #: seconds that a process has to end once it was killed
@@ -131,7 +132,9 @@ def main(names: Sequence[str]) -> None:
     for name in names:
         began = time.monotonic()
         why = try_step(name)
-        print(json.dumps({"step": name, "why": why, "seconds": time.monotonic() - began}), flush=True)  # noqa: T201
+        outcome = Outcome.FAILED if why else Outcome.PASSED
+        result = StepResult(step=name, outcome=outcome, seconds=time.monotonic() - began, why=why)
+        print(msgspec.json.encode(result).decode(), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

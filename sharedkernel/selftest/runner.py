@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -12,6 +11,8 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+
+import msgspec
 
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.ipc.helper_process import scrubbed_environment
@@ -130,11 +131,11 @@ class SelfTest:
                             limit.reschedule(asyncio.get_running_loop().time() + self._seconds)
                             over = f"the self-test took longer than {self._seconds:.0f} s"
                         else:
-                            results.append(_parse(line))
+                            results.append(msgspec.json.decode(line, type=StepResult))
                     ended = _describe_end(await process.wait())
             except TimeoutError:
                 ended = over
-            except (ValueError, KeyError, TypeError):  # torch, or a library of its, wrote there
+            except ValueError:  # torch, or a library of its, wrote there
                 ended = "the self-test's process wrote what is no result"
             finally:
                 await _end(process)
@@ -144,17 +145,6 @@ class SelfTest:
             log.info("the self-test's processes wrote:\n%s", said)
         done = {result.step for result in results}
         return results + _not_run([name for name in names if name not in done], ended)
-
-
-def _parse(line: bytes) -> StepResult:
-    document = json.loads(line)
-    why = str(document["why"])
-    return StepResult(
-        step=str(document["step"]),
-        outcome=Outcome.FAILED if why else Outcome.PASSED,
-        seconds=float(document["seconds"]),
-        why=why,
-    )
 
 
 def _not_run(names: Sequence[str], why: str) -> list[StepResult]:

@@ -11,18 +11,16 @@ another kind, is trusted in nothing and left as it is: it may be somebody's who 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
+
+import msgspec
 
 from sharedkernel._version import __version__
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.system.atomic_file import replace_file
 
-_FORMAT = "sharedkernel_self_test"
-_VERSION = 1
 _MOST_BYTES = 1 << 20
 
 
@@ -32,8 +30,7 @@ class TrustUnusable(SharedKernelError):
     reason = "trust"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """The circumstances under which earlier results still count."""
 
     #: version of the driver
@@ -44,6 +41,22 @@ class Identity:
     card: str
     uuid: str
     sharedkernel: str = __version__
+
+
+class _Passed(Identity, frozen=True, kw_only=True):
+    """The steps that passed under some circumstances."""
+
+    steps: list[str]
+
+    def is_of(self, identity: Identity) -> bool:
+        return msgspec.convert(self, Identity, from_attributes=True) == identity
+
+
+class _Content(msgspec.Struct, kw_only=True):
+    """The content of a file of earlier results."""
+
+    sharedkernel_self_test: Literal[1]
+    passed: list[_Passed]
 
 
 class TrustFile:
@@ -66,7 +79,7 @@ class TrustFile:
         TrustUnusable
             When the file cannot be read, or is not one of earlier results.
         """
-        return frozenset(name for entry in self._read() if _is_of(entry, identity) for name in entry["steps"])
+        return frozenset(name for entry in self._read() if entry.is_of(identity) for name in entry.steps)
 
     def record(self, identity: Identity, steps: Iterable[str]) -> None:
         """Write the names of *all* steps that are to be trusted from now on; others' entries stay.
@@ -76,17 +89,18 @@ class TrustFile:
         TrustUnusable
             When the file is there and not one of earlier results, or cannot be written.
         """
-        entries = [entry for entry in self._read() if not _is_of(entry, identity)]
+        entries = [entry for entry in self._read() if not entry.is_of(identity)]
         if names := sorted(steps):
-            entries.append({**asdict(identity), "steps": names})
+            entries.append(_Passed(**msgspec.structs.asdict(identity), steps=names))
+        content = msgspec.json.format(msgspec.json.encode(_Content(sharedkernel_self_test=1, passed=entries)), indent=1)
         try:
-            replace_file(self.path, json.dumps({_FORMAT: _VERSION, "passed": entries}, indent=1) + "\n")
+            replace_file(self.path, content + b"\n")
         except OSError as error:
             raise TrustUnusable(
                 f"the self-test's results cannot be written to {self.path} ({error.strerror}); name another file."
             ) from None
 
-    def _read(self) -> list[dict[str, Any]]:
+    def _read(self) -> list[_Passed]:
         try:
             with self.path.open("rb") as file:
                 data = file.read(_MOST_BYTES)
@@ -97,28 +111,8 @@ class TrustFile:
                 f"{self.path} cannot be read ({error.strerror}), so no earlier self-test is trusted."
             ) from None
         try:
-            document = json.loads(data)
-        except (ValueError, RecursionError):
-            document = None
-        if not _is_whole(document):
+            return msgspec.json.decode(data, type=_Content).passed
+        except (msgspec.DecodeError, RecursionError):
             raise TrustUnusable(
                 f"{self.path} is no file of self-test results, so none is trusted; remove it, or name another file."
-            )
-        return document["passed"]
-
-
-def _is_of(entry: dict[str, Any], identity: Identity) -> bool:
-    return {name: entry.get(name) for name in asdict(identity)} == asdict(identity)
-
-
-def _is_whole(document: Any) -> bool:
-    """Whether a document is one that :class:`TrustFile` wrote."""
-    if not isinstance(document, dict) or document.get(_FORMAT) != _VERSION:
-        return False
-    entries = document.get("passed")
-    return isinstance(entries, list) and all(
-        isinstance(entry, dict)
-        and isinstance(entry.get("steps"), list)
-        and all(isinstance(name, str) for name in entry["steps"])
-        for entry in entries
-    )
+            ) from None

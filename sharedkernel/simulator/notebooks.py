@@ -168,17 +168,9 @@ def fewest_devices(
 ) -> SimulationResult:
     """Return the outcome on the fewest devices on which 95 % of the cells begin within *wait* seconds.
 
-    See :class:`Fewest`.
-    """
-    return Fewest(notebooks, options, on_progress=on_progress).within(wait)
-
-
-class Fewest:
-    """Searches for the fewest devices on which 95 % of the cells begin within some time, and remembers what it tried.
-
-    Fewer devices do not wait less but for chance, so it goes by halves, between as many as are busy on average and the
-    most. It begins with as many as are busy for 95 % of the time, which is near, and gives a number up as soon as too
-    many cells are too late: what is too small is what takes long. For several times ask for the longest first.
+    Fewer devices do not wait less but for chance, so the search goes by halves, between as many as are busy on average
+    and the most. It begins with as many as are busy for 95 % of the time, which is near, and gives a number up as soon
+    as too many cells are too late: what is too small is what takes long.
 
     Parameters
     ----------
@@ -186,51 +178,20 @@ class Fewest:
         As of :func:`simulate_notebooks`.
     options
         How devices are shared; their number is the most that is tried, and the answer where none meets the wait.
+    wait
+        Seconds.
     """
-
-    def __init__(
-        self,
-        notebooks: Sequence[Sequence[TraceJob]],
-        options: SharedOptions,
-        *,
-        on_progress: Callable[[int], None] = lambda done: None,
-    ) -> None:
-        self._notebooks = notebooks
-        self._options = options
-        self._on_progress = on_progress
-        #: by devices
-        self._outcomes: dict[int, SimulationResult] = {}
-        #: by devices the time within which fewer than 95 % of the cells begin, seconds
-        self._missed: dict[int, float] = {}
-
-    def within(self, wait: float) -> SimulationResult:
-        """Return the outcome on the fewest devices on which 95 % of the cells begin within *wait* seconds."""
-        busy = bound_devices(_single(self._notebooks))
-        guess, low = math.ceil(busy.p95), max(1, math.ceil(busy.mean))
-        high = self._options.devices
-        while low < high:
-            middle = max(low, min(guess, (low + high) // 2))
-            if self._is_met(middle, wait):
-                high = middle
-            else:
-                low, guess = middle + 1, 2 * middle
-        if high not in self._outcomes:
-            self._try(high, math.inf)
-        return self._outcomes[high]
-
-    def _is_met(self, devices: int, wait: float) -> bool:
-        if devices not in self._outcomes and self._missed.get(devices, -math.inf) < wait:
-            self._try(devices, wait)
-        outcome = self._outcomes.get(devices)
-        return outcome is not None and _p95_wait(outcome) <= wait
-
-    def _try(self, devices: int, wait: float) -> None:
-        options = replace(self._options, devices=devices)
-        outcome = _simulate(self._notebooks, options, most_wait=wait, on_progress=self._on_progress)
-        if outcome is None:
-            self._missed[devices] = wait
+    busy = bound_devices(_single(notebooks))
+    guess, low, high = math.ceil(busy.p95), max(1, math.ceil(busy.mean)), options.devices
+    found: SimulationResult | None = None
+    while low < high:
+        devices = max(low, min(guess, (low + high) // 2))
+        outcome = _simulate(notebooks, replace(options, devices=devices), most_wait=wait, on_progress=on_progress)
+        if outcome is not None and _p95_wait(outcome) <= wait:
+            high, found = devices, outcome
         else:
-            self._outcomes[devices] = outcome
+            low, guess = devices + 1, 2 * devices
+    return found or simulate_notebooks(notebooks, options, on_progress=on_progress)
 
 
 def _p95_wait(outcome: SimulationResult) -> float:

@@ -23,6 +23,10 @@ class InterruptSafeEvent:
         self._is_set = False
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
 
+    def is_set(self) -> bool:
+        """Return whether it is set."""
+        return self._is_set
+
     def set(self) -> None:
         """End the wait, and those to come."""
         self._is_set = True

@@ -31,6 +31,8 @@ from tests.warm import WarmPlace, give_back
 SECRET = "a-secret-of-the-executor"
 #: seconds that anything in these tests may take, on a busy machine
 PATIENCE = 60.0
+#: option with which an executor that is told to end does so with its sessions
+_END = "--end-sessions-on-exit"
 
 
 async def until(condition: Callable[[], Awaitable[Any]], what: str, timeout: float = PATIENCE) -> Any:
@@ -137,11 +139,13 @@ class ExecutorProcess:
     def command(self) -> list[str]:
         """Return its command line."""
         device = () if "--device" in self.options else ("--device", "host")
+        # where others use its warm parent, that stays
+        end = () if self._place is not None or _END in self.options else (_END,)
         # an old version knows no such option
         state = () if self.package is not None else ("--state-dir", str(self.runtime_directory))
         return [
             sys.executable, "-m", "sharedkernel", "executor", "--capacity", self._capacity,
-            "--runtime-dir", str(self.runtime_directory), *state, *device, *self.options,
+            "--runtime-dir", str(self.runtime_directory), *state, *device, *end, *self.options,
         ]  # fmt: skip
 
     def start(self) -> None:
@@ -172,12 +176,13 @@ class ExecutorProcess:
         if self.process.poll() is not None:
             self.start()  # a test killed it: its sessions still have to go
 
-        async def stop() -> None:
-            async with Executor(self) as executor:
-                await executor.client.stop_executor(end_sessions=True)
+        async def reach() -> None:
+            async with Executor(self):
+                pass
 
         try:
-            asyncio.run(stop())
+            asyncio.run(reach())
+            self.process.terminate()
             self.process.wait(PATIENCE)
         finally:
             self.kill()

@@ -17,7 +17,7 @@ from tests.status.documents import to_json
 
 _PATIENCE = 60.0
 #: carried out for whoever may ask for it, and so not asked for here
-_OBEYED = (protocol.StopExecutor, protocol.StartSession)
+_OBEYED = (protocol.StartSession,)
 _GREETINGS = st.sampled_from([
     [],
     *(

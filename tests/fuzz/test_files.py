@@ -60,7 +60,7 @@ def test_any_quotas_are_used_or_refused(quotas: Any, groups: Any) -> None:
 
 
 @fuzz(examples=30, value=json_values)
-def test_any_devices_placement_and_policy_are_used_or_refused(value: Any) -> None:
+def test_any_devices_and_fronts_are_used_or_refused(value: Any) -> None:
     """One sentence each."""
     for name in PARSERS:
         _, refusal = outcome(parse_setting, name, value, [])

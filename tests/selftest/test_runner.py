@@ -23,7 +23,8 @@ CARD = Identity(driver="580.65", torch="2.11.0+cu130", card="NVIDIA H200", uuid=
 PASSES = """
 print("loaded", flush=True)
 for step in sys.argv[3:]:
-    print(json.dumps({"step": step, "why": "broken" if step in FAILS else "", "seconds": 0.1}), flush=True)
+    outcome, why = ("failed", "broken") if step in FAILS else ("passed", "")
+    print(json.dumps({"step": step, "outcome": outcome, "why": why, "seconds": 0.1}), flush=True)
 """
 
 

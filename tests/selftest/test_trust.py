@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sharedkernel.selftest.trust import Identity, TrustFile, TrustUnusable
@@ -24,11 +24,11 @@ def test_what_passed_is_trusted_from_then_on(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["trust.json"]
 
 
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Identity)])
+@pytest.mark.parametrize("field", Identity.__struct_fields__)
 def test_another_driver_torch_card_or_version_is_not_trusted(tmp_path: Path, field: str) -> None:
     """Each has an entry of its own, and keeps it."""
     file = TrustFile(tmp_path / "trust.json")
-    other = dataclasses.replace(CARD, **{field: "another"})
+    other = msgspec.structs.replace(CARD, **{field: "another"})
     file.record(CARD, ["training"])
     assert file.passed(other) == frozenset()
     file.record(other, ["peaks"])

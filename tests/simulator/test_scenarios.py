@@ -15,7 +15,6 @@ from sharedkernel.errors import ConfigError, TraceError
 from sharedkernel.simulator.device_runs import devices_needed
 from sharedkernel.simulator.heterogeneous import simulate_heterogeneous
 from sharedkernel.simulator.notebooks import (
-    Fewest,
     SharedOptions,
     bound_devices,
     fewest_devices,
@@ -72,10 +71,10 @@ def test_the_fewest_devices_keep_the_wait() -> None:
 
 
 def test_a_search_gives_up_early_and_finds_the_same() -> None:
-    """For one wait after the other as for each alone; a number on which too many cells come too late does not do."""
+    """A number on which too many cells come too late does not do."""
     cells = [[cell(100 * number + 7 * notebook, 60) for number in range(10)] for notebook in range(16)]
-    search = Fewest(cells, SharedOptions(devices=16, capacity=CAPACITY))
-    found = [search.within(wait) for wait in (20.0, 5.0)]
+    options = SharedOptions(devices=16, capacity=CAPACITY)
+    found = [fewest_devices(cells, options, wait=wait) for wait in (20.0, 5.0)]
     assert [outcome.devices for outcome in found] == [10, 16], "as many as are busy on average, and as notebooks"
     counted = {count: simulate_notebooks(cells, SharedOptions(devices=count, capacity=CAPACITY)) for count in (10, 15)}
     assert found[0].figures() == counted[10].figures()

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Awaitable
-from typing import Any, Protocol
+from typing import Any
 
 from sharedkernel import protocol
 from sharedkernel.errors import Refused, SessionNotFound, SharedKernelError
@@ -32,13 +31,6 @@ from sharedkernel.status.timeline import TimelineWindow, pack_timeline
 log = logging.getLogger(__name__)
 
 
-class Stop(Protocol):
-    """Ends the service."""
-
-    def __call__(self, *, end_sessions: bool) -> Awaitable[None]:
-        """Stop serving; sessions run on unless *end_sessions*."""
-
-
 class ControlApi:
     """Answers requests; knows the gateways that are connected.
 
@@ -46,8 +38,6 @@ class ControlApi:
     ----------
     controller, supervisor, launcher, detached, isolation, shelves, status, device, user_servers
         What requests are about.
-    stop
-        Ends the service.
     """
 
     def __init__(
@@ -61,7 +51,6 @@ class ControlApi:
         status: StatusBuilder,
         device: protocol.Device,
         user_servers: UserServers,
-        stop: Stop,
     ) -> None:
         self._controller = controller
         self._supervisor = supervisor
@@ -72,7 +61,6 @@ class ControlApi:
         self._status = status
         self._device = device
         self._user_servers = user_servers
-        self._stop = stop
         self._sockets = SocketOwners(controller.sessions, isolation)
         self._connected: set[ControlConnection] = set()
 
@@ -150,8 +138,6 @@ class ControlApi:
                 self._controller.limits.update()
             case protocol.SetPolicy(policy=policy):
                 self._controller.set_policy(policy)
-            case protocol.StopExecutor(end_sessions=end_sessions):
-                await self._stop(end_sessions=end_sessions)
             case protocol.OpenUserServer(user=user):
                 path = await self._user_servers.open(user)
                 return protocol.UserServerOpen(request=message.request, path=path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 import msgspec
 
@@ -52,19 +53,18 @@ class WaitNotifier:
 
     def _notify(self) -> None:
         self._due = None
-        now, config, queue = asyncio.get_running_loop().time(), self._controller.config, self._controller.queue()
-        running = sorted({view.user for view in queue if view.state is SessionState.RUNNING})
-        expected = expected_waits(queue, foreseen_by=POLICIES[config.policy].foreseen_by, quantum=config.quantum)
+        now, config = asyncio.get_running_loop().time(), self._controller.config
+        views = self._controller.snapshot().sessions
+        running = sorted({view.user for view in views if view.state is SessionState.RUNNING})
+        idle = _idle(views)
+        expected = expected_waits(views, foreseen_by=POLICIES[config.policy].foreseen_by, quantum=config.quantum)
         self._num_waiting = 0
-        idle: list[SessionView] | None = None
-        for view in queue:
+        for view in views:
             process = self._controller.sessions[view.id]
-            if process.wait.since is None or view.waiting_for is None:
+            if process.wait.since is None or view.waiting_for is None or view.queue_position is None:
                 continue
             self._num_waiting += 1
-            if view.needed is not None and idle is None:
-                idle = self._idle()
-            asked = None if view.needed is None else next((one for one in idle or () if one.user != view.user), None)
+            asked = None if view.needed is None else next((one for one in idle if one.user != view.user), None)
             maker = None if view.room_from is None else self._controller.sessions.get(view.room_from)
             message = protocol.Waiting(
                 reason=view.waiting_for,
@@ -83,17 +83,17 @@ class WaitNotifier:
                 process.send(message)
         self.notify_soon()
 
-    def _idle(self) -> list[SessionView]:
-        """Return the idle sessions that hold enough to be asked for, those with the most first."""
-        views = self._controller.snapshot().sessions
-        idle = [view for view in views if view.state is SessionState.IDLE and view.persistent >= LEAST_ROOM]
-        return sorted(idle, key=lambda view: -view.persistent)
-
     def _name(self, maker: SessionHandle, user: str) -> str:
         """Return the notebook that makes room, as *user* may see it."""
         own = maker.user == user
         is_idle = self._controller.is_idle(maker)
         return notebook_in_words(maker.user or "", maker.notebook, is_own=own, is_idle=is_idle)
+
+
+def _idle(views: Iterable[SessionView]) -> list[SessionView]:
+    """Return the idle sessions that hold enough to be asked for, those with the most first."""
+    idle = [view for view in views if view.state is SessionState.IDLE and view.persistent >= LEAST_ROOM]
+    return sorted(idle, key=lambda view: -view.persistent)
 
 
 def _is_news(message: protocol.Waiting, now: float, sent: protocol.Waiting, sent_at: float) -> bool:

@@ -153,8 +153,7 @@ class HostLimits:
         return TRUST_DOMAIN
 
     def check_start(self, limits: Limits, others: Iterable[SessionHandle]) -> None:
-        """Let every session start; a quota larger than the device is worth a word in the log."""
-        self._leases.warn_of_quota(limits)
+        """Let every session start."""
 
     def environment(self, limits: Limits) -> dict[str, str]:
         """Return nothing: a session needs no variables to find the processor."""

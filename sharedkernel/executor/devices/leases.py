@@ -5,25 +5,20 @@ takes a part of it leaves less to the others at the next look, but never less th
 known to need. Idle sessions may only keep what they have. Nobody is leased what the device has not got. How a lease is
 made to hold is the device's own matter: a limit on the process (host) or on torch's allocator (CUDA).
 
-What each user holds is kept, with the sum, so that the cost of a lease does not grow with the number of other users.
-`dispatch/lease_renewal.py` knows whose leases are to be renewed when.
+What each user holds is kept. `dispatch/lease_renewal.py` knows whose leases are to be renewed when.
 """
 
 from __future__ import annotations
 
 import heapq
-import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.user_quota import held_by, most_of_user, quota_of, quota_use
+from sharedkernel.executor.processes.user_quota import held_by, most_of_user, quota_use
 from sharedkernel.ipc.shared_page import Turn, Word
-from sharedkernel.protocol import Allowance, Device, Limits
+from sharedkernel.protocol import Allowance, Device
 from sharedkernel.quota_check import CountedMemory, count_others
-from sharedkernel.units import format_bytes
-
-log = logging.getLogger(__name__)
 
 #: what an idle session may grow by while another of its user's sessions works
 IDLE_GROWTH_BYTES = 64 << 20
@@ -57,16 +52,12 @@ class Leases:
     def __init__(self, device: Device, notify: Callable[[SessionHandle, Allowance], None]) -> None:
         self._device = device
         self._notify = notify
-        self._warned: dict[str, int] = {}
-        #: bytes that each user has on the device, and their sum
+        #: bytes that each user has on the device
         self._held: dict[str, int] = {}
-        self._sum = 0
         #: bytes that iterations are known to need beyond that, the largest need of each user who has any
         self._outstanding: dict[str, int] = {}
         #: bytes on the shelves of users who have any there
         self._shelves: dict[str, int] = {}
-        #: heap of what users hold, negated; outdated entries too
-        self._most: list[tuple[int, str]] = []
 
     def update(self, users: Iterable[UserMemory]) -> None:
         """Lease anew to the sessions of *users*; what the others were found to hold last still counts."""
@@ -74,8 +65,9 @@ class Leases:
         looks = [(memory, [session.counted for session in memory.sessions]) for memory in users]
         for memory, figures in looks:
             self._set_held(memory, figures)
-        free = max(0, self._device.usable_bytes - self._sum - max(self._outstanding.values(), default=0))
-        holders = self._largest_holders()
+        taken = sum(self._held.values()) + max(self._outstanding.values(), default=0)
+        free = max(0, self._device.usable_bytes - taken)
+        holders = heapq.nsmallest(NUM_HOLDERS + 1, self._held.items(), key=lambda held: (-held[1], held[0]))
         for memory, figures in looks:
             others = tuple(holder for holder in holders if holder[0] != memory.user)[:NUM_HOLDERS]
             if figures:
@@ -96,40 +88,9 @@ class Leases:
         if outstanding:
             self._outstanding[memory.user] = min(outstanding, most_of_user(own))
         held = memory.shelf + max(0, held_by(own, figures) - outstanding)
-        before = self._held.pop(memory.user, None)
-        self._sum += held - (before or 0)
-        if not own and not held:
-            return
-        self._held[memory.user] = held
-        if held != before:
-            heapq.heappush(self._most, (-held, memory.user))
-            if len(self._most) > 2 * len(self._held) + 16:
-                self._most = [(-each, user) for user, each in self._held.items()]
-                heapq.heapify(self._most)
-
-    def _largest_holders(self) -> list[tuple[str, int]]:
-        """Return the users who hold most, with their bytes, the largest first: one more than anybody is told."""
-        found: dict[str, int] = {}
-        while self._most and len(found) <= NUM_HOLDERS:
-            negated, user = heapq.heappop(self._most)
-            if self._held.get(user) == -negated:
-                found[user] = -negated
-        for user, held in found.items():
-            heapq.heappush(self._most, (-held, user))
-        return list(found.items())
-
-    def warn_of_quota(self, limits: Limits) -> None:
-        """Warn in the log, once, that a user's quota is more than the device can ever give."""
-        quota = quota_of(limits, self._device)
-        if quota > self._device.usable_bytes and self._warned.get(limits.user) != quota:
-            self._warned[limits.user] = quota
-            log.warning(
-                "the quota of %s, %s, is more than this device can give (%s); name a smaller quota, or more with "
-                "--capacity.",
-                limits.user,
-                format_bytes(quota),
-                format_bytes(self._device.usable_bytes),
-            )
+        self._held.pop(memory.user, None)
+        if own or held:
+            self._held[memory.user] = held
 
     def _update_user(
         self,

@@ -31,7 +31,7 @@ from sharedkernel.scheduling.model import events
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.types import HOLDING_STATES, SessionId, SessionState, UserId
 from sharedkernel.scheduling.scheduler import Scheduler
-from sharedkernel.scheduling.snapshot import QueueView, Snapshot
+from sharedkernel.scheduling.snapshot import Snapshot
 from sharedkernel.status.timeline import MAX_ROWS, DeviceTimeline, TimelineWindow
 from sharedkernel.system.tasks import BackgroundTasks
 
@@ -368,10 +368,6 @@ class SessionController:
     def has_queue(self) -> bool:
         """Whether any session wants the device or memory."""
         return self._driver.scheduler.has_queue
-
-    def queue(self) -> list[QueueView]:
-        """Return the views of the holders, and of those that want the device or memory, next first."""
-        return self._driver.scheduler.queue(self._driver.now())
 
     def timeline(self, window: TimelineWindow, user: str | None, *, most_rows: int = MAX_ROWS) -> DeviceTimeline:
         """Return what sessions did in *window*, as *user* may see it (None: an admin), *most_rows* of them."""

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 
 import msgspec
-import psutil
 
 from sharedkernel import protocol
 from sharedkernel.executor.processes.process_tree import read_stat
@@ -289,11 +288,4 @@ def seen_status(process: SessionHandle) -> int | None:
         stat = read_stat(process.pid)
         if stat is not None and stat.started == process.started:
             return stat.status or None
-    return None
-
-
-def real_user(pid: int) -> int | None:
-    """Return the user id that process *pid* runs under; None if it is not there."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return int(psutil.Process(pid).uids().real)
     return None

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+import psutil
+
 #: ancestors that are looked at: a chain is seldom longer, and changes while it is read
 _MOST_ANCESTORS = 64
 #: characters of a program's name that people see
@@ -42,6 +44,13 @@ def read_stat(pid: int) -> ProcessStat | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return ProcessStat(after_name[0].decode(), int(after_name[1]), int(after_name[19]), int(after_name[49]))
+
+
+def real_user(pid: int) -> int | None:
+    """Return the user id that process *pid* runs under; None if it is not there, or may not be looked at."""
+    with contextlib.suppress(psutil.Error):
+        return int(psutil.Process(pid).uids().real)
+    return None
 
 
 def all_children() -> dict[int, list[int]]:

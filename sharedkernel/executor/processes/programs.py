@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sharedkernel.executor.processes.process_tree import read_stat
+from sharedkernel.executor.processes.process_tree import read_stat, real_user
 from sharedkernel.system.atomic_file import replace_file
 
 #: rounds in which new processes of a program are looked for; one that goes on forking is not stopped
@@ -113,7 +113,7 @@ def resume_recorded(directory: Path) -> None:
 
 def start_times(pids: Iterable[int], uid: int) -> dict[int, int]:
     """Return when each of *pids* started that is a live process of account *uid*."""
-    stats = {pid: read_stat(pid) for pid in pids if _uid(pid) == uid}
+    stats = {pid: read_stat(pid) for pid in pids if real_user(pid) == uid}
     return {pid: stat.started for pid, stat in stats.items() if stat is not None and stat.state not in "ZX"}
 
 
@@ -134,7 +134,8 @@ def send_all(started: Mapping[int, int], signum: int) -> None:
 def why_exempt(pid: int, uid: int) -> str | None:
     """Return why process *pid* of a session of user id *uid* is never stopped, in a few words; None: it may be."""
     try:
-        fields = _status(pid)
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
+            fields = dict(line.split(":", 1) for line in status)
         if int(fields["Uid"].split()[0]) != uid:
             return "it runs under another account"
         if int(fields["TracerPid"]):
@@ -142,17 +143,6 @@ def why_exempt(pid: int, uid: int) -> str | None:
     except (OSError, KeyError, ValueError):
         return "it cannot be looked at"
     return None
-
-
-def _uid(pid: int) -> int | None:
-    with contextlib.suppress(OSError, KeyError, ValueError):
-        return int(_status(pid)["Uid"].split()[0])
-    return None
-
-
-def _status(pid: int) -> dict[str, str]:
-    with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
-        return dict(line.split(":", 1) for line in status)
 
 
 def _send(pid: int, started: int, signum: int) -> None:

@@ -402,7 +402,7 @@ class TokenUsers(TokenOnlyIdentity):
             known = self._file.tokens()
             origin = known.get(made_with.partition("-")[2].partition("-")[0])
             if origin is not None and origin.group is not None:
-                expires, group = origin.expires_at, origin.group
+                expires, group = origin.expires, origin.group
             tokens = [token for token in known.values() if token.user == user and not token.has_expired]
             num_tokens = len(tokens)
             if num_tokens >= _MOST_TOKENS:
@@ -411,7 +411,7 @@ class TokenUsers(TokenOnlyIdentity):
                     "that are not used, with `sharedkernel token remove`.",
                     reason="not_allowed",
                 )
-            ends = [token.expires_at for token in tokens]
+            ends = [token.expires for token in tokens]
             # whose tokens all expire cannot make one that does not
             until = None if None in ends else max((end for end in ends if end is not None), default=None)
             return self._file.add(user, expires=expires or until, group=group)

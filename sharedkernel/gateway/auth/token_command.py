@@ -88,7 +88,7 @@ class TokenApp(CommandApp):
                 {
                     "user": token.user,
                     "created": token.created,
-                    "expires": token.expires,
+                    "expires": token.expires and token.expires.isoformat(),
                     "last_used": used.get(name),
                     "id": token_id(name),
                 }
@@ -98,7 +98,7 @@ class TokenApp(CommandApp):
             return
         table = Table("user", "created (UTC)", "expires (UTC)", "last used (UTC)", "begins with")
         for name, token in tokens:
-            times = (token.created, token.expires or "", used.get(name, ""))
+            times = (token.created, str(token.expires or ""), used.get(name, ""))
             table.add_row(token.user, *(time[:_MINUTES].replace("T", " ") for time in times), token_id(name))
         Console().print(
             table if tokens else f"There are no tokens in {file.path}; make one with `sharedkernel token add`."

@@ -9,19 +9,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-import json
-import logging
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from sharedkernel.errors import ConfigError
-from sharedkernel.system.atomic_file import replace_file
+import msgspec
 
-log = logging.getLogger(__name__)
+from sharedkernel.errors import ConfigError
+from sharedkernel.system.state_file import StateFile
 
 #: least seconds between two writes
 _PAUSE = 60.0
+
+
+class _Content(msgspec.Struct):
+    """The content of the file."""
+
+    used: dict[str, str]
 
 
 def _path(tokens_file: Path) -> Path:
@@ -36,11 +40,9 @@ def read_token_use(tokens_file: Path) -> dict[str, str]:
     tokens_file
         The file of tokens.
     """
-    try:
-        stored = json.loads(_path(tokens_file).read_text())["used"]
-        return {str(name): str(moment) for name, moment in stored.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return {}  # nothing depends on it
+    with contextlib.suppress(OSError, msgspec.DecodeError):  # nothing depends on it
+        return msgspec.json.decode(_path(tokens_file).read_bytes(), type=_Content).used
+    return {}
 
 
 class TokenUse:
@@ -55,12 +57,12 @@ class TokenUse:
     """
 
     def __init__(self, tokens_file: Path, known: Callable[[], Collection[str]]) -> None:
-        self._path = _path(tokens_file)
+        loss = "Until it can, the times of tokens' last use are known to this gateway alone."
+        self._file = StateFile(_path(tokens_file), _Content, loss=loss, durable=False)
         self._known = known
         self._used = read_token_use(tokens_file)
         self._stored_at = -_PAUSE
         self._timer: asyncio.TimerHandle | None = None
-        self._is_writable = True
 
     def record(self, name: str) -> None:
         """Record that the token with the id *name* is used now."""
@@ -79,11 +81,4 @@ class TokenUse:
         with contextlib.suppress(ConfigError):  # whoever sends a token is told
             known = self._known()
             self._used = {name: moment for name, moment in self._used.items() if name in known}
-        try:
-            replace_file(self._path, json.dumps({"version": 1, "used": self._used}) + "\n", durable=False)
-        except OSError as error:
-            if self._is_writable:
-                log.warning("when tokens are used cannot be kept in %s (%s).", self._path, error.strerror)
-            self._is_writable = False
-        else:
-            self._is_writable = True
+        self._file.write(_Content(self._used))

@@ -12,14 +12,14 @@ import errno
 import fcntl
 import hashlib
 import hmac
-import json
 import os
 import secrets
 import stat
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
 from jupyter_core.paths import jupyter_config_dir
 
 from sharedkernel.errors import ConfigError, Refused
@@ -34,8 +34,7 @@ def default_tokens_file() -> Path:
     return Path(jupyter_config_dir()) / "sharedkernel_tokens.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredToken:
+class StoredToken(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A token in the file."""
 
     user: str
@@ -44,24 +43,26 @@ class StoredToken:
     hash: str
     #: date and time it was made, UTC, ISO 8601
     created: str
-    #: date and time from which it lets nobody in any more; None: it does until it is removed
-    expires: str | None = None
+    #: when it ends and lets nobody in any more; None: it does until it is removed
+    expires: Annotated[datetime.datetime, msgspec.Meta(tz=True)] | None = None
     #: the class with which it ends, if it came with one
     group: str | None = None
 
     @property
-    def expires_at(self) -> datetime.datetime | None:
-        """The time of its end."""
-        return None if self.expires is None else datetime.datetime.fromisoformat(self.expires)
-
-    @property
     def has_expired(self) -> bool:
         """Whether it has ended."""
-        return self.expires_at is not None and self.expires_at <= datetime.datetime.now(datetime.UTC)
+        return self.expires is not None and self.expires <= datetime.datetime.now(datetime.UTC)
 
     def matches(self, secret: str) -> bool:
         """Whether *secret* is the one that was hashed; takes the same time either way."""
         return hmac.compare_digest(salted_hash(self.salt, secret), self.hash)
+
+
+class _Content(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole file."""
+
+    version: int = 1
+    tokens: dict[str, StoredToken]
 
 
 class TokenExpired(Refused):
@@ -103,7 +104,7 @@ class TokenFile:
             return None
         if stored.has_expired:
             raise TokenExpired(
-                f"this token of {stored.user} expired at {_local(stored.expires_at)}; sessions that run go on, ask the "
+                f"this token of {stored.user} expired at {_local(stored.expires)}; sessions that run go on, ask the "
                 "gateway's admin for a new one."
             )
         return stored.user
@@ -118,21 +119,23 @@ class TokenFile:
         """
         try:
             found = self.path.stat()
+            seen = (found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode)
+            if seen != self._seen:
+                self._check_private(found)
+                self._tokens, self._seen = self._parse(self.path.read_bytes()), seen
         except OSError as error:
             # Before the first token there is no file. But a file that disappears, perhaps with its file system, does
             # not revoke tokens: removing them from it does.
             if isinstance(error, FileNotFoundError) and self._seen is None:
                 return {}
             raise ConfigError(f"{self.path} cannot be read as a file of tokens ({error.strerror}).") from None
-        seen = (found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode)
-        if seen != self._seen:
-            self._check_private(found)
-            try:
-                self._tokens = _parse(self.path.read_text())
-            except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-                raise ConfigError(f"{self.path} cannot be read as a file of tokens ({error}).") from None
-            self._seen = seen
         return self._tokens
+
+    def _parse(self, content: bytes) -> dict[str, StoredToken]:
+        try:
+            return msgspec.json.decode(content, type=_Content).tokens
+        except ValueError as error:
+            raise ConfigError(f"{self.path} cannot be read as a file of tokens ({error}).") from None
 
     def _check_private(self, found: os.stat_result) -> None:
         if stat.S_IMODE(found.st_mode) & 0o077:
@@ -167,14 +170,13 @@ class TokenFile:
                     f"{user!r} cannot be a user's name; use up to 64 letters, digits and . _ @ + - (not as the first)."
                 )
         created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        until = None if expires is None else expires.astimezone(datetime.UTC).isoformat(timespec="seconds")
         made = []
         with self._changing() as tokens:
             for user in users:
                 name, salt, secret = secrets.token_hex(4), secrets.token_hex(16), secrets.token_hex(32)
                 hashed = salted_hash(salt, secret)
                 tokens[name] = StoredToken(
-                    user=user, salt=salt, hash=hashed, created=created, expires=until, group=group
+                    user=user, salt=salt, hash=hashed, created=created, expires=_in_utc(expires), group=group
                 )
                 made.append(f"{token_id(name)}-{secret}")
         return made
@@ -208,20 +210,13 @@ class TokenFile:
         ConfigError
             When the file cannot be read or written.
         """
-        until = moment.astimezone(datetime.UTC).isoformat(timespec="seconds")
         with self._changing() as tokens:
             for name in _named(tokens, whats):
-                tokens[name] = replace(tokens[name], expires=until)
+                tokens[name] = msgspec.structs.replace(tokens[name], expires=_in_utc(moment))
 
     def owners(self) -> set[str]:
         """Return whose tokens these are."""
         return {token.user for token in self.tokens().values()}
-
-    def put_into_group(self, whats: Collection[str], group: str) -> None:
-        """Have the tokens that *whats* names, as for :meth:`expire`, end with the class *group*."""
-        with self._changing() as tokens:
-            for name in _named(tokens, whats):
-                tokens[name] = replace(tokens[name], group=group)
 
     def in_group(self, group: str, users: Collection[str] | None = None) -> dict[str, str]:
         """Return the ids of the tokens that end with the class *group*, with whose they are; of *users* or of all."""
@@ -244,9 +239,8 @@ class TokenFile:
             fcntl.flock(directory, fcntl.LOCK_EX)
             tokens, old = self._read_own()
             yield tokens
-            content = json.dumps({"version": 1, "tokens": {name: asdict(token) for name, token in tokens.items()}})
             owner, mode = old or (_owner(os.fstat(directory)), 0o600)
-            replace_file(self.path, content + "\n", mode=mode, owner=owner)
+            replace_file(self.path, msgspec.json.encode(_Content(tokens=tokens)) + b"\n", mode=mode, owner=owner)
         except OSError as error:
             raise ConfigError(f"cannot write tokens to {self.path}: {error.strerror}.") from None
         finally:
@@ -268,22 +262,14 @@ class TokenFile:
                     f"{self.path} is a link; name the file that it leads to with --tokens-file."
                 ) from None
             raise
-        with open(descriptor) as file:
+        with open(descriptor, "rb") as file:
             found = os.fstat(descriptor)
             self._check_private(found)
-            try:
-                tokens = _parse(file.read())
-            except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-                raise ConfigError(f"{self.path} cannot be read as a file of tokens ({error}).") from None
-        return tokens, (_owner(found), stat.S_IMODE(found.st_mode))
+            return self._parse(file.read()), (_owner(found), stat.S_IMODE(found.st_mode))
 
 
-def _parse(content: str) -> dict[str, StoredToken]:
-    tokens = {name: StoredToken(**token) for name, token in json.loads(content)["tokens"].items()}
-    for token in tokens.values():
-        if token.expires_at is not None and token.expires_at.tzinfo is None:
-            raise ValueError(f"{token.expires!r} has no time zone")
-    return tokens
+def _in_utc(moment: datetime.datetime | None) -> datetime.datetime | None:
+    return None if moment is None else moment.astimezone(datetime.UTC).replace(microsecond=0)
 
 
 def _local(moment: datetime.datetime | None) -> str:

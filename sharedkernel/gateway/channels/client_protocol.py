@@ -1,4 +1,4 @@
-"""tornado's end of a client's websocket, with the budget of its user, and with less work for each message."""
+"""tornado's end of a client's websocket, with the budget of its user, and one write for many messages."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tornado.websocket import WebSocketProtocol13
 
 from sharedkernel.gateway.channels.user_bytes import TooManyBytes, UserBudgets, UserBytes
 
-#: bytes that are read at a time; a longer frame is read when there is room for it
-_AHEAD = 64 * 1024
+#: bytes of a frame beyond which it is read when there is room for it
+_MOST_AT_ONCE = 64 * 1024
 #: seconds between looks whether a frame that waits can be read
 _PAUSE = 0.1
 #: close code of a websocket with a message that can never be read (RFC 6455: message too big)
@@ -33,35 +33,12 @@ class ClientProtocol(WebSocketProtocol13):
     # Jupyter's handlers are made by tornado, which makes their protocols as well.
     handler: Any
 
-    #: what was read of the connection and belongs to the next frames, from this place on
-    _ahead = b""
-    _at = 0
-
     # --- from the client ----------------------------------------------------------------------------------------------
 
     async def _read_bytes(self, n: int) -> bytes:
-        # tornado asks for a frame in up to four pieces; all that are there are read together.
-        if n > len(self._ahead) - self._at:
-            if n > _AHEAD:
-                await self._wait_for_room(n + self._num_fragment_bytes)
-            await self._read_ahead(n)
-        start, self._at = self._at, self._at + n
-        self._wire_bytes_in += n
-        return self._ahead[start : self._at]
-
-    async def _read_ahead(self, num_bytes: int) -> None:
-        """Read at least so much that *num_bytes* are there, and no long frame beyond them."""
-        assert self.stream is not None
-        pieces = [self._ahead[self._at :]]
-        missing = num_bytes - len(pieces[0])
-        self._ahead, self._at = b"", 0
-        if missing > _AHEAD:
-            pieces.append(await self.stream.read_bytes(missing))
-            missing = 0
-        while missing > 0:
-            pieces.append(await self.stream.read_bytes(_AHEAD, partial=True))
-            missing -= len(pieces[-1])
-        self._ahead = b"".join(pieces)
+        if n > _MOST_AT_ONCE:
+            await self._wait_for_room(n + self._num_fragment_bytes)
+        return await super()._read_bytes(n)
 
     async def _receive_frame(self) -> None:
         try:

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway.auth.tokens import TokenFile, salted_hash
+from sharedkernel.gateway.auth.tokens import salted_hash
 from sharedkernel.gateway.config.quotas import QuotaLevel
 from sharedkernel.system.atomic_file import replace_file
 
@@ -114,6 +114,12 @@ class ClassRecord(msgspec.Struct, kw_only=True):
         }
 
 
+class _Content(msgspec.Struct):
+    """The content of the file of classes."""
+
+    classes: dict[str, ClassRecord]
+
+
 class ClassFile:
     """The classes of a gateway, each by its name.
 
@@ -121,29 +127,21 @@ class ClassFile:
     ----------
     path
         Their file. One that cannot be used is logged, and left until the next class begins.
-    tokens
-        Users' tokens: those of a class that an earlier version began do not name it yet.
     """
 
-    def __init__(self, path: Path, tokens: TokenFile) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
         #: not to be changed but in :meth:`changing`
         self.classes: dict[str, ClassRecord] = {}
         try:
-            content = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-            if is_old := "classes" not in content:
-                content = {"classes": {ONLY_CLASS: _converted(content, tokens)}}
-            classes = msgspec.convert(content["classes"], dict[str, ClassRecord])
+            classes = msgspec.json.decode(path.read_bytes(), type=_Content).classes
             QuotaLevel.parse("class", {"groups": {name: found.limits for name, found in classes.items()}})
         except FileNotFoundError:
             return
-        except (OSError, msgspec.MsgspecError, ConfigError, LookupError, TypeError, AttributeError) as error:
+        except (OSError, msgspec.MsgspecError, ConfigError) as error:
             log.error("the classes in %s cannot be read (%s); their users' tokens are left alone.", path, error)
             return
         self.classes = classes
-        if is_old:
-            with self.changing():
-                pass
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[dict[str, ClassRecord]]:
@@ -158,7 +156,7 @@ class ClassFile:
         yield classes
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            replace_file(self._path, msgspec.json.encode({"classes": classes}) + b"\n")
+            replace_file(self._path, msgspec.json.encode(_Content(classes)) + b"\n")
         except OSError as error:
             raise ConfigError(f"the class cannot be kept in {self._path}: {error.strerror}.") from None
         self.classes = classes
@@ -173,14 +171,3 @@ class ClassFile:
 def utc_now() -> datetime.datetime:
     """Return the time, with its zone."""
     return datetime.datetime.now(datetime.UTC)
-
-
-def _converted(old: dict[str, Any], tokens: TokenFile) -> dict[str, Any]:
-    """Return the only class of an earlier version's file, and have its tokens name it."""
-    whats: list[str] = []
-    for user, member in old["members"].items():
-        whats += member["tokens"] if member["was_user"] else [user]
-        member["is_new"] = member["new_since"] is not None
-    if tokens.tokens():
-        tokens.put_into_group(whats, ONLY_CLASS)
-    return old | ({"until": old["ending"]} if old["ending"] else {})

@@ -10,7 +10,8 @@ from traitlets import Bool, Enum, Float, HasTraits, Integer, Set, Unicode, defau
 
 from sharedkernel.gateway.auth.tokens import default_tokens_file
 from sharedkernel.paths import default_runtime_directory
-from sharedkernel.scheduling.policies.registry import POLICY_HELP
+from sharedkernel.scheduling.placement import PLACEMENTS
+from sharedkernel.scheduling.policies.registry import POLICIES, POLICY_HELP
 
 
 class GatewayOptions(HasTraits):
@@ -85,12 +86,14 @@ class GatewayOptions(HasTraits):
         "system's."
     ).tag(config=True)
     host_key = Unicode(help="Print the key of the host of this name, and start nothing.").tag(config=True)
-    policy = AnyTrait(
+    policy = Enum(
+        [*POLICIES, ""],
         "",
         help=f"The policy that ranks sessions on every device. {POLICY_HELP} Default: the one that each executor was "
         "started with.",
     ).tag(config=True)
-    placement = AnyTrait(
+    placement = Enum(
+        list(map(str, PLACEMENTS)),
         "least-loaded",
         help="Rule that chooses the device of a new session: `least-loaded`, `tiresias` (an idle one), `allox` (where "
         "it would end soonest), `horus` (least interference, then the tightest fit of memory).",

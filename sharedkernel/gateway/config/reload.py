@@ -20,7 +20,6 @@ from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.gateway.config.quotas import Quotas
 from sharedkernel.gateway.config.settings import (
     Settings,
-    parse_setting,
     read_settings,
     value_at_start,
 )
@@ -110,12 +109,12 @@ class ConfigReloader:
         for fault in unusable:
             if fault.section == _SECTION and fault.name in ("", *_AT_ONCE):
                 raise ConfigError(fault.sentence)
-        value, files = partial(value_at_start, self._app, settings), settings.files
+        value = partial(value_at_start, self._app, settings)
         return Changes(
-            quotas=self._build(value("quotas"), value("groups"), files),
+            quotas=self._build(value("quotas"), value("groups"), settings.files),
             admins=value("admins"),
-            placement=parse_setting("placement", value("placement"), files),
-            policy=parse_setting("policy", value("policy"), files),
+            placement=value("placement"),
+            policy=value("policy"),
         )
 
     def _log_waiting(self, settings: Settings, unusable: Sequence[ConfigFault]) -> None:

@@ -28,8 +28,6 @@ from traitlets.config.loader import (
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.config.quotas import QuotaError, QuotaLevel, Quotas, find_group_faults
 from sharedkernel.paths import parse_devices
-from sharedkernel.scheduling.placement import PLACEMENTS
-from sharedkernel.scheduling.policies.registry import POLICIES
 from sharedkernel.system.state_file import StateFile
 
 CONFIG_NAME = "jupyter_sharedkernel_config"
@@ -210,34 +208,6 @@ def check_group_names(quotas: Any, groups: Any, files: Sequence[Path]) -> Iterat
             )
 
 
-def parse_placement(name: Any) -> str:
-    """Return *name* if it is a placement rule.
-
-    Raises
-    ------
-    ConfigError
-        If it is none.
-    """
-    if name not in list(PLACEMENTS):
-        raise ConfigError(f"placement is {name!r}; write one of {', '.join(map(repr, map(str, PLACEMENTS)))}.")
-    return str(name)
-
-
-def parse_policy(name: Any) -> str:
-    """Return *name* if it is a policy; "": each executor keeps its own.
-
-    Raises
-    ------
-    ConfigError
-        If it is none.
-    """
-    if name in ("", None):
-        return ""
-    if name not in list(POLICIES):
-        raise ConfigError(f"policy is {name!r}; write one of {', '.join(map(repr, POLICIES))}.")
-    return str(name)
-
-
 def parse_fronts(value: Any) -> tuple[str, ...]:
     """Return the URLs of the setting `fronts`.
 
@@ -258,8 +228,6 @@ def parse_fronts(value: Any) -> tuple[str, ...]:
 PARSERS: dict[str, Callable[[Any], Any]] = {
     "executors": parse_devices,
     "fronts": parse_fronts,
-    "placement": parse_placement,
-    "policy": parse_policy,
 }
 
 

@@ -2,7 +2,7 @@
 
 On a host, `registration.py` sends the summary of `summary.py` to each front. On a front, `registry.py` has the hosts,
 `front.py` decides which one gets a request, `handlers.py` and `requests.py` forward it, `splice.py` joins websockets,
-`rules.py` has quotas and policy applied everywhere, `status.py` and `page_routes.py` merge what hosts answer.
+`rules.py` has quotas and policy applied everywhere, `status.py` merges what hosts answer.
 
 A gateway that is in no cluster imports nothing of this.
 """

@@ -32,7 +32,10 @@ from sharedkernel.gateway.http.health import HealthHandler
 from sharedkernel.gateway.http.ports import ports_of
 from sharedkernel.gateway.http.splice import Splice, WebsocketRefused, handshake, open_websocket
 from sharedkernel.gateway.http.status_feed import StatusFeedHandler
+from sharedkernel.gateway.page.audit_tail import AuditTailHandler
+from sharedkernel.gateway.page.timeline import TimelineHandler
 from sharedkernel.status.excerpt import excerpt
+from sharedkernel.status.timeline import TimelineWindow
 
 #: headers of a host's answer that its client gets
 _ANSWERED = ("Content-Type", "Location", "Retry-After", "Cache-Control")
@@ -326,6 +329,43 @@ class PortSpliceHandler(SpliceHandler):
         raise Refused(f"no program of yours listens on port {port} of any host; start it first.", reason="no_port")
 
 
+class FrontTimelineHandler(TimelineHandler):
+    """``/sharedkernel/api/timeline``: what sessions did on all hosts."""
+
+    async def devices(self, window: TimelineWindow) -> list[dict[str, Any]]:
+        """Return the timeline of each device, whose name begins with its host's."""
+        front: Front = self.settings["front"]
+        uri = f"/sharedkernel/api/timeline?{self.request.query}"
+        answers = await front.requests.fetch_all(front.hosts.answering(), self.current_user, uri)
+        return [
+            {**device, "device": "/".join(filter(None, (host, device["device"])))}
+            for host in sorted(answers)
+            for device in _devices(answers[host])
+        ]
+
+
+class FrontAuditTailHandler(AuditTailHandler):
+    """``/sharedkernel/api/audit``: the newest entries of the front's audit log and of its hosts'."""
+
+    async def newest(self, user: str, most: int) -> tuple[list[dict[str, Any]], bool]:
+        """Return the newest entries, newest first, and whether there may be older ones."""
+        front: Front = self.settings["front"]
+        entries, is_cut = await super().newest(user, most)
+        uri = f"/sharedkernel/api/audit?{self.request.query}"
+        answers = await front.requests.fetch_all(front.hosts.answering(), self.current_user, uri)
+        for host, answer in answers.items():
+            entries += [{**entry, "host": host} for entry in answer["entries"]]
+            is_cut = is_cut or answer["older"]
+        entries.sort(key=lambda entry: str(entry.get("time")), reverse=True)  # all are in UTC
+        return entries[:most], is_cut or len(entries) > most
+
+
+def _devices(answer: Any) -> list[dict[str, Any]]:
+    """Return what a host answered of its devices."""
+    devices = answer.get("devices") if isinstance(answer, dict) else None
+    return [device for device in devices or [] if isinstance(device, dict) and "device" in device]
+
+
 _PORTS, _KERNEL = "/sharedkernel/api/ports", kernels._kernel_id_regex
 default_handlers: list[Any] = [
     (r"/api/kernels", ListedHandler),
@@ -344,6 +384,8 @@ default_handlers: list[Any] = [
     (rf"{_PORTS}/(?P<port>\d{{1,5}})", PortSpliceHandler),
     (r"/sharedkernel/api/hosts", HostsHandler),
     (r"/sharedkernel/api/hosts/([A-Za-z0-9.-]+)", HostHandler),
+    (r"/sharedkernel/api/timeline", FrontTimelineHandler),
+    (r"/sharedkernel/api/audit", FrontAuditTailHandler),
     (PATH, RegistrationHandler),
     (r"/healthz", HealthHandler),
     (r"/readyz", FrontReadyHandler),

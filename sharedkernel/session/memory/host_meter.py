@@ -24,7 +24,7 @@ from sharedkernel.ipc.shared_page import Page
 from sharedkernel.protocol import Allowance, Memory
 from sharedkernel.session.memory.figures import MemoryFigures
 from sharedkernel.shelf.memory import bytes_mapped_alone
-from sharedkernel.system.delayed_event import DelayedEvent
+from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
 from sharedkernel.system.malloc import trim
 
 #: seconds between samples while the profile is young, and once it is stable
@@ -187,7 +187,7 @@ class HostMeter:
         self._is_unsettled = False
         self._held_since = 0.0
         self._cpu_since = 0.0
-        self._holding = DelayedEvent(YOUNG_INTERVAL, STABLE_INTERVAL)
+        self._holding = InterruptSafeEvent()
         self._sampler: threading.Thread | None = None
 
     def start(
@@ -340,15 +340,15 @@ class HostMeter:
 
     @property
     def _patience(self) -> float | None:
-        """The time to wait for the next grant; where samples come seldom, that need not be woken."""
-        if self._is_unsettled:
-            return STABLE_INTERVAL if self.is_stable else SETTLE_INTERVAL
-        return SETTLE_INTERVAL if self._figures.has_live else None
+        """The time to wait for the next grant."""
+        return SETTLE_INTERVAL if self._is_unsettled or self._figures.has_live else None
 
     def _sample(self, on_clock: Callable[[], None], on_sample: Callable[[int], None]) -> None:
         last_tick = sample_at = now = 0.0
         while True:
-            if not self._holding.wait(self._patience):
+            if not self._holding.is_set() and self._holding.wait(self._patience):
+                time.sleep(YOUNG_INTERVAL)  # what waited for the grant gets on first, and may be done by then
+            if not self._holding.is_set():
                 is_settled = time.monotonic() >= now + SETTLE_INTERVAL
                 if is_settled and self._figures.has_live:  # plain Python may free what an interrupted iteration has
                     self._take_sample()

@@ -62,11 +62,11 @@ async def test_who_breaks_the_protocol_is_told_and_hung_up_on(
 
 async def test_without_a_greeting_nothing_is_done(process: ExecutorProcess) -> None:
     """A request that comes before the greeting closes the connection."""
-    request = protocol.encode(protocol.StopExecutor(request=1, end_sessions=True))
+    request = protocol.encode(protocol.SetPolicy(request=1, policy="fifo"))
 
     async with Executor(process) as executor:
         assert await asyncio.to_thread(say, process, request) == []
-        assert to_json(await executor.client.status())["device"]["kind"] == "host"
+        assert to_json(await executor.client.status())["device"]["policy"] == "fair"
 
 
 async def test_a_missing_executor_is_said_with_what_to_do(tmp_path: Path) -> None:

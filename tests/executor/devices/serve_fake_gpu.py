@@ -47,7 +47,10 @@ async def serve(runtime_directory: Path) -> None:
     loop.add_signal_handler(signal.SIGUSR1, lambda: setattr(fake, "lost", True))
     loop.add_signal_handler(signal.SIGUSR2, hoard)
     loop.add_signal_handler(signal.SIGHUP, work)
-    await service.stopped.wait()
+    ended = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, ended.set)
+    await ended.wait()
+    await service.stop(end_sessions=True)
 
 
 if __name__ == "__main__":

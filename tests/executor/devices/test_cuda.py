@@ -284,14 +284,6 @@ async def test_of_a_mig_instance_no_session_is_told_its_utilisation(tmp_path: Pa
     await serving(device, Recorder(holder), tmp_path, body)
 
 
-def test_a_quota_beyond_the_device_is_a_word_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """Once for each user and quota, not at every start."""
-    device = make_device()
-    for _ in range(2):
-        device.check_start(Limits(user="ada", quota_bytes=900 * GIB), [])
-    assert [record.getMessage().split(",")[0] for record in caplog.records] == ["the quota of ada"]
-
-
 async def test_allowances_are_told_when_they_change() -> None:
     """A session's limit is torch's own, set in its process: no limit is set from outside."""
 

@@ -77,7 +77,9 @@ def test_a_shelf_outlives_executors_and_all_sessions(own_process: ExecutorProces
                 return "in use" not in (await notebook.run("shelf")).text
 
             await until(is_freed, "what nobody uses is free")
-            await executor.client.stop_executor(end_sessions=True)
+            own_process.options = ("--end-sessions-on-exit",)
+            await executor.replace()
+            own_process.process.terminate()
             await asyncio.to_thread(own_process.process.wait, PATIENCE)
             (file,) = (own_process.runtime_directory / SHELF_DIRECTORY / "ada").iterdir()
             assert file.suffix == ".safetensors"

@@ -126,7 +126,7 @@ def test_sessions_of_other_code_are_adopted(process: ExecutorProcess) -> None:
                 return not old_parent.is_running() and not list(directory.glob(RETIRED_SOCKETS))
 
             await until(has_ended, "the old warm parent ends")
-            await executor.client.stop_executor(end_sessions=True)
+            executor.process.process.terminate()
 
         async def is_over() -> bool:
             return not processes_of(directory)

@@ -69,9 +69,13 @@ def test_a_file_open_to_others_or_damaged_lets_nobody_in(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="chmod 600"):
         TokenFile(path).user_for(token)
     path.chmod(0o600)
-    path.write_text("[]")
-    with pytest.raises(ConfigError, match="cannot be read as a file of tokens"):
-        TokenFile(path).user_for(token)
+    stored = {"user": "ada", "salt": "", "hash": "", "created": "", "expires": "2030-01-01T00:00:00"}
+    for content in ("[]", json.dumps({"tokens": {"a": stored}}), json.dumps({"tokens": {"a": {"role": "admin"}}})):
+        path.write_text(content)
+        with pytest.raises(ConfigError, match="cannot be read as a file of tokens"):
+            TokenFile(path).user_for(token)
+    path.write_text(json.dumps({"version": 1, "tokens": {"a": stored | {"expires": "2030-01-01T00:00:00+00:00"}}}))
+    assert not TokenFile(path).tokens()["a"].has_expired
 
 
 def test_a_file_that_is_gone_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:

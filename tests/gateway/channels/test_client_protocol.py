@@ -1,4 +1,4 @@
-"""A client's websocket at the level of frames: read ahead, in pieces, compressed, and written many at a time."""
+"""A client's websocket at the level of frames: in pieces, compressed, and written many at a time."""
 
 from __future__ import annotations
 

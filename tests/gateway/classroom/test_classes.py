@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tornado.simple_httpclient import HTTPStreamClosedError
 
-from sharedkernel.gateway.auth.tokens import TokenFile, salted_hash
+from sharedkernel.gateway.auth.tokens import TokenFile
 from tests.gateway.classroom.conftest import CLASS, accept, after, begin, join
 from tests.gateway.client import Client
 from tests.gateway.conftest import Stack, run
@@ -358,8 +358,8 @@ def test_a_fresh_token_made_on_the_page_ends_with_the_class(stack: Stack) -> Non
         moved = after(hours=3)
         assert (await ada.request("PATCH", CLASS, {"until": moved})).status == 200
         tokens = TokenFile(stack.directory / "tokens.json").tokens().values()
-        ends = {token.expires for token in tokens if token.user == "maria"}
-        assert ends == {f"{moved[:19]}+00:00"}
+        ends = {str(token.expires) for token in tokens if token.user == "maria"}
+        assert ends == {f"{moved[:19]}+00:00".replace("T", " ")}
         assert (await ada.request("DELETE", CLASS)).status == 200
         assert (await Client(stack.gateway_url, token).request("GET", "/api/kernels")).status == 403
         assert (await browser.request("GET", "/sharedkernel/page/me")).status == 401
@@ -490,43 +490,4 @@ def test_several_classes_end_each_by_itself(stack: Stack) -> None:
         assert [(await student.request("GET", "/api/kernels")).status for student in students] == [403, 200]
         assert (await ada.request("DELETE", CLASS)).body["message"] == "The class evening is over; 1 session ended."
 
-    run(scenario())
-
-
-def test_a_class_of_the_version_before_goes_on_and_ends(stack: Stack) -> None:
-    """Its file is read once; the tokens that it names end with it, and those of its new users."""
-    tokens = TokenFile(stack.directory / "tokens.json")
-    given, own, used = tokens.add("linus"), stack.token("linus"), tokens.add("pia")
-    secret, salt = "5" * 32, "6" * 32
-    member = {"invitation": None, "was_user": False, "new_since": None, "had_limits": False, "joined": None}
-    invited = {"id": "ab12cd34", "salt": salt, "hash": salted_hash(salt, secret), "used": None}
-    old = {
-        "version": 1,
-        "began": after(hours=-1),
-        "until": after(hours=1),
-        "limits": {"memory": "64MiB"},
-        "members": {
-            "linus": member | {"was_user": True, "joined": after(hours=-1), "tokens": [given.rpartition("-")[0]]},
-            "pia": member | {"new_since": after(hours=-1), "joined": after(hours=-1), "tokens": []},
-            "maria": member | {"invitation": invited, "tokens": []},
-        },
-        "spared": [],
-        "told": [],
-        "ending": None,
-    }
-
-    async def scenario() -> None:
-        ada = stack.client("ada")
-        assert await quota(stack, "pia", "memory") == ("64MiB", "class: group class")
-        maria = await join(stack, f"ab12cd34-{secret}")
-        assert (await ada.request("PATCH", CLASS, {"until": after(hours=2)})).status == 200
-        assert (await ada.request("DELETE", CLASS)).body["message"] == "The class is over; 0 sessions ended."
-        ends = [(await Client(stack.gateway_url, token).request("GET", "/api/kernels")).status
-                for token in (given, own, used, maria)]  # fmt: skip
-        assert ends == [403, 200, 403, 403]
-
-    stack.gateway.stop()
-    class_file(stack).write_text(json.dumps(old))
-    stack.restart_gateway()
-    assert set(kept_classes(stack)["class"]["members"]) == {"linus", "pia", "maria"}
     run(scenario())

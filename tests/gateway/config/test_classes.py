@@ -8,20 +8,15 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway.auth.tokens import TokenFile
 from sharedkernel.gateway.config.classes import ClassFile, ClassMember, ClassRecord, Invitation
 
 NOW = datetime.datetime.now(datetime.UTC)
 
 
-def open_file(path: Path) -> ClassFile:
-    return ClassFile(path, TokenFile(path.with_name("tokens.json")))
-
-
 def test_a_class_is_kept_and_its_codes_are_not(tmp_path: Path) -> None:
     """The next gateway knows whose code it is; a change that fails, and one that cannot be kept, changes nothing."""
     path = tmp_path / "conf" / "classes.json"
-    file = open_file(path)
+    file = ClassFile(path)
     (invitation, code), (other, _) = Invitation.make(), Invitation.make()
     members = {"ada": ClassMember(invitation=other), "grace": ClassMember(invitation=invitation), "mary": ClassMember()}
     with file.changing() as classes:
@@ -30,7 +25,7 @@ def test_a_class_is_kept_and_its_codes_are_not(tmp_path: Path) -> None:
     assert code.partition("-")[2] not in path.read_text()
     with pytest.raises(ZeroDivisionError), file.changing() as classes:
         classes["morning"].limits["cull_after"] = 1 / 0
-    again = open_file(path)
+    again = ClassFile(path)
     assert again.classes == file.classes
     assert again.find(code) == ("morning", "grace")
     assert [again.find(wrong) for wrong in ("", "-", code[:-1], f"{other.id}-{code.partition('-')[2]}")] == [None] * 4
@@ -59,6 +54,6 @@ def test_a_file_that_cannot_be_used_is_left(tmp_path: Path, content: str, caplog
     """There is no class then, and the log says why."""
     path = tmp_path / "classes.json"
     path.write_text(content)
-    assert open_file(path).classes == {}
+    assert ClassFile(path).classes == {}
     assert path.read_text() == content
     assert f"the classes in {path} cannot be read" in caplog.text

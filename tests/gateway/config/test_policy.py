@@ -7,10 +7,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from sharedkernel.errors import ConfigError
-from sharedkernel.gateway.config.settings import parse_setting, read_settings
 from sharedkernel.scheduling.policies.registry import POLICIES
 from tests.gateway.client import Client
 from tests.gateway.conftest import Stack, run
@@ -126,15 +122,3 @@ def test_the_configuration_sets_the_policy_of_executors_that_come_later_too(stac
     finally:
         stack.reload(usual)
         run(stack.client("ada").request("PUT", PATH, {"policy": "fair"}))
-
-
-def test_a_policy_that_there_is_not_is_refused_with_its_line(tmp_path: Path) -> None:
-    """One sentence says where it is written and which there are."""
-    path = tmp_path / "jupyter_sharedkernel_config.py"
-    path.write_text("c = get_config()\nc.SharedKernelGateway.policy = 'fairest'\n")
-    settings = read_settings([], str(path))
-    with pytest.raises(ConfigError) as refused:
-        parse_setting("policy", settings.config.SharedKernelGateway.policy, settings.files)
-    assert str(refused.value) == (
-        f"{path}, line 2: policy is 'fairest'; write one of {', '.join(map(repr, POLICIES))}."
-    )

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from traitlets import TraitError
 
-from sharedkernel.errors import ConfigError
-from sharedkernel.gateway.config.settings import parse_placement
+from sharedkernel.gateway.config.options import GatewayOptions
 from sharedkernel.gateway.fleet.placement import NotebookHistory, choose
 from sharedkernel.scheduling.placement import PLACEMENTS, Demand
 from sharedkernel.status.document import DeviceStatus, LaneStatus, SessionStatus, StatusDocument, UserStatus
@@ -117,8 +117,8 @@ def test_only_so_many_notebooks_are_remembered() -> None:
 @pytest.mark.parametrize("name", ["random", "", None, ["allox"]])
 def test_a_rule_that_is_none_is_refused(name: Any) -> None:
     """With those there are."""
-    with pytest.raises(ConfigError, match=r"placement is .*; write one of 'least-loaded', .*'horus'"):
-        parse_placement(name)
+    with pytest.raises(TraitError, match=r"any of \['least-loaded', .*'horus'\]"):
+        GatewayOptions(placement=name)
 
 
 @given(
@@ -130,7 +130,7 @@ def test_every_session_gets_a_device(rule: str, devices: list[tuple[int, int]], 
     """Whatever the rule, however full; and with the memory it needs, if any device has that and the rule any place."""
     documents = {str(n): status(session(persistent_bytes=taken)) for n, (_, taken) in enumerate(devices)}
     in_use = {str(number): active for number, (active, _) in enumerate(devices)}
-    chosen = place(parse_placement(rule), in_use, documents, Demand(memory=memory))
+    chosen = place(rule, in_use, documents, Demand(memory=memory))
     assert chosen in documents
     fitting = [taken for _, taken in devices if max(0, 7 * GIB - taken) >= memory]
     if rule != "tiresias" and fitting:

@@ -240,7 +240,6 @@ class CudaDevice:
         """Refuse while the GPU is gone, and who may not share an MPS server with those who are there."""
         if self._watch.lost is not None:
             raise Refused(f"no session can start: {self._watch.lost}", reason="device_lost")
-        self._leases.warn_of_quota(limits)
         known = [other.limits for other in others if other.limits is not None]
         self._shares = {other.user: other.share for other in [*known, limits]}
         if self._mps.is_on and any(self._domain(other) != self._domain(limits) for other in known):
