@@ -1,13 +1,14 @@
 /** What a user can do with a session, from the panel and from the command palette. */
 
 import { JupyterFrontEnd } from '@jupyterlab/application';
-import { Dialog, Notification, showDialog } from '@jupyterlab/apputils';
+import { Notification } from '@jupyterlab/apputils';
 import { PageConfig } from '@jupyterlab/coreutils';
 import { Session } from '@jupyterlab/services';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { Widget } from '@lumino/widgets';
 
 import { Api } from './api';
+import { isMeant } from './copies';
 import { sessionName } from './describe';
 import { reasonOf } from './limits';
 import type { DeviceModel } from './model';
@@ -122,12 +123,7 @@ export class Actions implements ISessionActions {
   async shutDown(session: ISession): Promise<void> {
     const name = sessionName(session);
     const question = shutDownQuestion(session, await this.api.linger(session.user), this._trans);
-    const answer = await showDialog({
-      title: question.title,
-      body: question.text,
-      buttons: [Dialog.cancelButton({ label: this._trans.__('Cancel') }), Dialog.warnButton({ label: question.agree })]
-    });
-    if (!answer.button.accept) {
+    if (!(await isMeant(question.title, question.text, question.agree))) {
       return;
     }
     this._shutDown.set(session.id, Date.now());
@@ -148,26 +144,13 @@ export class Actions implements ISessionActions {
   /** Remove the kernels, the gateway's address and the token from this Jupyter, if the user means it. */
   async disconnect(): Promise<void> {
     const trans = this._trans;
-    const { status, user } = this._model.view;
-    const own = status?.sessions.filter(session => session.user === user?.name && !session.lingering) ?? [];
-    const answer = await showDialog({
-      title: trans.__('Disconnect from the gateway?'),
-      body: [
-        trans.__('The kernel “Shared GPU”, the address and your token are removed from this Jupyter.'),
-        ...(own.length > 0
-          ? [trans.__('You have sessions there, which continue: %1.', own.map(sessionName).join(', '))]
-          : [])
-      ].join(' '),
-      buttons: [
-        Dialog.cancelButton({ label: trans.__('Cancel') }),
-        Dialog.warnButton({ label: trans.__('Disconnect') })
-      ]
-    });
-    if (answer.button.accept) {
+    const title = trans.__('Disconnect');
+    const body = trans.__('The kernel, the address and your token are removed. Your sessions continue.');
+    if (await isMeant(title, body, title)) {
       await this._attempt(async () => {
         await this.api.disconnect();
         await this._app.serviceManager.kernelspecs.refreshSpecs();
-      }, trans.__('The gateway stays'));
+      }, title);
     }
   }
 

@@ -31,20 +31,17 @@ export function addCommands(
   const add = (
     id: string,
     label: string,
-    isEnabled: (session: ISession) => boolean,
+    isEnabled: (session: ISession | null) => boolean,
     execute: (session: ISession) => Promise<void>
   ) => {
     app.commands.addCommand(id, {
       label,
       describedBy: { args: { type: 'object', properties: {} } },
-      isEnabled: () => {
-        const session = model.currentSession;
-        return session !== null && isEnabled(session);
-      },
+      isEnabled: () => isEnabled(model.currentSession),
       execute: async () => {
         const session = model.currentSession;
-        if (session !== null) {
-          await execute(session);
+        if (isEnabled(session)) {
+          await execute(session as ISession);
         }
       }
     });
@@ -54,28 +51,27 @@ export function addCommands(
   add(
     CommandIDs.offload,
     trans.__("Offload This Notebook's Session"),
-    session => session.state === 'idle',
+    session => session?.state === 'idle',
     session => actions.offload(session)
   );
   add(
     CommandIDs.interrupt,
     trans.__("Interrupt This Notebook's Session"),
-    session => session.state !== 'idle',
+    session => session !== null && session.state !== 'idle',
     session => actions.interrupt(session)
   );
   add(
     CommandIDs.shutDown,
     trans.__("Shut Down This Notebook's Session…"),
-    () => true,
+    session => session !== null,
     session => actions.shutDown(session)
   );
-  app.commands.addCommand(CommandIDs.disconnect, {
-    label: trans.__('Disconnect from the Gateway…'),
-    describedBy: { args: { type: 'object', properties: {} } },
-    isEnabled: () => model.view.gateway.state !== 'unconfigured',
-    execute: () => actions.disconnect()
-  });
-  palette?.addItem({ command: CommandIDs.disconnect, category });
+  add(
+    CommandIDs.disconnect,
+    trans.__('Disconnect from the Gateway…'),
+    () => model.view.gateway.state !== 'unconfigured',
+    () => actions.disconnect()
+  );
   // Menus and the palette look at every command when they are told: only when something is enabled anew.
   let told = '';
   model.changed.connect(() => {
@@ -83,9 +79,7 @@ export function addCommands(
     const now = `${session?.id} ${session?.state} ${model.view.gateway.state}`;
     if (now !== told) {
       told = now;
-      for (const id of [CommandIDs.offload, CommandIDs.interrupt, CommandIDs.shutDown, CommandIDs.disconnect]) {
-        app.commands.notifyCommandChanged(id);
-      }
+      app.commands.notifyCommandChanged();
     }
   });
 }

@@ -35,12 +35,8 @@ export async function copy(api: Api, wanted: ICopy, trans: TranslationBundle): P
   }
   if (answer.reason === 'exists' && !wanted.overwrite) {
     Notification.dismiss(id);
-    const question = await showDialog({
-      title: trans.__('Replace?'),
-      body: answer.message,
-      buttons: [Dialog.cancelButton(), Dialog.warnButton({ label: trans.__('Replace') })]
-    });
-    return question.button.accept && copy(api, { ...wanted, overwrite: true }, trans);
+    const isAgreed = await isMeant(trans.__('Replace?'), answer.message ?? '', trans.__('Replace'));
+    return isAgreed && copy(api, { ...wanted, overwrite: true }, trans);
   }
   if (answer.message === undefined) {
     const links = answer.links ?? 0;
@@ -51,4 +47,10 @@ export async function copy(api: Api, wanted: ICopy, trans: TranslationBundle): P
   }
   tell(answer.message, 'error');
   return false;
+}
+
+/** Ask the user; return whether they mean it. */
+export async function isMeant(title: string, body: string, agree: string): Promise<boolean> {
+  const buttons = [Dialog.cancelButton(), Dialog.warnButton({ label: agree })];
+  return (await showDialog({ title, body, buttons })).button.accept;
 }

@@ -11,7 +11,7 @@ import { IDefaultFileBrowser, IFileBrowserFactory } from '@jupyterlab/filebrowse
 import { ILauncher } from '@jupyterlab/launcher';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
-import { ITranslator, nullTranslator } from '@jupyterlab/translation';
+import { ITranslator, nullTranslator, TranslationBundle } from '@jupyterlab/translation';
 import { Token } from '@lumino/coreutils';
 
 import { Actions } from './actions';
@@ -41,14 +41,12 @@ const DOMAIN = 'sharedkernel';
 interface ISharedDevice {
   model: DeviceModel;
   actions: Actions;
+  trans: TranslationBundle;
   /** Keep whether the user wants notifications of the browser. */
   setNotifies: (notifies: boolean) => void;
 }
 
-const ISharedDevice = new Token<ISharedDevice>(
-  'sharedkernel:ISharedDevice',
-  'What is known of the shared device, and what can be done with its sessions.'
-);
+const ISharedDevice = new Token<ISharedDevice>('sharedkernel:ISharedDevice', 'The shared device.');
 
 const device: JupyterFrontEndPlugin<ISharedDevice> = {
   id: 'sharedkernel:plugin',
@@ -91,23 +89,21 @@ const device: JupyterFrontEndPlugin<ISharedDevice> = {
     notifyOfEnds(model, actions, app.serviceManager.kernels, trans);
     askFromCells(document.body, model, actions);
     notifyOfTurns(model, trans);
-    return { model, actions, setNotifies: notifies => keep(notifies) };
+    return { model, actions, trans, setNotifies: notifies => keep(notifies) };
   }
 };
 
 const panel: JupyterFrontEndPlugin<void> = {
   id: 'sharedkernel:panel',
-  description: 'Shows the shared device in a side panel.',
+  description: 'Shows it in a side panel.',
   autoStart: true,
   requires: [ISharedDevice],
-  optional: [ILayoutRestorer, ITranslator],
+  optional: [ILayoutRestorer],
   activate: (
     app: JupyterFrontEnd,
-    { model, actions, setNotifies }: ISharedDevice,
-    restorer: ILayoutRestorer | null,
-    translator: ITranslator | null
+    { model, actions, trans, setNotifies }: ISharedDevice,
+    restorer: ILayoutRestorer | null
   ): void => {
-    const trans = (translator ?? nullTranslator).load(DOMAIN);
     const { kernelspecs } = app.serviceManager;
     const news = new NewFiles(app, model);
     app.docRegistry.addWidgetExtension('Notebook', news);
@@ -124,7 +120,6 @@ const panel: JupyterFrontEndPlugin<void> = {
     void app.restored.then(() => showOnce(app, model, widget));
     app.commands.addCommand(CommandIDs.showPanel, {
       label: trans.__('Show Shared GPU'),
-      caption: trans.__('Show who uses the shared device and who waits for it'),
       describedBy: { args: { type: 'object', properties: {} } },
       execute: async () => {
         // The palette gives the focus back to the notebook once a command has run; the panel takes it after that.
@@ -137,12 +132,10 @@ const panel: JupyterFrontEndPlugin<void> = {
 
 const statusBar: JupyterFrontEndPlugin<void> = {
   id: 'sharedkernel:status-bar',
-  description: "Shows the current notebook's memory and place in line.",
+  description: "Shows the current notebook's state.",
   autoStart: true,
   requires: [ISharedDevice, IStatusBar],
-  optional: [ITranslator],
-  activate: (app: JupyterFrontEnd, { model }: ISharedDevice, bar: IStatusBar, translator: ITranslator | null): void => {
-    const trans = (translator ?? nullTranslator).load(DOMAIN);
+  activate: (app: JupyterFrontEnd, { model, trans }: ISharedDevice, bar: IStatusBar): void => {
     const adapter = new ModelAdapter(model);
     const item = new StatusItem(adapter, trans, () => {
       void app.commands.execute(CommandIDs.showPanel);
@@ -159,40 +152,28 @@ const statusBar: JupyterFrontEndPlugin<void> = {
 
 const commands: JupyterFrontEndPlugin<void> = {
   id: 'sharedkernel:commands',
-  description: "Adds what can be done with the current notebook's session.",
+  description: 'Adds commands for the current notebook.',
   autoStart: true,
   requires: [ISharedDevice],
-  optional: [ICommandPalette, ITranslator],
-  activate: (
-    app: JupyterFrontEnd,
-    { model, actions }: ISharedDevice,
-    palette: ICommandPalette | null,
-    translator: ITranslator | null
-  ): void => {
-    const trans = (translator ?? nullTranslator).load(DOMAIN);
+  optional: [ICommandPalette],
+  activate: (app: JupyterFrontEnd, { model, actions, trans }: ISharedDevice, palette: ICommandPalette | null): void => {
     addCommands(app, model, actions, palette, trans);
   }
 };
 
 const launcherCard: JupyterFrontEndPlugin<void> = {
   id: 'sharedkernel:launcher',
-  description: 'Shows in the launcher whether the shared device is free.',
+  description: 'Adds a card to the launcher.',
   autoStart: true,
   requires: [ISharedDevice, ILauncher],
-  optional: [ITranslator],
-  activate: (
-    app: JupyterFrontEnd,
-    { model }: ISharedDevice,
-    launcher: ILauncher,
-    translator: ITranslator | null
-  ): void => {
-    addLauncherCard(app, launcher, model, (translator ?? nullTranslator).load(DOMAIN));
+  activate: (app: JupyterFrontEnd, { model, trans }: ISharedDevice, launcher: ILauncher): void => {
+    addLauncherCard(app, launcher, model, trans);
   }
 };
 
 const outputs: JupyterFrontEndPlugin<void> = {
   id: 'sharedkernel:outputs',
-  description: 'Brings back what cells have shown while no page was there.',
+  description: 'Brings back missed outputs.',
   autoStart: true,
   requires: [ISharedDevice],
   activate: (app: JupyterFrontEnd, { actions }: ISharedDevice): void => {
@@ -202,31 +183,28 @@ const outputs: JupyterFrontEndPlugin<void> = {
 
 const views: JupyterFrontEndPlugin<void> = {
   id: 'sharedkernel:views',
-  description: 'Draws the notebook widgets as the panel draws its parts.',
+  description: 'Draws the notebook widgets.',
   autoStart: true,
   requires: [ISharedDevice],
-  optional: [ITranslator],
-  activate: (app: JupyterFrontEnd, { model, actions }: ISharedDevice, translator: ITranslator | null): void => {
-    const trans = (translator ?? nullTranslator).load(DOMAIN);
+  activate: (app: JupyterFrontEnd, { model, actions, trans }: ISharedDevice): void => {
     app.docRegistry.addWidgetExtension('Notebook', new NotebookViews(model, actions.api, trans));
   }
 };
 
 const files: JupyterFrontEndPlugin<void> = {
   id: 'sharedkernel:files',
-  description: "Shows the user's files on the gateway's host, and copies between there and here.",
+  description: "Shows the user's files on the gateway's host.",
   autoStart: true,
   requires: [ISharedDevice, IFileBrowserFactory, IDefaultFileBrowser],
   optional: [ITranslator],
   activate: (
     app: JupyterFrontEnd,
-    { model, actions }: ISharedDevice,
+    { model, actions, trans }: ISharedDevice,
     factory: IFileBrowserFactory,
     local: IDefaultFileBrowser,
     translator: ITranslator | null
   ): void => {
     const { api } = actions;
-    const trans = (translator ?? nullTranslator).load(DOMAIN);
     const parts = { app, api, model, factory, local, translator: translator ?? nullTranslator, trans };
     const refresh = addHostFiles(parts);
     app.docRegistry.addWidgetExtension('Notebook', new MissingFiles(model, api, refresh, trans));
@@ -241,14 +219,13 @@ const terminals: JupyterFrontEndPlugin<void> = {
   optional: [ILauncher, ICommandPalette, ILayoutRestorer, IThemeManager, ITranslator],
   activate: (
     app: JupyterFrontEnd,
-    { model }: ISharedDevice,
+    { model, trans }: ISharedDevice,
     launcher: ILauncher | null,
     palette: ICommandPalette | null,
     restorer: ILayoutRestorer | null,
     themes: IThemeManager | null,
     translator: ITranslator | null
   ): void => {
-    const trans = (translator ?? nullTranslator).load(DOMAIN);
     addHostTerminals({ app, model, launcher, palette, restorer, themes, translator, trans });
   }
 };

@@ -46,7 +46,6 @@ export function addLauncherCard(
   let card: IDisposable | null = null;
   app.commands.addCommand(command, {
     label: () => words ?? trans.__('Shared GPU'),
-    caption: () => words ?? '',
     icon: deviceIcon,
     describedBy: { args: { type: 'object', properties: { cwd: { type: 'string' } } } },
     execute: async ({ cwd }): Promise<unknown> =>

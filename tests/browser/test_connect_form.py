@@ -67,7 +67,7 @@ def test_the_form_leads_to_a_kernel(lab: LabPage, stack: LocalStack) -> None:
     expect(lab.output(lab.notebook.locator(".jp-CodeCell").first)).to_contain_text("42")
     lab.command("Disconnect from the Gateway…")
     dialog = lab.page.get_by_role("dialog")
-    expect(dialog).to_contain_text("You have sessions there, which continue: Untitled")
+    expect(dialog).to_contain_text("Your sessions continue")
     dialog.get_by_role("button", name="Disconnect").click()
     expect(form).to_be_visible()
     expect(lab.section("Notebooks")).to_have_count(0)
