@@ -2,7 +2,8 @@
 
 The tables of commands, the metrics and the panels (by `labextension/statustypes.py`) are made from these entries. To
 show another figure, add its field to `document.py`, its source to `executor/control/status_builder.py` and its entry
-here, and run `make schema`. Sentences and states are not figures: they are in `text.py`.
+here, and run `make schema`. The metrics read those of devices, and bytes of users. Sentences and states are no figures:
+they are in `text.py`.
 """
 
 from __future__ import annotations

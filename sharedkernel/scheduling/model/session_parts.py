@@ -35,9 +35,9 @@ class Cell:
 class AdmissionWait:
     """A session's wait for memory and for its turn, see `memory/admission.py`."""
 
-    #: number of its entry into the memory queue, counted over all sessions
+    #: number of its last entry into the memory queue, counted over all sessions; not set where it keeps its lane
     arrival: int = 0
-    #: when it entered the memory queue
+    #: when that was
     since: float = 0.0
     #: since when it wants a grant that it has not had, however often it was moved away meanwhile; None: it wants none
     ungranted_since: float | None = None

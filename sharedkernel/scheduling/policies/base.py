@@ -54,7 +54,7 @@ class Policy(ABC):
         self.predictions = predictions
 
     def rank(self, session: Session) -> Rank:
-        """Return *session*'s rank in the order of service; holders' service is accrued up to now."""
+        """Return *session*'s rank in the order of service, also a holder's, whose service is accrued up to now."""
         return (*self.user_rank(session.user), *self.session_rank(session))
 
     def user_rank(self, user: User) -> Rank:
