@@ -25,6 +25,8 @@ from sharedkernel.system import lifetime, processes
 
 #: seconds that anything may take, on a busy machine
 _PATIENCE = 60.0
+#: file in a session's folder: its cells show what programs print
+SHOWS_PROGRAMS = "shows-programs"
 
 
 class Forks:
@@ -102,13 +104,14 @@ class _WarmParent(WarmParent):
         directory = Path(message.connection_file).parent
         self._executor_socket = str(directory / EXECUTOR_SOCKET)
         os.environ[OFFLOAD_VARIABLE] = str(directory / "offload")
+        if (directory / SHOWS_PROGRAMS).exists():
+            os.environ.pop("PYTEST_CURRENT_TEST", None)  # with which ipykernel does not
         super()._become_session(message, page)
 
 
 def main(path: str) -> None:
     """Be the warm parent."""
     os.setsid()
-    os.environ.pop("PYTEST_CURRENT_TEST", None)  # ipykernel would not show what programs print
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     processes.adopt_orphans()
     parent = _WarmParent(path, "")

@@ -21,7 +21,7 @@ from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import Page, Word
 from tests.printed import printed
 from tests.readiness import wait_until_blocking_ready
-from tests.session.forking import Forks
+from tests.session.forking import SHOWS_PROGRAMS, Forks
 
 #: seconds that anything in these tests may take, on a busy machine
 PATIENCE = 60.0
@@ -34,11 +34,19 @@ _started: list[Forks] = []
 
 
 class SessionUnderTest:
-    """One session's process; by itself it is granted the device at once, and not restored."""
+    """One session's process; by itself it is granted the device at once, and not restored.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    shows_programs
+        Whether cells show what programs and C code print, as outside of tests.
+    """
+
+    def __init__(self, *, shows_programs: bool = False) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="sk-")
         path = Path(self._directory.name)
+        if shows_programs:
+            (path / SHOWS_PROGRAMS).touch()
         self.offload_directory = path / "offload"
         #: everything heard, oldest first
         self.heard: list[Any] = []

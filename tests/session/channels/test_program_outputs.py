@@ -16,7 +16,7 @@ _MANY = 100_000
 
 @pytest.fixture
 def session() -> Iterator[SessionUnderTest]:
-    with SessionUnderTest() as session:
+    with SessionUnderTest(shows_programs=True) as session:
         session.run(f"import os, subprocess, sys\nsys.setswitchinterval({_RARELY})")
         yield session
 
