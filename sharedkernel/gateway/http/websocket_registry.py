@@ -5,6 +5,7 @@ Also makes sure that clients are pinged by Jupyter alone, not by tornado as well
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections import Counter
@@ -34,6 +35,8 @@ class JupyterPingMixin:
     """
 
     ping_callback: Any
+    ping_interval: int
+    _next_ping: asyncio.TimerHandle | None = None
 
     def get_websocket_protocol(self) -> Any:
         """Return the websocket protocol, which does not ping by itself and keeps to its user's budget."""
@@ -43,9 +46,18 @@ class JupyterPingMixin:
         protocol.params.ping_interval = protocol.params.ping_timeout = None
         return ClientProtocol(self, False, protocol.params)  # type: ignore[arg-type]
 
+    def send_ping(self) -> None:
+        """Ping, and again by a timer: the task that tornado starts for each ping costs several times the ping."""
+        super().send_ping()  # type: ignore[misc]
+        if self.ping_callback is not None:
+            self.ping_callback.stop()
+            self._next_ping = asyncio.get_running_loop().call_later(self.ping_interval / 1000, self.send_ping)
+
     def on_close(self) -> None:
         """Stop pinging; Jupyter would stop at the next ping only, and keep this handler until then."""
         super().on_close()  # type: ignore[misc]
+        if self._next_ping is not None:
+            self._next_ping.cancel()
         if self.ping_callback is not None:
             self.ping_callback.stop()
             self.ping_callback = None

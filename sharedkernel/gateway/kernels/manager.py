@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +51,7 @@ from sharedkernel.system.tasks import BackgroundTasks
 #: seconds after which a client that was refused while draining should ask again
 _DRAINING_RETRY = 15.0
 #: seconds between looks that nobody asked for; they find only ends that no executor reported
-_RARELY = 60.0
+_RARELY = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,8 +287,7 @@ class SessionKernels(AsyncMappingKernelManager):
         ExecutorUnavailable
             When no executor answers.
         """
-        devices = Counter(kernel.device for kernel in self.registry.all())
-        return await self.executors.status(devices.__getitem__)
+        return await self.executors.status(lambda name: sum(kernel.device == name for kernel in self.registry.all()))
 
     # --- starting and ending ------------------------------------------------------------------------------------------
 
