@@ -73,28 +73,3 @@ async def test_sessions_are_placed_on_instances_as_on_devices(stack: Stack) -> N
         assert "computing without a grant is not charged" in device["nvml_note"]
     for kernel in kernels:
         await ada.end(kernel)
-
-
-def test_a_card_in_mig_mode_is_listed_by_its_instances() -> None:
-    """As `sharedkernel host` serves them; its own number is refused with theirs."""
-    if not is_here():
-        pytest.skip("needs the software GPU")
-    code = """if True:
-        from sharedkernel.errors import SharedKernelError
-        from sharedkernel.system.nvml import Gpu, visible_gpus
-        print(visible_gpus({}))
-        try:
-            Gpu("cuda:0")
-        except SharedKernelError as error:
-            print(error)
-    """
-    said = run_python(code, DEVICES=2, MIG=1)
-    assert said.startswith("['cuda:0:0', 'cuda:0:1']\ncuda:0 is partitioned (MIG); name one of its instances")
-
-
-def test_a_process_sees_one_instance_at_most() -> None:
-    """As with CUDA, whatever the variable names."""
-    if not is_here():
-        pytest.skip("needs the software GPU")
-    code = "from cuda.bindings import driver; driver.cuInit(0); print(driver.cuDeviceGetCount()[1])"
-    assert run_python(code, DEVICES=2, MIG=1) == "1\n"

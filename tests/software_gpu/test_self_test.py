@@ -15,7 +15,7 @@ import pytest
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.protocol import Limits
 from sharedkernel.selftest.runner import SelfTest
-from sharedkernel.selftest.steps import Outcome, Verdict, table
+from sharedkernel.selftest.steps import Verdict, table
 from sharedkernel.selftest.trust import Identity
 from sharedkernel.status.document import DeviceStatus
 from tests.executor.harness import Executor, ExecutorProcess
@@ -54,13 +54,6 @@ def patch(torch):
         raise RuntimeError("storages cannot be resized here")
     torch.UntypedStorage.resize_ = resize_
 """
-#: names of functions that never return, or end their process
-BROKEN = """
-def patch(torch):
-    import os, time
-    torch.cuda.MemPool = lambda *arguments: os.abort()
-    torch.UntypedStorage.resize_ = lambda self, size: time.sleep(1000)
-"""
 
 
 def patch_torch(monkeypatch: pytest.MonkeyPatch, folder: Path, patch: str) -> None:
@@ -74,21 +67,6 @@ def try_out(**options: Any) -> Verdict:
     return asyncio.run(SelfTest(IDENTITY, **options).run(DeviceMemoryMode.SHARED))
 
 
-def failed(verdict: Verdict) -> set[str]:
-    return {result.step for result in verdict.failed}
-
-
-def test_a_driver_that_maps_no_memory_leaves_private_memory() -> None:
-    """All steps that map memory fail, and no other."""
-    with settings(FAIL_RATE=1, FAIL_CALLS="cuMemMap"):
-        verdict = try_out()
-    assert verdict.mode is DeviceMemoryMode.PRIVATE, table(verdict)
-    assert {"shared-memory", "shared-lane", "killed-holder"} <= failed(verdict)
-    passed = {result.step for result in verdict.results if result.outcome is Outcome.PASSED}
-    assert passed >= {"training", "memory-limit", "two-processes", "peaks", "tensors-moved"}
-    assert verdict.sentence.endswith("in this run sessions' ephemeral memory is their own, and given back at a switch.")
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_calls_that_fail_now_and_then_are_found(seed: int) -> None:
     """Whatever fails is the lanes' alone, and nothing hangs."""
@@ -96,34 +74,6 @@ def test_calls_that_fail_now_and_then_are_found(seed: int) -> None:
         verdict = try_out()
     assert verdict.mode is DeviceMemoryMode.PRIVATE, table(verdict)
     assert sum(result.seconds for result in verdict.results) < 60
-
-
-def test_a_step_that_aborts_or_hangs_fails_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With the signal in its reason; what hangs is killed, and what passed is trusted."""
-    patch_torch(monkeypatch, tmp_path, BROKEN)
-    trust = tmp_path / "trust.json"
-    verdict = try_out(trust=trust)
-    reasons = {result.step: result.why for result in verdict.failed}
-    assert reasons["pools-dropped"] == "its process was ended by SIGABRT", table(verdict)
-    assert "tensors-moved" in reasons
-    assert reasons["tensors-moved"].startswith("it took longer than")
-    assert verdict.mode is DeviceMemoryMode.PLAIN
-    assert "training" in json.loads(trust.read_text())["passed"][0]["steps"]
-    monkeypatch.delenv("PYTHONPATH")
-    again = {result.step: result.outcome for result in try_out(trust=trust).results}
-    assert again["training"] is Outcome.TRUSTED
-    assert again["pools-dropped"] is again["tensors-moved"] is Outcome.PASSED
-
-
-def test_the_whole_self_test_has_a_time_limit() -> None:
-    """It begins when torch is loaded, which takes longer; what has not run then has not failed, but is not used."""
-    verdict = try_out(seconds=3.0)
-    outcomes = [result.outcome for result in verdict.results]
-    assert outcomes[0] is Outcome.PASSED, table(verdict)
-    assert outcomes[-1] is Outcome.NOT_RUN
-    assert verdict.results[-1].why == "the self-test took longer than 3 s"
-    assert not verdict.failed
-    assert verdict.mode is not DeviceMemoryMode.SHARED
 
 
 # --- notebooks in each mode ---------------------------------------------------------------------------------------
