@@ -158,14 +158,6 @@ def test_nothing_that_a_step_starts_runs_on_beside_the_next(
     assert not [path for path in (tmp_path / "temporary").glob("kit-*") if (path / "executor.log").exists()]
 
 
-def test_memory_of_the_card_that_is_not_free_again_is_reported(tmp_path: Path) -> None:
-    """With how much it is, beyond what others may take."""
-    used = iter([1 << 30])
-    outcomes = _run(tmp_path, 60.0, _step("takes", "pass", needs=1.0), used_bytes=lambda: next(used, 3 << 30))
-    assert outcomes["takes"]["status"] == "passed"
-    assert outcomes["takes"]["note"] == "1.9 GiB of the card's memory did not come back"
-
-
 def test_a_step_is_not_begun_that_needs_more_time_than_is_left(tmp_path: Path) -> None:
     """It says so; one that needs less comes after it."""
     outcomes = _run(tmp_path, 20.0, _step("long", "pass", needs=60.0), _step("short", "pass", needs=1.0))

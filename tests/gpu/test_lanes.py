@@ -161,15 +161,6 @@ async def test_memory_goes_at_the_first_request_and_comes_back(process: Executor
             assert outcome.text == f"12345 {(32 << 20) - 1} {address}\n", outcome
 
 
-async def test_no_lane_is_asked_for_in_vain(process: ExecutorProcess) -> None:
-    """A session's first turn has none, and it knows."""
-    async with Executor(process) as executor:
-        before = process.log().count("a TakeLane")
-        notebook = await executor.notebook()
-        assert (await notebook.run(train(1))).status == "ok"
-        assert process.log().count("a TakeLane") == before
-
-
 async def test_the_first_lane_is_as_large_as_what_was_measured(process: ExecutorProcess) -> None:
     """Not as all that there is."""
     async with Executor(process) as executor:

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from sharedkernel.device_memory.drivers.cuda import load_bindings
-from sharedkernel.executor.devices.cuda.discovery import why_unshared
 from sharedkernel.system.nvml import Gpu
 from tests.executor.harness import Executor, ExecutorProcess
 
@@ -38,18 +36,6 @@ def process(gpu: Gpu) -> Iterator[ExecutorProcess]:
     process = ExecutorProcess("--device", "cuda:0", capacity="16GiB")
     yield process
     process.close()
-
-
-def test_a_gpu_is_described(gpu: Gpu) -> None:
-    """It has a name, a UUID and memory, and can be looked at."""
-    assert gpu.facts.uuid.startswith("GPU-")
-    assert gpu.sample().used_bytes <= gpu.facts.total_bytes
-
-
-def test_whether_memory_can_be_shared_is_known(gpu: Gpu) -> None:
-    """Either it can, or there is one sentence about it."""
-    reason = why_unshared(load_bindings())
-    assert reason is None or reason.endswith(".")
 
 
 async def test_a_session_trains_and_its_memory_is_seen(process: ExecutorProcess) -> None:
@@ -126,16 +112,3 @@ async def test_a_forked_child_collects_no_garbage_of_the_session(process: Execut
         notebook = await executor.notebook()
         outcome = await notebook.run(garbage)
         assert outcome.text == "0 True\n", outcome
-
-
-async def test_offloaded_memory_comes_back(process: ExecutorProcess) -> None:
-    """Asked for, the memory leaves; the next cell finds it as it was."""
-    async with Executor(process) as executor:
-        notebook = await executor.notebook()
-        await notebook.run("import torch; kept = torch.arange(64 << 20, device='cuda')")
-        await executor.client.offload_session(notebook.session)
-        session = await executor.session(notebook)
-        assert session["offloaded_bytes"] >= 512 << 20
-        assert session["persistent_bytes"] < 64 << 20
-        outcome = await notebook.run("print(int(kept[12345]), int(kept[-1]))")
-        assert outcome.text == f"12345 {(64 << 20) - 1}\n", outcome
