@@ -10,51 +10,9 @@ import pytest
 from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.errors import DeviceMemoryError, HandOverPostponed, InvalidMapping, LaneOccupied
 from sharedkernel.device_memory.mapper import SlotState
-from tests.device_memory import traces
 from tests.device_memory.faults import FaultyDriver
 from tests.device_memory.pool_model import OutOfMemoryError
-from tests.device_memory.support import LANE, WARM_UP, Replay, tensor_at, warm_up
-
-
-@pytest.mark.heavy
-def test_three_trainings_in_one_lane_keep_what_is_theirs(store, make_session):
-    """They take turns at each boundary, the lane is poisoned at each, and no block of any of them is touched."""
-    sessions = [make_session(name, check_lanes=True) for name in traces.STATIC]
-    replays = {session: Replay(session, traces.record(session.name, 8), seed) for seed, session in enumerate(sessions)}
-    for number in range(8):
-        for session, replay in replays.items():
-            session.begin_turn()
-            session.memory.begin_iteration()
-            assert replay.iterate()
-            session.hand_over()
-            for other in sessions:
-                other.check_all()
-                other.validate()
-        if number == WARM_UP:
-            before = {session: session.arena.private_bytes for session in sessions}
-    # their ephemeral memory is one lane's, and their persistent memory does not creep
-    assert {session: session.arena.private_bytes for session in sessions} == before
-    account = store.account()
-    assert account.total == account.lanes[LANE] + sum(before.values())
-
-
-def test_an_address_shows_the_same_bytes_before_and_after_a_hand_over(make_session):
-    """A survivor's page is private afterwards; the lane's own page is not."""
-    a, b = make_session("a", "user"), make_session("b", "user")
-    for session in (a, b):
-        warm_up(session)
-    a.begin_turn()
-    a.memory.begin_iteration()
-    survivor, dead = a.allocate(4096, 7), a.allocate(8 * MIB, 9)
-    address = dead.address
-    a.free(dead)
-    assert a.hand_over().num_pages == 1
-    b.begin_turn()
-    b.memory.begin_iteration()
-    block = b.allocate(24 * MIB, 200)
-    tensor_at(block.address, block.size).fill_(200)
-    a.check(survivor)
-    assert tensor_at(address, 1)[0] == 200, "both sessions see the lane's bytes"
+from tests.device_memory.support import LANE, tensor_at, warm_up
 
 
 def test_another_users_bytes_are_not_found(make_session):
@@ -110,18 +68,6 @@ def test_another_users_bytes_are_not_found_behind_a_private_page(make_session):
         block = c.torch.malloc(size)
         assert not tensor_at(block.address, block.size).eq(171).any()
     assert len(kept) == 2
-
-
-def test_a_turn_back_to_the_same_user_does_not_scrub(store, make_session):
-    """Sessions of one user pass the lane on as it is."""
-    make_session("a", "user")
-    make_session("b", "user")
-    assert store.begin_turn(LANE, "a", "user") is False
-    store.end_turn(LANE, "a")
-    assert store.begin_turn(LANE, "b", "user") is False
-    store.end_turn(LANE, "b")
-    assert store.begin_turn(LANE, "c", "other") is True
-    store.end_turn(LANE, "c")
 
 
 def test_an_iteration_can_be_parked_in_its_middle(make_session):
@@ -278,21 +224,6 @@ def test_two_threads_grow_at_once(make_session):
     assert len(session.written) == 2
 
 
-def test_what_does_not_fit_into_the_lane_is_private(make_session):
-    """An iteration that needs more than its lane gets private memory, and loses nothing."""
-    session = make_session("a")
-    warm_up(session)
-    session.begin_turn()
-    session.memory.begin_iteration()
-    block = session.allocate(200 * MIB, 8)
-    small = [session.allocate(MIB, number + 1) for number in range(60)]
-    for slot in session.arena.slots_within(block.address, block.size):
-        assert slot.state is SlotState.PRIVATE
-    session.hand_over()
-    session.check(block)
-    assert len(small) == 60
-
-
 def test_emptying_the_cache_gives_back_what_is_dead(store, make_session):
     """Whole pages in which nothing lives go, also beside what lives."""
     session = make_session("a")
@@ -307,20 +238,6 @@ def test_emptying_the_cache_gives_back_what_is_dead(store, make_session):
     session.memory.trim()
     session.allocate(50 * MIB, 2)
     session.validate()
-
-
-@pytest.mark.parametrize("version", ["2.11.0", "2.13.0"])
-def test_a_block_that_a_side_stream_used_is_dead_after_a_hand_over(make_session, version):
-    """The device is waited for, and the allocator looks at its events, also where it does not inside pools."""
-    session = make_session("a", version=version)
-    warm_up(session)
-    session.begin_turn()
-    session.memory.begin_iteration()
-    block = session.allocate(8 * MIB, 1)
-    session.torch.record_stream(block, 7)
-    session.free(block)
-    assert block.state == "active_awaiting_free"
-    assert session.hand_over().num_pages == 0
 
 
 def test_a_graph_under_capture_postpones_the_hand_over(make_session):

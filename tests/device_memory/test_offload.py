@@ -15,10 +15,9 @@ from sharedkernel.device_memory.mapper import SlotState
 from sharedkernel.device_memory.offload import STAGING, bytes_to_keep, restore, sizes_away
 from sharedkernel.device_memory.ranges import LiveRanges
 from sharedkernel.device_memory.store import LaneStore
-from tests.device_memory import traces
 from tests.device_memory.drivers.memfd import MemfdDriver
 from tests.device_memory.faults import Fault, FaultyDriver
-from tests.device_memory.support import Replay, StoreSupplier, offload, open_descriptors, tensor_at
+from tests.device_memory.support import StoreSupplier, offload, open_descriptors, tensor_at
 
 SIZES = (2 * MIB, 16 * MIB, 2 * MIB, 32 * MIB, 2 * MIB)
 
@@ -180,41 +179,6 @@ def test_units_that_do_not_fit_are_refused(fixture):
     restore(fixture.arena, fixture.given(), backing)
     backing.close()
     fixture.check()
-
-
-def test_a_session_in_training_goes_away_and_comes_back(make_session, store):
-    """Its pools, survivors and lane addresses go on as if nothing had happened, each time it is away."""
-    session, other = make_session("a"), make_session("b")
-    replay = Replay(session, traces.record("mlp", 8))
-    for number in range(8):
-        session.begin_turn()
-        session.memory.begin_iteration()
-        assert replay.iterate()
-        if number % 2:
-            session.memory.next_iteration()
-            session.hand_over("cell")
-        else:
-            session.hand_over()
-        before = session.arena.private_bytes
-        freed = session.memory.offload()
-        assert session.memory.is_away
-        assert 0 < freed <= before
-        assert "a" not in store.account().private
-        assert not session.memory.lane_units
-        with pytest.raises(InvalidMapping):
-            session.memory.begin_turn()
-        with pytest.raises(InvalidMapping):
-            session.memory.offload()
-        # somebody else has the memory meanwhile
-        other.begin_turn()
-        other.memory.begin_iteration()
-        other.free(other.allocate(40 * MIB, 255))
-        other.hand_over()
-        session.memory.restore(session.supplier.private_units(session.memory.sizes_away(), mid_iteration=False))
-        assert not session.memory.is_away
-        session.check_all()
-        session.set_lane()
-        session.validate()
 
 
 def test_a_session_that_cannot_be_offloaded_goes_on(make_session, tmp_path, monkeypatch):

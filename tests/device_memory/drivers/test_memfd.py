@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from sharedkernel.device_memory.drivers.base import MIB
@@ -32,27 +30,6 @@ def space(driver):
             continue
     driver.free(address, 16 * UNIT)
     assert open_descriptors() == before
-
-
-def test_memory_is_shared_by_descriptor(driver, space):
-    """What one process writes the other reads; the memory lives until the last mapping is gone."""
-    handle = driver.create(UNIT)
-    other = MemfdDriver()
-    descriptor = driver.export(handle)
-    assert not os.get_inheritable(descriptor)
-    imported = other.import_(descriptor, UNIT)
-    os.close(descriptor)
-    address = other.reserve(UNIT)
-    for each, start, what in ((driver, space, handle), (other, address, imported)):
-        each.map(start, UNIT, what)
-        each.set_access(start, UNIT)
-        each.release(what)
-    driver.fill(space, UNIT, 7)
-    assert tensor_at(address, UNIT).eq(7).all()
-    driver.unmap(space, UNIT)
-    assert tensor_at(address, UNIT).eq(7).all()
-    other.unmap(address, UNIT)
-    other.free(address, UNIT)
 
 
 @pytest.mark.parametrize(

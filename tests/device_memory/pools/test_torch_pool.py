@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
 import os
@@ -266,19 +265,6 @@ def test_a_primed_pool_calls_back_no_more(torch, pools):
     blocks += [torch.malloc(MIB) for _ in range(8)]
     assert torch.num_callbacks == 6
     assert sorted(pools.live_blocks([pool])) == sorted((block.address, block.size) for block in blocks)
-
-
-def test_addresses_pass_the_c_interface_whole(torch, pools):
-    """Addresses above 32 bits, null, and streams that are null."""
-    seen = []
-    pool = pools.make(lambda size: seen.append(size) or (1 << 46) + len(seen) * (1 << 34))
-    pools.begin(pool)
-    torch.stream = 7
-    assert torch.malloc(40 * MIB).address > 1 << 46
-    torch.stream = 0
-    torch.malloc(40 * MIB)
-    assert seen == [40 * MIB, 40 * MIB]
-    assert ctypes.sizeof(ctypes.c_void_p) == 8
 
 
 def test_a_signals_handler_knows_that_the_allocator_calls_back(torch, pools):
