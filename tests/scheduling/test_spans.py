@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from sharedkernel.scheduling import Scheduler, SchedulerConfig, SessionId
-from sharedkernel.scheduling.model.events import Offloaded, OffloadRequested
 from sharedkernel.scheduling.model.session import Session, User
-from sharedkernel.scheduling.model.types import MemoryProfile, SessionState, UserId
+from sharedkernel.scheduling.model.types import SessionState, UserId
 from sharedkernel.scheduling.spans import Activity, Span, SpanTracker
 from tests.scheduling.desk import Desk
 from tests.scheduling.device import Cell, Device, Notebook, endless
@@ -74,30 +73,6 @@ def test_waiting_for_memory_is_told_from_waiting_for_a_turn() -> None:
     watched.at(5.0)
     watched.look()
     assert ("bob", "waiting", 2.0, 5.0) in told(list(watched.tracker.under_way(5.0)))
-
-
-def test_a_session_that_ends_ends_its_span() -> None:
-    """Nothing of a session is under way once it is gone."""
-    watched = Watched()
-    watched.desk.begin("ada")
-    watched.at(1.0).end("ada")
-    watched.look()
-    assert told(watched.spans) == [("ada", "running", 0.0, 1.0)]
-    assert list(watched.tracker.under_way(2.0)) == []
-
-
-def test_an_offload_is_two_spans() -> None:
-    """Memory that is moved away is told, and then that it is away."""
-    watched = Watched()
-    watched.desk.begin("ada", ephemeral=10)
-    watched.at(1.0).release("ada", "cell", persistent=50)
-    watched.desk.close("ada")
-    watched.at(2.0).send(OffloadRequested(session=SessionId("ada")))
-    watched.at(3.0).send(Offloaded(session=SessionId("ada"), memory=MemoryProfile(), offloaded=50))
-    watched.at(5.0)
-    watched.look()
-    assert told(watched.spans)[1:] == [("ada", "offloading", 2.0, 3.0)]
-    assert told(list(watched.tracker.under_way(5.0))) == [("ada", "offloaded", 3.0, 5.0)]
 
 
 @pytest.mark.parametrize(("is_returning", "activity"), [(False, "awaiting_restore"), (True, "restoring")])

@@ -119,14 +119,6 @@ def test_a_lowered_quota_holds_at_once(sched: Desk) -> None:
     assert sched.want("ada1")[-1] == Grant(session="ada1", lane=1)
 
 
-def test_those_who_fit_pass_one_who_does_not(sched: Desk) -> None:
-    """A session that waits for much memory does not hold up small ones at first."""
-    hog(sched)
-    sched.begin("bob", ephemeral=500)
-    assert sched.state("bob") == "waiting"
-    assert sched.begin("cleo", ephemeral=100)[0] == CreateLane(lane=2, size=100, domain="all")
-
-
 def hog(sched: Desk) -> None:
     """Let a session of another domain run with more than half of the device."""
     sched.start("ada", domain="x")
@@ -270,19 +262,6 @@ def test_what_runs_keeps_its_lane_whatever_others_keep(sched: Desk) -> None:
     assert sched.measure("bob", persistent=500) == []
     assert sched.scheduler.snapshot(0.0).used == 1400
     assert sched.release("ada") == [RemoveLane(lane=1)]
-
-
-def test_memory_is_given_in_the_order_of_wants(sched: Desk) -> None:
-    """The line for memory is in the order of wants."""
-    hog(sched)
-    sched.start("bob", "cleo")
-    sched.open("cleo", "bob")
-    sched.want("bob", 700)
-    sched.want("cleo", 700)
-    assert [sched.view(name).queue_position for name in ("bob", "cleo")] == [1, 2]
-    sched.release("ada", "cell")
-    sched.close("ada")
-    assert [sched.state(name) for name in ("bob", "cleo")] == ["running", "queued"]
 
 
 def test_an_interrupt_leaves_the_line(sched: Desk) -> None:

@@ -174,14 +174,6 @@ def test_growth_is_refused_after_its_time_with_who_holds_what(sched: Desk) -> No
     assert sched.want("ada") == [Grant(session="ada", lane=1)]
 
 
-def test_growth_over_the_quota_is_refused_at_once(sched: Desk) -> None:
-    """Waiting would not help."""
-    sched.user("ada", quota=400 * MIB)
-    sched.begin("ada", ephemeral=300 * MIB)
-    assert refused(sched.grow("ada", 101 * MIB, live=300 * MIB)).shortage.reason == "quota"
-    assert sched.want("ada", growth=100 * MIB)[-1] == Grant(session="ada", lane=1)
-
-
 def test_growth_beyond_the_device_is_refused_at_once(sched: Desk) -> None:
     """No lane could ever be that large."""
     sched.begin("ada", ephemeral=300 * MIB)

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.scheduling.model.actions import CreateLane, Grant, ResizeLane, Revoke
-from sharedkernel.scheduling.policies.registry import POLICIES
 from tests.scheduling.desk import Desk
-from tests.scheduling.device import Cell, Device, Notebook, endless, run
+from tests.scheduling.device import endless, run
 from tests.scheduling.policies.test_fairness import jain
 
 MIB = 1 << 20
@@ -134,36 +130,3 @@ def test_a_lane_that_never_comes_to_a_boundary_starves_nobody() -> None:
 
 
 # --- whole notebooks -----------------------------------
-
-cells = st.builds(
-    Cell,
-    iterations=st.integers(1, 8),
-    seconds=st.sampled_from([0.01, 0.1, 0.3]),
-    ephemeral=st.integers(10, 60).map(lambda size: size * MIB),
-    persistent=st.sampled_from([0, 0, 10 * MIB]),
-    pause=st.sampled_from([0.0, 0.0, 0.1, 0.4]),
-)
-notebooks = st.builds(
-    lambda own, **values: (own, values),
-    own=st.lists(cells, min_size=1, max_size=3),
-    domain=st.sampled_from("xxxy"),
-    has_boundaries=st.booleans(),
-)
-configs = st.builds(
-    SchedulerConfig,
-    capacity=st.just(100 * MIB),
-    policy=st.sampled_from(list(POLICIES)),
-    parallel_lanes=st.integers(2, 4),
-    utilisation_limit=st.sampled_from([2.0, 9.0]),
-)
-
-
-@given(config=configs, made=st.lists(notebooks, min_size=3, max_size=7), is_measured=st.booleans())
-def test_whoever_moves_everybody_finishes(
-    config: SchedulerConfig, made: list[tuple[list[Cell], dict[str, object]]], is_measured: bool
-) -> None:
-    """Under every policy, with lanes shared and left, by sessions that wait for memory too; each event is checked."""
-    books = [Notebook(name="abcdefg"[n], cells=list(own), **values) for n, (own, values) in enumerate(made)]  # type: ignore[arg-type]
-    device = Device(config, books, may_refuse=True, offload_after=0.0, is_measured=is_measured)
-    device.run(most_events=20_000)
-    assert device.is_done

@@ -101,13 +101,6 @@ def test_the_longest_idle_is_moved_away_first_and_no_more_than_are_missing(sched
     )
 
 
-def test_as_many_are_moved_away_as_are_missing(sched: Desk) -> None:
-    """Two at once where one is not enough."""
-    keep(sched, "ada", "bob")
-    sched.now = 100.0
-    assert offloads(sched.begin("cleo", ephemeral=900 * MIB)) == ["ada", "bob"]
-
-
 def test_a_session_must_have_been_idle_for_its_users_time(make_sched: Callable[..., Desk]) -> None:
     """The scheduler comes back when the first of them has been; one whose user never wants it is left alone."""
     sched = make_sched(capacity=1000 * MIB, memory_quantum=None)
@@ -204,15 +197,6 @@ def test_a_detached_session_counts_for_no_quota_until_it_is_had_back(sched: Desk
     (refusal,) = sched.want("ada2")
     assert isinstance(refusal, Refuse)
     assert "your sessions use 850 MiB" in explain_shortage(refusal.shortage)
-
-
-def test_moving_away_is_charged_until_it_is_done(sched: Desk) -> None:
-    """Nothing is given to anybody because it was asked back."""
-    keep(sched, "ada", size=900)
-    sched.now = 100.0
-    sched.begin("bob", ephemeral=300 * MIB)
-    assert sched.scheduler.snapshot(sched.now).used == 900 * MIB
-    assert sched.state("bob") == "waiting"
 
 
 def test_what_stays_is_charged(sched: Desk) -> None:

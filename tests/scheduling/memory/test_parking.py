@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from sharedkernel.scheduling.model.actions import CreateLane, ForceYield, Grant, ResizeLane, Revoke
 from tests.scheduling.desk import Desk
-from tests.scheduling.device import endless, run
 
 
 def share_a_lane(sched: Desk, *, need: int) -> None:
@@ -40,15 +37,6 @@ def test_a_lane_is_its_interrupted_sessions_own_where_parking_does_not_fit(sched
     assert sched.state("bob") == "queued"
     assert sched.want("ada") == [Grant(session="ada", lane=1)]
     assert sched.view("ada").parked == 0
-
-
-def test_other_lanes_run_meanwhile(sched: Desk) -> None:
-    """An interrupted iteration holds up its own lane only."""
-    sched.begin("ada", ephemeral=800)
-    sched.now = 1.0
-    sched.begin("bob", ephemeral=100)
-    sched.tick_at_deadline()
-    assert sched.release("ada", "yield", live=500) == [Grant(session="bob", lane=2)]
 
 
 def test_a_lane_of_everything_makes_room_for_what_is_parked_from_it(sched: Desk) -> None:
@@ -120,10 +108,3 @@ def test_an_unmeasured_newcomer_does_not_wait_for_a_boundary_that_does_not_come(
         CreateLane(lane=2, size=700, domain="all"),
         Grant(session="bob", lane=2),
     ]
-
-
-def test_loops_without_boundaries_share_the_device_evenly(make_sched: Callable[..., Desk]) -> None:
-    """Even unmeasured ones that never end an iteration, in one lane of everything."""
-    loops = [endless(name, 1e9, has_boundaries=False, ephemeral=300) for name in ("ada", "bob", "cleo")]
-    device = run(loops, until=30)
-    assert all(abs(device.desk.attained(loop.name) - 10) < 0.2 for loop in loops)

@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharedkernel.errors import ConfigError
-from sharedkernel.scheduling.policies.gittins_index import ServiceDistribution, Stages
+from sharedkernel.scheduling.policies.gittins_index import ServiceDistribution
 from sharedkernel.scheduling.policies.history import ServiceHistory
 from sharedkernel.scheduling.policies.levels import (
     TIRESIAS_THRESHOLDS,
     Levels,
-    Promotion,
     doubling_levels,
     learned_levels,
 )
@@ -66,16 +64,6 @@ def test_coarse_stages_are_far_apart(values: list[int], grain: float) -> None:
     assert ends[-1] == max(values)
 
 
-def test_jobs_that_are_alike_have_one_stage() -> None:
-    """Where all need the same, nobody is ever to be preempted."""
-    assert ServiceDistribution([60, 60, 60]).stages().ends == (60,)
-
-
-def test_a_heavy_tail_has_many_stages() -> None:
-    """The older, the longer to go: each sample ends a stage."""
-    assert ServiceDistribution([1, 10, 100, 1000]).stages().ends == (1, 10, 100, 1000)
-
-
 def test_what_is_not_done_counts_as_longer() -> None:
     """A job that has attained 9 and goes on is not one that needs 1."""
     known = ServiceDistribution([1, 10])
@@ -99,14 +87,6 @@ def test_samples_that_mean_nothing_are_refused(values: list[float]) -> None:
         ServiceDistribution(values)
 
 
-def test_stages_check_themselves() -> None:
-    """Ages increase and each stage has its index."""
-    with pytest.raises(ValueError, match="must increase"):
-        Stages(ends=(2.0, 1.0), indexes=(3.0, 2.0, 0.0))
-    with pytest.raises(ValueError, match="need 2 indexes"):
-        Stages(ends=(2.0,), indexes=(3.0,))
-
-
 def test_levels() -> None:
     """Service on a threshold is in the lower queue, and room is what is left to the next."""
     levels = Levels(thresholds=TIRESIAS_THRESHOLDS)
@@ -114,22 +94,6 @@ def test_levels() -> None:
     assert levels.room(3000) == 250
     assert levels.room(18000) == math.inf
     assert doubling_levels(10, largest=50).thresholds == (10, 20, 40)
-
-
-@pytest.mark.parametrize("thresholds", [(0.0,), (2.0, 2.0), (3.0, 1.0), (math.inf,)])
-def test_thresholds_that_do_not_increase_are_refused(thresholds: tuple[float, ...]) -> None:
-    """Thresholds are numbers that increase from above 0."""
-    with pytest.raises(ConfigError, match="must be numbers greater than 0 that increase"):
-        Levels(thresholds=thresholds)
-
-
-def test_promotion_is_due_after_so_many_times_what_was_run() -> None:
-    """A job that ran for 10 s and waits since 100 is promoted at 100 + 10 times the knob; one that never ran, never."""
-    assert Promotion(knob=2).due_at(waiting_since=100, executed=10) == 120
-    assert Promotion(knob=2).due_at(waiting_since=100, executed=0) == math.inf
-    assert Promotion().due_at(waiting_since=100, executed=10) == math.inf
-    with pytest.raises(ConfigError, match="must be greater than 0"):
-        Promotion(knob=0)
 
 
 def test_history_learns_when_enough_has_finished() -> None:

@@ -242,24 +242,3 @@ def test_a_short_cell_does_not_wait_for_a_training(policy: str) -> None:
     waits = device.notebooks["bob"].waits
     assert len(waits) == 30
     assert max(waits[1:]) <= 0.02 + 0.05 + 1e-6
-
-
-@pytest.mark.parametrize("before", POLICIES)
-@pytest.mark.parametrize("after", POLICIES)
-def test_no_grant_is_lost_when_the_policy_changes(make_sched: MakeSched, before: str, after: str) -> None:
-    """Who holds the device goes on to a boundary, and those in line are in the new policy's order."""
-    sched = make_sched(policy=before, capacity=100)
-    sched.begin("ada", "bob", "cleo", "dan", ephemeral=40)
-    sched.now = 0.04
-    actions = sched.policy(after)
-    assert not any(isinstance(action, Grant) for action in actions)
-    assert "ada" in sched.scheduler.clock.holders
-    assert sched.scheduler.config.policy == after
-    for name in ("ada", "bob", "cleo", "dan"):
-        sched.now += 0.1
-        holder = next(iter(sched.scheduler.clock.holders))
-        sched.release(holder, "cell", iterations=1)
-        sched.close(holder)
-        assert name
-    assert not sched.scheduler.clock.holders
-    assert sched.scheduler.snapshot(sched.now).lanes == ()

@@ -36,26 +36,12 @@ def test_strict_fifo_waits_for_the_first() -> None:
     assert names(FifoJobs(backfill=True), jobs, 4) == ["0", "2"]
 
 
-def test_srtf_preempts_for_the_shorter() -> None:
-    """The least remaining time runs, whoever runs now."""
-    jobs = [job(0, 2, left=50, is_running=True), job(1, 2, left=10), job(2, 2, left=70)]
-    assert names(SrtfJobs(), jobs, 2) == ["1"]
-
-
 def test_las_counts_devices_times_seconds() -> None:
     """Ten seconds on four devices are 40 of service: that is demoted, 30 s on one device are not."""
     las = LasJobs(Levels(thresholds=(35.0,)))
     jobs = [job(0, 4, ran=10, is_running=True), job(1, 1, ran=30)]
     assert names(las, jobs, 4) == ["1"]
     assert las.changes_in(jobs[1]) == 5.0
-
-
-def test_las_lets_those_of_a_queue_run_on() -> None:
-    """Nobody gives way to a job of the same queue, even one that came first."""
-    las = LasJobs(Levels(thresholds=(100.0,)))
-    running = job(1, ran=50)
-    assert names(las, [running], 1) == ["1"]
-    assert names(las, [job(0), running], 1) == ["1"]
 
 
 def test_las_puts_whoever_is_demoted_at_the_end_of_the_queue() -> None:
