@@ -77,15 +77,3 @@ def test_one_sentence_says_what_is_switched_off() -> None:
     assert (
         judge(results(), SHARED).sentence == "the self-test found nothing wrong; steps tried: 13 in 6.5 s, trusted: 0."
     )
-
-
-def test_the_table_has_a_line_for_each_step() -> None:
-    """And the reasons of failures and the mode below."""
-    lines = table(judge(results(offload="other bytes"), SHARED)).splitlines()
-    assert lines[0].split() == ["Step", "What", "works", "Needed", "for", "Result", "Seconds"]
-    assert [line.split()[0] for line in lines[1 : 1 + len(STEPS)]] == [step.name for step in STEPS]
-    assert lines[-2:] == [
-        "offload failed: other bytes.",
-        "Mode: private; sessions' ephemeral memory is their own, and given back at a switch.",
-    ]
-    assert len({len(line) for line in lines[: 1 + len(STEPS)]}) == 1, "columns are aligned"

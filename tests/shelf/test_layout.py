@@ -133,18 +133,6 @@ def test_a_state_dict_keeps_the_versions_of_its_modules() -> None:
     assert not parameter.requires_grad
 
 
-def test_an_optimizer_goes_on_where_it_was() -> None:
-    """Its state has numbers for keys, tuples and None in it."""
-    model = torch.nn.Linear(3, 4)
-    optimizer = torch.optim.Adam(model.parameters())
-    model(torch.ones(2, 3)).sum().backward()
-    optimizer.step()
-    state = optimizer.state_dict()
-    found = round_trip(state)
-    assert_same(found, state)
-    optimizer.load_state_dict(found)
-
-
 Point = namedtuple("Point", "x y")
 
 

@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharedkernel.scheduling import SchedulerConfig
-from sharedkernel.scheduling.model.actions import Action, ForceYield, Revoke
 from sharedkernel.scheduling.policies.registry import POLICIES
 from sharedkernel.simulator.device import SimulatedDevice, shared_in_proportion
 from sharedkernel.simulator.device_runs import DEVICE_WORKLOADS, PATIENCE, simulate_device
-from sharedkernel.simulator.report import jain_index
 from sharedkernel.simulator.sessions import SimulatedCell, SimulatedSession
 from tests.scheduling.invariants import validate
 
@@ -29,27 +27,6 @@ def run(*sessions: object, until: float = math.inf, **config: object) -> Simulat
     device = SimulatedDevice(SchedulerConfig(**values), sessions)  # type: ignore[arg-type]
     device.run(until)
     return device
-
-
-def test_a_session_alone_takes_its_time() -> None:
-    """Nothing is added to what it needs, and nothing revoked."""
-    (only,) = run(session("a", 2.0, pause=1.0)).runs
-    assert (only.came, only.granted, only.ended, only.preemptions) == (1.0, 1.0, pytest.approx(3.0), 0)
-
-
-def test_fair_serves_equal_users_equally() -> None:
-    """Users who always want the device get the same of it, whatever the lengths of their iterations."""
-    lengths = [0.003, 0.01, 0.02, 0.05, 0.11]
-    device = run(*(session(f"u{n}", 1e6, iteration=length) for n, length in enumerate(lengths)), until=60.0)
-    attained = [user.attained for user in device.scheduler.snapshot(60.0).users]
-    assert sum(attained) == pytest.approx(60.0)
-    assert jain_index(attained) >= 0.99
-
-
-def test_fifo_runs_one_after_the_other() -> None:
-    """In the order in which cells came, nothing revoked."""
-    device = run(session("a", 5.0), session("b", 1.0, pause=0.5), policy="fifo")
-    assert [round(cell.ended, 6) for cell in device.runs] == [5.0, 6.0]
 
 
 def test_what_does_not_fit_waits_for_memory() -> None:
@@ -90,35 +67,6 @@ def test_idle_sessions_are_offloaded_and_restored() -> None:
     # The copy takes a second each way.
     assert squeezed.granted == pytest.approx(51.0)
     assert second.granted == pytest.approx(second.came + 1.0)
-
-
-class Recorder(SimulatedDevice):
-    """Notes sessions that are signalled although nobody revoked their grant."""
-
-    def __init__(self, *arguments: object, **options: object) -> None:
-        self.revoked: set[str] = set()
-        self.unasked: list[str] = []
-        super().__init__(*arguments, **options)  # type: ignore[arg-type]
-
-    def _do(self, action: Action) -> None:
-        match action:
-            case Revoke(session=name):
-                self.revoked.add(name)
-            case ForceYield(session=name) if name not in self.revoked:
-                self.unasked.append(name)
-        super()._do(action)
-
-    def _grant(self, actor: object) -> None:
-        self.revoked.discard(actor.id)  # type: ignore[attr-defined]
-        super()._grant(actor)  # type: ignore[arg-type]
-
-
-def test_no_grant_is_demanded_that_was_not_revoked() -> None:
-    """A signal comes only after the session was asked for its next boundary in vain."""
-    config = SchedulerConfig(capacity=1000)
-    device = Recorder(config, [session(name, 3.0, iteration=0.02) for name in "abc"])
-    device.run()
-    assert device.unasked == []
 
 
 sessions_to_run = st.lists(

@@ -15,21 +15,6 @@ from sharedkernel.simulator.workloads import alike, heavy_tailed
 pytest.importorskip("matplotlib")
 
 
-@pytest.mark.parametrize(
-    ("name", "begins"), [("picture.png", b"\x89PNG"), ("picture.svg", b"<?xml"), ("picture.pdf", b"%PDF")]
-)
-def test_a_picture_is_drawn(tmp_path: Path, name: str, begins: bytes) -> None:
-    """Few jobs have a row each, many are drawn as the devices they use; both are files of the kind asked for."""
-    path = tmp_path / name
-    check_plot(path)
-    outcomes = [
-        simulate_cluster(alike(jobs=10, devices=4, seed=0), "fifo", ClusterOptions(devices=4)),
-        simulate_cluster(heavy_tailed(jobs=200, devices=4, seed=0), "srtf", ClusterOptions(devices=4)),
-    ]
-    plot(outcomes, path)
-    assert path.read_bytes().startswith(begins)
-
-
 def test_all_policies_have_one_axis_of_time() -> None:
     """A policy that is done early leaves room, so that lengths can be compared; the unit suits the longest."""
     jobs = heavy_tailed(jobs=200, devices=4, seed=0)

@@ -61,15 +61,6 @@ def test_more_devices_do_not_make_notebooks_wait_longer() -> None:
     assert one["notebooks_per_device"] == pytest.approx(len(cells) * many["notebooks_per_device"])  # type: ignore[operator]
 
 
-def test_the_fewest_devices_keep_the_wait() -> None:
-    """What is found keeps it, and nobody would have asked for more."""
-    cells = notebooks_of(notebooks(jobs=400, seed=1))
-    options = SharedOptions(devices=len(cells), capacity=CAPACITY)
-    found = fewest_devices(cells, options, wait=1.0).figures()
-    assert found["p95_start_wait_seconds"] <= 1.0  # type: ignore[operator]
-    assert found["devices"] < len(cells)  # type: ignore[operator]
-
-
 def test_a_search_gives_up_early_and_finds_the_same() -> None:
     """A number on which too many cells come too late does not do."""
     cells = [[cell(100 * number + 7 * notebook, 60) for number in range(10)] for notebook in range(16)]
