@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from sharedkernel.ipc.shared_page import Page
-from sharedkernel.session.device_parts import make_meter, operation_filter
+from sharedkernel.session.device_parts import operation_filter
 from sharedkernel.session.gate.dispatch_mode import DeviceMode, touches_cuda
-from sharedkernel.session.memory.cuda_meter import CudaMeter
-from sharedkernel.session.memory.host_meter import HostMeter
-
-
-@pytest.mark.parametrize(("kind", "expected"), [("host", HostMeter), ("cuda", CudaMeter)])
-def test_each_kind_has_its_meter(kind: str, expected: type) -> None:
-    """Made without touching the device, wherever there is none."""
-    meter = make_meter(Page.create("test"), kind)
-    assert isinstance(meter, expected)
-    assert meter.memory.persistent == 0
 
 
 class OnGpu:

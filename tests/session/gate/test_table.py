@@ -9,49 +9,6 @@ import pytest
 from sharedkernel.ipc.shared_page import Turn
 from sharedkernel.session.gate.table import AT_BOUNDARY, AT_FORCE_SIGNAL, TRANSITIONS, Input, Look, Reason, Step
 
-#: what follows; `.`: nothing changes
-STATES = """
-            opened  closed  wanted   granted  refused  dropped  released  disabled
-  idle      ready   .       wanting  .        .        .        .         disabled
-  ready     .       idle    wanting  .        .        .        .         disabled
-  wanting   .       .       .        holding  ready    ready    .         disabled
-  holding   .       .       .        .        .        .        ready     disabled
-  disabled  .       .       .        .        .        .        .         disabled
-"""
-#: at a boundary and at a force signal, while nothing, something soft or something firm looks at dispatch
-STOPS = """
-               boundary                       force signal
-               none      soft      firm       none      soft      firm
-  none         go_on     go_on     go_on      take_out  take_out  take_out
-  scarce       put_in    go_on     go_on      put_in    take_out  take_out
-  due          release   go_on     go_on      release   take_out  take_out
-  preempted    release   release   release    release   release   pass
-"""
-
-
-def rows(table: str, headers: int) -> list[list[str]]:
-    return [line.split() for line in table.strip().splitlines()][headers - 1 :]
-
-
-def test_every_state_and_input() -> None:
-    """Each pair leads where the grid says."""
-    inputs, *states = rows(STATES, 1)
-    assert inputs == [given.value for given in Input]
-    assert [state for state, *_ in states] == [turn.name.lower() for turn in Turn]
-    for state, *following in states:
-        for given, then in zip(inputs, following, strict=True):
-            turn = TRANSITIONS.get((Turn[state.upper()], Input(given)))
-            assert (turn is None and then == ".") or turn == Turn[then.upper()], (state, given)
-
-
-def test_every_stop_reason_and_look() -> None:
-    """Each reason has a step for each look."""
-    _, _, *reasons = rows(STOPS, 1)
-    assert [reason for reason, *_ in reasons] == [reason.name.lower() for reason in Reason]
-    for reason, *steps in reasons:
-        found = AT_BOUNDARY[Reason[reason.upper()]] + AT_FORCE_SIGNAL[Reason[reason.upper()]]
-        assert [step.name.lower() for step in found] == steps, reason
-
 
 def test_a_grant_begins_only_where_one_is_wanted_and_ends_only_by_a_release() -> None:
     """Or with the session itself."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sharedkernel import protocol
-from sharedkernel.ipc.shared_page import Turn, Word
+from sharedkernel.ipc.shared_page import Word
 from tests.session.harness import SessionUnderTest
 
 MIB = 1 << 20
@@ -100,20 +100,6 @@ def test_a_thread_computes_while_a_cell_waits_for_memory(session: SessionUnderTe
     withheld.answer = withheld.give
     assert session.reply(request)["text"] == "75000000.0\n"
     assert session.run("stopped.set(); t.join(); print(steps > 10)")["text"] == "True\n"
-
-
-def test_one_that_waits_for_memory_has_the_longer_turns(session: SessionUnderTest) -> None:
-    """Making room takes its time: a thread that computes without an end does not keep it from being made."""
-    withheld, since = Withheld(session), session.mark
-    session.run("t, other = start(need), start(compute)")
-    until_asked(session, since)
-    while withheld.num_asked < 3:
-        since = session.mark
-        until_asked(session, since)
-    assert session.page.words[Word.TURN] == Turn.WANTING
-    withheld.answer = withheld.give
-    assert session.run("print(results.get(timeout=60))")["text"] == "75000000.0\n"
-    session.run("stopped.set(); other.join()")
 
 
 def test_nobody_is_given_way_to_while_room_is_made(session: SessionUnderTest, tmp_path: Path) -> None:

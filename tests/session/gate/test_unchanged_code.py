@@ -65,17 +65,6 @@ def test_another_process_can_run_it(session: SessionUnderTest, call: str) -> Non
     assert (reply["status"], reply["text"]) == ("ok", "True\n"), reply
 
 
-@pytest.mark.heavy
-def test_workers_can_run_it(session: SessionUnderTest) -> None:
-    """Those of `joblib`, which are other processes."""
-    reply = session.run(
-        "import joblib\nfrom joblib.externals.loky import get_reusable_executor\n"
-        "done = joblib.Parallel(n_jobs=2)(joblib.delayed(power)(torch.eye(2), n) for n in range(3))\n"
-        "get_reusable_executor().shutdown(wait=True)\nprint([x.sum().item() for x in done])"
-    )
-    assert (reply["status"], reply["text"]) == ("ok", "[2.0, 2.0, 2.0]\n"), reply
-
-
 def test_its_source_and_its_names_are_the_users(session: SessionUnderTest) -> None:
     """What shows code shows nothing of ours."""
     reply = session.run("print(inspect.getsource(power), power.__code__.co_names, Model.forward.__code__.co_names)")

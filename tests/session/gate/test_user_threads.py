@@ -206,24 +206,6 @@ def test_a_failed_allocation_in_a_thread_has_figures(session: SessionUnderTest) 
         session.limit(32 << 30)
 
 
-def test_a_thread_asks_for_more_memory_in_its_middle(session: SessionUnderTest) -> None:
-    session.limit(128 * MIB)
-    since = session.mark
-
-    def grant(wanted: protocol.DeviceWantedReport) -> None:
-        if wanted.growth:
-            session.limit(512 * MIB + wanted.growth)
-        session.say(protocol.Granted())
-
-    session.on_wanted = grant
-    try:
-        session.run("t = start(lambda: float(torch.ones(75_000_000).sum()))")
-        session.wait_for(protocol.DeviceWantedReport, since, lambda wanted: wanted.growth > 0)
-        assert result(session) == "75000000.0"
-    finally:
-        session.limit(32 << 30)
-
-
 @pytest.mark.parametrize("main", ["idle", "in a join"])
 def test_a_session_is_moved_out_while_its_thread_waits(session: SessionUnderTest, main: str) -> None:
     """Also where a cell waits for that thread; all is as it was."""
@@ -305,21 +287,6 @@ def test_a_thread_waits_with_a_lock_that_a_cell_needs(
     result(session)
 
 
-def test_a_thread_waits_for_memory_in_an_allocation_and_cells_allocate(session: SessionUnderTest) -> None:
-    session.limit(128 * MIB)
-    since = session.mark
-    session.on_wanted = lambda wanted: None if wanted.growth else session.say(protocol.Granted())
-    try:
-        session.run("t = start(lambda: float(torch.ones(75_000_000).sum()))")
-        session.wait_for(protocol.DeviceWantedReport, since, lambda wanted: wanted.growth > 0)
-        made = "sum(len(bytearray(1 << 16)) for _ in range(100))"
-        assert session.run(f"print({made}, results.empty())")["text"] == f"{100 << 16} True\n"
-    finally:
-        session.limit(32 << 30)
-    session.say(protocol.Granted())
-    assert result(session) == "75000000.0"
-
-
 def test_a_session_stays_while_another_thread_may_run(session: SessionUnderTest) -> None:
     _, since = wanted(session), session.mark
     session.run("go = threading.Event()\nother = threading.Thread(target=go.wait, name='other')\nother.start()")
@@ -361,29 +328,6 @@ def test_threads_without_threading_pass_the_gate_as_well(session: SessionUnderTe
     assert session.run("print(results.empty())")["text"] == "True\n"
     session.say(protocol.Granted())
     assert result(session) == str(TOTAL)
-
-
-def test_threads_that_go_backward_at_once_and_yield(session: SessionUnderTest) -> None:
-    """Their gradients are what they are in one thread, however often the device is taken meanwhile."""
-    session.run(
-        "def train(seed):\n"
-        "    generator = torch.Generator().manual_seed(seed)\n"
-        "    w = torch.randn(50, 50, generator=generator).requires_grad_()\n"
-        "    for _ in range(100):\n"
-        "        loss = (w @ w).square().mean()\n"
-        "        loss.backward()\n"
-        "        with torch.no_grad(): w -= 0.01 * w.grad\n"
-        "        w.grad = None\n"
-        "    return w.detach()\n"
-        "alone = [train(seed) for seed in range(3)]\n"
-    )
-    request = session.client.execute(
-        "from concurrent.futures import ThreadPoolExecutor\n"
-        "with ThreadPoolExecutor(3) as pool: together = list(pool.map(train, range(3)))\n"
-        "print(all(map(torch.equal, alone, together)))"
-    )
-    with preempted_often(session):
-        assert session.reply(request)["text"] == "True\n"
 
 
 def test_a_traced_cell_that_waits_for_a_thread_ends(session: SessionUnderTest) -> None:

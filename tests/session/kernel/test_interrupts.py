@@ -12,7 +12,6 @@ import pytest
 
 from sharedkernel import protocol
 from sharedkernel.session.kernel.interrupts import Interrupts
-from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
 from tests.session.harness import PATIENCE, SessionUnderTest
 
 
@@ -266,21 +265,3 @@ def test_a_session_hears_its_executor_after_code_that_logs_was_interrupted(sessi
     session.say(protocol.Failed(request=0, reason="error", message="nothing of importance"))
     assert session.run("torch.zeros(1)")["status"] == "ok"
     assert "nothing of importance" in session.log()
-
-
-def test_a_latch_ends_a_wait_from_another_thread() -> None:
-    """As an event does: also one that comes later, and after it was cleared."""
-    latch = InterruptSafeEvent()
-    assert not latch.wait(0.0)
-    threading.Timer(0.05, latch.set).start()
-    assert latch.wait(60.0)
-    assert latch.wait(0.0)
-    latch.clear()
-    assert not latch.wait(0.01)
-    waiting = [threading.Thread(target=latch.wait, args=(60.0,)) for _ in range(3)]
-    for thread in waiting:
-        thread.start()
-    latch.set()
-    for thread in waiting:
-        thread.join(30.0)
-        assert not thread.is_alive()

@@ -220,18 +220,6 @@ def _ask(session: Session) -> Any:
     return protocol.UnitsLetGo(request=session.client.number(), units=[])
 
 
-def test_a_lane_grows_between_turns(desk: Desk, tmp_path: Path) -> None:
-    """As the core has it; what is kept in the meantime is not in it."""
-    session = Session(desk, tmp_path, "p")
-    kept = []
-    for size in (32 * MIB, 96 * MIB, 104 * MIB):
-        desk.grant(session, size)
-        kept.append(session.iterate(7, keep=True))
-        desk.release(session)
-        assert desk.store.account().lanes == {LANE: lane_bytes(size)}
-        session.tenant.check_all()
-
-
 def test_a_lane_shrinks_once_much_less_was_needed_for_some_seconds(desk: Desk, tmp_path: Path) -> None:
     """Each change costs a pool; needs that vary a little from turn to turn change nothing."""
     session = Session(desk, tmp_path, "p")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -79,17 +78,6 @@ def test_before_cuda_is_used_nothing_is_asked_of_it() -> None:
     assert not session.nvml_is_asked
 
 
-def test_that_torch_is_initialized_makes_no_context() -> None:
-    """A notebook may ask for the device's name long before it needs the device, and does not wait for that."""
-    session = Session()
-    session.torch.use()
-    session.meter.allow(Allowance(limit_bytes=GIB, quota_bytes=GIB, others_bytes=0, capacity_bytes=GIB))
-    session.meter.grant_began()
-    assert (session.meter.memory.framework, session.nvml_is_asked, session.torch.fraction) == (0, False, 1.0)
-    session.use()
-    assert session.meter.memory.framework == session.torch.context
-
-
 def test_a_thread_that_passes_no_gate_is_measured_from_its_first_use_on() -> None:
     """It has no grant that it could wait for."""
     session = Session()
@@ -97,30 +85,6 @@ def test_a_thread_that_passes_no_gate_is_measured_from_its_first_use_on() -> Non
     thread.start()
     thread.join()
     assert session.meter.memory.framework == session.torch.context
-
-
-def test_what_stays_is_persistent_and_the_peak_beyond_it_ephemeral(session: Session) -> None:
-    """As torch counts it; what torch keeps for later is neither."""
-    torch, meter = session.torch, session.meter
-    torch.allocate(2 * GIB)
-    meter.grant_began()
-    torch.allocate(3 * GIB)
-    torch.free(3 * GIB)
-    assert meter.grant_ended(at_boundary=True) == 0
-    assert (meter.memory.persistent, meter.memory.ephemeral) == (2 * GIB, 3 * GIB)
-    assert (session.word(Word.PERSISTENT), meter.memory.needed) == (2 * GIB, 3 * GIB)
-    assert session.word(Word.LIVE) == 0
-
-
-def test_a_peak_belongs_to_its_iteration(session: Session) -> None:
-    """A later, smaller one lets the figure decline slowly; a larger one counts at once."""
-    torch, meter = session.torch, session.meter
-    meter.grant_began()
-    for size, expected in ((4 * GIB, 4 * GIB), (GIB, GIB + round(3 * GIB * 0.98)), (6 * GIB, 6 * GIB)):
-        torch.allocate(size)
-        torch.free(size)
-        meter.boundary_measured()
-        assert meter.memory.ephemeral == pytest.approx(expected, abs=1)
 
 
 def test_what_is_freed_without_a_grant_lowers_persistent_memory(session: Session) -> None:
@@ -134,18 +98,6 @@ def test_what_is_freed_without_a_grant_lowers_persistent_memory(session: Session
     torch.allocate(2 * GIB)
     meter.measure_freed()
     assert meter.memory.persistent == GIB
-
-
-def test_in_the_middle_of_an_iteration_live_bytes_are_not_persistent(session: Session) -> None:
-    """A yield reports what is live and leaves persistent as it was."""
-    torch, meter = session.torch, session.meter
-    torch.allocate(GIB)
-    meter.measure_idle()
-    meter.grant_began()
-    torch.allocate(5 * GIB)
-    assert meter.grant_ended(at_boundary=False) == 5 * GIB
-    assert (meter.memory.persistent, meter.memory.ephemeral) == (GIB, 5 * GIB)
-    assert session.word(Word.LIVE) == 5 * GIB
 
 
 def test_the_device_is_waited_for_before_the_grant_goes(session: Session) -> None:
@@ -184,22 +136,6 @@ def test_a_grant_ends_whatever_the_device_says(session: Session, trouble: str) -
         torch.failure = "CUDA error: an illegal memory access was encountered"
     assert meter.grant_ended(at_boundary=False) == GIB
     assert torch.waits == 0
-
-
-def test_an_allowance_binds_torch_when_the_next_grant_begins(session: Session) -> None:
-    """By a part of the whole device; beyond it torch refuses."""
-    torch, meter = session.torch, session.meter
-    meter.allow(Allowance(limit_bytes=2 * GIB, quota_bytes=8 * GIB, others_bytes=0, capacity_bytes=100 * GIB))
-    meter.grant_began()
-    torch.allocate(2 * GIB)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        torch.allocate(MIB)
-    meter.grant_ended(at_boundary=False)
-    pages = FakePages()
-    meter.count_pages(pages)  # from now on the limit is where the pages come from
-    meter.grant_began()
-    assert pages.limit_bytes == 2 * GIB
-    torch.allocate(GIB)
 
 
 def test_pages_count_where_they_are_shared(session: Session) -> None:
@@ -362,26 +298,6 @@ def test_an_nvml_that_fails_later_changes_nothing(session: Session) -> None:
 # --- the clock ------------------------------------------------------------------------------------------------------
 
 
-def test_while_a_grant_is_held_the_clock_ticks_and_shows_live_bytes(session: Session) -> None:
-    """On the meter's thread; it is how boundaries are found, and what people see of a running cell."""
-    ticked = session.ticked
-    session.meter.grant_began()
-    session.torch.allocate(GIB)
-    assert ticked.wait(60)
-    shown = _eventually(lambda: session.word(Word.LIVE) == GIB, ticked)
-    assert shown
-    session.meter.grant_ended(at_boundary=True)
-
-
-def _eventually(condition: Callable[[], bool], tick: threading.Event) -> bool:
-    for _ in range(100):
-        if condition():
-            return True
-        tick.clear()
-        tick.wait(1)
-    return False
-
-
 # --- plain mode ---------------------------------------------------------------------------------------------------
 
 
@@ -409,13 +325,3 @@ def test_plain_mode_calls_public_functions_only() -> None:
     assert meter.memory.persistent == meter.memory.ephemeral == GIB // 4
     assert torch.reserved == GIB // 4, "the rest was given back"
     assert torch.cuda.memory_stats_as_nested_dict()["allocated_bytes"]["all"]["peak"] == GIB // 2
-
-
-def test_a_limit_holds_for_the_operation_that_makes_the_context() -> None:
-    """Its memory is asked for right after."""
-    session = Session()
-    session.meter.allow(Allowance(limit_bytes=GIB, quota_bytes=GIB, others_bytes=0, capacity_bytes=GIB))
-    session.meter.grant_began()
-    session.use()
-    with pytest.raises(RuntimeError, match="out of memory"):
-        session.torch.allocate(2 * GIB)

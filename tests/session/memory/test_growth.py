@@ -186,17 +186,6 @@ def test_beyond_the_quota_nothing_is_asked(session: SessionUnderTest) -> None:
     assert not any(getattr(message, "growth", 0) for message in session.heard[since:])
 
 
-def test_headroom_is_asked_for_before_it_is_needed(session: SessionUnderTest) -> None:
-    """An operation in place cannot be done twice: with little left, more is asked for before."""
-    asked: list[protocol.DeviceWantedReport] = []
-    give(session, asked)
-    reply = session.run(
-        "parts = []\nfor _ in range(30):\n    parts.append(torch.ones(4 << 20))\nprint(sum(map(len, parts)))"
-    )
-    assert reply["text"] == f"{30 * (4 << 20)}\n", (reply["evalue"], asked, session.log()[-600:])
-    assert asked
-
-
 def test_headroom_that_is_refused_is_no_error(session: SessionUnderTest) -> None:
     """The next operation may fit; it is not asked for again until much more is used."""
 

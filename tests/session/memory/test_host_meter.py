@@ -107,12 +107,6 @@ def test_a_source_measured_before_is_sampled_closely_for_a_moment_only(meter: Ho
     assert scratch.numel()
 
 
-def test_framework_memory_is_what_the_process_keeps_besides(meter: HostMeter) -> None:
-    """It is measured in bytes of this process, which has imported torch."""
-    assert meter.memory.framework > 5 * MIB
-    assert meter.data_bytes() > 0
-
-
 def test_what_was_read_of_a_file_is_no_memory_of_the_process(tmp_path: Path) -> None:
     """The system takes it back whenever it wants; what was written to a private map of it is."""
     file = tmp_path / "data"

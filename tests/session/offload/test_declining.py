@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -95,23 +94,6 @@ def test_threads_that_wait_for_a_cell_are_in_nobodys_way(session: SessionUnderTe
     assert "QueueFeederThread" in session.run("print([thread.name for thread in threading.enumerate()])")["text"]
     session.offload()
     session.run_restored("pool.shutdown(); queue.close(); queue.join_thread()")
-
-
-def test_a_directory_that_cannot_be_used_is_said(session: SessionUnderTest) -> None:
-    """With what stands in the way, and nothing lost."""
-    directory: Path = session.offload_directory
-    moved = directory.with_name("elsewhere")
-    existed = directory.exists()
-    if existed:
-        directory.rename(moved)
-    directory.touch()
-    answer = decline(session)
-    directory.unlink()
-    if existed:
-        moved.rename(directory)
-    assert answer.reason == "disk"
-    assert str(directory) in answer.message
-    assert session.run("print(float(kept.sum()))")["text"] == "1048576.0\n"
 
 
 def test_nothing_to_move_is_said_with_what_stays(session: SessionUnderTest) -> None:

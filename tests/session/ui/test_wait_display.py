@@ -185,25 +185,6 @@ def test_an_interrupted_wait_leaves_the_error_alone(session: SessionUnderTest) -
     session.wait_for(protocol.DeviceWantWithdrawnReport, cell.since)
 
 
-def test_what_a_thread_shows_meanwhile_stays(session: SessionUnderTest, tmp_path: Path) -> None:
-    """The line makes way for it, and does not come back."""
-    os.mkfifo(tmp_path / "go")
-    session.run(
-        f"import threading\ndef show():\n    open({str(tmp_path / 'go')!r}).read()\n    print('from a thread')\n"
-    )
-    cell = Cell(session, "thread = threading.Thread(target=show); thread.start(); torch.ones(3)")
-    waiting(session, cell, "grace")
-    cell.until_shown("grace")
-    (tmp_path / "go").write_text("now")
-    cell.until(lambda message: message["msg_type"] == "stream")
-    assert cell.kinds[-2:] == ["clear_output", "stream"]
-    assert [output.text for output in cell.saved] == ["from a thread\n"]
-    session.say(protocol.Granted())
-    assert cell.end() == "ok"
-    assert [output.output_type for output in cell.saved] == ["stream", "execute_result"]
-    assert cell.kinds.count("clear_output") == 1
-
-
 def test_what_a_forked_process_prints_meanwhile_stays(session: SessionUnderTest, tmp_path: Path) -> None:
     """As a data loader's worker may; the line makes way for it, too."""
     os.mkfifo(tmp_path / "go")
