@@ -105,7 +105,7 @@ def test_a_step_that_is_cut_off_leaves_its_rows(tmp_path: Path) -> None:
     assert "- mps: skipped: it is not here" in report
 
 
-#: starts a service that a signal does not end, and waits for it to listen; then goes on for so many seconds
+#: starts a service that a signal does not end, and waits for it to listen
 _LEAVE = """
 import subprocess, sys, time
 service = "import os, pathlib, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
@@ -114,7 +114,6 @@ service += "pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(6
 subprocess.Popen([sys.executable, "-c", service, {pid!r}], start_new_session=True)
 while not (found := open({pid!r}, "a+")) or not (found.seek(0), found.read())[1]:
     time.sleep(0.01)
-time.sleep({seconds})
 """
 #: fails while that service is alive
 _IS_GONE = """
@@ -128,10 +127,7 @@ else:
 """
 
 
-@pytest.mark.parametrize(("seconds", "status"), [(0, "passed"), (600, "timed out")])
-def test_nothing_that_a_step_starts_runs_on_beside_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, status: str
-) -> None:
+def test_nothing_that_a_step_starts_runs_on_beside_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A service in a session of its own either, whose memory is free before the next step begins."""
     pid = str(tmp_path / "pid")
     (tmp_path / "temporary").mkdir()
@@ -146,15 +142,12 @@ def test_nothing_that_a_step_starts_runs_on_beside_the_next(
     outcomes = _run(
         tmp_path,
         60.0,
-        Step("leaves", "", ["python3", "-c", _LEAVE.format(pid=pid, seconds=seconds), "{json}"], 6.0, needs=1.0),
+        Step("leaves", "", ["python3", "-c", _LEAVE.format(pid=pid), "{json}"], 6.0, needs=1.0),
         _step("next", _IS_GONE.format(pid=pid), needs=1.0),
         used_bytes=used_bytes,
     )
-    assert (outcomes["leaves"]["status"], outcomes["next"]["status"]) == (status, "passed"), outcomes
-    assert "come back" not in outcomes["leaves"]["note"]
-    logs = tmp_path / "leaves.logs"
-    assert logs.exists() is (status != "passed")
-    assert status == "passed" or (logs / "executor.log").read_text() == "lost"
+    assert (outcomes["leaves"]["status"], outcomes["next"]["status"]) == ("passed", "passed"), outcomes
+    assert not (tmp_path / "leaves.logs").exists()
     assert not [path for path in (tmp_path / "temporary").glob("kit-*") if (path / "executor.log").exists()]
 
 

@@ -256,7 +256,7 @@ async def reach(what: str, pid: int, process: ExecutorProcess) -> None:
         await until(lambda: is_stopped(pid), "it waits")
 
 
-STATES = ("waits", "has its turn", "is being stopped")
+STATES = ("waits", "is being stopped")
 
 
 @pytest.mark.parametrize("what", STATES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from sharedkernel.selftest.runner import SelfTest
 from sharedkernel.selftest.steps import STEPS, table
 from sharedkernel.selftest.trust import Identity, TrustFile
 from tests.executor.harness import Executor, ExecutorProcess
-from tests.software_gpu.support import MIB, device_bytes, trust_everything
+from tests.software_gpu.support import trust_everything
 
 pytestmark = [pytest.mark.software_gpu, pytest.mark.timeout(300)]
 
@@ -45,10 +45,11 @@ def limited_addresses(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def test_sessions_share_lanes_with_fewer_addresses(tmp_path: Path) -> None:
+async def test_sessions_share_lanes_with_fewer_addresses(serve: Callable[..., ExecutorProcess], tmp_path: Path) -> None:
     """The second, smaller try is enough for them."""
-
-    async def scenario(process: ExecutorProcess) -> None:
+    trust = trust_everything(tmp_path / "trust.json")
+    with limited_addresses(2 * TIB):
+        process = serve("--reserve", "64MiB", "--spares", "0", "--trust", str(trust))
         async with Executor(process) as executor:
             assert (await executor.client.status()).device.memory_mode == "shared", process.log()
             notebook = await executor.notebook()
@@ -57,15 +58,6 @@ def test_sessions_share_lanes_with_fewer_addresses(tmp_path: Path) -> None:
                 assert outcome.text == "True\n", outcome
             (session,) = (await executor.client.status()).sessions
             assert session.lane_note is None
-
-    trust = trust_everything(tmp_path / "trust.json")
-    options = ("--device", "cuda:0", "--reserve", "64MiB", "--spares", "0", "--trust", str(trust))
-    with limited_addresses(2 * TIB):
-        process = ExecutorProcess(*options, capacity=f"{device_bytes() // MIB}MiB")
-        try:
-            asyncio.run(scenario(process))
-        finally:
-            process.close()
 
 
 def test_the_self_test_needs_as_many_addresses_as_sessions(tmp_path: Path) -> None:

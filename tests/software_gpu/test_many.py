@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -33,18 +32,6 @@ print(int(kept.sum()))
 CHANGE = "kept += 1; print(int(kept.sum()))"
 
 
-@contextlib.contextmanager
-def executor_process(number: int, room: int) -> Iterator[ExecutorProcess]:
-    """Yield an executor with so much room beside what so many processes need."""
-    capacity = number * FRAMEWORK + room + RESERVE
-    with settings(CONTEXT=CONTEXT, CAPACITY=capacity):
-        process = ExecutorProcess("--device", "cuda:0", "--reserve", str(RESERVE), capacity=str(capacity))
-        try:
-            yield process
-        finally:
-            process.close()
-
-
 # torch takes 22 MiB for each notebook
 @pytest.mark.parametrize(
     ("number", "room", "least_away"),
@@ -54,11 +41,14 @@ def executor_process(number: int, room: int) -> Iterator[ExecutorProcess]:
         (50, 1400 * MIB, 0),
     ],
 )
-def test_all_notebooks_get_their_turns_and_keep_their_tensors(number: int, room: int, least_away: int) -> None:
+async def test_all_notebooks_get_their_turns_and_keep_their_tensors(
+    serve: Callable[..., ExecutorProcess], number: int, room: int, least_away: int
+) -> None:
     """Idle notebooks make room for others, and find all their tensors when they continue."""
     sums = [each * COUNT * (COUNT - 1) // 2 for each in range(number)]
-
-    async def scenario(process: ExecutorProcess) -> None:
+    capacity = number * FRAMEWORK + room + RESERVE
+    with settings(CONTEXT=CONTEXT, CAPACITY=capacity):
+        process = serve("--reserve", str(RESERVE), capacity=str(capacity))
         async with Executor(process) as executor:
             notebooks: list[Notebook] = []
             for first in range(0, number, AT_A_TIME):
@@ -77,6 +67,3 @@ def test_all_notebooks_get_their_turns_and_keep_their_tensors(number: int, room:
                 assert [int(outcome.text) for outcome in outcomes] == [each + more for each in sums]
                 sessions = (await executor.client.status()).sessions
                 assert sum(session.offloaded_bytes > 0 for session in sessions) >= least_away
-
-    with executor_process(number, room) as process:
-        asyncio.run(scenario(process))

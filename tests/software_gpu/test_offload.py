@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 
 import pytest
 
 from tests.executor.harness import Executor, ExecutorProcess
-from tests.software_gpu.support import MIB, device_bytes
+from tests.software_gpu.support import MIB
 
 pytestmark = [pytest.mark.software_gpu, pytest.mark.timeout(300)]
 
@@ -21,24 +21,14 @@ kept = [torch.arange(2 << 20, device="cuda") + number for number in range(4)]
 CHECK = "print([int(tensor.sum()) - (1 << 20) * ((2 << 20) - 1) for tensor in kept])"
 
 
-def test_tensors_come_back_where_no_lanes_can_be_used() -> None:
+async def test_tensors_come_back_where_no_lanes_can_be_used(serve: Callable[..., ExecutorProcess]) -> None:
     """Again and again; the copies are no operations of the user's, for which a grant is needed."""
-    options = ("--device", "cuda:0", "--reserve", "64MiB", "--spares", "0")
-    process = ExecutorProcess(*options, capacity=f"{device_bytes() // MIB}MiB")
-
-    async def scenario() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            assert (await notebook.run(KEEP)).status == "ok"
-            assert "lanes cannot be used" in (await executor.session(notebook))["lane_note"]
-            for _ in range(3):
-                await executor.client.offload_session(notebook.session)
-                assert (await executor.session(notebook))["offloaded_bytes"] == 64 * MIB
-                outcome = await notebook.run(CHECK)
-                expected = [number * (2 << 20) for number in range(4)]
-                assert outcome.text == f"{expected}\n", outcome
-
-    try:
-        asyncio.run(scenario())
-    finally:
-        process.close()
+    async with Executor(serve("--reserve", "64MiB", "--spares", "0")) as executor:
+        notebook = await executor.notebook()
+        assert (await notebook.run(KEEP)).status == "ok"
+        assert "lanes cannot be used" in (await executor.session(notebook))["lane_note"]
+        for _ in range(3):
+            await executor.client.offload_session(notebook.session)
+            assert (await executor.session(notebook))["offloaded_bytes"] == 64 * MIB
+            outcome = await notebook.run(CHECK)
+            assert outcome.text == f"{[number * (2 << 20) for number in range(4)]}\n", outcome

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -26,24 +26,18 @@ gc.disable()
 """
 
 
-def test_what_an_error_or_a_cycle_leaves_is_freed_for_the_next_cell() -> None:
+async def test_what_an_error_or_a_cycle_leaves_is_freed_for_the_next_cell(
+    serve: Callable[..., ExecutorProcess],
+) -> None:
     """At the first try, and again."""
-
-    async def scenario() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook("ada", limits=Limits(user="ada", quota_bytes=300 << 20))
-            assert (await notebook.run(DEFINE)).status == "ok"
+    async with Executor(serve("--reserve", "64MiB", capacity="900MiB")) as executor:
+        notebook = await executor.notebook("ada", limits=Limits(user="ada", quota_bytes=300 << 20))
+        assert (await notebook.run(DEFINE)).status == "ok"
+        for _ in range(2):
+            assert (await notebook.run("step(True)")).error == "ValueError"
             for _ in range(2):
-                assert (await notebook.run("step(True)")).error == "ValueError"
-                for _ in range(2):
-                    outcome = await notebook.run("step(False)")
-                    assert outcome.text == str(float(200 << 18)), outcome
-            outcome = await notebook.run("cycle = Cycle()\ndel cycle")
-            assert outcome.status == "ok", outcome
-            assert (await notebook.run("step(False)")).text == str(float(200 << 18))
-
-    process = ExecutorProcess("--device", "cuda:0", "--reserve", "64MiB", capacity="900MiB")
-    try:
-        asyncio.run(scenario())
-    finally:
-        process.close()
+                outcome = await notebook.run("step(False)")
+                assert outcome.text == str(float(200 << 18)), outcome
+        outcome = await notebook.run("cycle = Cycle()\ndel cycle")
+        assert outcome.status == "ok", outcome
+        assert (await notebook.run("step(False)")).text == str(float(200 << 18))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 
 import pytest
 
 from tests.executor.harness import Executor, ExecutorProcess
-from tests.software_gpu.support import MIB, device_bytes, settings
+from tests.software_gpu.support import settings
 
 pytestmark = [pytest.mark.software_gpu, pytest.mark.timeout(300)]
 
@@ -30,19 +30,10 @@ print(max(queued[20:]))
 """
 
 
-def test_no_more_than_the_work_of_two_iterations_is_queued() -> None:
+async def test_no_more_than_the_work_of_two_iterations_is_queued(serve: Callable[..., ExecutorProcess]) -> None:
     """Beside what the present one has queued; so it never takes long until the device can be given back."""
     with settings(KERNEL_US=1000):
-        options = ("--device", "cuda:0", "--reserve", "64MiB", "--spares", "0")
-        process = ExecutorProcess(*options, capacity=f"{device_bytes() // MIB}MiB")
-
-        async def scenario() -> None:
-            async with Executor(process) as executor:
-                outcome = await (await executor.notebook()).run(CODE)
-                assert outcome.status == "ok", outcome
-                assert 1 <= int(outcome.text) <= 3, outcome
-
-        try:
-            asyncio.run(scenario())
-        finally:
-            process.close()
+        async with Executor(serve("--reserve", "64MiB", "--spares", "0")) as executor:
+            outcome = await (await executor.notebook()).run(CODE)
+            assert outcome.status == "ok", outcome
+            assert 1 <= int(outcome.text) <= 3, outcome

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from sharedkernel.selftest.steps import Verdict, table
 from sharedkernel.selftest.trust import Identity
 from sharedkernel.status.document import DeviceStatus
 from tests.executor.harness import Executor, ExecutorProcess
-from tests.software_gpu.support import MIB, device_bytes, settings
+from tests.software_gpu.support import MIB, settings
 
 pytestmark = [pytest.mark.software_gpu, pytest.mark.timeout(300)]
 
@@ -67,10 +66,9 @@ def try_out(**options: Any) -> Verdict:
     return asyncio.run(SelfTest(IDENTITY, **options).run(DeviceMemoryMode.SHARED))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_calls_that_fail_now_and_then_are_found(seed: int) -> None:
+def test_calls_that_fail_now_and_then_are_found() -> None:
     """Whatever fails is the lanes' alone, and nothing hangs."""
-    with settings(FAIL_RATE=0.2, FAIL_SEED=seed, FAIL_CALLS=LANE_CALLS):
+    with settings(FAIL_RATE=0.2, FAIL_SEED=0, FAIL_CALLS=LANE_CALLS):
         verdict = try_out()
     assert verdict.mode is DeviceMemoryMode.PRIVATE, table(verdict)
     assert sum(result.seconds for result in verdict.results) < 60
@@ -113,15 +111,7 @@ del y
 QUOTA = 128 * MIB
 
 
-@contextlib.contextmanager
-def executor_process() -> Iterator[ExecutorProcess]:
-    """Yield an executor that serves the whole device."""
-    capacity = f"{device_bytes() // MIB}MiB"
-    process = ExecutorProcess("--device", "cuda:0", "--reserve", "64MiB", "--spares", "0", capacity=capacity)
-    try:
-        yield process
-    finally:
-        process.close()
+OPTIONS = ("--reserve", "64MiB", "--spares", "0")
 
 
 async def notebooks_work(process: ExecutorProcess, mode: DeviceMemoryMode) -> DeviceStatus:
@@ -153,38 +143,35 @@ async def notebooks_work(process: ExecutorProcess, mode: DeviceMemoryMode) -> De
         return device
 
 
-def test_notebooks_share_lanes_where_everything_passes() -> None:
+async def test_notebooks_share_lanes_where_everything_passes(serve: Callable[..., ExecutorProcess]) -> None:
     """And the next executor trusts what its sessions were started with."""
-    with executor_process() as process:
-        device = asyncio.run(notebooks_work(process, DeviceMemoryMode.SHARED))
-        assert str(device.self_test).startswith("the self-test found nothing wrong; ")
-        process.kill()
-        process.start()
-        device = asyncio.run(notebooks_work(process, DeviceMemoryMode.SHARED))
-        assert str(device.self_test).endswith("steps tried: 0 in 0.0 s, trusted: 13."), device
+    process = serve(*OPTIONS)
+    device = await notebooks_work(process, DeviceMemoryMode.SHARED)
+    assert str(device.self_test).startswith("the self-test found nothing wrong; ")
+    process.kill()
+    process.start()
+    device = await notebooks_work(process, DeviceMemoryMode.SHARED)
+    assert str(device.self_test).endswith("steps tried: 0 in 0.0 s, trusted: 13."), device
 
 
-def test_notebooks_have_private_memory_where_none_can_be_mapped() -> None:
+async def test_notebooks_have_private_memory_where_none_can_be_mapped(serve: Callable[..., ExecutorProcess]) -> None:
     """The log and status say so in one sentence."""
-    with settings(FAIL_RATE=1, FAIL_CALLS="cuMemMap"), executor_process() as process:
-        device = asyncio.run(notebooks_work(process, DeviceMemoryMode.PRIVATE))
-        assert str(device.self_test).startswith("the self-test failed at shared-memory (")
-        assert device.lanes_shared_reason == device.self_test
-        assert process.log().count(str(device.self_test)) == 1
+    with settings(FAIL_RATE=1, FAIL_CALLS="cuMemMap"):
+        process = serve(*OPTIONS)
+        device = await notebooks_work(process, DeviceMemoryMode.PRIVATE)
+    assert str(device.self_test).startswith("the self-test failed at shared-memory (")
+    assert device.lanes_shared_reason == device.self_test
+    assert process.log().count(str(device.self_test)) == 1
 
 
-def test_notebooks_run_on_plain_torch_where_tensors_cannot_move(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+async def test_notebooks_run_on_plain_torch_where_tensors_cannot_move(
+    serve: Callable[..., ExecutorProcess], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """They keep what they have on the device, and say why."""
     patch_torch(monkeypatch, tmp_path, NO_RESIZE)
-    with executor_process() as process:
-        device = asyncio.run(notebooks_work(process, DeviceMemoryMode.PLAIN))
-        assert "tensors-moved (storages cannot be resized here)" in str(device.self_test)
-        asyncio.run(_stays(process))
-
-
-async def _stays(process: ExecutorProcess) -> None:
+    process = serve(*OPTIONS)
+    device = await notebooks_work(process, DeviceMemoryMode.PLAIN)
+    assert "tensors-moved (storages cannot be resized here)" in str(device.self_test)
     async with Executor(process) as executor:
         notebook = await executor.notebook()
         await notebook.run("import torch; x = torch.ones(8 << 20, device='cuda')")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sharedkernel.device_memory.layout import plan_lane
 from tests.executor.harness import Executor, ExecutorProcess
-from tests.software_gpu.support import MIB, device_bytes, settings, trust_everything
+from tests.software_gpu.support import settings, trust_everything
 
 pytestmark = [pytest.mark.software_gpu, pytest.mark.timeout(300)]
 
@@ -29,10 +30,13 @@ print("trained")
 """
 
 
-def test_the_executor_answers_while_a_large_lane_is_made(tmp_path: Path) -> None:
+async def test_the_executor_answers_while_a_large_lane_is_made(
+    serve: Callable[..., ExecutorProcess], tmp_path: Path
+) -> None:
     """Each answer comes in far less time than the driver takes for the lane."""
-
-    async def scenario(process: ExecutorProcess) -> None:
+    trust = trust_everything(tmp_path / "trust.json")
+    with settings(DELAY_US=SECONDS * 1e6, DELAY_CALLS="cuMemExportToShareableHandle"):
+        process = serve("--reserve", "64MiB", "--spares", "0", "--trust", str(trust))
         async with Executor(process) as executor:
             notebook = await executor.notebook()
             longest, lane = 0.0, 0
@@ -50,12 +54,3 @@ def test_the_executor_answers_while_a_large_lane_is_made(tmp_path: Path) -> None
             units = len(plan_lane(lane))
             assert units > 50
             assert longest < units * SECONDS / 4, (longest, units)
-
-    trust = trust_everything(tmp_path / "trust.json")
-    options = ("--device", "cuda:0", "--reserve", "64MiB", "--spares", "0", "--trust", str(trust))
-    with settings(DELAY_US=SECONDS * 1e6, DELAY_CALLS="cuMemExportToShareableHandle"):
-        process = ExecutorProcess(*options, capacity=f"{device_bytes() // MIB}MiB")
-        try:
-            asyncio.run(scenario(process))
-        finally:
-            process.close()
