@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from sharedkernel.scheduling import MemoryProfile, Scheduler, SchedulerConfig, SessionId, SessionView, UserId
 from sharedkernel.scheduling.model.actions import Action
@@ -220,15 +221,31 @@ class Desk:
         assert deadline is not None
         return self.tick(max(deadline, self.now))
 
-    def begin(self, *names: str, ephemeral: int | None = None) -> list[Action]:
+    def begin(self, *names: str, ephemeral: int | None = None, domain: str = "all", **wanted: Any) -> list[Action]:
         """Start sessions, open a cell in each and want the device; return the last answer."""
         actions: list[Action] = []
         for name in names:
             if SessionId(name) not in self.scheduler.sessions:
-                self.start(name)
+                self.start(name, domain=domain)
             self.open(name)
-            actions = self.want(name, ephemeral)
+            actions = self.want(name, ephemeral, **wanted)
         return actions
+
+    def finish(self, name: str, **measured: Any) -> list[Action]:
+        """Let the session's cell give the device back and end; return the last answer."""
+        self.release(name, "cell", **measured)
+        return self.close(name)
+
+    def pause(self, name: str, at: ReleasePoint = "boundary", **measured: Any) -> list[Action]:
+        """Let the session give the device back and want it again; return the last answer."""
+        self.release(name, at, **measured)
+        return self.want(name)
+
+    def away(self, name: str, size: int) -> None:
+        """Start a session whose *size* bytes were moved away."""
+        self.start(name)
+        self.measure(name, persistent=size)
+        self.offload(name)
 
     def view(self, name: str) -> SessionView:
         """Return the session as people see it now."""

@@ -37,9 +37,7 @@ def test_a_full_quota_refuses_with_figures(sched: Desk) -> None:
 def test_a_prediction_refuses_nothing_and_growth_over_the_quota_is_refused(sched: Desk) -> None:
     """What a cell needed once it may not need again; what it asks for counts with what is live and kept."""
     sched.user("ada", quota=500)
-    sched.start("ada")
-    sched.open("ada")
-    assert sched.want("ada", 300, persistent=201)[-1] == Grant(session="ada", lane=1)
+    assert sched.begin("ada", ephemeral=300, persistent=201)[-1] == Grant(session="ada", lane=1)
     *_, refusal = sched.grow("ada", 60, live=240)
     assert isinstance(refusal, Refuse)
     assert refusal.shortage.reason == "quota"
@@ -55,8 +53,7 @@ def test_nobody_waits_for_a_guess(sched: Desk) -> None:
     sched.open("ada")
     assert sched.want("ada", 600, is_guess=True)[-1] == Grant(session="ada", lane=1)
     assert sched.scheduler.snapshot(0.0).lanes[0].size == 300
-    sched.release("ada", "cell")
-    sched.close("ada")
+    sched.finish("ada")
     sched.open("ada")
     sched.want("ada", 600)
     assert sched.state("ada") == "waiting", "its own code did"
@@ -89,8 +86,7 @@ def test_a_cell_that_asks_for_nothing_new_is_not_refused(sched: Desk) -> None:
     sched.release("ada1")
     sched.measure("ada2", persistent=600)
     assert sched.want("ada1")[-1] == Grant(session="ada1", lane=1)
-    sched.release("ada1", "cell")
-    sched.close("ada1")
+    sched.finish("ada1")
     sched.open("ada1")
     assert refused(sched.want("ada1")).shortage.reason == "quota"
 
@@ -115,15 +111,12 @@ def test_a_lowered_quota_holds_at_once(sched: Desk) -> None:
     sched.start("bob")
     refusal = refused(sched.user("ada", quota=200)[:1])
     assert (refusal.session, sched.state("ada2"), sched.state("ada1")) == ("ada2", "ready", "running")
-    sched.release("ada1")
-    assert sched.want("ada1")[-1] == Grant(session="ada1", lane=1)
+    assert sched.pause("ada1")[-1] == Grant(session="ada1", lane=1)
 
 
 def hog(sched: Desk) -> None:
     """Let a session of another domain run with more than half of the device."""
-    sched.start("ada", domain="x")
-    sched.open("ada")
-    sched.want("ada", 600)
+    sched.begin("ada", ephemeral=600, domain="x")
 
 
 def test_one_who_was_overtaken_gets_a_reservation(make_sched: Callable[..., Desk]) -> None:
@@ -141,8 +134,7 @@ def test_one_who_was_overtaken_gets_a_reservation(make_sched: Callable[..., Desk
     sched.begin("eve", ephemeral=100)
     assert sched.state("eve") == "waiting"
     assert [sched.view(name).queue_position for name in ("bob", "cleo", "dan", "eve")] == [1, 2, 3, 4]
-    sched.release("ada", "cell")
-    actions = sched.close("ada")
+    actions = sched.finish("ada")
     assert CreateLane(lane=4, size=500, domain="all") in actions
     assert (sched.state("bob"), sched.state("eve")) == ("running", "queued")
 
@@ -193,8 +185,7 @@ def test_what_a_signal_interrupts_is_parked_for_one_whose_memory_is_due(sched: D
     sched.want("ada")
     assert sched.state("ada") == "waiting"
     # The rest of its iteration needs 200 bytes, which is more than is left; and then 600 again.
-    sched.release("bob", "cell")
-    assert sched.close("bob") == [
+    assert sched.finish("bob") == [
         RemoveLane(lane=2),
         CreateLane(lane=3, size=200, domain="x"),
         Grant(session="ada", lane=3),
@@ -276,9 +267,7 @@ def test_an_interrupt_leaves_the_line(sched: Desk) -> None:
 def test_a_context_is_charged_with_the_first_grant_or_refused_soon(sched: Desk) -> None:
     """Others' contexts stay on the device, so a session waits only briefly if they leave no room for its own."""
     sched.start("ada", "bob", "cleo", framework=300)
-    sched.start("dan")
-    sched.open("dan")
-    assert sched.want("dan", context=300) == []
+    assert sched.begin("dan", context=300) == []
     refusal = refused(sched.tick_at_deadline())
     assert sched.now <= 6.0
     assert "takes 300 B for a context" in explain_shortage(refusal.shortage)
@@ -301,8 +290,7 @@ def test_one_that_waited_in_vain_waits_no_second_time(sched: Desk) -> None:
     assert sched.now == asked_again
     assert Grant(session="bob", lane=2) in sched.want("bob", 50, persistent=600)
     # In the next cell it may wait again: others have had time to give memory back.
-    sched.release("bob", "cell", persistent=750)
-    sched.close("bob")
+    sched.finish("bob", persistent=750)
     sched.open("bob")
     assert sched.want("bob", 50) == []
     assert refused(sched.tick_at_deadline()).shortage.waited > 0.0

@@ -36,9 +36,7 @@ def used(sched: Desk) -> int:
 
 def start_elsewhere(sched: Desk, name: str, ephemeral: int) -> None:
     """Let a session of another trust domain want the device: its lane is merged with nobody's."""
-    sched.start(name, domain="other")
-    sched.open(name)
-    sched.want(name, ephemeral * MIB)
+    sched.begin(name, ephemeral=ephemeral * MIB, domain="other")
 
 
 def test_what_is_free_is_given_at_once_until_the_boundary(sched: Desk) -> None:
@@ -67,9 +65,7 @@ def test_what_was_promised_stays_promised_while_the_iteration_is_interrupted(sch
 
 def test_a_cell_without_a_lane_is_given_one_for_all_of_it(sched: Desk) -> None:
     """Nothing of it is live yet."""
-    sched.start("ada")
-    sched.open("ada")
-    sched.want("ada", 100 * MIB, growth=50 * MIB)
+    sched.begin("ada", ephemeral=100 * MIB, growth=50 * MIB)
     assert sched.scheduler.snapshot(0.0).lanes[0].size == 150 * MIB
     assert sched.state("ada") == "running"
 
@@ -98,8 +94,7 @@ def test_growth_waits_without_a_grant_and_others_go_on(sched: Desk) -> None:
     start_elsewhere(sched, "bob", 300)
     assert sched.grow("ada", 300 * MIB, live=500 * MIB) == [Grant(session="bob", lane=2)]
     assert (sched.state("ada"), sched.view("ada").lane, sched.view("ada").waiting_for) == ("waiting", 1, "memory")
-    sched.release("bob", "cell")
-    assert sched.close("bob") == [RemoveLane(lane=2), Grant(session="ada", lane=1)]
+    assert sched.finish("bob") == [RemoveLane(lane=2), Grant(session="ada", lane=1)]
     assert used(sched) == 800
 
 
@@ -202,8 +197,7 @@ def test_of_two_that_grow_one_gives_its_lane_where_lanes_are_taken_back(sched: D
     actions = sched.grow("bob", 300 * MIB, live=100 * MIB)
     assert actions == [RemoveLane(lane=2), Grant(session="ada", lane=1)]
     assert (sched.state("bob"), sched.view("bob").parked) == ("waiting", 100 * MIB)
-    sched.release("ada", "cell", ephemeral=650 * MIB)
-    sched.close("ada")
+    sched.finish("ada", ephemeral=650 * MIB)
     assert sched.state("bob") == "running"
 
 
@@ -247,8 +241,7 @@ def test_the_latest_of_two_that_grow_gives_way(make_sched: Callable[..., Desk]) 
     assert sched.grow("bob", 300 * MIB, live=450 * MIB) == [Offload(session="bob")]
     assert Grant(session="ada", lane=1) in sched.offload("bob")
     assert (sched.state("bob"), sched.view("bob").offloaded) == ("restoring", 450 * MIB)
-    sched.release("ada", "cell", ephemeral=650 * MIB)
-    assert sched.close("ada")[-1] == Restore(session="bob")
+    assert sched.finish("ada", ephemeral=650 * MIB)[-1] == Restore(session="bob")
     sched.restored("bob")
     assert (sched.state("bob"), sched.view("bob").parked) == ("ready", 300 * MIB)
     assert sched.want("bob")[-1] == Grant(session="bob", lane=3)
@@ -380,8 +373,7 @@ def test_what_finds_no_room_to_come_back_is_charged_for_nothing_and_waits_again(
     sched.grow("ada", 200 * MIB, live=450 * MIB)
     sched.grow("bob", 300 * MIB, live=450 * MIB)
     sched.offload("bob")
-    sched.release("ada", "cell", ephemeral=650 * MIB)
-    assert sched.close("ada")[-1] == Restore(session="bob")
+    assert sched.finish("ada", ephemeral=650 * MIB)[-1] == Restore(session="bob")
     assert sched.view("bob").persistent == 750 * MIB
     sched.start("cleo")
     sched.measure("cleo", persistent=600 * MIB)  # what the figures did not show

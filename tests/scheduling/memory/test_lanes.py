@@ -41,9 +41,7 @@ def test_the_smallest_lane_that_can_grow_comes_third(sched: Desk) -> None:
     sched.begin("bob", ephemeral=300)
     sched.release("ada")
     sched.release("bob")
-    sched.start("cleo")
-    sched.open("cleo")
-    assert sched.want("cleo", 600) == [ResizeLane(lane=1, size=600), Grant(session="cleo", lane=1)]
+    assert sched.begin("cleo", ephemeral=600) == [ResizeLane(lane=1, size=600), Grant(session="cleo", lane=1)]
     assert lanes(sched) == {1: 600, 2: 300}
 
 
@@ -80,9 +78,7 @@ def test_a_lane_follows_its_sessions_needs_at_their_boundaries(sched: Desk) -> N
 def test_a_session_that_outgrew_its_lane_waits_for_another(sched: Desk) -> None:
     """What cannot grow for want of room lets the session go."""
     sched.begin("ada", ephemeral=500)
-    sched.start("bob", domain="y")
-    sched.open("bob")
-    sched.want("bob", 400)
+    sched.begin("bob", ephemeral=400, domain="y")
     assert sched.release("ada", ephemeral=700) == [RemoveLane(lane=1), Grant(session="bob", lane=2)]
     assert sched.want("ada") == []
     assert sched.state("ada") == "waiting"
@@ -125,9 +121,7 @@ def test_small_lanes_are_merged_before_anybody_waits(make_sched: Callable[..., D
     for name, size in (("ada", 300), ("bob", 250), ("cleo", 200)):
         sched.begin(name, ephemeral=size)
     assert lanes(sched) == {1: 300, 2: 250, 3: 200}
-    sched.start("dan", domain="y")
-    sched.open("dan")
-    actions = sched.want("dan", 400)
+    actions = sched.begin("dan", ephemeral=400, domain="y")
     assert actions == [RemoveLane(lane=3), CreateLane(lane=4, size=400, domain="y")]
     assert sched.view("cleo").lane == 2
 
@@ -136,9 +130,7 @@ def test_a_running_lane_is_asked_for_its_boundary_if_that_makes_room(sched: Desk
     """A lane that is larger than it needs is cut at the next boundary for somebody who waits, even for an instant."""
     sched.begin("ada")
     sched.measure("ada", ephemeral=300)
-    sched.start("bob", domain="y")
-    sched.open("bob")
-    assert sched.want("bob", 400) == [Revoke(session="ada")]
+    assert sched.begin("bob", ephemeral=400, domain="y") == [Revoke(session="ada")]
     # no signal: what it interrupts would keep the lane
     assert sched.scheduler.next_deadline() is None or sched.scheduler.next_deadline() > 1.0
     assert sched.release("ada") == [
@@ -151,12 +143,8 @@ def test_a_running_lane_is_asked_for_its_boundary_if_that_makes_room(sched: Desk
 @pytest.mark.parametrize("need", [None, 500])
 def test_one_of_unknown_need_is_asked_for_its_boundary(sched: Desk, need: int | None) -> None:
     """Until then it has all the memory there is; at the boundary its need is known, and others get the rest."""
-    sched.start("ada", domain="x")
-    sched.open("ada")
-    sched.want("ada")
-    sched.start("bob", domain="y")
-    sched.open("bob")
-    assert sched.want("bob", need) == [Revoke(session="ada")]
+    sched.begin("ada", domain="x")
+    assert sched.begin("bob", ephemeral=need, domain="y") == [Revoke(session="ada")]
     # no signal: what it interrupts would keep the lane
     assert sched.scheduler.next_deadline() == 5.0
     assert sched.release("ada", ephemeral=300) == [
@@ -172,8 +160,7 @@ def test_second_lanes_run_only_while_the_device_can_bear_them(make_sched: Callab
     sched.begin("ada", ephemeral=100)
     sched.now = 1.0
     assert sched.begin("bob", ephemeral=100)[-1] == Revoke(session="ada")
-    sched.release("ada", utilisation=0.4)
-    sched.want("ada")
+    sched.pause("ada", utilisation=0.4)
     sched.now = 2.0
     sched.tick()
     assert sched.release("bob", utilisation=0.5) == [Grant(session="ada", lane=1)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -29,13 +30,6 @@ def train(sched: Desk, name: str, *, size: int = 700, need: int = 100) -> list[A
     return sched.want(name, need * MIB)
 
 
-def away(sched: Desk, name: str, size: int = 700) -> None:
-    """Start a session whose *size* MiB were moved away."""
-    sched.start(name)
-    sched.measure(name, persistent=size * MIB)
-    sched.offload(name)
-
-
 def only(kind: type[Action], actions: list[Action]) -> list[Action]:
     return [action for action in actions if isinstance(action, kind)]
 
@@ -46,11 +40,10 @@ def only(kind: type[Action], actions: list[Action]) -> list[Action]:
 def test_a_training_whose_quantum_is_over_moves_out_at_once(sched: Desk) -> None:
     """An interactive user waits for one transfer, not for the end of the training."""
     train(sched, "bob")
-    away(sched, "ada")
+    sched.away("ada", 700 * MIB)
     sched.now = 100.0
     assert sched.reopen("ada") == [Revoke(session="bob")]
-    sched.release("bob", "boundary")
-    assert Offload(session="bob") in sched.want("bob")
+    assert Offload(session="bob") in sched.pause("bob")
     sched.now = 101.0
     assert Restore(session="ada") in sched.offload("bob")
     assert (sched.state("bob"), sched.view("bob").waiting_for) == ("restoring", "restore")
@@ -62,11 +55,11 @@ def test_a_training_whose_quantum_is_over_moves_out_at_once(sched: Desk) -> None
 def test_a_training_keeps_its_memory_for_a_quantum(sched: Desk) -> None:
     """It was brought in lately: the next one waits until its quantum is over."""
     sched.now = 10.0
-    away(sched, "bob")
+    sched.away("bob", 700 * MIB)
     sched.reopen("bob")
     sched.restored("bob")
     sched.want("bob", 100 * MIB)
-    away(sched, "ada")
+    sched.away("ada", 700 * MIB)
     assert sched.reopen("ada") == []
     assert sched.scheduler.next_deadline() == 30.0
     assert sched.tick(30.0) == [Revoke(session="bob")]
@@ -75,11 +68,10 @@ def test_a_training_keeps_its_memory_for_a_quantum(sched: Desk) -> None:
 def test_the_quantum_is_twelve_times_the_transfer(sched: Desk) -> None:
     """So that at most a tenth of the time is spent on copying."""
     train(sched, "bob")
-    away(sched, "ada")
+    sched.away("ada", 700 * MIB)
     sched.now = 100.0
     sched.reopen("ada")
-    sched.release("bob", "boundary")
-    sched.want("bob")
+    sched.pause("bob")
     sched.now = 104.0
     sched.offload("bob")
     sched.now = 107.0  # four seconds out, three back
@@ -91,12 +83,11 @@ def test_the_quantum_is_twelve_times_the_transfer(sched: Desk) -> None:
 def test_one_without_a_boundary_is_asked_by_the_signal(sched: Desk) -> None:
     """As for device time."""
     train(sched, "bob")
-    away(sched, "ada")
+    sched.away("ada", 700 * MIB)
     sched.now = 100.0
     sched.reopen("ada")
     assert sched.tick_at_deadline() == [ForceYield(session="bob")]
-    sched.release("bob", "yield", live=50 * MIB)
-    assert Offload(session="bob") in sched.want("bob")
+    assert Offload(session="bob") in sched.pause("bob", "yield", live=50 * MIB)
     assert Restore(session="ada") in sched.offload("bob")
     assert sched.view("bob").offloaded == 750 * MIB
 
@@ -106,7 +97,7 @@ def test_plain_python_is_called_to_the_gate(sched: Desk) -> None:
     sched.start("bob")
     sched.open("bob")
     sched.measure("bob", persistent=700 * MIB)
-    away(sched, "ada")
+    sched.away("ada", 700 * MIB)
     sched.now = 100.0
     assert sched.reopen("ada") == []
     assert sched.tick_at_deadline() == [Summon(session="bob")]
@@ -119,14 +110,13 @@ def test_one_that_cannot_move_is_passed_over(sched: Desk) -> None:
     """It says so once, and counts as staying until its cell has closed; somebody else moves out instead."""
     train(sched, "bob", size=300)
     train(sched, "cleo", size=300)
-    away(sched, "ada", size=500)
+    sched.away("ada", 500 * MIB)
     sched.now = 100.0
     sched.reopen("ada")
     first = next(s for s in ("bob", "cleo") if sched.state(s) == "preempting" or sched.view(s).state == "waiting")
     other = "cleo" if first == "bob" else "bob"
     if sched.state(first) == "preempting":
-        sched.release(first, "boundary")
-        sched.want(first)
+        sched.pause(first)
     sched.decline(first)
     moved = [s for s in (other,) if sched.scheduler.sessions[s].residence.is_ending]
     assert moved == [other]
@@ -138,7 +128,7 @@ def test_one_that_never_comes_is_not_counted_on(sched: Desk) -> None:
         sched.start(name)
         sched.open(name)
         sched.measure(name, persistent=400 * MIB)
-    away(sched, "ada", size=400)
+    sched.away("ada", 400 * MIB)
     sched.now = 100.0
     sched.reopen("ada")
     told = set(sched.scheduler.sessions) & {s for s, v in sched.scheduler.sessions.items() if v.residence.is_ending}
@@ -150,39 +140,29 @@ def test_one_that_never_comes_is_not_counted_on(sched: Desk) -> None:
     assert len({s for s, v in sched.scheduler.sessions.items() if v.residence.is_ending}) == 2
 
 
-def test_never_switches_it_off(make_sched: Callable[..., Desk]) -> None:
-    """Then a cell's memory stays until the cell is over."""
-    sched = make_sched(capacity=1000 * MIB, memory_quantum=None)
-    train(sched, "bob")
-    away(sched, "ada")
-    sched.now = 1000.0
-    assert sched.reopen("ada") == []
-    assert sched.tick(9000.0) == []
-
-
 @pytest.mark.parametrize("is_open", [False, True])
 def test_a_user_whose_memory_never_moves_keeps_it(sched: Desk, is_open: bool) -> None:
     """`offload_after` "never" holds for idle notebooks and for cells that run."""
     sched.user("bob", offload_after=None)
     train(sched, "bob", size=500)
     if not is_open:
-        sched.release("bob", "cell")
-        sched.close("bob")
-    away(sched, "ada", size=400)
+        sched.finish("bob")
+    sched.away("ada", 400 * MIB)
     sched.now = 100.0
     assert sched.reopen("ada") == [Restore(session="ada")]
-    away(sched, "cleo", size=600)
+    sched.away("cleo", 600 * MIB)
     assert sched.reopen("cleo") == []
     while (deadline := sched.scheduler.next_deadline()) is not None and deadline < 1000.0:
         assert not only(Offload, sched.tick(deadline))
         assert not sched.scheduler.sessions["bob"].residence.is_ending  # type: ignore[index]
 
 
-def test_nothing_is_taken_from_cells_under_fifo(make_sched: Callable[..., Desk]) -> None:
-    """By design: who lacks memory waits for cells to end."""
-    sched = make_sched(capacity=1000 * MIB, policy="fifo")
+@pytest.mark.parametrize("config", [{"policy": "fifo"}, {"memory_quantum": None}], ids=["fifo", "never"])
+def test_what_a_cell_keeps_stays_until_it_is_over(make_sched: Callable[..., Desk], config: dict[str, Any]) -> None:
+    """By design, where nothing is taken from cells: who lacks memory waits for them to end."""
+    sched = make_sched(capacity=1000 * MIB, **config)
     train(sched, "bob")
-    away(sched, "ada")
+    sched.away("ada", 700 * MIB)
     sched.now = 1000.0
     assert sched.reopen("ada") == []
     assert sched.tick(9000.0) == []
@@ -193,11 +173,10 @@ def test_lower_classes_make_room_at_once_and_never_get_it_from_higher_ones(make_
     sched = make_sched(capacity=1000 * MIB, policy="priority")
     sched.user("ada", priority=1)
     train(sched, "bob")
-    away(sched, "ada")
+    sched.away("ada", 700 * MIB)
     sched.now = 1.0
     assert sched.reopen("ada") == [Revoke(session="bob")]
-    sched.release("bob", "boundary")
-    sched.want("bob")
+    sched.pause("bob")
     sched.offload("bob")
     sched.restored("ada")
     sched.want("ada", 100 * MIB)
@@ -208,7 +187,7 @@ def test_room_that_was_made_for_one_is_taken_by_no_other(sched: Desk) -> None:
     """Of two that must move out for a large one, the first may not slip in again while the second is on its way."""
     train(sched, "bob", size=400, need=50)
     train(sched, "cleo", size=400, need=50)
-    away(sched, "ada", size=800)
+    sched.away("ada", 800 * MIB)
     sched.now = 100.0
     sched.reopen("ada")
     running = [name for name in ("bob", "cleo") if sched.state(name) == "preempting"]
@@ -217,8 +196,7 @@ def test_room_that_was_made_for_one_is_taken_by_no_other(sched: Desk) -> None:
     for name in moving:
         assert not only(Restore, sched.offload(name))
     for name in running:
-        sched.release(name, "boundary")
-        sched.want(name)
+        sched.pause(name)
         assert sched.offload(name)[-1] == Restore(session="ada")
 
 
@@ -228,7 +206,7 @@ def test_room_is_kept_for_one_until_those_who_make_it_have_gone(sched: Desk) -> 
         sched.start(name)
         sched.measure(name, persistent=80 * MIB, ephemeral=400 * MIB)
         sched.offload(name)
-    away(sched, "cleo", size=550)
+    sched.away("cleo", 550 * MIB)
     sched.reopen("ada")
     sched.restored("ada")
     assert sched.reopen("cleo") == []
@@ -261,8 +239,7 @@ def test_one_that_keeps_nothing_leaves_what_its_iterations_need(sched: Desk, liv
     """A loop that needs most of the device for its iterations is no reason to refuse others what they would keep."""
     sched.begin("bob", ephemeral=900 * MIB)
     sched.begin("ada", ephemeral=50 * MIB)
-    sched.release("bob", "yield", live=live * MIB)
-    sched.want("bob")
+    sched.pause("bob", "yield", live=live * MIB)
     assert sched.state("ada") == "running"
     sched.grow("ada", 800 * MIB)
     assert (sched.state("bob"), sched.state("ada")) == ("running", "waiting")
@@ -270,8 +247,7 @@ def test_one_that_keeps_nothing_leaves_what_its_iterations_need(sched: Desk, liv
     while not only(Offload, actions):
         actions = sched.tick_at_deadline()
         if sched.state("bob") == "preempting":
-            sched.release("bob", "yield", live=live * MIB)
-            actions = sched.want("bob")
+            actions = sched.pause("bob", "yield", live=live * MIB)
     assert sched.now < QUANTUM + 1
     assert only(Offload, actions) == [Offload(session="bob")]
     assert only(Grant, sched.offload("bob")) == [Grant(session="ada", lane=2, parallel=1)]
@@ -280,11 +256,10 @@ def test_one_that_keeps_nothing_leaves_what_its_iterations_need(sched: Desk, liv
 def test_one_that_was_told_to_move_out_is_told_once(sched: Desk) -> None:
     """Its cell was interrupted at the gate before it could answer, and wants the device again."""
     train(sched, "bob")
-    away(sched, "ada")
+    sched.away("ada", 700 * MIB)
     sched.now = 100.0
     sched.reopen("ada")
-    sched.release("bob", "boundary")
-    assert Offload(session="bob") in sched.want("bob")
+    assert Offload(session="bob") in sched.pause("bob")
     sched.withdraw("bob")
     assert sched.want("bob") == []
     assert sched.offload("bob") == [Restore(session="ada")]
@@ -362,7 +337,7 @@ def test_a_restore_for_which_there_will_never_be_room_is_refused_with_figures(sc
     """What stays of others cannot be moved: they are named, and nothing of the session is lost."""
     sched.user("bob", offload_after=None)
     train(sched, "bob", size=500)
-    away(sched, "ada", size=600)
+    sched.away("ada", 600 * MIB)
     assert sched.reopen("ada") == []
     refusals = []
     while not refusals:
@@ -383,8 +358,7 @@ def next_turn(sched: Desk, running: str) -> str:
     """Let *running* train until it has to move out; return who comes back for it, and trains from then on."""
     while sched.state(running) == "running":
         sched.tick_at_deadline()
-    sched.release(running, "boundary")
-    sched.want(running)
+    sched.pause(running)
     (restore,) = only(Restore, sched.offload(running))
     assert isinstance(restore, Restore)
     sched.restored(restore.session)
@@ -397,7 +371,7 @@ def test_an_interrupted_cell_comes_back_before_those_that_go_on(sched: Desk, is_
     """It needs its memory only to end: its user does not wait for a turn of each."""
     train(sched, "ada")
     for name in ("bob", "cleo", "dora"):
-        away(sched, name)
+        sched.away(name, 700 * MIB)
         sched.reopen(name)
     turns = ["ada"]
     while len(turns) < 9:
@@ -412,27 +386,24 @@ def test_an_interrupted_cell_comes_back_before_those_that_go_on(sched: Desk, is_
 def test_a_cell_that_begins_is_let_in_first_once(sched: Desk) -> None:
     """Before one that was moved out earlier in its middle; the next such cell waits for that one's turn."""
     train(sched, "bob")
-    away(sched, "ada")
-    away(sched, "cleo")
+    sched.away("ada", 700 * MIB)
+    sched.away("cleo", 700 * MIB)
     sched.now = 100.0
     sched.reopen("ada")
-    sched.release("bob", "boundary")
-    sched.want("bob")
+    sched.pause("bob")
     assert Restore(session="ada") in sched.offload("bob")  # bob waits from now on
     sched.restored("ada")
     sched.want("ada", 100 * MIB)
     sched.now = 110.0
     sched.reopen("cleo")
     assert sched.tick(120.0) == [Revoke(session="ada")]
-    sched.release("ada", "boundary")
-    sched.want("ada")
+    sched.pause("ada")
     assert Restore(session="cleo") in sched.offload("ada")
     sched.restored("cleo")
     sched.want("cleo", 100 * MIB)
-    away(sched, "dan")
+    sched.away("dan", 700 * MIB)
     sched.now = 130.0
     sched.reopen("dan")
     assert sched.tick(140.0) == [Revoke(session="cleo")]
-    sched.release("cleo", "boundary")
-    sched.want("cleo")
+    sched.pause("cleo")
     assert Restore(session="bob") in sched.offload("cleo")  # it was delayed for a quantum

@@ -45,9 +45,7 @@ def test_nobody_moves_who_may_not_run_beside_the_others(make_sched: Callable[...
 
 def test_nobody_moves_into_memory_that_somebody_in_line_could_use(sched: Desk) -> None:
     """Whoever waits for memory comes first: lanes do not multiply before them."""
-    sched.start("dora", domain="other")
-    sched.open("dora")
-    sched.want("dora", 500)
+    sched.begin("dora", ephemeral=500, domain="other")
     sched.measure("zoe", persistent=50)
     assert (sched.state("dora"), sched.state("bob"), sched.view("bob").lane) == ("waiting", "queued", 1)
     sched.end("zoe")
@@ -58,9 +56,7 @@ def test_nobody_moves_into_memory_that_somebody_in_line_could_use(sched: Desk) -
 def test_who_waits_for_persistent_memory_keeps_nobody_from_moving(sched: Desk) -> None:
     """It would not fit if all lanes went."""
     sched.user("zoe", offload_after=None)
-    sched.start("dora", domain="other")
-    sched.open("dora")
-    sched.want("dora", 950)
+    sched.begin("dora", ephemeral=950, domain="other")
     sched.measure("zoe", persistent=100)
     assert (sched.state("dora"), sched.state("bob"), sched.view("bob").lane) == ("waiting", "running", 2)
 
@@ -90,8 +86,7 @@ def test_a_session_in_the_middle_of_an_iteration_stays(make_sched: Callable[...,
     sched.measure("zoe", persistent=0)
     assert (sched.state("ada"), sched.view("ada").parked, sched.view("ada").lane) == ("queued", 150, 1)
     sched.now = 2.0
-    sched.release("bob", "yield", live=400)
-    assert sched.want("bob") == []
+    assert sched.pause("bob", "yield", live=400) == []
     assert (sched.state("ada"), sched.view("ada").lane) == ("running", 1)
 
 

@@ -9,7 +9,6 @@ import pytest
 from sharedkernel.scheduling.model.actions import Offload, Refuse, Restore
 from sharedkernel.status.refusal_text import explain_shortage
 from tests.scheduling.desk import Desk
-from tests.scheduling.memory.test_offloading import away
 
 MIB = 1 << 20
 
@@ -55,7 +54,7 @@ def test_what_was_given_beyond_the_quota_comes_back(sched: Desk) -> None:
 def test_a_restore_over_the_quota_is_refused_where_nothing_can_make_way(sched: Desk) -> None:
     """With figures; its memory stays where it is."""
     sched.user("ada", quota=600 * MIB)
-    away(sched, "ada1", 400)
+    sched.away("ada1", 400 * MIB)
     sched.start("ada2")
     sched.open("ada2")
     sched.measure("ada2", persistent=500 * MIB)
@@ -74,7 +73,7 @@ def test_a_restore_over_the_quota_is_refused_where_nothing_can_make_way(sched: D
 
 def test_what_is_larger_than_the_device_is_not_brought_back(sched: Desk) -> None:
     """As after a restart with less capacity: one sentence, and nothing is lost."""
-    away(sched, "ada", 1001)
+    sched.away("ada", 1001 * MIB)
     (refusal,) = sched.reopen("ada")
     assert isinstance(refusal, Refuse)
     assert refusal.shortage.reason == "no_lane_fits"
@@ -85,9 +84,7 @@ def test_a_shelf_is_charged_to_device_and_quota_and_outlives_sessions(sched: Des
     """It counts like what notebooks keep, and stays when they are gone."""
     sched.user("ada", quota=500 * MIB)
     sched.shelve("ada", 300 * MIB)
-    sched.start("ada")
-    sched.open("ada")
-    sched.want("ada")
+    sched.begin("ada")
     *_, refusal = sched.grow("ada", 201 * MIB)
     assert isinstance(refusal, Refuse)
     expected = "your quota is 500 MiB, your sessions use 0 B, your shelf 300 MiB"

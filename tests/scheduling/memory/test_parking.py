@@ -72,8 +72,7 @@ def test_closing_the_cell_drops_what_is_parked(sched: Desk) -> None:
 def test_a_second_interruption_parks_only_what_is_new(sched: Desk) -> None:
     """What was parked stays so while the iteration goes on; what it adds is in the lane."""
     share_a_lane(sched, need=600)
-    sched.release("ada", "yield", live=300)
-    sched.want("ada")
+    sched.pause("ada", "yield", live=300)
     sched.release("bob", "cell")
     sched.want("bob")
     sched.now += 10
@@ -89,8 +88,7 @@ def test_an_unmeasured_newcomer_does_not_wait_for_iterations_that_do_not_end(sch
     sched.now = 1.0
     sched.begin("bob", ephemeral=300)
     sched.tick_at_deadline()
-    sched.release("ada", "yield", live=200)
-    sched.want("ada")
+    sched.pause("ada", "yield", live=200)
     sched.now = 2.0
     # ada's lane is not empty, and will not be soon
     assert sched.begin("cleo") == [CreateLane(lane=3, size=400, domain="all")]

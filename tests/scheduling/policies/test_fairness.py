@@ -127,8 +127,7 @@ def test_deadline_is_when_the_holder_is_a_quantum_ahead(sched: Desk) -> None:
     sched.now = 1.0
     sched.begin("bob", ephemeral=10)
     sched.now = 1.01
-    sched.release("ada")
-    sched.want("ada")
+    sched.pause("ada")
     # ada: 1.01 s of service; bob was lifted to 1.0 when it came
     assert sched.scheduler.next_deadline() == pytest.approx(1.01 + 0.01 + 0.05)
     assert sched.tick(1.065) == []
@@ -140,8 +139,7 @@ def test_a_larger_share_means_longer_turns_from_now_on(sched: Desk) -> None:
     sched.begin("ada", ephemeral=10)
     sched.now = 1.0
     sched.begin("bob", ephemeral=10)
-    sched.release("ada")
-    sched.want("ada")
+    sched.pause("ada")
     assert sched.scheduler.next_deadline() == pytest.approx(1.05)
     assert sched.user("bob", share=2.0) == []
     assert sched.scheduler.next_deadline() == pytest.approx(1.10)
@@ -160,16 +158,14 @@ def test_a_grant_that_is_not_given_back_is_demanded_by_signals(sched: Desk) -> N
         assert sched.tick_at_deadline() == [demand(session="ada")]
         times.append(round(sched.now - 1.0, 6))
     assert times == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.6, 3.6]
-    sched.release("ada", "yield")
-    sched.want("ada")
+    sched.pause("ada", "yield")
     sched.now += 100
     sched.tick()
     sched.release("bob")
     sched.now += 100
     assert sched.want("bob") == [Revoke(session="ada")]
     assert sched.scheduler.next_deadline() == pytest.approx(sched.now + 0.005)
-    sched.release("ada")
-    sched.want("ada")
+    sched.pause("ada")
     sched.now += 300
     sched.tick()
     sched.release("bob")
@@ -214,8 +210,7 @@ def test_long_iterations_are_waited_for(iterations: float, patience: float) -> N
     sched.start("ada", "bob")
     sched.begin("ada", ephemeral=10)
     sched.now = 8.0
-    sched.release("ada", iterations=20)
-    sched.want("ada")
+    sched.pause("ada", iterations=20)
     sched.now = 9.0
     assert sched.begin("bob", ephemeral=10)[-1] == Revoke(session="ada")
     assert sched.tick_at_deadline() == [ForceYield(session="ada")]

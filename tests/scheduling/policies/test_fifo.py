@@ -61,9 +61,7 @@ def test_an_ended_session_gives_its_place_free(fifo: Desk) -> None:
 def test_backfill_lets_small_cells_pass(make_sched: Callable[..., Desk], backfill: bool, state: str) -> None:
     """While the oldest waits for memory later cells wait too, unless backfill is on and they fit."""
     sched = make_sched(policy="fifo", backfill=backfill)
-    sched.start("ada", domain="x")
-    sched.open("ada")
-    sched.want("ada", 600)
+    sched.begin("ada", ephemeral=600, domain="x")
     sched.begin("bob", ephemeral=500)
     sched.begin("cleo", ephemeral=100)
     assert sched.state("bob") == "waiting"
@@ -78,10 +76,8 @@ def test_the_oldest_is_not_stopped_by_memory_that_a_younger_one_was_given_first(
     fifo.open("ada", "bob")
     fifo.want("bob", 900)
     fifo.want("ada", 900)
-    fifo.release("zoe", "cell")
-    assert Grant(session="bob", lane=2) in fifo.close("zoe")
-    fifo.release("bob", "cell")
-    assert Grant(session="ada", lane=3) in fifo.close("bob")
+    assert Grant(session="bob", lane=2) in fifo.finish("zoe")
+    assert Grant(session="ada", lane=3) in fifo.finish("bob")
 
 
 def test_waits_are_those_of_a_queue() -> None:

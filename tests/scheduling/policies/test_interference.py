@@ -100,9 +100,7 @@ def test_a_measurement_that_crossed_with_a_release_says_nothing(make_sched: Make
 def test_what_is_left_counts_down_while_the_device_is_held(make_sched: MakeSched) -> None:
     """Status need not wait for the next event."""
     sched = make_sched(policy="srtf")
-    sched.start("ada")
-    sched.open("ada")
-    sched.want("ada", 10)
+    sched.begin("ada", ephemeral=10)
     foresee(sched, "ada", remaining_iterations=100, iteration_seconds=0.1)
     later = sched.scheduler.snapshot(sched.now + 4.0).sessions[0]
     assert (later.remaining_seconds, later.remaining_from) == (pytest.approx(6.0), "declared")
@@ -113,9 +111,7 @@ def test_what_is_left_counts_down_while_the_device_is_held(make_sched: MakeSched
 def test_a_guess_that_was_exceeded_is_not_mended_by_another(make_sched: MakeSched) -> None:
     """Who promises to be nearly done again and again is believed once in a cell."""
     sched = make_sched(policy="srtf")
-    sched.start("ada")
-    sched.open("ada")
-    sched.want("ada", 10)
+    sched.begin("ada", ephemeral=10)
     foresee(sched, "ada", remaining_iterations=10, iteration_seconds=0.1)
     sched.now += 5.0
     foresee(sched, "ada", remaining_iterations=10, iteration_seconds=0.1)

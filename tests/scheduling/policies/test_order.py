@@ -28,8 +28,7 @@ def work(sched: Desk, name: str, seconds: float, *, source: str | None = None) -
     sched.open(name, source=source)
     sched.want(name, 10)
     sched.now += seconds
-    sched.release(name, "cell", iterations=1)
-    sched.close(name)
+    sched.finish(name, iterations=1)
 
 
 # --- srtf -----------------------------------
@@ -65,8 +64,7 @@ def test_a_job_whose_profile_is_known_is_ranked_before_it_ever_ran(make_sched: M
     sched.want("cleo", 90, remaining=10, iteration_seconds=0.5)
     assert [sched.view(name).queue_position for name in ("bob", "cleo", "ada")] == [1, 2, 3]
     assert sched.view("bob").remaining_seconds == pytest.approx(1.0)
-    sched.release("dan", "cell")
-    assert sched.close("dan")[-1] == grant("bob", 2)
+    assert sched.finish("dan")[-1] == grant("bob", 2)
 
 
 def test_earlier_runs_of_the_same_source_tell_how_long_a_cell_takes(make_sched: MakeSched) -> None:
@@ -92,8 +90,7 @@ def test_a_wrong_guess_is_dropped_until_the_cell_ends(make_sched: MakeSched) -> 
     sched.release("ada", iterations=50, remaining=1)
     assert sched.view("ada").remaining_from == "residual"
     sched.want("ada", remaining=1)
-    sched.release("ada", "cell", iterations=1)
-    sched.close("ada")
+    sched.finish("ada", iterations=1)
     sched.open("ada")
     sched.want("ada", remaining=1)
     assert sched.view("ada").remaining_from == "declared"

@@ -39,8 +39,7 @@ def test_a_steady_loop_alone_is_foreseen(make_sched: MakeSched) -> None:
         report(sched, 1.0)
     assert sched.view("ada").time_left_seconds == pytest.approx(80.0)
     assert sched.scheduler.snapshot(sched.now + 0.5).sessions[0].time_left_seconds == pytest.approx(79.5, rel=0.01)
-    sched.release("ada", "cell")
-    sched.close("ada")
+    sched.finish("ada")
     assert sched.view("ada").time_left_seconds is None
 
 
@@ -53,8 +52,7 @@ def test_who_has_half_of_the_device_needs_twice_as_long_by_the_clock(make_sched:
         sched.now += 1.0
         sched.tick()  # the holder has had more than a quantum
         (holder,) = sched.scheduler.clock.holders
-        sched.release(holder, iterations=1)
-        sched.want(holder)
+        sched.pause(holder, iterations=1)
     view = sched.view("ada")
     assert view.remaining_seconds == pytest.approx(80.0, rel=0.05)
     assert view.time_left_seconds == pytest.approx(160.0, rel=0.05)
