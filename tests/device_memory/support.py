@@ -152,6 +152,11 @@ class Session(Tenant):
     def begin_turn(self, lane: int = LANE) -> None:
         self.memory.begin_turn(must_scrub=self.store.begin_turn(lane, self.name, self.user))
 
+    def begin(self, lane: int = LANE) -> None:
+        """Take a turn in the lane, and begin an iteration there."""
+        self.begin_turn(lane)
+        self.memory.begin_iteration()
+
     def hand_over(self, at: Any = "boundary", lane: int = LANE) -> Any:
         result = self.memory.hand_over(at)
         self.store.end_turn(lane, self.name)
@@ -197,8 +202,7 @@ __all__ = ["LANE", "MIB", "Replay", "Session", "StoreSupplier", "offload", "open
 
 def warm_up(session: Session) -> None:
     """Bring a session's lane pool into its steady state, with nothing in it."""
-    session.begin_turn()
-    session.memory.begin_iteration()
+    session.begin()
     for _ in range(WARM_UP):
         session.memory.next_iteration()
     session.hand_over()

@@ -21,8 +21,7 @@ def test_another_users_bytes_are_not_found(make_session):
     for session in (a, b, c):
         warm_up(session)
     for session, other in ((a, b), (b, c)):
-        session.begin_turn()
-        session.memory.begin_iteration()
+        session.begin()
         # all of the lane, small blocks and large ones
         blocks = [session.allocate(MIB, 171) for _ in range(8)]
         blocks.append(session.allocate(60 * MIB, 171))
@@ -30,8 +29,7 @@ def test_another_users_bytes_are_not_found(make_session):
         for block in blocks:
             session.free(block)
         session.hand_over()
-        other.begin_turn()
-        other.memory.begin_iteration()
+        other.begin()
         for size in (*[MIB] * 8, 60 * MIB):
             block = other.torch.malloc(size)
             assert not tensor_at(block.address, size).eq(171).any()
@@ -44,26 +42,22 @@ def test_another_users_bytes_are_not_found_behind_a_private_page(make_session):
     """Who scrubs the lane scrubs also what its own private pages hide: a session of the same user sees it next."""
     a, b, c = make_session("a", "ada"), make_session("b", "bob"), make_session("c", "bob")
     # much is born in b's warm-up, so that it is retired, and shows no lane beside the steady pool
-    b.begin_turn()
-    b.memory.begin_iteration()
+    b.begin()
     b.allocate(14 * MIB, 8)
     b.hand_over()
     for session in (a, b, c):
         warm_up(session)
-    b.begin_turn()
-    b.memory.begin_iteration()
+    b.begin()
     kept = [b.allocate(MIB, 7), b.allocate(40 * MIB, 7)]
     b.hand_over()
-    a.begin_turn()
-    a.memory.begin_iteration()
+    a.begin()
     for size in (*[MIB] * 8, 60 * MIB):
         block = a.torch.malloc(size)
         tensor_at(block.address, block.size).fill_(171)
     a.hand_over()
     b.begin_turn()
     b.hand_over()
-    c.begin_turn()
-    c.memory.begin_iteration()
+    c.begin()
     for size in (*[MIB] * 8, 60 * MIB):
         block = c.torch.malloc(size)
         assert not tensor_at(block.address, block.size).eq(171).any()
@@ -75,13 +69,11 @@ def test_an_iteration_can_be_parked_in_its_middle(make_session):
     a, b = make_session("a"), make_session("b")
     for session in (a, b):
         warm_up(session)
-    a.begin_turn()
-    a.memory.begin_iteration()
+    a.begin()
     activations = [a.allocate(size, 40 + number) for number, size in enumerate((512, MIB, 3 * MIB, 12 * MIB))]
     assert a.hand_over("yield").num_pages > 5
     assert not a.torch.under_way[1:], "a parked session allocates from the lane"
-    b.begin_turn()
-    b.memory.begin_iteration()
+    b.begin()
     b.allocate(60 * MIB, 200)
     b.hand_over()
     a.begin_turn()
@@ -100,8 +92,7 @@ def test_a_hand_over_is_whole_or_has_not_happened_whatever_call_of_the_driver_fa
     session = make_session("a", driver=driver, check_lanes=True)
     warm_up(session)
     for fail_at in itertools.count():
-        session.begin_turn()
-        session.memory.begin_iteration()
+        session.begin()
         block = session.allocate(12 * MIB, 40)
         session.hand_over("yield")
         session.begin_turn()
@@ -135,14 +126,12 @@ def test_a_parked_iteration_goes_on_in_a_lane_that_has_changed(store, make_sessi
     """Its blocks are where they were; what it allocates from now on is in the new lane."""
     session = make_session("a")
     warm_up(session)
-    session.begin_turn()
-    session.memory.begin_iteration()
+    session.begin()
     block = session.allocate(12 * MIB, 5)
     session.hand_over("yield")
     store.resize_lane(LANE, size)
     session.set_lane()
-    session.begin_turn()
-    session.memory.begin_iteration()
+    session.begin()
     more = session.allocate(20 * MIB, 6)
     for slot in session.arena.slots_within(more.address, more.size):
         assert slot.state is SlotState.LANE
@@ -159,8 +148,7 @@ def test_a_lane_grows_shrinks_and_moves_under_survivors(store, make_session):
     warm_up(session)
     blocks = []
     for size in (200 * MIB, 48 * MIB, 48 * MIB):
-        session.begin_turn()
-        session.memory.begin_iteration()
+        session.begin()
         blocks.append(session.allocate(5 * MIB, 10 + len(blocks)))
         with pytest.raises(LaneOccupied):
             store.resize_lane(LANE, size)
@@ -178,8 +166,7 @@ def test_a_lane_grows_shrinks_and_moves_under_survivors(store, make_session):
         assert account.total == account.lanes[LANE] + account.private["a"]
     store.create_lane(2, 30 * MIB)
     session.set_lane(2)
-    session.begin_turn(2)
-    session.memory.begin_iteration()
+    session.begin(2)
     session.allocate(5 * MIB, 77)
     session.hand_over(lane=2)
     store.remove_lane(2)
@@ -244,8 +231,7 @@ def test_a_graph_under_capture_postpones_the_hand_over(make_session):
     """Waiting for the device would break the capture."""
     session = make_session("a")
     warm_up(session)
-    session.begin_turn()
-    session.memory.begin_iteration()
+    session.begin()
     session.allocate(MIB, 1)
     session.torch.is_capturing = True
     calls = len(session.torch.calls)
@@ -282,8 +268,7 @@ def test_a_session_that_is_turned_off_stays_out_of_the_lane(make_session):
     session = make_session("a")
     session.memory.turn_off("its user's threads use the device")
     session.memory.turn_off("another reason")
-    session.begin_turn()
-    session.memory.begin_iteration()
+    session.begin()
     block = session.allocate(MIB, 1)
     (slot,) = session.arena.slots_within(block.address, block.size)
     assert slot.state is SlotState.PRIVATE

@@ -59,8 +59,7 @@ class Sessions(RuleBasedStateMachine):
             self.is_stale.discard(session)
         if new_job:
             session.memory.start_job()
-        session.begin_turn()
-        session.memory.begin_iteration()
+        session.begin()
         self.holder = session
         self._check(session)
 

@@ -17,8 +17,7 @@ def test_a_static_loop_has_one_survivor_page_at_most_and_none_later(make_session
     """After the warm-up: one page at the first hand-over, none after it, and no callback of torch's."""
     session = make_session("a", version=version)
     replay = Replay(session, traces.record(name, 8))
-    session.begin_turn()
-    session.memory.begin_iteration()
+    session.begin()
     assert replay.iterate()
     session.memory.next_iteration()
     assert replay.iterate()
@@ -27,8 +26,7 @@ def test_a_static_loop_has_one_survivor_page_at_most_and_none_later(make_session
     while replay.iterate():
         pages.append(session.hand_over().num_pages)
         callbacks.append(session.torch.num_callbacks)
-        session.begin_turn()
-        session.memory.begin_iteration()
+        session.begin()
     assert len(pages) == 6
     assert pages[0] <= 1
     assert not any(pages[1:]), pages
@@ -40,8 +38,7 @@ def test_varying_shapes_keep_little_of_the_lane(make_session, name):
     """At most 6 MiB become private in 20 iterations."""
     session = make_session("a")
     replay = Replay(session, traces.record(name, 22))
-    session.begin_turn()
-    session.memory.begin_iteration()
+    session.begin()
     for _ in range(WARM_UP):
         assert replay.iterate()
         session.memory.next_iteration()
@@ -49,8 +46,7 @@ def test_varying_shapes_keep_little_of_the_lane(make_session, name):
     while replay.iterate():
         kept += session.hand_over().private_bytes
         num += 1
-        session.begin_turn()
-        session.memory.begin_iteration()
+        session.begin()
     assert num == 20
     assert kept <= 6 * MIB
 
@@ -61,8 +57,7 @@ def test_on_a_full_device_a_session_keeps_the_pages_of_the_lane_in_which_somethi
     a, b = make_session("a"), make_session("b")
     for session in (a, b):
         warm_up(session)
-    a.begin_turn()
-    a.memory.begin_iteration()
+    a.begin()
     kept = a.allocate(30 * MIB, 40)
     a.allocate(1000, 50)
     a.supplier.is_device_full = True
@@ -78,8 +73,7 @@ def test_on_a_full_device_a_session_keeps_the_pages_of_the_lane_in_which_somethi
     store.resize_lane(LANE, 96 * MIB)
     for session in (b, a, b):
         session.set_lane()
-        session.begin_turn()
-        session.memory.begin_iteration()
+        session.begin()
         session.allocate(20 * MIB, 60)
         session.check_all()
         session.hand_over()
@@ -94,8 +88,7 @@ def test_a_page_is_not_kept_that_the_executor_refuses(store, make_session):
     """Nothing has changed then, and the hand-over is tried again."""
     session = make_session("a")
     warm_up(session)
-    session.begin_turn()
-    session.memory.begin_iteration()
+    session.begin()
     session.allocate(30 * MIB, 40)
     session.supplier.is_device_full = True
     store.end_turn(LANE, "a")
@@ -114,12 +107,10 @@ def test_private_pages_beyond_the_limit_show_the_lane_again(make_session, store)
     session = make_session("a")
     warm_up(session)
     for size in (100 * MIB, 40 * MIB):
-        session.begin_turn()
-        session.memory.begin_iteration()
+        session.begin()
         block = session.allocate(size, 3)
         session.hand_over()
-        session.begin_turn()
-        session.memory.begin_iteration()
+        session.begin()
         session.free(block)
         session.hand_over()
         assert session.sticky_bytes <= generations.STICKY
@@ -130,8 +121,7 @@ def test_without_room_for_survivors_the_lane_stays_with_its_session(store, make_
     """The hand-over did not happen; it does once there is room."""
     session = make_session("a")
     warm_up(session)
-    session.begin_turn()
-    session.memory.begin_iteration()
+    session.begin()
     block = session.allocate(3 * MIB, 5)
     session.supplier.allowance = MIB
     with pytest.raises(DeviceMemoryError, match="no room"):
@@ -146,8 +136,7 @@ def test_without_room_for_survivors_the_lane_stays_with_its_session(store, make_
 def test_a_warm_up_without_room_goes_on(make_session):
     """Its survivors are taken out at a later boundary."""
     session = make_session("a")
-    session.begin_turn()
-    session.memory.begin_iteration()
+    session.begin()
     session.allocate(3 * MIB, 5)
     session.supplier.allowance = 0
     session.memory.next_iteration()
