@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.session.harness import end_forks
+from tests.session.harness import SessionUnderTest, end_forks
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -17,6 +17,20 @@ def forks() -> Iterator[None]:
     """End the warm parent of the sessions under test."""
     yield
     end_forks()
+
+
+@pytest.fixture
+def session() -> Iterator[SessionUnderTest]:
+    """Yield a session of the test's own."""
+    with SessionUnderTest() as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def shared_session() -> Iterator[SessionUnderTest]:
+    """Yield a session for all tests of a module."""
+    with SessionUnderTest() as session:
+        yield session
 
 
 @pytest.fixture

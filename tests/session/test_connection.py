@@ -46,15 +46,24 @@ def test_a_forked_child_does_not_wait_for_a_lock_that_nobody_will_release() -> N
     subprocess.run([sys.executable, "-c", _FORK_WHILE_LOCKED], check=True, timeout=60)
 
 
-_WITHOUT_DESCRIPTORS = """if True:
-    import os, resource, socket, sys, time
-    from sharedkernel import protocol
-    from sharedkernel.session.connection import RETRY_INTERVAL, Link
+#: before each of these programs: an executor that only listens
+_LISTEN = """
+import os, resource, socket, sys, threading, time
+from sharedkernel import protocol
+from sharedkernel.session.connection import RETRY_INTERVAL, Link
+listener = socket.socket(socket.AF_UNIX)
+listener.settimeout(30)
+listener.bind(sys.argv[1])
+listener.listen()
+"""
 
-    listener = socket.socket(socket.AF_UNIX)
-    listener.settimeout(30)
-    listener.bind(sys.argv[1])
-    listener.listen()
+
+def run(code: str, scratch: Path) -> None:
+    subprocess.run([sys.executable, "-c", _LISTEN + code, str(scratch / "socket")], check=True, timeout=60)
+
+
+_WITHOUT_DESCRIPTORS = """if True:
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     link = Link(sys.argv[1])
@@ -68,22 +77,15 @@ _WITHOUT_DESCRIPTORS = """if True:
 
 def test_a_session_that_can_open_no_files_reaches_its_executor_later(scratch: Path) -> None:
     """It tries again as it does where nobody listens."""
-    subprocess.run([sys.executable, "-c", _WITHOUT_DESCRIPTORS, str(scratch / "socket")], check=True, timeout=60)
+    run(_WITHOUT_DESCRIPTORS, scratch)
 
 
 _WITHOUT_THREADS = """if True:
-    import os, socket, sys
-    from sharedkernel import protocol
-    from sharedkernel.session.connection import Link
 
     def handle(message):
         if isinstance(message, protocol.AskIdle):
             raise RuntimeError("can't start new thread")
 
-    listener = socket.socket(socket.AF_UNIX)
-    listener.settimeout(30)
-    listener.bind(sys.argv[1])
-    listener.listen()
     Link(sys.argv[1]).start(protocol.CellOpenedReport, handle)
     connection, _ = listener.accept()
     assert connection.recv(64)
@@ -95,18 +97,11 @@ _WITHOUT_THREADS = """if True:
 
 def test_a_message_that_could_not_be_handled_ends_the_connection_alone(scratch: Path) -> None:
     """The session greets its executor anew, and goes on."""
-    subprocess.run([sys.executable, "-c", _WITHOUT_THREADS, str(scratch / "socket")], check=True, timeout=60)
+    run(_WITHOUT_THREADS, scratch)
 
 
 _HUNG = """if True:
-    import os, socket, sys, threading
-    from sharedkernel import protocol
-    from sharedkernel.session.connection import Link
 
-    listener = socket.socket(socket.AF_UNIX)
-    listener.settimeout(30)
-    listener.bind(sys.argv[1])
-    listener.listen()
     link = Link(sys.argv[1])
     link.start(protocol.CellOpenedReport, print)
     first, _ = listener.accept()
@@ -120,7 +115,7 @@ _HUNG = """if True:
 
 def test_a_session_does_not_wait_for_an_executor_that_reads_nothing(scratch: Path) -> None:
     """It hangs up on it and greets it anew, which covers all that was sent before."""
-    subprocess.run([sys.executable, "-c", _HUNG, str(scratch / "socket")], check=True, timeout=60)
+    run(_HUNG, scratch)
 
 
 class Listener:

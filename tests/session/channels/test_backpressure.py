@@ -47,12 +47,6 @@ class SlowOutputs:
 
 
 @pytest.fixture
-def session() -> Iterator[SessionUnderTest]:
-    with SessionUnderTest() as session:
-        yield session
-
-
-@pytest.fixture
 def outputs() -> Iterator[SlowOutputs]:
     """Yield outputs of which more wait than the main thread may have under way."""
     outputs = SlowOutputs()
@@ -117,11 +111,19 @@ def test_a_flush_waits_for_what_was_printed_and_for_nothing_else(session: Sessio
     assert session.run(_FLUSH_WHILE_STOPPED)["text"].strip() == "said[True, False, False]"
 
 
-def test_whatever_is_scheduled_while_the_outputs_thread_wakes_is_done() -> None:
-    """Though it is woken once for several at a time, and by threads that know nothing of each other."""
+@pytest.fixture
+def thread() -> Iterator[OutputThread]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     thread = OutputThread(context.socket(zmq.XPUB))
     thread.start()
+    yield thread
+    thread.stop()
+    thread.close()
+    context.term()
+
+
+def test_whatever_is_scheduled_while_the_outputs_thread_wakes_is_done(thread: OutputThread) -> None:
+    """Though it is woken once for several at a time, and by threads that know nothing of each other."""
     done: list[int] = []
     ended = threading.Event()
 
@@ -137,16 +139,12 @@ def test_whatever_is_scheduled_while_the_outputs_thread_wakes_is_done() -> None:
     thread.schedule(ended.set)
     assert ended.wait(60)
     assert [done.count(number) for number in range(4)] == [2000] * 4
-    thread.stop()
-    thread.close()
-    context.term()
 
 
-def test_what_is_scheduled_behind_something_that_fails_is_done(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_scheduled_behind_something_that_fails_is_done(
+    thread: OutputThread, caplog: pytest.LogCaptureFixture
+) -> None:
     """Though one wake-up was for both: the end of a cell must not wait for the next one."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    thread = OutputThread(context.socket(zmq.XPUB))
-    thread.start()
     is_standing, go, ended = threading.Event(), threading.Event(), threading.Event()
 
     def stand_still() -> None:
@@ -163,6 +161,3 @@ def test_what_is_scheduled_behind_something_that_fails_is_done(caplog: pytest.Lo
     go.set()
     assert ended.wait(60)
     assert "a hook of the user's" in caplog.text
-    thread.stop()
-    thread.close()
-    context.term()

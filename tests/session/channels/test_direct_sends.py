@@ -110,27 +110,37 @@ def test_every_request_has_its_reply_whoever_sends_it(shell: Shell) -> None:
     assert ended == [_REQUESTS] * _CLIENTS
 
 
-def test_outputs_arrive_in_their_order_though_a_slow_listener_has_the_thread_send_some(
-    context: zmq.Context[Any],
-) -> None:
-    socket = context.socket(zmq.XPUB)
-    socket.sndhwm, socket.xpub_nodrop = 4, 1
-    socket.bind("inproc://outputs")
-    listener = context.socket(zmq.SUB)
-    listener.rcvhwm, listener.rcvtimeo = 4, 20_000
-    listener.connect("inproc://outputs")
+@contextlib.contextmanager
+def outputs_to_one(
+    context: zmq.Context[Any], address: str, limit: int, **options: int
+) -> Iterator[tuple[OutputThread, zmq.Socket[Any]]]:
+    """Yield outputs, and the one who listens at *address*; each has room for so many messages."""
+    socket, listener = context.socket(zmq.XPUB), context.socket(zmq.SUB)
+    socket.sndhwm = listener.rcvhwm = limit
+    for name, value in options.items():
+        setattr(socket, name, value)
+    socket.bind(address)
+    listener.rcvtimeo = 20_000
+    listener.connect(address)
     listener.subscribe(b"")
     socket.recv()  # the subscription
     outputs = OutputThread(socket)
     outputs.start()
-    speaker = threading.Thread(target=lambda: [outputs.send_multipart([b"%d" % number]) for number in range(2000)])
-    speaker.start()
-    assert [int(listener.recv()) for _ in range(2000)] == list(range(2000))
-    speaker.join()
+    yield outputs, listener
     outputs.stop()
     assert outputs.num_unsent == outputs.bytes_unsent == 0
     outputs.close()
     listener.close()
+
+
+def test_outputs_arrive_in_their_order_though_a_slow_listener_has_the_thread_send_some(
+    context: zmq.Context[Any],
+) -> None:
+    with outputs_to_one(context, "inproc://outputs", 4, xpub_nodrop=1) as (outputs, listener):
+        speaker = threading.Thread(target=lambda: [outputs.send_multipart([b"%d" % number]) for number in range(2000)])
+        speaker.start()
+        assert [int(listener.recv()) for _ in range(2000)] == list(range(2000))
+        speaker.join()
 
 
 class Farewell:
@@ -146,33 +156,21 @@ class Farewell:
 
 
 def test_what_is_said_in_the_middle_of_a_message_comes_after_it(context: zmq.Context[Any], tmp_path: Path) -> None:
-    socket = context.socket(zmq.XPUB)
-    socket.sndhwm = socket.copy_threshold = 0  # each frame is an object that is made while the message is sent
-    socket.bind(f"ipc://{tmp_path}/outputs")
-    listener = context.socket(zmq.SUB)
-    listener.rcvhwm, listener.rcvtimeo = 0, 20_000
-    listener.connect(f"ipc://{tmp_path}/outputs")
-    listener.subscribe(b"")
-    socket.recv()  # the subscription
-    outputs = OutputThread(socket)
-    outputs.start()
     threshold, dice = gc.get_threshold(), random.Random(7)
-    try:
-        for number in range(_FAREWELLS):
-            Farewell(outputs, number)
-            gc.set_threshold(dice.randrange(1, 60), 10_000, 10_000)
-            outputs.send_multipart([b"word", *[b"%d" % number] * 20, b"end"], copy=False)
-    finally:
-        gc.set_threshold(*threshold)
-    gc.collect()
-    said = [listener.recv_multipart() for _ in range(2 * _FAREWELLS)]
-    assert {(message[0], len(message), message[-1]) for message in said} == {
-        (b"word", 22, b"end"), (b"farewell", 3, b"end"),
-    }  # fmt: skip
+    # each frame is an object that is made while the message is sent
+    with outputs_to_one(context, f"ipc://{tmp_path}/outputs", 0, copy_threshold=0) as (outputs, listener):
+        try:
+            for number in range(_FAREWELLS):
+                Farewell(outputs, number)
+                gc.set_threshold(dice.randrange(1, 60), 10_000, 10_000)
+                outputs.send_multipart([b"word", *[b"%d" % number] * 20, b"end"], copy=False)
+        finally:
+            gc.set_threshold(*threshold)
+        gc.collect()
+        said = [listener.recv_multipart() for _ in range(2 * _FAREWELLS)]
+    ends = {(message[0], len(message), message[-1]) for message in said}
+    assert ends == {(b"word", 22, b"end"), (b"farewell", 3, b"end")}
     assert all(len(set(message[1:-1])) == 1 for message in said)
-    outputs.stop()
-    outputs.close()
-    listener.close()
 
 
 def test_a_reply_and_what_is_published_while_its_socket_is_read_do_not_wait_for_each_other(

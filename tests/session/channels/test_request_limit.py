@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from jupyter_client.session import DELIM
 
 from sharedkernel.session.channels.request_limit import RequestLimit
@@ -43,12 +41,6 @@ def test_what_waits_for_a_subshell_goes_with_it() -> None:
     assert request_limit.add(message(1, 800), "sub", ["sub"])
     assert not request_limit.add(message(2, 400), None, ["sub"])
     assert request_limit.add(message(2, 400), None, [])
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[SessionUnderTest]:
-    with SessionUnderTest() as session:
-        yield session
 
 
 def until_idle(session: SessionUnderTest, request: str) -> list[dict[str, Any]]:

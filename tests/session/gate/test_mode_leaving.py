@@ -19,12 +19,6 @@ x, layer = torch.ones(8, 8), torch.nn.Linear(8, 8)
 """
 
 
-@pytest.fixture(scope="module")
-def shared_session() -> Iterator[SessionUnderTest]:
-    with SessionUnderTest() as session:
-        yield session
-
-
 @pytest.fixture
 def session(shared_session: SessionUnderTest) -> Iterator[SessionUnderTest]:
     """Yield a session that has prepared, and has 64 GiB."""

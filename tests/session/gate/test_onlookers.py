@@ -48,17 +48,8 @@ def stats():
 
 #: cells; in each, what is looked at begins without a grant, or with one that an operation took just before
 CELLS = {
-    "trace": "show_trace()",
     "trace_later": "net(x)\nshow_trace()\nprint(modes())",
-    "trace_function": "print(torch.jit.trace(lambda a: a.view(a.size(0), -1) * 2, (x,)).graph.str(False))",
-    "trace_module": "print(torch.jit.trace_module(net, {'forward': x})(x).shape)",
-    "profile": "show_profile()",
     "profile_later": "net(x)\nshow_profile(record_shapes=True)\nprint(modes())",
-    "autograd_profile": (
-        "with torch.autograd.profiler.profile() as profile: net(x).sum().backward()\n"
-        "print(sorted((event.key, event.count) for event in profile.key_averages()))"
-    ),
-    "compile": "print(torch.equal(torch.compile(net, fullgraph=True, backend='eager')(x), net(x)), stats())",
     "compile_with_breaks": (
         "@torch.compile(backend='eager')\n"
         "def broken(x):\n"
@@ -80,7 +71,6 @@ CELLS = {
         "for _ in range(4): step()\n"
         "print(stats())"
     ),
-    "export": "print(len(torch.export.export(net, (x,)).graph.nodes))",
     "export_strictly": "print(len(torch.export.export(net, (x,), strict=True).graph.nodes))",
     "first_operation": "y = torch.ones(2)\nprint(modes())\nz = y + y\nprint(modes())",
     "no_call_between": "y = x + x; z = y * y; print(modes())",

@@ -237,24 +237,6 @@ def test_a_session_is_moved_out_while_its_thread_waits(session: SessionUnderTest
             id="import",
         ),
         pytest.param(
-            "import logging\n"
-            "class Computes(logging.Handler):\n"
-            "    def emit(self, record): torch.ones(3).sum()\n"
-            "logging.getLogger('mine').addHandler(Computes())",
-            "logging.getLogger('mine').error('thread')",
-            "logging.getLogger('mine').error('cell') or 7",
-            id="logging",
-        ),
-        pytest.param(
-            "class Item:\n"
-            "    def __lt__(self, other): return bool(torch.ones(3).sum() > 2)\n"
-            "items = queue.PriorityQueue()\n"
-            "items.put(Item())",
-            "items.put(Item())",
-            "items.qsize() + 5",
-            id="queue",
-        ),
-        pytest.param(
             "import os, warnings\n"
             "warnings.simplefilter('ignore')\n"
             "os.register_at_fork(before=lambda: torch.ones(3).sum())\n"
@@ -306,7 +288,6 @@ def test_a_session_stays_while_another_thread_may_run(session: SessionUnderTest)
     [
         "torch.jit.trace(lambda x: x + 1, torch.ones(2))(torch.ones(2)).sum().item()",
         "torch.func.vmap(lambda x: x * 2)(torch.ones(2)).sum().item()",
-        "torch.func.grad(lambda x: (x * x).sum())(torch.ones(2)).sum().item()",
         "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2)).sum().item()",
         "profiled()",
     ],

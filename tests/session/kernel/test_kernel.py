@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.session.harness import PATIENCE, SessionUnderTest
-
-
-@pytest.fixture
-def session() -> Iterator[SessionUnderTest]:
-    with SessionUnderTest() as session:
-        yield session
 
 
 def states(session: SessionUnderTest, until: tuple[str, str]) -> list[tuple[str, str]]:

@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-
-import pytest
 
 from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError
 from tests.session.harness import PATIENCE, SessionUnderTest
-
-
-@pytest.fixture
-def session() -> Iterator[SessionUnderTest]:
-    with SessionUnderTest() as session:
-        yield session
 
 
 def refuse(session: SessionUnderTest, sentence: str) -> None:

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
 from tests.session.harness import PATIENCE, SessionUnderTest
-
-
-@pytest.fixture
-def session() -> Iterator[SessionUnderTest]:
-    with SessionUnderTest() as session:
-        yield session
 
 
 def history(path: str) -> list[str]:

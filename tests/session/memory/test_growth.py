@@ -15,12 +15,6 @@ from tests.session.harness import GIB, PATIENCE, SessionUnderTest
 MIB = 1 << 20
 
 
-@pytest.fixture(scope="module")
-def shared_session() -> Iterator[SessionUnderTest]:
-    with SessionUnderTest() as session:
-        yield session
-
-
 @pytest.fixture
 def session(shared_session: SessionUnderTest) -> Iterator[SessionUnderTest]:
     """Yield a session that may use 256 MiB of a quota of 64 GiB."""

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
-
-import pytest
 
 from sharedkernel import protocol
 from tests.session.harness import SessionUnderTest
@@ -25,12 +22,6 @@ def start(number):
         for thread in running:
             thread.join()
 """
-
-
-@pytest.fixture
-def session() -> Iterator[SessionUnderTest]:
-    with SessionUnderTest() as session:
-        yield session
 
 
 def test_threads_wait_for_a_higher_limit(session: SessionUnderTest) -> None:

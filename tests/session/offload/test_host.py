@@ -261,9 +261,24 @@ def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path, kind: str) -> 
     assert len(tensor) == MIB
 
 
-def run_python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+#: before each of these programs
+_IMPORTS = """
+import os, resource, signal, sys
+from pathlib import Path
+import torch
+from sharedkernel.session.offload.host import PIECE_BYTES, RegionOffload, RestoreFailed
+from sharedkernel.session.offload.storages import survey
+
+def send_away():
+    pending = RegionOffload(survey(), Path(sys.argv[1]))
+    pending.write()
+    return pending.commit()
+"""
+
+
+def run_python(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        [sys.executable, "-c", _IMPORTS + textwrap.dedent(code), str(directory)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
 
@@ -272,16 +287,8 @@ def test_a_file_that_lost_its_bytes_is_a_clear_error(tmp_path: Path) -> None:
     """A disk that does not give back what it took: told, and what is still there stays away for another attempt."""
     done = run_python(
         """
-        import os, sys
-        from pathlib import Path
-        import torch
-        from sharedkernel.session.offload.host import RegionOffload, RestoreFailed
-        from sharedkernel.session.offload.storages import survey
-
         tensors = [torch.full((1 << 20,), float(number)) for number in range(8)]
-        pending = RegionOffload(survey(), Path(sys.argv[1]))
-        pending.write()
-        away = pending.commit()
+        away = send_away()
         (file,) = [entry for entry in Path("/proc/self/fd").iterdir() if sys.argv[1] in str(entry.resolve())]
         os.truncate(file, 16 << 20)
         for attempt in range(2):
@@ -304,12 +311,6 @@ def test_a_file_that_lost_its_bytes_is_a_clear_error(tmp_path: Path) -> None:
 def test_it_comes_back_whatever_limit_is_set_at_its_end(tmp_path: Path) -> None:
     """One under which a thread can be made, but not take its first steps, has nobody wait for it."""
     code = """
-    import resource, sys
-    from pathlib import Path
-    import torch
-    from sharedkernel.session.offload.host import PIECE_BYTES, RegionOffload
-    from sharedkernel.session.offload.storages import survey
-
     UNLIMITED = resource.RLIM_INFINITY, resource.RLIM_INFINITY
 
     def data_bytes():
@@ -319,9 +320,7 @@ def test_it_comes_back_whatever_limit_is_set_at_its_end(tmp_path: Path) -> None:
     kept = torch.arange(1 << 20)
     # the first thread's stack serves the others
     for spare in (64 << 20, *range(0, 128 << 10, 4 << 10)):
-        pending = RegionOffload(survey(), Path(sys.argv[1]))
-        pending.write()
-        away = pending.commit()
+        away = send_away()
 
         def limit(done):
             if away.size - done <= PIECE_BYTES:
@@ -340,16 +339,8 @@ def test_nothing_is_left_of_a_process_that_died(tmp_path: Path) -> None:
     """Killed while its memory is away, a process leaves no file."""
     done = run_python(
         """
-        import os, signal, sys
-        from pathlib import Path
-        import torch
-        from sharedkernel.session.offload.host import RegionOffload
-        from sharedkernel.session.offload.storages import survey
-
         tensor = torch.ones(1 << 20)
-        pending = RegionOffload(survey(), Path(sys.argv[1]))
-        pending.write()
-        away = pending.commit()
+        away = send_away()
         os.kill(os.getpid(), signal.SIGKILL)
         """,
         tmp_path / "offload",

@@ -56,10 +56,7 @@ def test_the_source_is_said_with_the_first_want_and_is_the_same_however_it_is_wr
 
 IN_FUNCTIONS = {
     "range": "def work(n):\n  for i in range(n): a @ b\nwork(10**9)",
-    "list": "def work(items):\n  for i in items: a @ b\nwork([0] * 10**7)",
     "generator": "def items():\n  for i in range(10**7): yield i\ndef work():\n  for i in items(): a @ b\nwork()",
-    "method": "class A:\n  def work(self):\n    for i, j in enumerate(range(10**7)): a @ b\nA().work()",
-    "comprehension": "x = [len(a @ b) for i in range(10**7)]",
 }
 
 

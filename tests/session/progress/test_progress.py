@@ -53,7 +53,6 @@ def seen(progress: Progress) -> list[tuple[int, int]]:
 #: loops that call `look` each time, and what is seen then
 LOOPS = {
     "range": ("for i in range(3): look()", [[(3, 1)], [(3, 2)], [(3, 3)]]),
-    "nested": ("for i in range(2):\n  for j in range(2): look()", [[(2, i), (2, j)] for i in (1, 2) for j in (1, 2)]),
     "left early": ("for i in range(2):\n  for j in range(5):\n    break\n  look()", [[(2, 1)], [(2, 2)]]),
     "returned from": ("def f():\n  for i in range(5):\n    return\nf()\nlook()", [[]]),
     "ended by an error": (
@@ -61,10 +60,7 @@ LOOPS = {
         [[(2, 1)], [(2, 2)]],
     ),
     "step": ("for i in range(0, 100, 50): look()", [[(2, 1)], [(2, 2)]]),
-    "downwards": ("for i in reversed(range(2)): look()", [[(2, 1)], [(2, 2)]]),
-    "list": ("for i in ['a', 'b']: look()", [[(2, 1)], [(2, 2)]]),
     "last of a list": ("for i in reversed([1, 2]): look()", [[(2, 1)], [(2, 2)]]),
-    "tuple backwards": ("for i in reversed((1, 2)): look()", [[(2, 1)], [(2, 2)]]),
     "user's sequence": (
         "class A:\n  def __len__(self): 1 / 0\n  def __getitem__(self, i): return (1, 2)[i]\n"
         "class B(A):\n  def __len__(self): return 2\n  def __iter__(self): return iter([1, 2])\n"
@@ -74,7 +70,6 @@ LOOPS = {
     "dict": ("for i, j in {1: 2, 3: 4}.items(): look()", [[(2, 1)], [(2, 2)]]),
     "enumerate": ("for i, j in enumerate(range(2)): look()", [[(2, 1)], [(2, 2)]]),
     "zip": ("for i, j in zip(range(9), [1, 2]): look()", [[(2, 1)], [(2, 2)]]),
-    "map": ("for i in map(abs, [1, 2]): look()", [[(2, 1)], [(2, 2)]]),
     "function": ("def f():\n  for i in [1, 2]: look()\nfor k in range(1): f()", [[(1, 1), (2, 1)], [(1, 1), (2, 2)]]),
     "method": (
         "class A:\n  def f(self, x=1, *a, **k):\n    def g(): return x\n    for i in [1, 2]: look()\nA().f()",
@@ -86,15 +81,11 @@ LOOPS = {
     ),
     "within a generator": ("def f():\n  for i in range(2):\n    look()\n    yield\nlist(f())", [[(2, 1)], [(2, 2)]]),
     "comprehension": ("[look() for i in range(2)]", [[(2, 1)], [(2, 2)]]),
-    "generator expression": ("sum(look() or 0 for i in range(2))", [[(2, 1)], [(2, 2)]]),
     "with": (
         "import contextlib\nfor i in range(2):\n  with contextlib.nullcontext():\n    for j in range(1): look()",
         [[(2, 1), (1, 1)], [(2, 2), (1, 1)]],
     ),
     "while": ("n = 2\nwhile n:\n  n -= 1\n  look()", [[], []]),
-    "tqdm": ("for i in tqdm(range(2), disable=True): look()", [[(2, 1)], [(2, 2)]]),
-    "yield from": ("def f():\n  yield from [1, 2]\nfor i in f(): look()", [[(2, 1)], [(2, 2)]]),
-    "class body": ("class A:\n  for i in range(2): look()", [[(2, 1)], [(2, 2)]]),
     "coroutine": (
         "async def f():\n  for i in range(2): look()\nc = f()\ntry: c.send(None)\nexcept StopIteration: pass",
         [[(2, 1)], [(2, 2)]],

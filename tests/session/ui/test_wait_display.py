@@ -29,12 +29,6 @@ Message = dict[str, Any]
 _LOOP = "import sharedkernel\nfor _ in sharedkernel.iterations(range(100)): torch.ones(3)"
 
 
-@pytest.fixture(scope="module")
-def shared_session() -> Iterator[SessionUnderTest]:
-    with SessionUnderTest() as session:
-        yield session
-
-
 def withhold(wanted: protocol.DeviceWantedReport) -> None:
     """Grant nothing."""
 
