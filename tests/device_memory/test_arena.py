@@ -89,13 +89,19 @@ def _drop_lane(f: Fixture) -> None:
     f.arena.drop_lane(unit.unit for unit in f.layout.units[4:8])
 
 
+def _rejoin(f: Fixture) -> None:
+    f.arena.rejoin([slot for slot in f.lane.slots if slot.state is SlotState.PRIVATE])
+
+
 @pytest.mark.parametrize(
     "change",
-    [_make_private, _remove_private, _clear_lane, _add_private, _add_lane, _drop_lane],
+    [_make_private, _rejoin, _remove_private, _clear_lane, _add_private, _add_lane, _drop_lane],
     ids=lambda c: c.__name__,
 )
 def test_a_change_that_fails_anywhere_changes_nothing(fixture, change: Callable[[Fixture], None]):
     """Whichever call of the driver fails, states and bytes are as before; then the change works."""
+    if change is _rejoin:  # to the lane's bytes, which nobody has changed
+        _make_private(fixture)
     before = fixture.states()
     failures = 0
     while True:
@@ -113,29 +119,6 @@ def test_a_change_that_fails_anywhere_changes_nothing(fixture, change: Callable[
     assert failures >= 2
     assert fixture.states() != before
     fixture.check_bytes()
-    fixture.settle()
-
-
-def test_a_failing_rejoin_changes_nothing(fixture):
-    """Private pages stay private, with their bytes."""
-    _make_private(fixture)
-    before = fixture.states()
-    slots = [slot for slot in fixture.lane.slots if slot.state is SlotState.PRIVATE]
-    for failing in range(4):
-        fixture.driver.fail_at = failing
-        with pytest.raises(Fault):
-            fixture.arena.rejoin(slots)
-        assert fixture.states() == before
-        fixture.check_bytes()
-    fixture.driver.fail_at = None
-    fixture.arena.rejoin(slots)
-    # the lane's bytes, which nobody has changed
-    fixture.check_bytes()
-    fixture.settle()
-    with pytest.raises(InvalidMapping):
-        fixture.arena.make_private(
-            fixture.private.slots, fixture.supplier.private_units([UNIT] * 2, mid_iteration=False)
-        )
     fixture.settle()
 
 

@@ -39,32 +39,6 @@ class Boundary:
 Step = Allocated | Freed | Boundary
 
 
-class _Residual(nn.Module):
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.first_norm = nn.BatchNorm2d(outputs)
-        self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.second_norm = nn.BatchNorm2d(outputs)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        inner = torch.relu(self.first_norm(self.first(x)))
-        return torch.relu(self.second_norm(self.second(inner)) + self.shortcut(x))
-
-
-def resnet18(width: int) -> nn.Module:
-    layers: list[nn.Module] = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
-    channels = width
-    for stage, stride in enumerate((1, 2, 2, 2)):
-        for each in (stride, 1):
-            layers.append(_Residual(channels, width << stage, each))
-            channels = width << stage
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
-
-
 class _Transformer(nn.Module):
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -81,20 +55,8 @@ def _mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
 
 
-def _images(number: int) -> torch.Tensor:
-    return torch.randn(8, 3, 32, 32)
-
-
 def _tokens(number: int) -> torch.Tensor:
     return torch.randint(1000, (24, 64))
-
-
-def _few_tokens(number: int) -> torch.Tensor:
-    return torch.randint(1000, (16, 32))
-
-
-def _varying_images(number: int) -> torch.Tensor:
-    return torch.randn(2 + number * 5 % 9, 3, 32, 32)
 
 
 def _varying_tokens(number: int) -> torch.Tensor:
@@ -104,14 +66,11 @@ def _varying_tokens(number: int) -> torch.Tensor:
 _Batch = Callable[[int], torch.Tensor]
 _LOOPS: dict[str, tuple[Callable[[], nn.Module], _Batch]] = {
     "mlp": (_mlp, lambda number: torch.randn(64, 784)),
-    "resnet18": (lambda: resnet18(32), _images),
     "transformer": (lambda: _Transformer(192, 2), _tokens),
-    "tiny transformer": (lambda: _Transformer(64, 4), _few_tokens),
-    "varying resnet18": (lambda: resnet18(32), _varying_images),
     "varying transformer": (lambda: _Transformer(128, 4), _varying_tokens),
 }
-STATIC = ("mlp", "resnet18", "transformer")
-VARYING = ("varying resnet18", "varying transformer")
+STATIC = ("mlp", "transformer")
+VARYING = "varying transformer"
 
 
 @functools.cache

@@ -148,20 +148,14 @@ def _out_of(error: BaseException):
     return refuse
 
 
-def test_no_error_passes_through_torch(torch, pools):
-    """Torch says that it is out of memory."""
-    pool = pools.make(_out_of(ValueError("a reason")))
+@pytest.mark.parametrize(
+    ("raised", "seen"), [(ValueError("a reason"), OutOfMemoryError), (KeyboardInterrupt(), KeyboardInterrupt)]
+)
+def test_no_error_passes_through_torch(torch, pools, raised, seen):
+    """Torch says that it is out of memory; an interrupt comes once it has returned, and is not lost."""
+    pool = pools.make(_out_of(raised))
     pools.begin(pool)
-    with pytest.raises(OutOfMemoryError):
-        torch.malloc(1)
-    pools.end(pool)
-
-
-def test_an_interrupt_comes_once_torch_has_returned(torch, pools):
-    """Whatever torch does then: the interrupt does not pass through it, and is not lost."""
-    pool = pools.make(_out_of(KeyboardInterrupt()))
-    pools.begin(pool)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(seen):
         torch.malloc(1)
     pools.end(pool)
 

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from sharedkernel.scheduling.policies.gittins_index import ServiceDistribution
 from sharedkernel.scheduling.policies.levels import Levels
 from sharedkernel.scheduling.policies.whole_jobs import (
     FifoJobs,
-    GittinsJobs,
     Job,
     JobId,
     JobPolicy,
     LasJobs,
-    SrtfJobs,
     choose,
 )
 
@@ -36,14 +30,6 @@ def test_strict_fifo_waits_for_the_first() -> None:
     assert names(FifoJobs(backfill=True), jobs, 4) == ["0", "2"]
 
 
-def test_las_counts_devices_times_seconds() -> None:
-    """Ten seconds on four devices are 40 of service: that is demoted, 30 s on one device are not."""
-    las = LasJobs(Levels(thresholds=(35.0,)))
-    jobs = [job(0, 4, ran=10, is_running=True), job(1, 1, ran=30)]
-    assert names(las, jobs, 4) == ["1"]
-    assert las.changes_in(jobs[1]) == 5.0
-
-
 def test_las_puts_whoever_is_demoted_at_the_end_of_the_queue() -> None:
     """A job that crosses a threshold gives way to those who wait in the lower queue already."""
     las = LasJobs(Levels(thresholds=(100.0,)))
@@ -53,47 +39,3 @@ def test_las_puts_whoever_is_demoted_at_the_end_of_the_queue() -> None:
     assert names(las, [first, second], 1) == ["1"]
     second.recent = 100.0
     assert names(las, [first, second], 1) == ["0"]
-
-
-def test_gittins_serves_the_larger_index() -> None:
-    """Of jobs that need 1 or 100, those that are new come before one that turned out to be long."""
-    gittins = GittinsJobs(ServiceDistribution([1.0] * 9 + [100.0]).stages())
-    assert names(gittins, [job(0, ran=1, is_running=True), job(1)], 1) == ["1"]
-    # Where old jobs are nearly done, they go first.
-    increasing = GittinsJobs(ServiceDistribution([99.0, 100.0]).stages())
-    old = job(1, ran=90)
-    assert names(increasing, [old], 1) == ["1"]
-    assert names(increasing, [job(0), old], 1) == ["1"]
-
-
-jobs_to_choose_of = st.lists(
-    st.builds(
-        lambda devices, ran, left: (devices, ran, left), st.integers(1, 8), st.floats(0, 500), st.floats(0.1, 500)
-    ),
-    max_size=12,
-)
-policies = st.sampled_from(
-    [
-        FifoJobs(),
-        FifoJobs(backfill=True),
-        SrtfJobs(),
-        LasJobs(Levels(thresholds=(10.0, 100.0))),
-        GittinsJobs(ServiceDistribution([5.0, 50.0, 500.0]).stages()),
-    ]
-)
-
-
-@given(policy=policies, described=jobs_to_choose_of)
-def test_devices_are_never_promised_twice_and_never_left_without_reason(
-    policy: JobPolicy, described: list[tuple[int, float, float]]
-) -> None:
-    """Those chosen fit together; whoever overtakes leaves nothing free that somebody who waits could use."""
-    jobs = [job(number, devices, ran=ran, left=left) for number, (devices, ran, left) in enumerate(described)]
-    chosen = choose(policy, jobs, 8)
-    free = 8 - sum(each.devices for each in chosen)
-    assert free >= 0
-    waiting = [each for each in jobs if each not in chosen]
-    if policy.overtakes:
-        assert all(each.devices > free for each in waiting)
-    elif waiting:
-        assert min(waiting, key=policy.rank).devices > free

@@ -126,30 +126,6 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     desk.close()
 
 
-def test_two_sessions_take_turns_in_the_same_bytes(desk: Desk, tmp_path: Path) -> None:
-    """A lane is there once, whoever uses it; what survives a turn is private, and intact after the other's."""
-    sessions = [Session(desk, tmp_path, name) for name in ("p", "q")]
-    size = 64 * MIB
-    kept: list[list[Any]] = [[], []]
-    for turn in range(6):
-        for number, session in enumerate(sessions):
-            desk.grant(session, size)
-            session.iterate(turn * 2 + number)
-            session.cuda.boundary_passed()
-            survivor = session.iterate(100 + turn * 2 + number, keep=turn < 2)
-            if survivor is not None:
-                kept[number].append(survivor)
-            desk.release(session)
-            session.tenant.check_all()
-    assert [len(blocks) for blocks in kept] == [2, 2]
-    account = desk.store.account()
-    assert account.lanes == {LANE: lane_bytes(size)}
-    for session in sessions:
-        session.tenant.check_all()
-        assert session.cuda.private_bytes == account.private[session.process.process]
-        assert session.cuda.lane_bytes == lane_bytes(size)
-
-
 def test_another_users_bytes_are_written_over(desk: Desk, tmp_path: Path) -> None:
     """Within one user's sessions the lane passes as it is."""
     ada, grace = Session(desk, tmp_path, "p", "ada"), Session(desk, tmp_path, "q", "grace")
