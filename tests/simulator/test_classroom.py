@@ -28,15 +28,6 @@ def test_a_plan_repeats_and_its_contexts_are_as_large_as_seen() -> None:
     assert plan.contexts() == sum(session.framework for session in sessions)
 
 
-def test_a_large_card_does_for_a_small_class() -> None:
-    """Nothing is refused or moved away."""
-    forecast, outcome = forecast_class(PLAN)
-    assert forecast.verdict is ClassVerdict.YES
-    assert (forecast.refused, forecast.offloads) == (0, 0)
-    assert outcome.figures()["finished"] == outcome.jobs == forecast.num_cells
-    assert outcome.added["verdict"] == "yes"
-
-
 def test_contexts_alone_can_be_too_many() -> None:
     """Idle notebooks keep theirs, so a card that would hold everybody's tensors does not do."""
     forecast, _ = forecast_class(replace(PLAN, students=8, capacity=3 * _GIB))

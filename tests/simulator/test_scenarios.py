@@ -24,7 +24,7 @@ from sharedkernel.simulator.notebooks import (
 )
 from sharedkernel.simulator.salus_models import INFERENCE, TRAINING
 from sharedkernel.simulator.traces import TraceJob
-from sharedkernel.simulator.workloads import notebooks, two_kinds
+from sharedkernel.simulator.workloads import two_kinds
 
 CAPACITY = 14 << 30
 
@@ -46,19 +46,6 @@ def test_reserved_and_bound_devices() -> None:
     assert bound_devices([notebook]).mean == pytest.approx(0.5)
     assert bound_devices([notebook]).most == 4
     assert reserved_devices([notebook]).mean == 4
-
-
-def test_more_devices_do_not_make_notebooks_wait_longer() -> None:
-    """On as many devices as notebooks nobody is slowed; on one, everybody is."""
-    cells = notebooks_of(notebooks(jobs=400, seed=1))
-    one, many = (
-        simulate_notebooks(cells, SharedOptions(devices=count, capacity=CAPACITY)).figures()
-        for count in (1, len(cells))
-    )
-    assert many["avg_wait_seconds"] == pytest.approx(0.0, abs=1e-6)
-    assert one["avg_wait_seconds"] > 1  # type: ignore[operator]
-    assert one["finished"] == many["finished"] == one["jobs"]
-    assert one["notebooks_per_device"] == pytest.approx(len(cells) * many["notebooks_per_device"])  # type: ignore[operator]
 
 
 def test_a_search_gives_up_early_and_finds_the_same() -> None:
@@ -179,22 +166,6 @@ def test_a_table_is_read_or_refused(tmp_path: Path) -> None:
         read_pairs(path, "k80")
     with pytest.raises(TraceError, match="cannot be read"):
         read_pairs(tmp_path / "none", "v100")
-
-
-def test_horus_on_measured_pairs(traces: Path) -> None:
-    """On Gavel's pairs predictions are off by less than a tenth, and the worst slowdown is smaller."""
-    table = read_pairs(traces / "gavel" / "oracle_throughputs.json", "v100")
-    found = fit(table)
-    assert found.error < 0.1
-    rng = random.Random(0)
-    jobs = [PairJob(kind=rng.randrange(26), duration=min(7200, rng.lognormvariate(7, 1))) for _ in range(200)]
-    worst = {
-        rule: simulate_colocation(
-            table, found.utilisations, jobs, devices=16, rule=rule, tolerance=0.5, window=32
-        ).figures()["worst_slowdown"]
-        for rule in ("horus", "random", "least-loaded")
-    }
-    assert worst["horus"] < 0.9 * min(worst["random"], worst["least-loaded"])  # type: ignore[type-var, operator]
 
 
 # --- packing -----------------------------------

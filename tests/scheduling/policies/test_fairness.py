@@ -121,19 +121,6 @@ def test_nobody_is_asked_to_give_way_to_nobody(sched: Desk) -> None:
     assert sched.tick(1e6) == []
 
 
-def test_deadline_is_when_the_holder_is_a_quantum_ahead(sched: Desk) -> None:
-    """The moment is named in advance, and nothing happens before it."""
-    sched.begin("ada", ephemeral=10)
-    sched.now = 1.0
-    sched.begin("bob", ephemeral=10)
-    sched.now = 1.01
-    sched.pause("ada")
-    # ada: 1.01 s of service; bob was lifted to 1.0 when it came
-    assert sched.scheduler.next_deadline() == pytest.approx(1.01 + 0.01 + 0.05)
-    assert sched.tick(1.065) == []
-    assert sched.tick_at_deadline() == [Revoke(session="bob")]
-
-
 def test_a_larger_share_means_longer_turns_from_now_on(sched: Desk) -> None:
     """A changed share holds at once for the one that runs: its lead grows more slowly."""
     sched.begin("ada", ephemeral=10)
@@ -240,16 +227,6 @@ def test_a_turn_that_begins_while_another_ends_for_good_has_an_end(sched: Desk) 
     sched.end("ada")
     assert sched.state("bob") == "running"
     assert sched.scheduler.next_deadline() is not None
-
-
-def test_use_without_a_grant_counts_as_service() -> None:
-    """Who computes beyond their grants, from threads of their own, say, waits for their turns as long as they took."""
-    device = Device(SchedulerConfig(capacity=1000), [endless("ada", 0.005), endless("bob", 0.005)])
-    device.run(1)
-    device.use("ada", 4)
-    device.run(11)
-    assert device.desk.attained("ada") == pytest.approx(device.desk.attained("bob"), abs=0.1)
-    assert device.desk.attained("bob") == pytest.approx(0.5 + 4 + 3, abs=0.1)
 
 
 @pytest.mark.parametrize(("seconds", "first"), [(0.0, "bob"), (1000.0, "cleo")])

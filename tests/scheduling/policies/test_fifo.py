@@ -8,7 +8,6 @@ import pytest
 
 from sharedkernel.scheduling.model.actions import Grant
 from tests.scheduling.desk import Desk
-from tests.scheduling.device import Cell, Notebook, run
 
 
 @pytest.fixture
@@ -78,11 +77,3 @@ def test_the_oldest_is_not_stopped_by_memory_that_a_younger_one_was_given_first(
     fifo.want("ada", 900)
     assert Grant(session="bob", lane=2) in fifo.finish("zoe")
     assert Grant(session="ada", lane=3) in fifo.finish("bob")
-
-
-def test_waits_are_those_of_a_queue() -> None:
-    """Three cells of a second each that come together wait 0, 1 and 2 seconds."""
-    notebooks = [Notebook(name=name, cells=[Cell(seconds=0.1, iterations=10)]) for name in ("ada", "bob", "cleo")]
-    device = run(notebooks, policy="fifo")
-    assert [notebook.waits[0] for notebook in notebooks] == pytest.approx([0.0, 1.0, 2.0])
-    assert device.num_switches == 3

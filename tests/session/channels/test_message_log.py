@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jupyter_client.session import DELIM
 
-from sharedkernel.session.channels.message_log import MessageLog, message_id
+from sharedkernel.session.channels.message_log import MessageLog, Missed, message_id
 
 LIMIT = 1000
+
+Note = Callable[[list[bytes]], object]
 
 
 def message(number: int, size: int = 0, to: bytes = b"") -> list[bytes]:
@@ -26,6 +28,16 @@ def message_log() -> Iterator[MessageLog]:
     box = MessageLog(LIMIT)
     yield box
     box.close()
+
+
+@pytest.fixture
+def note(message_log: MessageLog) -> Note:
+    """Return what tells the log that somebody begins (1) or ends (0) to listen."""
+    return message_log._noting_listeners(lambda frames: None)
+
+
+def ids(missed: Missed) -> list[str | None]:
+    return [message_id(frames) for _, frames in missed.messages]
 
 
 @given(st.lists(st.integers(0, LIMIT + 100), max_size=60), st.integers(0, 59))
@@ -65,9 +77,8 @@ def test_replies_go_to_who_asked(message_log: MessageLog) -> None:
     assert missed == [("shell", replies[0]), ("shell", replies[2]), ("iopub", message(4))]
 
 
-def test_who_may_have_had_a_reply_is_not_told_it_again(message_log: MessageLog) -> None:
+def test_who_may_have_had_a_reply_is_not_told_it_again(message_log: MessageLog, note: Note) -> None:
     """Another relay speaks for the same client, which has what the relay before was sent, and refuses it twice."""
-    note = message_log._noting_listeners(lambda frames: None)
     note([b"\x01"])
     message_log.keep("shell", message(1, to=b"ada"))
     note([b"\x00"])  # the gateway ends, so that nobody hears the next
@@ -76,9 +87,8 @@ def test_who_may_have_had_a_reply_is_not_told_it_again(message_log: MessageLog) 
     assert message_log.since([], b"ada").messages == [("shell", message(2, to=b"ada"))]
 
 
-def test_a_successor_is_told_what_its_client_has_not_heard(message_log: MessageLog) -> None:
+def test_a_successor_is_told_what_its_client_has_not_heard(message_log: MessageLog, note: Note) -> None:
     """Neither outputs nor replies that the client had from the relay before; all later ones when it comes back."""
-    note = message_log._noting_listeners(lambda frames: None)
     note([b"\x01"])
     message_log.meet(b"ada")
 
@@ -113,16 +123,15 @@ def test_a_reply_is_found_by_its_request(message_log: MessageLog) -> None:
     assert message_log.reply_to("1", b"ada") is None
 
 
-def test_what_one_client_was_told_no_other_is_told_again(message_log: MessageLog) -> None:
+def test_what_one_client_was_told_no_other_is_told_again(message_log: MessageLog, note: Note) -> None:
     """A client that has seen nothing of this session gets what was said while no client was there, and that once."""
-    note = message_log._noting_listeners(lambda frames: None)
 
     def say(*numbers: int) -> None:
         for number in numbers:
             message_log.keep("iopub", message(number))
 
     def told(seen: list[str]) -> list[str | None]:
-        return [message_id(frames) for _, frames in message_log.since(seen, b"").messages]
+        return ids(message_log.since(seen, b""))
 
     note([b"\x01"])
     say(1, 2)  # heard by the client of whoever started the session
@@ -139,13 +148,13 @@ def test_what_one_client_was_told_no_other_is_told_again(message_log: MessageLog
     assert told(["6"]) == ["7"]
 
 
-def test_a_client_that_has_seen_nothing_is_told_what_its_gateway_took_with_it(message_log: MessageLog) -> None:
+def test_a_client_that_has_seen_nothing_is_told_what_its_gateway_took_with_it(
+    message_log: MessageLog, note: Note
+) -> None:
     """All since it came or was told first; a client that comes for the first time is told none of it."""
-    note = message_log._noting_listeners(lambda frames: None)
 
     def told(identity: bytes, *, resumes: bool = True) -> list[str | None]:
-        missed = message_log.since([], identity, resumes=resumes)
-        return [message_id(frames) for _, frames in missed.messages]
+        return ids(message_log.since([], identity, resumes=resumes))
 
     note([b"\x01"])
     message_log.keep("iopub", message(1))
@@ -165,15 +174,15 @@ def test_a_client_that_has_seen_nothing_is_told_what_its_gateway_took_with_it(me
     assert told(b"ada") == []  # who came that long ago is forgotten
 
 
-def test_who_has_seen_what_is_no_longer_kept_gets_all_that_is(message_log: MessageLog) -> None:
+def test_who_has_seen_what_is_no_longer_kept_gets_all_that_is(message_log: MessageLog, note: Note) -> None:
     """It is of this session, as its id says, and so has missed everything after it."""
-    message_log._noting_listeners(lambda frames: None)([b"\x01"])
+    note([b"\x01"])
     for number in range(3):
         frames = message(0, size=LIMIT // 2)
         frames[3] = json.dumps({"msg_id": f"here_1_{number}"}).encode()
         message_log.keep("iopub", frames)
     missed = message_log.since(["here_1_0"], b"")
-    assert [message_id(frames) for _, frames in missed.messages] == ["here_1_2"]
+    assert ids(missed) == ["here_1_2"]
     assert missed.is_cut
 
 

@@ -25,19 +25,6 @@ def is_work_known(said: protocol.Foreseen) -> bool:
     return said.remaining_iterations is not None
 
 
-def test_what_a_loop_has_left_is_said() -> None:
-    """Iterations left are those of the loop, and an iteration takes time."""
-    with SessionUnderTest() as session:
-        since = session.mark
-        request = session.client.execute(MULTIPLYING)
-        said = session.wait_for(protocol.Foreseen, since, where=is_work_known)
-        assert said.remaining_iterations is not None
-        assert 0 <= 10**9 - said.remaining_iterations < 10**6
-        assert said.iteration_seconds
-        session.interrupt()
-        assert session.reply(request)["ename"] == "KeyboardInterrupt"
-
-
 def test_the_source_is_said_with_the_first_want_and_is_the_same_however_it_is_written() -> None:
     """A cell that does not use the device says nothing; one that does says its source before it wants the device."""
     with SessionUnderTest() as session:
