@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 from sharedkernel.scheduling import MemoryProfile, Scheduler, SchedulerConfig, SessionId, SessionView, UserId
 from sharedkernel.scheduling.model.actions import Action
@@ -56,6 +56,11 @@ class Desk:
         self._touched += self.scheduler.touched
         validate(self.scheduler)
         return actions
+
+    def at(self, now: float) -> Self:
+        """Put the clock to *now*."""
+        self.now = now
+        return self
 
     def take_touched(self) -> list[SessionId]:
         """Return the sessions that events have touched since this was asked last."""
@@ -241,10 +246,15 @@ class Desk:
         self.release(name, at, **measured)
         return self.want(name)
 
-    def away(self, name: str, size: int) -> None:
+    def keep(self, *names: str, size: int, **measured: Any) -> None:
+        """Start sessions that keep *size* bytes each."""
+        for name in names:
+            self.start(name)
+            self.measure(name, persistent=size, **measured)
+
+    def away(self, name: str, size: int, **measured: Any) -> None:
         """Start a session whose *size* bytes were moved away."""
-        self.start(name)
-        self.measure(name, persistent=size)
+        self.keep(name, size=size, **measured)
         self.offload(name)
 
     def view(self, name: str) -> SessionView:

@@ -124,14 +124,11 @@ def test_one_who_was_overtaken_gets_a_reservation(make_sched: Callable[..., Desk
     sched = make_sched(policy="fifo", backfill=True)
     hog(sched)
     sched.begin("bob", ephemeral=500)
-    sched.now = 1.0
-    sched.begin("cleo", ephemeral=100)
+    sched.at(1.0).begin("cleo", ephemeral=100)
     assert sched.state("cleo") == "queued"
-    sched.now = 5.9
-    sched.begin("dan", ephemeral=100)
+    sched.at(5.9).begin("dan", ephemeral=100)
     assert sched.state("dan") == "queued"
-    sched.now = 6.0
-    sched.begin("eve", ephemeral=100)
+    sched.at(6.0).begin("eve", ephemeral=100)
     assert sched.state("eve") == "waiting"
     assert [sched.view(name).queue_position for name in ("bob", "cleo", "dan", "eve")] == [1, 2, 3, 4]
     actions = sched.finish("ada")
@@ -141,12 +138,10 @@ def test_one_who_was_overtaken_gets_a_reservation(make_sched: Callable[..., Desk
 
 def test_one_whom_no_lane_could_help_holds_nobody_up(sched: Desk) -> None:
     """Who waits for memory that notebooks keep gets no reservation: others' waiting would not help."""
-    sched.start("ada")
-    sched.measure("ada", persistent=600)
+    sched.keep("ada", size=600)
     sched.begin("bob", ephemeral=500)
     for number in range(10):
-        sched.now += 3.0
-        sched.begin(f"cleo{number}", ephemeral=10)
+        sched.at(sched.now + 3.0).begin(f"cleo{number}", ephemeral=10)
         assert sched.view(f"cleo{number}").lane is not None
     assert sched.state("bob") == "ready"  # and is told so, since what ada keeps cannot be moved
     sched.end("ada")

@@ -54,8 +54,7 @@ def test_what_was_promised_stays_promised_while_the_iteration_is_interrupted(sch
     """Others may run meanwhile; what was grown by and is in use is kept beside the lane."""
     sched.begin("ada", ephemeral=300 * MIB)
     sched.grow("ada", 200 * MIB, live=250 * MIB)
-    sched.now = 1.0
-    sched.begin("bob", ephemeral=100 * MIB)
+    sched.at(1.0).begin("bob", ephemeral=100 * MIB)
     sched.tick_at_deadline()
     sched.release("ada", "yield", live=450 * MIB, ephemeral=300 * MIB)
     assert (sched.view("ada").parked, sched.view("ada").ephemeral) == (200 * MIB, 450 * MIB)
@@ -134,8 +133,7 @@ def test_growth_reclaims_lanes_that_stay(sched: Desk) -> None:
 def test_idle_memory_is_moved_away_for_growth(sched: Desk) -> None:
     """Although lanes could give it, too: those are in use."""
     sched.user("dan", offload_after=0.0)
-    sched.start("dan")
-    sched.measure("dan", persistent=100 * MIB)
+    sched.keep("dan", size=100 * MIB)
     sched.begin("ada", ephemeral=500 * MIB)
     start_elsewhere(sched, "bob", 300)
     actions = sched.grow("ada", 200 * MIB, live=500 * MIB)
@@ -147,8 +145,7 @@ def test_idle_memory_is_moved_away_for_growth(sched: Desk) -> None:
 
 def test_growth_is_refused_after_its_time_with_who_holds_what(sched: Desk) -> None:
     """The cell goes on with an error, and keeps what it has."""
-    sched.start("cleo")
-    sched.measure("cleo", persistent=150 * MIB)
+    sched.keep("cleo", size=150 * MIB)
     sched.shelve("cleo", 50 * MIB)
     for user in ("cleo", "bob"):
         sched.user(user, offload_after=None)
@@ -252,8 +249,7 @@ def test_the_latest_of_two_that_grow_gives_way(make_sched: Callable[..., Desk]) 
 def test_nobody_gives_way_in_vain(make_sched: Callable[..., Desk]) -> None:
     """Where even all of the later one's memory would not do, the later one is refused, as if it could not be moved."""
     sched = make_sched(capacity=1000 * MIB, policy="fifo", parallel_lanes=2, utilisation_limit=9.0)
-    sched.start("cleo")
-    sched.measure("cleo", persistent=400 * MIB)
+    sched.keep("cleo", size=400 * MIB)
     sched.user("cleo", offload_after=None)
     sched.begin("ada", "bob", ephemeral=250 * MIB)
     sched.grow("ada", 500 * MIB, live=250 * MIB)
@@ -375,8 +371,7 @@ def test_what_finds_no_room_to_come_back_is_charged_for_nothing_and_waits_again(
     sched.offload("bob")
     assert sched.finish("ada", ephemeral=650 * MIB)[-1] == Restore(session="bob")
     assert sched.view("bob").persistent == 750 * MIB
-    sched.start("cleo")
-    sched.measure("cleo", persistent=600 * MIB)  # what the figures did not show
+    sched.keep("cleo", size=600 * MIB)  # what the figures did not show
     assert sched.not_restored("bob") == []
     assert (sched.view("bob").persistent, sched.view("bob").offloaded) == (0, 450 * MIB)
     assert sched.end("cleo")[-1] == Restore(session="bob")

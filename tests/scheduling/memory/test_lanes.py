@@ -108,8 +108,7 @@ def test_a_lane_of_everything_shrinks_once_all_are_measured(sched: Desk) -> None
 def test_an_unknown_need_is_bounded_by_the_quota(sched: Desk) -> None:
     """A session asks for what its user may have, so others fit beside it."""
     sched.user("ada", quota=400)
-    sched.start("ada")
-    sched.measure("ada", persistent=100)
+    sched.keep("ada", size=100)
     sched.open("ada")
     assert sched.want("ada") == [CreateLane(lane=1, size=300, domain="all"), Grant(session="ada", lane=1)]
     assert sched.begin("bob", ephemeral=600)[0] == CreateLane(lane=2, size=600, domain="all")
@@ -158,11 +157,9 @@ def test_second_lanes_run_only_while_the_device_can_bear_them(make_sched: Callab
     """Two lanes run at once while their solo utilisations sum to at most the limit; what is not known counts as all."""
     sched = make_sched(parallel_lanes=2)
     sched.begin("ada", ephemeral=100)
-    sched.now = 1.0
-    assert sched.begin("bob", ephemeral=100)[-1] == Revoke(session="ada")
+    assert sched.at(1.0).begin("bob", ephemeral=100)[-1] == Revoke(session="ada")
     sched.pause("ada", utilisation=0.4)
-    sched.now = 2.0
-    sched.tick()
+    sched.at(2.0).tick()
     assert sched.release("bob", utilisation=0.5) == [Grant(session="ada", lane=1)]
     assert sched.want("bob") == [Grant(session="bob", lane=2, parallel=2)]
     assert sched.begin("cleo", ephemeral=100)[0] == CreateLane(lane=3, size=100, domain="all")

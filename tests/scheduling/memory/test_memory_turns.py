@@ -41,21 +41,18 @@ def test_a_training_whose_quantum_is_over_moves_out_at_once(sched: Desk) -> None
     """An interactive user waits for one transfer, not for the end of the training."""
     train(sched, "bob")
     sched.away("ada", 700 * MIB)
-    sched.now = 100.0
-    assert sched.reopen("ada") == [Revoke(session="bob")]
+    assert sched.at(100.0).reopen("ada") == [Revoke(session="bob")]
     assert Offload(session="bob") in sched.pause("bob")
     sched.now = 101.0
     assert Restore(session="ada") in sched.offload("bob")
     assert (sched.state("bob"), sched.view("bob").waiting_for) == ("restoring", "restore")
-    sched.now = 102.0
-    sched.restored("ada")
+    sched.at(102.0).restored("ada")
     assert only(Grant, sched.want("ada", 100 * MIB))
 
 
 def test_a_training_keeps_its_memory_for_a_quantum(sched: Desk) -> None:
     """It was brought in lately: the next one waits until its quantum is over."""
-    sched.now = 10.0
-    sched.away("bob", 700 * MIB)
+    sched.at(10.0).away("bob", 700 * MIB)
     sched.reopen("bob")
     sched.restored("bob")
     sched.want("bob", 100 * MIB)
@@ -69,11 +66,9 @@ def test_the_quantum_is_twelve_times_the_transfer(sched: Desk) -> None:
     """So that at most a tenth of the time is spent on copying."""
     train(sched, "bob")
     sched.away("ada", 700 * MIB)
-    sched.now = 100.0
-    sched.reopen("ada")
+    sched.at(100.0).reopen("ada")
     sched.pause("bob")
-    sched.now = 104.0
-    sched.offload("bob")
+    sched.at(104.0).offload("bob")
     sched.now = 107.0  # four seconds out, three back
     sched.restored("ada")
     sched.want("ada", 100 * MIB)
@@ -84,8 +79,7 @@ def test_one_without_a_boundary_is_asked_by_the_signal(sched: Desk) -> None:
     """As for device time."""
     train(sched, "bob")
     sched.away("ada", 700 * MIB)
-    sched.now = 100.0
-    sched.reopen("ada")
+    sched.at(100.0).reopen("ada")
     assert sched.tick_at_deadline() == [ForceYield(session="bob")]
     assert Offload(session="bob") in sched.pause("bob", "yield", live=50 * MIB)
     assert Restore(session="ada") in sched.offload("bob")
@@ -98,8 +92,7 @@ def test_plain_python_is_called_to_the_gate(sched: Desk) -> None:
     sched.open("bob")
     sched.measure("bob", persistent=700 * MIB)
     sched.away("ada", 700 * MIB)
-    sched.now = 100.0
-    assert sched.reopen("ada") == []
+    assert sched.at(100.0).reopen("ada") == []
     assert sched.tick_at_deadline() == [Summon(session="bob")]
     assert sched.tick_at_deadline() == [Summon(session="bob")]
     assert Offload(session="bob") in sched.want("bob")
@@ -111,8 +104,7 @@ def test_one_that_cannot_move_is_passed_over(sched: Desk) -> None:
     train(sched, "bob", size=300)
     train(sched, "cleo", size=300)
     sched.away("ada", 500 * MIB)
-    sched.now = 100.0
-    sched.reopen("ada")
+    sched.at(100.0).reopen("ada")
     first = next(s for s in ("bob", "cleo") if sched.state(s) == "preempting" or sched.view(s).state == "waiting")
     other = "cleo" if first == "bob" else "bob"
     if sched.state(first) == "preempting":
@@ -129,8 +121,7 @@ def test_one_that_never_comes_is_not_counted_on(sched: Desk) -> None:
         sched.open(name)
         sched.measure(name, persistent=400 * MIB)
     sched.away("ada", 400 * MIB)
-    sched.now = 100.0
-    sched.reopen("ada")
+    sched.at(100.0).reopen("ada")
     told = set(sched.scheduler.sessions) & {s for s, v in sched.scheduler.sessions.items() if v.residence.is_ending}
     assert len(told) == 1
     while sched.now < 104.9:
@@ -148,8 +139,7 @@ def test_a_user_whose_memory_never_moves_keeps_it(sched: Desk, is_open: bool) ->
     if not is_open:
         sched.finish("bob")
     sched.away("ada", 400 * MIB)
-    sched.now = 100.0
-    assert sched.reopen("ada") == [Restore(session="ada")]
+    assert sched.at(100.0).reopen("ada") == [Restore(session="ada")]
     sched.away("cleo", 600 * MIB)
     assert sched.reopen("cleo") == []
     while (deadline := sched.scheduler.next_deadline()) is not None and deadline < 1000.0:
@@ -163,8 +153,7 @@ def test_what_a_cell_keeps_stays_until_it_is_over(make_sched: Callable[..., Desk
     sched = make_sched(capacity=1000 * MIB, **config)
     train(sched, "bob")
     sched.away("ada", 700 * MIB)
-    sched.now = 1000.0
-    assert sched.reopen("ada") == []
+    assert sched.at(1000.0).reopen("ada") == []
     assert sched.tick(9000.0) == []
 
 
@@ -174,8 +163,7 @@ def test_lower_classes_make_room_at_once_and_never_get_it_from_higher_ones(make_
     sched.user("ada", priority=1)
     train(sched, "bob")
     sched.away("ada", 700 * MIB)
-    sched.now = 1.0
-    assert sched.reopen("ada") == [Revoke(session="bob")]
+    assert sched.at(1.0).reopen("ada") == [Revoke(session="bob")]
     sched.pause("bob")
     sched.offload("bob")
     sched.restored("ada")
@@ -188,8 +176,7 @@ def test_room_that_was_made_for_one_is_taken_by_no_other(sched: Desk) -> None:
     train(sched, "bob", size=400, need=50)
     train(sched, "cleo", size=400, need=50)
     sched.away("ada", 800 * MIB)
-    sched.now = 100.0
-    sched.reopen("ada")
+    sched.at(100.0).reopen("ada")
     running = [name for name in ("bob", "cleo") if sched.state(name) == "preempting"]
     moving = [name for name in ("bob", "cleo") if sched.scheduler.sessions[name].offload.is_asked]
     assert len(running) + len(moving) == 2
@@ -203,15 +190,12 @@ def test_room_that_was_made_for_one_is_taken_by_no_other(sched: Desk) -> None:
 def test_room_is_kept_for_one_until_those_who_make_it_have_gone(sched: Desk) -> None:
     """Where only what others need for an iteration is in the way, nobody may come in who needs as much."""
     for name in ("ada", "bob"):
-        sched.start(name)
-        sched.measure(name, persistent=80 * MIB, ephemeral=400 * MIB)
-        sched.offload(name)
+        sched.away(name, 80 * MIB, ephemeral=400 * MIB)
     sched.away("cleo", 550 * MIB)
     sched.reopen("ada")
     sched.restored("ada")
     assert sched.reopen("cleo") == []
-    sched.now = 19.0
-    assert sched.reopen("bob") == []
+    assert sched.at(19.0).reopen("bob") == []
     actions: list[Action] = []
     while Summon(session="ada") not in actions:
         actions = sched.tick_at_deadline()
@@ -257,8 +241,7 @@ def test_one_that_was_told_to_move_out_is_told_once(sched: Desk) -> None:
     """Its cell was interrupted at the gate before it could answer, and wants the device again."""
     train(sched, "bob")
     sched.away("ada", 700 * MIB)
-    sched.now = 100.0
-    sched.reopen("ada")
+    sched.at(100.0).reopen("ada")
     assert Offload(session="bob") in sched.pause("bob")
     sched.withdraw("bob")
     assert sched.want("bob") == []
@@ -272,9 +255,7 @@ def test_a_restore_that_fits_only_without_its_headroom_is_tried_without(sched: D
     """What stays of others leaves no room for its next iteration: it comes back all the same, and then wants less."""
     for name in ("bob", "cleo"):
         sched.start(name, framework=50 * MIB)
-    sched.start("ada")
-    sched.measure("ada", persistent=700 * MIB, ephemeral=250 * MIB)
-    sched.offload("ada")
+    sched.away("ada", 700 * MIB, ephemeral=250 * MIB)
     assert sched.reopen("ada") == [Restore(session="ada")]
     sched.restored("ada")
     assert sched.want("ada") == []
@@ -291,9 +272,7 @@ def test_sessions_without_room_for_an_iteration_do_not_move_each_other_out(
     sched.start("cleo", framework=100 * MIB)
     names = ("ada", "bob")
     for name in names:
-        sched.start(name)
-        sched.measure(name, persistent=700 * MIB, ephemeral=250 * MIB)
-        sched.offload(name)
+        sched.away(name, 700 * MIB, ephemeral=250 * MIB)
     restores: list[tuple[float, str]] = []
     refusals: list[tuple[float, str]] = []
     actions = [action for name in names for action in sched.reopen(name)]
@@ -319,13 +298,10 @@ def test_of_two_that_came_back_and_wait_for_each_other_the_later_gives_way_at_on
     """No quantum protects one that cannot run: the first to come back goes on, with all that it needs."""
     for name in ("ada", "bob"):
         sched.user(name, offload_after=0.0)
-        sched.start(name)
-        sched.measure(name, persistent=400 * MIB, ephemeral=100 * MIB)
-        sched.offload(name)
+        sched.away(name, 400 * MIB, ephemeral=100 * MIB)
     for name in ("bob", "ada"):
         assert Restore(session=name) in sched.reopen(name)
-        sched.now += 1.0
-        sched.restored(name)
+        sched.at(sched.now + 1.0).restored(name)
     for name in ("ada", "bob"):
         sched.want(name)
         sched.release(name, persistent=460 * MIB)
@@ -388,22 +364,19 @@ def test_a_cell_that_begins_is_let_in_first_once(sched: Desk) -> None:
     train(sched, "bob")
     sched.away("ada", 700 * MIB)
     sched.away("cleo", 700 * MIB)
-    sched.now = 100.0
-    sched.reopen("ada")
+    sched.at(100.0).reopen("ada")
     sched.pause("bob")
     assert Restore(session="ada") in sched.offload("bob")  # bob waits from now on
     sched.restored("ada")
     sched.want("ada", 100 * MIB)
-    sched.now = 110.0
-    sched.reopen("cleo")
+    sched.at(110.0).reopen("cleo")
     assert sched.tick(120.0) == [Revoke(session="ada")]
     sched.pause("ada")
     assert Restore(session="cleo") in sched.offload("ada")
     sched.restored("cleo")
     sched.want("cleo", 100 * MIB)
     sched.away("dan", 700 * MIB)
-    sched.now = 130.0
-    sched.reopen("dan")
+    sched.at(130.0).reopen("dan")
     assert sched.tick(140.0) == [Revoke(session="cleo")]
     sched.pause("cleo")
     assert Restore(session="bob") in sched.offload("cleo")  # it was delayed for a quantum

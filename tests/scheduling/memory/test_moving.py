@@ -18,8 +18,7 @@ MIB = 1 << 20
 def sched(make_sched: Callable[..., Desk]) -> Desk:
     """Yield a scheduler on which bob shares ada's lane of 600 bytes, for zoe keeps 200 of 1000 bytes."""
     sched = make_sched(parallel_lanes=2, utilisation_limit=2.0)
-    sched.start("zoe")
-    sched.measure("zoe", persistent=200)
+    sched.keep("zoe", size=200)
     sched.begin("ada", ephemeral=600)
     assert sched.begin("bob", ephemeral=300) == []
     assert sched.view("bob").lane == sched.view("ada").lane == 1
@@ -35,8 +34,7 @@ def test_a_session_moves_to_a_lane_of_its_own_once_there_is_room(sched: Desk) ->
 def test_nobody_moves_who_may_not_run_beside_the_others(make_sched: Callable[..., Desk]) -> None:
     """A lane that cannot run would only take memory from others."""
     sched = make_sched(parallel_lanes=2, utilisation_limit=1.0)
-    sched.start("zoe")
-    sched.measure("zoe", persistent=200)
+    sched.keep("zoe", size=200)
     sched.begin("ada", ephemeral=600)
     sched.begin("bob", ephemeral=300)
     assert sched.end("zoe") == []
@@ -75,18 +73,15 @@ def test_a_session_moves_to_a_lane_in_which_nothing_runs(sched: Desk) -> None:
 def test_a_session_in_the_middle_of_an_iteration_stays(make_sched: Callable[..., Desk]) -> None:
     """What is live of it is in its lane, which others use meanwhile only if that can be parked."""
     sched = make_sched(parallel_lanes=2, utilisation_limit=2.0)
-    sched.start("zoe")
-    sched.measure("zoe", persistent=200)
+    sched.keep("zoe", size=200)
     sched.begin("ada", ephemeral=600)
     sched.begin("bob", ephemeral=600)
-    sched.now = 1.0
-    sched.tick()
+    sched.at(1.0).tick()
     assert sched.release("ada", "yield", live=150) == [Grant(session="bob", lane=1)]
     assert sched.want("ada") == []
     sched.measure("zoe", persistent=0)
     assert (sched.state("ada"), sched.view("ada").parked, sched.view("ada").lane) == ("queued", 150, 1)
-    sched.now = 2.0
-    assert sched.pause("bob", "yield", live=400) == []
+    assert sched.at(2.0).pause("bob", "yield", live=400) == []
     assert (sched.state("ada"), sched.view("ada").lane) == ("running", 1)
 
 

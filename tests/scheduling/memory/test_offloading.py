@@ -75,8 +75,7 @@ def test_nobody_is_moved_away_while_nobody_waits(sched: Desk) -> None:
 def test_the_longest_idle_is_moved_away_first_and_no_more_than_are_missing(sched: Desk) -> None:
     """Of those idle for `offload_after`, in the order of their last cells."""
     keep(sched, "ada", "bob")
-    sched.now = 100.0
-    assert sched.begin("cleo", ephemeral=300 * MIB) == [Offload(session="ada")]
+    assert sched.at(100.0).begin("cleo", ephemeral=300 * MIB) == [Offload(session="ada")]
     assert sched.tick(200.0) == []  # ada's memory counts as coming
     assert sched.offload("ada") == [
         CreateLane(lane=1, size=300 * MIB, domain="all"),
@@ -105,8 +104,7 @@ def test_who_waits_waits_no_longer_for_idle_memory_than_for_that_of_a_cell_that_
     """However long a user's idle memory may stay: a quantum, for it and for who waits."""
     sched.user("ada", offload_after=3600.0)
     keep(sched, "ada", size=900)
-    sched.now = 100.0
-    assert sched.begin("bob", ephemeral=300 * MIB) == []
+    assert sched.at(100.0).begin("bob", ephemeral=300 * MIB) == []
     assert sched.scheduler.next_deadline() == 120.0
     assert sched.tick(120.0) == [Offload(session="ada")]
 
@@ -122,8 +120,7 @@ def test_nobody_is_moved_away_in_vain(make_sched: Callable[..., Desk]) -> None:
     """Where all that could be moved would not do, nothing is."""
     sched = make_sched(capacity=1000 * MIB, memory_quantum=None)
     keep(sched, "ada", "bob")
-    sched.now = 100.0
-    sched.begin("dan", ephemeral=100 * MIB)
+    sched.at(100.0).begin("dan", ephemeral=100 * MIB)
     sched.release("dan", persistent=150 * MIB)
     sched.user("bob", offload_after=None)
     assert offloads(sched.begin("cleo", ephemeral=460 * MIB)) == []
@@ -135,8 +132,7 @@ def test_little_memory_is_not_worth_moving(sched: Desk) -> None:
     """Less than a mebibyte stays."""
     sched.start("ada", framework=600 * MIB)
     sched.measure("ada", persistent=MIB - 1)
-    sched.now = 100.0
-    assert sched.begin("bob", ephemeral=400 * MIB) == []
+    assert sched.at(100.0).begin("bob", ephemeral=400 * MIB) == []
     assert sched.measure("ada", persistent=MIB) == [Offload(session="ada")]
 
 
@@ -144,8 +140,7 @@ def test_one_who_declined_is_not_asked_again_before_its_next_cell_closed(make_sc
     """The next in order is asked instead; time alone does not bring the first back. Who waits for both is told so."""
     sched = make_sched(capacity=1000 * MIB, memory_quantum=None)
     keep(sched, "ada", "bob")
-    sched.now = 100.0
-    sched.begin("cleo", ephemeral=300 * MIB)
+    sched.at(100.0).begin("cleo", ephemeral=300 * MIB)
     assert sched.decline("ada") == [Offload(session="bob")]
     assert sched.decline("bob") == []
     assert [type(action) for action in sched.tick(200.0)] == [Refuse]
@@ -164,8 +159,7 @@ def test_a_detached_session_is_moved_away_first_whatever_it_said(make_sched: Cal
     sched.request_offload("bob")
     sched.decline("bob")
     sched.detach("bob")
-    sched.now = 100.0
-    assert sched.begin("cleo", ephemeral=300 * MIB) == [Offload(session="bob")]
+    assert sched.at(100.0).begin("cleo", ephemeral=300 * MIB) == [Offload(session="bob")]
     sched.end("bob")
     assert sched.state("cleo") == "running"
 
@@ -189,8 +183,7 @@ def test_a_detached_session_counts_for_no_quota_until_it_is_had_back(sched: Desk
 def test_what_stays_is_charged(sched: Desk) -> None:
     """A session that could move only a part keeps the rest; others may have to move as well."""
     keep(sched, "ada", "bob")
-    sched.now = 100.0
-    sched.begin("cleo", ephemeral=300 * MIB)
+    sched.at(100.0).begin("cleo", ephemeral=300 * MIB)
     assert sched.offload("ada", stays=350 * MIB) == [Offload(session="bob")]
     assert sched.view("ada").offloaded == 50 * MIB
 
@@ -198,8 +191,7 @@ def test_what_stays_is_charged(sched: Desk) -> None:
 def test_a_cell_may_cross_with_the_request(sched: Desk) -> None:
     """Its session is simply ready, and declines."""
     keep(sched, "ada", size=900)
-    sched.now = 100.0
-    sched.begin("bob", ephemeral=300 * MIB)
+    sched.at(100.0).begin("bob", ephemeral=300 * MIB)
     sched.open("ada")
     assert sched.state("ada") == "ready"
     assert sched.decline("ada") == []
@@ -210,8 +202,7 @@ def test_a_cell_may_cross_with_the_request(sched: Desk) -> None:
 def test_a_session_may_end_while_it_moves_away(sched: Desk) -> None:
     """Then its memory is free, and nothing more is asked for."""
     keep(sched, "ada", "bob")
-    sched.now = 100.0
-    sched.begin("cleo", ephemeral=300 * MIB)
+    sched.at(100.0).begin("cleo", ephemeral=300 * MIB)
     assert sched.end("ada")[-1] == Grant(session="cleo", lane=1)
 
 
@@ -247,8 +238,7 @@ def test_a_restore_waits_in_line_and_makes_others_move(sched: Desk) -> None:
     """It says for what, and its place."""
     sched.away("ada", 700 * MIB)
     keep(sched, "bob")
-    sched.now = 100.0
-    assert sched.reopen("ada") == [Offload(session="bob")]
+    assert sched.at(100.0).reopen("ada") == [Offload(session="bob")]
     assert (sched.view("ada").waiting_for, sched.view("ada").queue_position) == ("restore", 1)
     assert sched.offload("bob") == [Restore(session="ada")]
     assert sched.view("ada").queue_position is None
@@ -270,9 +260,7 @@ def test_a_restore_that_was_cut_short_leaves_the_session_offloaded(sched: Desk) 
 
 def test_a_session_that_is_taken_over_says_that_it_is_offloaded(sched: Desk) -> None:
     """A new scheduler believes it; one that was being restored then may finish unasked."""
-    sched.start("ada")
-    sched.measure("ada", persistent=900 * MIB)
-    sched.offload("ada")
+    sched.away("ada", 900 * MIB)
     keep(sched, "bob", size=500)
     assert sched.reopen("ada") == []
     sched.restored("ada")
@@ -295,9 +283,7 @@ def test_a_restore_leaves_room_for_its_own_iterations(sched: Desk) -> None:
     """So two cannot be brought back that would then wait for each other."""
     for name in ("ada", "bob"):
         sched.user(name, offload_after=0.0)
-        sched.start(name)
-        sched.measure(name, persistent=480 * MIB, ephemeral=100 * MIB)
-        sched.offload(name)
+        sched.away(name, 480 * MIB, ephemeral=100 * MIB)
     assert sched.reopen("ada") == [Restore(session="ada")]
     assert sched.reopen("bob") == []
     sched.restored("ada")

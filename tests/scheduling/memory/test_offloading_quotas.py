@@ -22,9 +22,7 @@ def sched(make_sched: Callable[..., Desk]) -> Desk:
 def test_what_is_away_counts_to_no_quota_until_it_comes_back(sched: Desk) -> None:
     """A user's own idle sessions make way then, at once."""
     sched.user("ada", quota=600 * MIB, offload_after=None)
-    sched.start("ada1")
-    sched.measure("ada1", persistent=400 * MIB)
-    sched.offload("ada1")
+    sched.away("ada1", 400 * MIB)
     sched.begin("ada2", ephemeral=100 * MIB)
     sched.release("ada2", "cell")
     sched.close("ada2", persistent=500 * MIB)
@@ -37,9 +35,7 @@ def test_what_is_away_counts_to_no_quota_until_it_comes_back(sched: Desk) -> Non
 def test_what_was_given_beyond_the_quota_comes_back(sched: Desk) -> None:
     """A device cannot refuse each byte: a cell that asks for nothing new is not refused for it, but what is new is."""
     sched.user("ada", quota=600 * MIB)
-    sched.start("ada1")
-    sched.measure("ada1", persistent=630 * MIB)
-    sched.offload("ada1")
+    sched.away("ada1", 630 * MIB)
     sched.start("ada2")
     sched.open("ada2")
     sched.measure("ada2", persistent=40 * MIB)

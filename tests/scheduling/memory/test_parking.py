@@ -11,8 +11,7 @@ def share_a_lane(sched: Desk, *, need: int) -> None:
     sched.start("ada", "bob")
     sched.open("ada", "bob")
     sched.want("ada", need)
-    sched.now = 1.0
-    assert sched.want("bob", need) == [Revoke(session="ada")]
+    assert sched.at(1.0).want("bob", need) == [Revoke(session="ada")]
     assert sched.view("bob").lane == sched.view("ada").lane
     assert sched.tick_at_deadline() == [ForceYield(session="ada")]
 
@@ -42,8 +41,7 @@ def test_a_lane_is_its_interrupted_sessions_own_where_parking_does_not_fit(sched
 def test_a_lane_of_everything_makes_room_for_what_is_parked_from_it(sched: Desk) -> None:
     """A lane that is larger than its other sessions need is cut: nothing of it is in use at that moment."""
     sched.begin("ada")
-    sched.now = 1.0
-    sched.begin("bob", ephemeral=300)
+    sched.at(1.0).begin("bob", ephemeral=300)
     sched.tick_at_deadline()
     assert sched.release("ada", "yield", live=400) == [ResizeLane(lane=1, size=600), Grant(session="bob", lane=1)]
     assert sched.scheduler.snapshot(sched.now).used == 1000
@@ -52,8 +50,7 @@ def test_a_lane_of_everything_makes_room_for_what_is_parked_from_it(sched: Desk)
 def test_what_is_parked_counts_for_the_rest_of_the_iteration(sched: Desk) -> None:
     """An interrupted iteration needs its lane only for what is not parked, so its lane can be cut by that."""
     sched.begin("ada", ephemeral=700)
-    sched.now = 1.0
-    sched.begin("bob", ephemeral=500)
+    sched.at(1.0).begin("bob", ephemeral=500)
     assert sched.view("bob").lane == 1
     sched.tick_at_deadline()
     assert sched.release("ada", "yield", live=400) == [ResizeLane(lane=1, size=600), Grant(session="bob", lane=1)]
@@ -75,8 +72,7 @@ def test_a_second_interruption_parks_only_what_is_new(sched: Desk) -> None:
     sched.pause("ada", "yield", live=300)
     sched.release("bob", "cell")
     sched.want("bob")
-    sched.now += 10
-    sched.tick()
+    sched.at(sched.now + 10).tick()
     sched.tick_at_deadline()
     assert sched.release("ada", "yield", live=350) == [Grant(session="bob", lane=1)]
     assert sched.view("ada").parked == 350
@@ -85,8 +81,7 @@ def test_a_second_interruption_parks_only_what_is_new(sched: Desk) -> None:
 def test_an_unmeasured_newcomer_does_not_wait_for_iterations_that_do_not_end(sched: Desk) -> None:
     """It would get a lane of everything if all came to their boundaries; where they do not, it takes what there is."""
     sched.begin("ada", ephemeral=300)
-    sched.now = 1.0
-    sched.begin("bob", ephemeral=300)
+    sched.at(1.0).begin("bob", ephemeral=300)
     sched.tick_at_deadline()
     sched.pause("ada", "yield", live=200)
     sched.now = 2.0
@@ -98,8 +93,7 @@ def test_an_unmeasured_newcomer_does_not_wait_for_iterations_that_do_not_end(sch
 def test_an_unmeasured_newcomer_does_not_wait_for_a_boundary_that_does_not_come(sched: Desk) -> None:
     """The holder is asked for its boundary, then interrupted."""
     sched.begin("ada", ephemeral=300)
-    sched.now = 1.0
-    assert sched.begin("bob") == [Revoke(session="ada")]
+    assert sched.at(1.0).begin("bob") == [Revoke(session="ada")]
     assert sched.state("bob") == "waiting"
     assert sched.tick(1.05) == [ForceYield(session="ada")]
     assert sched.release("ada", "yield", live=200) == [

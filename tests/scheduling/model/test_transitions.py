@@ -78,8 +78,7 @@ def ready(desk: Desk) -> None:
 
 def waiting(desk: Desk) -> None:
     """Let another session hold nearly everything."""
-    desk.start("bob")
-    desk.measure("bob", persistent=995)
+    desk.keep("bob", size=995)
     ready(desk)
     desk.want("ada", 10)
 
@@ -100,8 +99,7 @@ def running(desk: Desk) -> None:
 def preempting(desk: Desk) -> None:
     """Let another come after a while."""
     running(desk)
-    desk.now += 1
-    desk.begin("bob", ephemeral=10)
+    desk.at(desk.now + 1).begin("bob", ephemeral=10)
 
 
 def offloaded(desk: Desk) -> None:

@@ -104,11 +104,9 @@ def test_ones_own_training_gives_way_to_ones_own_short_cell() -> None:
 def test_short_cells_that_come_together_are_served_one_after_the_other(sched: Desk) -> None:
     """A fresh session does not push out one that has only just been served for the same reason."""
     sched.begin("ada", ephemeral=10)
-    sched.now = 100.0
-    assert sched.begin("bob", ephemeral=10)[-1] == Revoke(session="ada")
+    assert sched.at(100.0).begin("bob", ephemeral=10)[-1] == Revoke(session="ada")
     assert sched.release("ada")[-1] == Grant(session="bob", lane=2)
-    sched.now += 0.005
-    sched.begin("cleo", ephemeral=10)
+    sched.at(sched.now + 0.005).begin("cleo", ephemeral=10)
     assert sched.state("bob") == "running"
     sched.now += 0.005
     assert Grant(session="cleo", lane=3) in sched.release("bob", "cell")
@@ -124,8 +122,7 @@ def test_nobody_is_asked_to_give_way_to_nobody(sched: Desk) -> None:
 def test_a_larger_share_means_longer_turns_from_now_on(sched: Desk) -> None:
     """A changed share holds at once for the one that runs: its lead grows more slowly."""
     sched.begin("ada", ephemeral=10)
-    sched.now = 1.0
-    sched.begin("bob", ephemeral=10)
+    sched.at(1.0).begin("bob", ephemeral=10)
     sched.pause("ada")
     assert sched.scheduler.next_deadline() == pytest.approx(1.05)
     assert sched.user("bob", share=2.0) == []
@@ -138,50 +135,42 @@ def test_a_grant_that_is_not_given_back_is_demanded_by_signals(sched: Desk) -> N
     The next time patience is a tenth until it behaves again.
     """
     sched.begin("ada", ephemeral=10)
-    sched.now = 1.0
-    assert sched.begin("bob", ephemeral=10)[-1] == Revoke(session="ada")
+    assert sched.at(1.0).begin("bob", ephemeral=10)[-1] == Revoke(session="ada")
     times = []
     for demand in [ForceYield] * 2 + [StopProcess] * 6:
         assert sched.tick_at_deadline() == [demand(session="ada")]
         times.append(round(sched.now - 1.0, 6))
     assert times == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.6, 3.6]
     sched.pause("ada", "yield")
-    sched.now += 100
-    sched.tick()
+    sched.at(sched.now + 100).tick()
     sched.release("bob")
-    sched.now += 100
-    assert sched.want("bob") == [Revoke(session="ada")]
+    assert sched.at(sched.now + 100).want("bob") == [Revoke(session="ada")]
     assert sched.scheduler.next_deadline() == pytest.approx(sched.now + 0.005)
     sched.pause("ada")
-    sched.now += 300
-    sched.tick()
+    sched.at(sched.now + 300).tick()
     sched.release("bob")
-    sched.now += 300
-    assert sched.want("bob") == [Revoke(session="ada")]
+    assert sched.at(sched.now + 300).want("bob") == [Revoke(session="ada")]
     assert sched.scheduler.next_deadline() == pytest.approx(sched.now + 0.05)
 
 
 def test_a_stopped_process_waits_for_its_next_turn(sched: Desk) -> None:
     """Its lane goes to the next, what is live of its iteration stays charged, and its turn comes as any other's."""
     sched.begin("ada", ephemeral=10)
-    sched.now = 1.0
-    sched.begin("bob", ephemeral=10)
+    sched.at(1.0).begin("bob", ephemeral=10)
     while sched.tick_at_deadline() != [StopProcess(session="ada")]:
         assert sched.state("ada") == "preempting"
     memory = sched.scheduler.sessions[SessionId("ada")].memory
     answer = sched.send(ProcessStopped(session=SessionId("ada"), memory=memory, live_bytes=5))
     assert [action.session for action in answer if isinstance(action, Grant)] == ["bob"]
     assert sched.scheduler.sessions[SessionId("ada")].iteration.live == 5
-    sched.now += 100
-    sched.tick()
+    sched.at(sched.now + 100).tick()
     assert [action.session for action in sched.release("bob") if isinstance(action, Grant)] == ["ada"]
 
 
 def test_a_revoked_grant_stays_charged_until_it_is_released(sched: Desk) -> None:
     """Nobody else runs, and service counts on, until the holder says that it has stopped; not even if nobody waits."""
     sched.begin("ada", ephemeral=10)
-    sched.now = 1.0
-    sched.begin("bob", ephemeral=10)
+    sched.at(1.0).begin("bob", ephemeral=10)
     sched.withdraw("bob")
     sched.now = 1.5
     assert sched.state("ada") == "preempting"
@@ -196,10 +185,8 @@ def test_long_iterations_are_waited_for(iterations: float, patience: float) -> N
     sched = Desk(SchedulerConfig(capacity=1000, preempt_iterations=iterations))
     sched.start("ada", "bob")
     sched.begin("ada", ephemeral=10)
-    sched.now = 8.0
-    sched.pause("ada", iterations=20)
-    sched.now = 9.0
-    assert sched.begin("bob", ephemeral=10)[-1] == Revoke(session="ada")
+    sched.at(8.0).pause("ada", iterations=20)
+    assert sched.at(9.0).begin("bob", ephemeral=10)[-1] == Revoke(session="ada")
     assert sched.tick_at_deadline() == [ForceYield(session="ada")]
     assert sched.now - 9.0 == pytest.approx(patience)
 
@@ -207,8 +194,7 @@ def test_long_iterations_are_waited_for(iterations: float, patience: float) -> N
 def test_status_counts_service_up_to_now(sched: Desk) -> None:
     """Iterations and their mean device time are reported; a running session's service grows between events."""
     sched.begin("ada", ephemeral=10)
-    sched.now = 2.0
-    sched.release("ada", iterations=20)
+    sched.at(2.0).release("ada", iterations=20)
     view = sched.view("ada")
     assert (view.iterations, view.iteration_seconds, view.attained) == (20, pytest.approx(0.1), pytest.approx(2.0))
     sched.want("ada")

@@ -23,8 +23,7 @@ def test_cells_run_one_after_the_other_in_their_order(fifo: Desk) -> None:
     fifo.open("bob", "ada")
     fifo.want("ada", 10)
     fifo.want("bob", 10)
-    fifo.now = 1000.0
-    assert fifo.tick() == []
+    assert fifo.at(1000.0).tick() == []
     assert [fifo.view(name).queue_position for name in ("bob", "ada")] == [1, 2]
     assert fifo.release("zoe", "cell") == []
     assert Grant(session="bob", lane=3) in fifo.close("zoe")

@@ -84,8 +84,7 @@ def test_a_wrong_guess_is_dropped_until_the_cell_ends(make_sched: MakeSched) -> 
     work(sched, "ada", 0.1)
     sched.open("ada")
     sched.want("ada", remaining=10)
-    sched.now += 5.0
-    sched.tick()
+    sched.at(sched.now + 5.0).tick()
     assert (sched.view("ada").remaining_seconds, sched.view("ada").remaining_from) == (pytest.approx(5.0), "residual")
     sched.release("ada", iterations=50, remaining=1)
     assert sched.view("ada").remaining_from == "residual"
@@ -105,8 +104,7 @@ def test_what_is_known_of_other_cells_is_expected_of_a_new_one(make_sched: MakeS
     sched.open("ada")
     sched.want("ada", 10)
     assert (sched.view("ada").remaining_seconds, sched.view("ada").remaining_from) == (pytest.approx(1.0), "residual")
-    sched.now += 0.25
-    sched.tick()
+    sched.at(sched.now + 0.25).tick()
     assert sched.view("ada").remaining_seconds == pytest.approx(0.75)
 
 

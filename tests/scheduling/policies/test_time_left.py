@@ -49,8 +49,7 @@ def test_who_has_half_of_the_device_needs_twice_as_long_by_the_clock(make_sched:
     begin(sched, 100)
     sched.begin("bob", ephemeral=10)
     while sched.scheduler.sessions[SessionId("ada")].stats.iterations < 20:
-        sched.now += 1.0
-        sched.tick()  # the holder has had more than a quantum
+        sched.at(sched.now + 1.0).tick()  # the holder has had more than a quantum
         (holder,) = sched.scheduler.clock.holders
         sched.pause(holder, iterations=1)
     view = sched.view("ada")
