@@ -97,6 +97,12 @@ async def runs(*pids: int) -> bool:
 
 
 @contextlib.asynccontextmanager
+async def two_notebooks(process: ExecutorProcess) -> AsyncIterator[tuple[Executor, Notebook, Notebook]]:
+    async with Executor(process) as executor:
+        yield executor, await executor.notebook("ada"), await executor.notebook("grace")
+
+
+@contextlib.asynccontextmanager
 async def training(executor: Executor, notebook: Notebook) -> AsyncIterator[None]:
     """Train in a cell meanwhile."""
     cell = asyncio.create_task(notebook.run(TRAIN, timeout=300))
@@ -116,8 +122,7 @@ async def training(executor: Executor, notebook: Notebook) -> AsyncIterator[None
 async def test_programs_are_ended_wherever_they_stand(process: ExecutorProcess, tmp_path: Path) -> None:
     """One that waits for its turn ends, and so does what it has started and what hears no SIGTERM."""
     forks = "import os, signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.fork()\n"
-    async with Executor(process) as executor:
-        ada, grace = await executor.notebook("ada"), await executor.notebook("grace")
+    async with two_notebooks(process) as (executor, ada, grace):
         with pytest.raises(Refused, match="no program"):
             await executor.client.end_programs(grace.session)
         pid = int((await grace.run(script(tmp_path, forks + TRAIN))).text)
@@ -134,8 +139,7 @@ async def test_a_program_and_a_cell_of_two_users_get_their_shares(
     process: ExecutorProcess, gpu: Gpu, tmp_path: Path
 ) -> None:
     """By the device's own counters; the program's notebook answers at once."""
-    async with Executor(process) as executor:
-        ada, grace = await executor.notebook("ada"), await executor.notebook("grace")
+    async with two_notebooks(process) as (executor, ada, grace):
         pid = int((await grace.run(script(tmp_path, TRAIN))).text)
         async with training(executor, ada):
             await until(lambda: is_stopped(pid), "the program waits for its turn")
@@ -152,8 +156,7 @@ async def test_a_program_and_a_cell_of_two_users_get_their_shares(
 
 async def test_no_stop_lasts_longer_than_thirty_seconds(patient_process: ExecutorProcess, tmp_path: Path) -> None:
     """In the middle of another's turn it runs for a moment, for what waits at the other end of a connection."""
-    async with Executor(patient_process) as executor:
-        ada, grace = await executor.notebook("ada"), await executor.notebook("grace")
+    async with two_notebooks(patient_process) as (executor, ada, grace):
         async with training(executor, ada):
             pid = int((await grace.run(script(tmp_path, TRAIN))).text)
             is_others_turn = False
@@ -189,8 +192,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 async def test_two_processes_of_torchrun_stop_and_continue_as_one(process: ExecutorProcess, tmp_path: Path) -> None:
     """`torchrun` itself computes nothing and is left alone; the session's own cell has the same turn."""
-    async with Executor(process) as executor:
-        ada, grace = await executor.notebook("ada"), await executor.notebook("grace")
+    async with two_notebooks(process) as (executor, ada, grace):
         pid = int((await grace.run(script(tmp_path, RANKS, *TORCHRUN))).text)
         async with training(executor, ada):
 
@@ -217,23 +219,21 @@ async def test_a_cell_that_waits_for_its_program_can_be_interrupted(process: Exe
     """IPython's `!` starts it in a session of its own; it is stopped at that moment, and listed under its session."""
     path = tmp_path / "train.py"
     path.write_text(TRAIN)
-    async with Executor(process) as executor:
-        ada, grace = await executor.notebook("ada"), await executor.notebook("grace")
-        async with training(executor, ada):
-            cell = asyncio.create_task(grace.run(f"import sys\n!{{sys.executable}} {path}", timeout=300))
+    async with two_notebooks(process) as (executor, ada, grace), training(executor, ada):
+        cell = asyncio.create_task(grace.run(f"import sys\n!{{sys.executable}} {path}", timeout=300))
 
-            async def stopped() -> set[int]:
-                return next(iter(recorded(process)), set())
+        async def stopped() -> set[int]:
+            return next(iter(recorded(process)), set())
 
-            pids = await until(stopped, "the program waits for its turn")
-            (program,) = (await executor.session(grace))["programs"]
-            assert (program["name"], program["processes"], program["note"]) == ("train.py", 1, None)
-            assert program["bytes"] > 0
-            await until(stopped, "the program waits for its turn")
-            await executor.client.signal_session(grace.session, signal.SIGINT)
-            await cell
-            await until(lambda: is_gone(*pids), "the program has ended")
-            assert (await grace.run("1 + 1")).text == "2"
+        pids = await until(stopped, "the program waits for its turn")
+        (program,) = (await executor.session(grace))["programs"]
+        assert (program["name"], program["processes"], program["note"]) == ("train.py", 1, None)
+        assert program["bytes"] > 0
+        await until(stopped, "the program waits for its turn")
+        await executor.client.signal_session(grace.session, signal.SIGINT)
+        await cell
+        await until(lambda: is_gone(*pids), "the program has ended")
+        assert (await grace.run("1 + 1")).text == "2"
 
 
 async def is_gone(*pids: int) -> bool:
@@ -262,8 +262,7 @@ STATES = ("waits", "is being stopped")
 @pytest.mark.parametrize("what", STATES)
 async def test_nothing_stays_stopped_after_the_executor(process: ExecutorProcess, tmp_path: Path, what: str) -> None:
     """Killed without another one; with the next one it takes turns as before."""
-    async with Executor(process) as executor:
-        ada, grace = await executor.notebook("ada"), await executor.notebook("grace")
+    async with two_notebooks(process) as (executor, ada, grace):
         pid = int((await grace.run(script(tmp_path, TRAIN))).text)
         async with training(executor, ada):
             await reach(what, pid, process)
@@ -284,8 +283,7 @@ async def test_nothing_stays_stopped_after_the_session(
     process: ExecutorProcess, tmp_path: Path, what: str, with_executor: bool
 ) -> None:
     """A program ends with its session, also if it is stopped."""
-    async with Executor(process) as executor:
-        ada, grace = await executor.notebook("ada"), await executor.notebook("grace")
+    async with two_notebooks(process) as (executor, ada, grace):
         pid = int((await grace.run(script(tmp_path, TRAIN))).text)
         async with training(executor, ada):
             await reach(what, pid, process)

@@ -101,6 +101,11 @@ class Desk:
         for name in names:
             assert self.send(CellOpened(session=SessionId(name), source=source)) == []
 
+    def ready(self, *names: str, source: str | None = None, **started: Any) -> None:
+        """Start sessions, and open a cell in each."""
+        self.start(*names, **started)
+        self.open(*names, source=source)
+
     def profile(
         self, name: str, *, persistent: int | None = None, ephemeral: int | None = None, needed: int | None = None
     ) -> MemoryProfile:

@@ -67,8 +67,7 @@ def test_waiting_for_memory_is_told_from_waiting_for_a_turn() -> None:
         ephemeral=80,
     )
     watched.at(2.0).measure("ada", persistent=15)
-    watched.desk.start("bob")
-    watched.desk.open("bob")
+    watched.desk.ready("bob")
     watched.desk.want("bob", 80, persistent=15)
     watched.at(5.0)
     watched.look()

@@ -174,11 +174,27 @@ class SessionUnderTest:
         self.say(protocol.OffloadCommand())
         return self.wait_for(protocol.OffloadedReport, since)
 
-    def run_restored(self, code: str) -> dict[str, Any]:
-        """Run a cell that is given room for what is away, if anything is."""
+    def open(self, code: str) -> tuple[str, int]:
+        """Execute a cell; once it is opened, return its request, and what :attr:`mark` was before."""
         since = self.mark
         request = self.client.execute(code)
         self.wait_for(protocol.CellOpenedReport, since)
+        return request, since
+
+    def until_printed(self, text: str) -> None:
+        """Return once a cell prints *text*: an interrupt before its first line would interrupt nothing."""
+        while text not in self.client.get_iopub_msg(timeout=PATIENCE)["content"].get("text", ""):
+            pass
+
+    def restore(self) -> None:
+        """Give the session room for what is away, and wait until it is back."""
+        since = self.mark
+        self.say(protocol.RestoreCommand())
+        self.wait_for(protocol.RestoredReport, since)
+
+    def run_restored(self, code: str) -> dict[str, Any]:
+        """Run a cell that is given room for what is away, if anything is."""
+        request, _ = self.open(code)
         self.say(protocol.RestoreCommand())
         return self.reply(request)
 

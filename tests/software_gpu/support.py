@@ -61,20 +61,28 @@ def settings(**values: object) -> Iterator[None]:
         path.write_text(before)
 
 
-def used_by_process() -> dict[int, int]:
-    """Return the device memory of each process, in bytes, as NVML lists it."""
+@contextlib.contextmanager
+def _devices() -> Iterator[list[Any]]:
+    """Yield NVML's handles of all devices."""
     import pynvml
 
     pynvml.nvmlInit()
     try:
-        found: dict[int, int] = {}
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
-                found[process.pid] = found.get(process.pid, 0) + process.usedGpuMemory
-        return found
+        yield [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
     finally:
         pynvml.nvmlShutdown()
+
+
+def used_by_process() -> dict[int, int]:
+    """Return the device memory of each process, in bytes, as NVML lists it."""
+    import pynvml
+
+    found: dict[int, int] = {}
+    with _devices() as devices:
+        for device in devices:
+            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(device):
+                found[process.pid] = found.get(process.pid, 0) + process.usedGpuMemory
+    return found
 
 
 class _Process(ctypes.Structure):
@@ -104,23 +112,16 @@ def used_bytes() -> int:
     """Return the device memory in use by all processes, as NVML counts it."""
     import pynvml
 
-    pynvml.nvmlInit()
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return sum(int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles)
-    finally:
-        pynvml.nvmlShutdown()
+    with _devices() as devices:
+        return sum(int(pynvml.nvmlDeviceGetMemoryInfo(device).used) for device in devices)
 
 
 def device_bytes() -> int:
     """Return the memory of the first device."""
     import pynvml
 
-    pynvml.nvmlInit()
-    try:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).total)
-    finally:
-        pynvml.nvmlShutdown()
+    with _devices() as devices:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(devices[0]).total)
 
 
 def until(condition: Callable[[], bool], what: str) -> None:

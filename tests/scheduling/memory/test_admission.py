@@ -62,8 +62,7 @@ def test_nobody_waits_for_a_guess(sched: Desk) -> None:
 def test_what_an_open_section_is_known_to_need_counts_once(sched: Desk) -> None:
     """Growth of one notebook cannot take what another's iterations need; two that take turns need it once."""
     sched.user("ada", quota=500)
-    sched.start("ada1", "ada2", "ada3")
-    sched.open("ada1", "ada2", "ada3")
+    sched.ready("ada1", "ada2", "ada3")
     for name in ("ada1", "ada2"):
         sched.want(name, 200, persistent=50)
         sched.release(name, needed=200)
@@ -94,8 +93,7 @@ def test_a_cell_that_asks_for_nothing_new_is_not_refused(sched: Desk) -> None:
 def test_what_the_device_could_never_give_is_refused(make_sched: Callable[..., Desk]) -> None:
     """A need beyond the empty device is not kept waiting."""
     sched = make_sched(reserve=100)
-    sched.start("ada", framework=50)
-    sched.open("ada")
+    sched.ready("ada", framework=50)
     refusal = refused(sched.want("ada", 651, persistent=200))
     assert refusal.shortage.reason == "no_lane_fits"
     assert "651 B" in explain_shortage(refusal.shortage)

@@ -24,8 +24,7 @@ def sched(make_sched: Callable[..., Desk]) -> Desk:
 
 def train(sched: Desk, name: str, *, size: int = 700, need: int = 100) -> list[Action]:
     """Start a session that keeps *size* MiB and holds a grant for *need* MiB."""
-    sched.start(name)
-    sched.open(name)
+    sched.ready(name)
     sched.measure(name, persistent=size * MIB)
     return sched.want(name, need * MIB)
 
@@ -88,8 +87,7 @@ def test_one_without_a_boundary_is_asked_by_the_signal(sched: Desk) -> None:
 
 def test_plain_python_is_called_to_the_gate(sched: Desk) -> None:
     """A cell that no longer uses the device keeps its memory from nobody; it is called again if it does not come."""
-    sched.start("bob")
-    sched.open("bob")
+    sched.ready("bob")
     sched.measure("bob", persistent=700 * MIB)
     sched.away("ada", 700 * MIB)
     assert sched.at(100.0).reopen("ada") == []
@@ -117,8 +115,7 @@ def test_one_that_cannot_move_is_passed_over(sched: Desk) -> None:
 def test_one_that_never_comes_is_not_counted_on(sched: Desk) -> None:
     """After some seconds another is evicted as well."""
     for name in ("bob", "cleo"):
-        sched.start(name)
-        sched.open(name)
+        sched.ready(name)
         sched.measure(name, persistent=400 * MIB)
     sched.away("ada", 400 * MIB)
     sched.at(100.0).reopen("ada")

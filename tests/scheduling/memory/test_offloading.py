@@ -32,8 +32,7 @@ def sched(make_sched: Callable[..., Desk]) -> Desk:
 def keep(sched: Desk, *names: str, size: int = 400) -> None:
     """Start idle sessions that keep *size* MiB each; the first is idle for the longest time."""
     for name in names:
-        sched.start(name)
-        sched.open(name)
+        sched.ready(name)
         sched.close(name, persistent=size * MIB)
         sched.now += 1.0
 

@@ -36,8 +36,7 @@ def test_what_was_given_beyond_the_quota_comes_back(sched: Desk) -> None:
     """A device cannot refuse each byte: a cell that asks for nothing new is not refused for it, but what is new is."""
     sched.user("ada", quota=600 * MIB)
     sched.away("ada1", 630 * MIB)
-    sched.start("ada2")
-    sched.open("ada2")
+    sched.ready("ada2")
     sched.measure("ada2", persistent=40 * MIB)
     (refusal,) = sched.reopen("ada1")
     assert isinstance(refusal, Refuse)
@@ -51,8 +50,7 @@ def test_a_restore_over_the_quota_is_refused_where_nothing_can_make_way(sched: D
     """With figures; its memory stays where it is."""
     sched.user("ada", quota=600 * MIB)
     sched.away("ada1", 400 * MIB)
-    sched.start("ada2")
-    sched.open("ada2")
+    sched.ready("ada2")
     sched.measure("ada2", persistent=500 * MIB)
     (refusal,) = sched.reopen("ada1")
     assert isinstance(refusal, Refuse)

@@ -8,8 +8,7 @@ from tests.scheduling.desk import Desk
 
 def share_a_lane(sched: Desk, *, need: int) -> None:
     """Let bob push ada out of the lane that both need, in the middle of an iteration."""
-    sched.start("ada", "bob")
-    sched.open("ada", "bob")
+    sched.ready("ada", "bob")
     sched.want("ada", need)
     assert sched.at(1.0).want("bob", need) == [Revoke(session="ada")]
     assert sched.view("bob").lane == sched.view("ada").lane

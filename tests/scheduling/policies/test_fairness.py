@@ -206,8 +206,7 @@ def test_status_counts_service_up_to_now(sched: Desk) -> None:
 
 def test_a_turn_that_begins_while_another_ends_for_good_has_an_end(sched: Desk) -> None:
     """When a holder dies the next one's turn is over in time too, though nothing else happens."""
-    sched.start("ada", "bob", "cleo")
-    sched.open("ada", "bob", "cleo")
+    sched.ready("ada", "bob", "cleo")
     for name in ("ada", "bob", "cleo"):
         sched.want(name, 10)
     sched.end("ada")

@@ -40,8 +40,7 @@ def test_a_cell_keeps_its_place_while_its_python_runs(fifo: Desk) -> None:
 
 def test_an_older_cell_that_comes_late_does_not_stop_one_that_has_begun(fifo: Desk) -> None:
     """What counts first is who has begun."""
-    fifo.start("ada", "bob")
-    fifo.open("ada", "bob")
+    fifo.ready("ada", "bob")
     fifo.want("bob", 10)
     fifo.want("ada", 10)
     assert fifo.release("bob") == []

@@ -17,8 +17,7 @@ def test_an_idle_holder_yields_at_once_where_grants_are_asked_back(policy: str) 
     """While somebody waits, and once only: a policy that lets cells end asks for nothing."""
     desk = Desk(SchedulerConfig(capacity=1000, policy=policy))
     for name in ("ada", "grace"):
-        desk.start(name)
-        desk.open(name)
+        desk.ready(name)
     desk.want("ada", ephemeral=10)
     assert desk.send(HolderIdle(session=SessionId("ada"))) == [], "nobody waits"
     desk.want("grace", ephemeral=10)

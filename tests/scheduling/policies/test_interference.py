@@ -31,8 +31,7 @@ def measure(sched: Desk, name: str, iterations: int, utilisation: float | None =
 def test_a_second_lane_runs_once_the_first_is_known_to_leave_room(make_sched: MakeSched) -> None:
     """Unknown counts as all of the device; a holder's measurement, with the grant kept, opens the lane beside it."""
     sched = make_sched(parallel_lanes=2)
-    sched.start("ada", "bob", domain="x")
-    sched.open("ada", "bob")
+    sched.ready("ada", "bob", domain="x")
     sched.want("ada", 10)
     sched.want("bob", 10, utilisation=0.4)
     assert (sched.state("ada"), sched.state("bob")) == ("running", "queued")
@@ -48,8 +47,7 @@ def test_a_second_lane_runs_once_the_first_is_known_to_leave_room(make_sched: Ma
 def test_what_is_foreseen_and_seen_of_a_slowdown_is_shown(make_sched: MakeSched) -> None:
     """Foreseen: the sum of utilisations beyond one; seen: iterations beside others against iterations alone."""
     sched = make_sched(parallel_lanes=2, utilisation_limit=1.5)
-    sched.start("ada", "bob", domain="x")
-    sched.open("ada", "bob")
+    sched.ready("ada", "bob", domain="x")
     foresee(sched, "ada", source="abc")
     sched.want("ada", 10, utilisation=0.75)
     sched.now += 1.0
@@ -68,8 +66,7 @@ def test_what_is_foreseen_and_seen_of_a_slowdown_is_shown(make_sched: MakeSched)
 def test_what_was_measured_of_one_source_opens_no_lane_for_another(make_sched: MakeSched) -> None:
     """Beside others it would never be measured; what the source before it took is shown apart."""
     sched = make_sched(parallel_lanes=2)
-    sched.start("ada", "bob", domain="x")
-    sched.open("ada", "bob")
+    sched.ready("ada", "bob", domain="x")
     foresee(sched, "ada", source="abc")
     sched.want("ada", 10)
     sched.now += 1.0
@@ -91,8 +88,7 @@ def test_what_was_measured_of_one_source_opens_no_lane_for_another(make_sched: M
 def test_a_measurement_that_crossed_with_a_release_says_nothing(make_sched: MakeSched) -> None:
     """Nothing is counted of who holds no grant."""
     sched = make_sched()
-    sched.start("ada")
-    sched.open("ada")
+    sched.ready("ada")
     measure(sched, "ada", 10, 0.5)
     assert (sched.view("ada").iterations, sched.view("ada").utilisation) == (0, None)
 

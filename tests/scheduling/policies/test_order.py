@@ -186,8 +186,7 @@ def test_thresholds_are_learned_from_cells_that_are_over(make_sched: MakeSched, 
 def test_pack_lets_those_pass_who_fit_beside_what_runs(make_sched: MakeSched) -> None:
     """The second would overload the device and the third would not: it runs, in the order of arrival otherwise."""
     sched = make_sched(policy="pack", parallel_lanes=3, utilisation_limit=1.0)
-    sched.start("ada", "bob", "cleo")
-    sched.open("ada", "bob", "cleo")
+    sched.ready("ada", "bob", "cleo")
     assert sched.want("ada", 10, utilisation=0.5)[-1] == grant("ada", 1)
     assert not any(isinstance(action, Grant) for action in sched.want("bob", 10, utilisation=0.9))
     assert sched.want("cleo", 10, utilisation=0.4)[-1] == grant("cleo", 3, parallel=2)
@@ -196,8 +195,7 @@ def test_pack_lets_those_pass_who_fit_beside_what_runs(make_sched: MakeSched) ->
 def test_pack_passes_nobody_over_for_ever(make_sched: MakeSched) -> None:
     """Who was passed over for `overtake_patience` is next: nobody starts before it."""
     sched = make_sched(policy="pack", parallel_lanes=3, overtake_patience=5.0)
-    sched.start("ada", "bob", "cleo")
-    sched.open("ada", "bob", "cleo")
+    sched.ready("ada", "bob", "cleo")
     sched.want("ada", 10, utilisation=0.5)
     sched.want("bob", 10, utilisation=0.9)
     sched.now = 5.0
@@ -208,8 +206,7 @@ def test_pack_passes_nobody_over_for_ever(make_sched: MakeSched) -> None:
 def test_fair_stops_where_pack_goes_on(make_sched: MakeSched) -> None:
     """Under fair the first who may not start beside the others stops all behind it."""
     sched = make_sched(policy="fair", parallel_lanes=3)
-    sched.start("ada", "bob", "cleo")
-    sched.open("ada", "bob", "cleo")
+    sched.ready("ada", "bob", "cleo")
     sched.want("ada", 10, utilisation=0.5)
     sched.want("bob", 10, utilisation=0.9)
     assert not any(isinstance(action, Grant) for action in sched.want("cleo", 10, utilisation=0.4))

@@ -18,8 +18,7 @@ MakeSched = Callable[..., Desk]
 
 def begin(sched: Desk, iterations: int | None = None, *, source: str | None = None) -> None:
     """Open ada's cell, whose loop shows so many iterations, and give it the device."""
-    sched.start("ada")
-    sched.open("ada", source=source)
+    sched.ready("ada", source=source)
     sched.want("ada", 10, remaining=iterations, iteration_seconds=1.0)
 
 

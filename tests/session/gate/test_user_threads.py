@@ -75,6 +75,14 @@ def wanted(session: SessionUnderTest) -> threading.Event:
     return asked
 
 
+def started(session: SessionUnderTest, work: str = "total") -> threading.Event:
+    """Withhold grants, and return once a thread asks for one."""
+    asked, since = wanted(session), session.mark
+    assert session.run(f"t = start({work})")["status"] == "ok"
+    session.wait_for(protocol.DeviceWantedReport, since)
+    return asked
+
+
 @contextlib.contextmanager
 def preempted_often(session: SessionUnderTest) -> Iterator[None]:
     """Ask for the device again and again in the body."""
@@ -109,9 +117,7 @@ def result(session: SessionUnderTest) -> str:
 
 
 def test_a_thread_waits_for_a_grant_while_cells_go_on(session: SessionUnderTest) -> None:
-    asked, since = wanted(session), session.mark
-    assert session.run("t = start(total)")["status"] == "ok"
-    session.wait_for(protocol.DeviceWantedReport, since)
+    asked = started(session)
     assert session.run("print(1 + 1, results.empty())")["text"] == "2 True\n"
     assert asked.is_set()
     session.say(protocol.Granted())
@@ -142,12 +148,9 @@ def test_a_thread_that_computes_no_more_ends_its_section(session: SessionUnderTe
 
 
 def begin(session: SessionUnderTest, code: str) -> str:
-    """Execute a cell, and return its request once it runs: before that an interrupt would interrupt nothing."""
+    """Execute a cell, and return its request once it runs."""
     request = str(session.client.execute(f"print('begun')\n{code}"))
-    is_begun = False
-    while not is_begun:
-        message = session.client.get_iopub_msg(timeout=60)
-        is_begun = message["parent_header"].get("msg_id") == request and message["msg_type"] == "stream"
+    session.until_printed("begun")
     return request
 
 
@@ -209,15 +212,11 @@ def test_a_failed_allocation_in_a_thread_has_figures(session: SessionUnderTest) 
 @pytest.mark.parametrize("main", ["idle", "in a join"])
 def test_a_session_is_moved_out_while_its_thread_waits(session: SessionUnderTest, main: str) -> None:
     """Also where a cell waits for that thread; all is as it was."""
-    asked, since = wanted(session), session.mark
-    session.run("t = start(total)")
-    session.wait_for(protocol.DeviceWantedReport, since)
+    asked = started(session)
     request = session.client.execute("t.join()") if main == "in a join" else None
     asked.clear()
     assert move_out(session).offloaded_bytes >= 7 * MIB
-    since = session.mark
-    session.say(protocol.RestoreCommand())
-    session.wait_for(protocol.RestoredReport, since)
+    session.restore()
     assert asked.wait(60)
     session.say(protocol.Granted())
     if request is not None:
@@ -252,15 +251,11 @@ def test_a_thread_waits_with_a_lock_that_a_cell_needs(
 ) -> None:
     """The session is moved out and back meanwhile, and both go on with the grant."""
     assert session.run(setup)["status"] == "ok"
-    asked, since = wanted(session), session.mark
-    session.run(f"t = start(lambda: {work})")
-    session.wait_for(protocol.DeviceWantedReport, since)
+    asked = started(session, f"lambda: {work}")
     request = begin(session, f"print({needs})")
     asked.clear()
     move_out(session)
-    since = session.mark
-    session.say(protocol.RestoreCommand())
-    session.wait_for(protocol.RestoredReport, since)
+    session.restore()
     assert asked.wait(60)
     session.on_wanted = lambda wanted: session.say(protocol.Granted())
     session.say(protocol.Granted())
@@ -270,10 +265,9 @@ def test_a_thread_waits_with_a_lock_that_a_cell_needs(
 
 
 def test_a_session_stays_while_another_thread_may_run(session: SessionUnderTest) -> None:
-    _, since = wanted(session), session.mark
     session.run("go = threading.Event()\nother = threading.Thread(target=go.wait, name='other')\nother.start()")
-    session.run("t = start(total)")
-    session.wait_for(protocol.DeviceWantedReport, since)
+    started(session)
+    since = session.mark
     session.say(protocol.OffloadCommand())
     declined = session.wait_for(protocol.OffloadDeclinedReport, since)
     assert declined.reason == "threads"

@@ -28,8 +28,7 @@ def session() -> Iterator[SessionUnderTest]:
 def test_cells_behind_a_nested_loop_run_in_their_order(session: SessionUnderTest) -> None:
     """They come while the loop runs; each of them sees what those before it have set."""
     cells = [session.client.execute(_NESTED)]
-    while "runs" not in session.client.get_iopub_msg(timeout=PATIENCE)["content"].get("text", ""):
-        pass
+    session.until_printed("runs")
     cells += [session.client.execute(f"counter.set(counter.get() + {number})") for number in (1, 10, 100)]
     cells += [session.client.execute("print(counter.get())")]
     replies = [session.client.get_shell_msg(timeout=PATIENCE) for _ in cells]
@@ -43,8 +42,7 @@ def test_a_nested_loop_handles_what_a_page_says_of_widgets(session: SessionUnder
     text += "text.observe(lambda change: future.set_result(change.new), 'value')\nprint(text.comm.comm_id)"
     comm = session.run(text)["text"].strip()
     cell = session.client.execute("print('runs', flush=True); asyncio.get_event_loop().run_until_complete(future)")
-    while "runs" not in session.client.get_iopub_msg(timeout=PATIENCE)["content"].get("text", ""):
-        pass
+    session.until_printed("runs")
     session.request("comm_msg", {"comm_id": comm, "data": {"method": "update", "state": {"value": "entered"}}})
     assert session.reply(cell)["status"] == "ok"
     assert session.run("print(text.value, counter.get())")["text"] == "entered 0\n"

@@ -158,18 +158,6 @@ def test_pages_count_where_they_are_shared(session: Session) -> None:
     assert meter.memory.persistent == 340 * MIB
 
 
-def test_without_a_lane_what_an_iteration_takes_is_charged_as_a_lane(session: Session) -> None:
-    """It is private memory, but goes back with the grant."""
-    torch, meter = session.torch, session.meter
-    meter.count_pages(FakePages(private=3 * GIB, held=3 * GIB))
-    meter.grant_began()
-    torch.allocate(3 * GIB)
-    torch.free(2 * GIB)
-    meter.boundary_measured()
-    assert meter.memory.persistent == GIB
-    assert meter.memory.needed == 2 * GIB
-
-
 def test_what_is_only_taken_to_have_it_is_no_peak(session: Session) -> None:
     """A pool that is filled beforehand is no need of the user's, neither ours to see nor theirs."""
     torch, meter = session.torch, session.meter
@@ -235,19 +223,6 @@ def test_the_users_own_peaks_stay_theirs(session: Session) -> None:
 
 
 # --- framework memory -----------------------------------------------------------------------------------------------
-
-
-def test_framework_memory_is_what_nvml_sees_beyond_torch() -> None:
-    """The context, and whatever other libraries hold."""
-    session = Session()
-    session.gpu.processes = {os.getpid(): 700 * MIB, 1: 9 * GIB}
-    session.use()
-    assert session.meter.memory.framework == 700 * MIB
-    session.torch.allocate(GIB)
-    session.gpu.processes[os.getpid()] = GIB + 2 * GIB
-    session.meter.record_offload(0)  # measures anew
-    assert session.meter.memory.framework == 2 * GIB
-    assert session.word(Word.FRAMEWORK) == 2 * GIB
 
 
 @pytest.mark.parametrize("processes", [{}, {1: GIB}, {"own": None}])

@@ -10,7 +10,7 @@ import pytest
 
 from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import FORCE_SIGNAL, Word
-from tests.session.harness import GIB, PATIENCE, SessionUnderTest
+from tests.session.harness import GIB, SessionUnderTest
 
 MIB = 1 << 20
 
@@ -128,8 +128,7 @@ def test_an_operation_that_lost_the_device_before_it_failed_is_done_again(
     give(session, asked := [])
     since, goes_on = session.mark, tmp_path / "goes on"
     request = session.client.execute(_HUNGRY.format(path=str(goes_on)))
-    while "runs" not in session.client.get_iopub_msg(timeout=PATIENCE)["content"].get("text", ""):
-        pass
+    session.until_printed("runs")
     session.page.words[Word.PREEMPT] = 1
     os.kill(session.process.pid, FORCE_SIGNAL)
     assert session.wait_for(protocol.GrantReleasedReport, since).at == "yield"
@@ -149,8 +148,7 @@ def test_what_an_interrupted_iteration_has_is_not_forgotten(session: SessionUnde
         "a = torch.ones(10 << 20)\nprint('runs', flush=True)\nexec('while True: b = a + 1')"
     )
     session.wait_for(protocol.DeviceWantedReport, since)
-    while "runs" not in session.client.get_iopub_msg(timeout=PATIENCE)["content"].get("text", ""):
-        pass
+    session.until_printed("runs")
     refuse_all(session)
     session.page.words[Word.PREEMPT] = 1
     os.kill(session.process.pid, FORCE_SIGNAL)

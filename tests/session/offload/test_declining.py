@@ -25,9 +25,7 @@ def decline(session: SessionUnderTest) -> protocol.OffloadDeclinedReport:
 
 def test_a_running_cell_is_answered_at_once(session: SessionUnderTest) -> None:
     """The executor need not wait for a long cell to hear that it goes on."""
-    since = session.mark
-    request = session.client.execute("while True: time.sleep(0.01)")
-    session.wait_for(protocol.CellOpenedReport, since)
+    request, _ = session.open("while True: time.sleep(0.01)")
     assert decline(session).reason == "busy"
     session.interrupt()
     assert session.reply(request)["ename"] == "KeyboardInterrupt"

@@ -64,9 +64,7 @@ def test_a_cell_runs_only_once_its_memory_is_back(session: SessionUnderTest) -> 
 def test_a_wait_for_room_is_told_and_can_be_interrupted(session: SessionUnderTest) -> None:
     """The notebook shows why and the place; after an interrupt the session is offloaded, and the next cell restores."""
     session.offload()
-    since = session.mark
-    request = session.client.execute("print('ran')")
-    session.wait_for(protocol.CellOpenedReport, since)
+    request, since = session.open("print('ran')")
     session.say(protocol.Waiting(reason="restore", position=2, holder="grace"))
     shown = ""
     while "place 2" not in shown:
@@ -87,9 +85,7 @@ def test_interrupted_at_any_moment_it_is_away_or_back(session: SessionUnderTest)
     outcomes = set()
     for _ in range(8):
         session.offload()
-        since = session.mark
-        request = session.client.execute("print('ran')")
-        session.wait_for(protocol.CellOpenedReport, since)
+        request, since = session.open("print('ran')")
         for step in random.sample([session.interrupt, lambda: session.say(protocol.RestoreCommand())], 2):
             step()
         reply = session.reply(request)
@@ -106,9 +102,7 @@ def test_interrupted_at_any_moment_it_is_away_or_back(session: SessionUnderTest)
 def test_a_refusal_is_the_cells_error_and_nothing_is_lost(session: SessionUnderTest) -> None:
     """No room for it as things are: torch.OutOfMemoryError with the executor's words, before the first line."""
     session.offload()
-    since = session.mark
-    request = session.client.execute("print('ran')")
-    session.wait_for(protocol.CellOpenedReport, since)
+    request, since = session.open("print('ran')")
     session.say(protocol.RefusedGrant(reason="quota", message="ada's other notebooks use all of it."))
     reply = session.reply(request)
     assert (reply["ename"], reply["evalue"]) == ("OutOfMemoryError", "ada's other notebooks use all of it.")
@@ -213,9 +207,7 @@ def test_what_gave_way_in_a_cell_asks_again_until_it_is_back(session: SessionUnd
 def test_a_new_executor_hears_what_is_away_and_restores_it(session: SessionUnderTest) -> None:
     """The executor goes while a cell waits: its successor is told, and the wait goes on."""
     report = session.offload()
-    since = session.mark
-    request = session.client.execute("print('ran')")
-    session.wait_for(protocol.CellOpenedReport, since)
+    request, since = session.open("print('ran')")
     session.hang_up()
     hello = session.wait_for(protocol.SessionHello, since)
     assert (hello.offloaded_bytes, hello.cell_open, hello.wanting) == (report.offloaded_bytes, True, False)

@@ -101,6 +101,14 @@ def waiting(session: SessionUnderTest, cell: Cell, holder: str, **more: Any) -> 
     session.say(protocol.Waiting(**{"reason": "lane", "position": 2, "holder": holder, **more}))
 
 
+def shown(session: SessionUnderTest, code: str, holder: str) -> Cell:
+    """Return a cell that waits behind *holder*, once it shows that."""
+    cell = Cell(session, code)
+    waiting(session, cell, holder)
+    cell.until_shown(holder)
+    return cell
+
+
 def test_it_is_shown_updated_in_place_and_gone(session: SessionUnderTest) -> None:
     """One display with reason, place, expected wait and a bar, changed where it stands; the notebook has none of it."""
     cell = Cell(session, "torch.ones(3).sum(); None")
@@ -121,9 +129,7 @@ def test_it_is_shown_updated_in_place_and_gone(session: SessionUnderTest) -> Non
 
 def test_a_cell_that_waits_for_the_executor_itself_says_so(session: SessionUnderTest) -> None:
     """Also in place of what was told of the queue; when it is back, that is told anew."""
-    cell = Cell(session, "torch.ones(3).sum(); None")
-    waiting(session, cell, "mary")
-    cell.until_shown("mary")
+    cell = shown(session, "torch.ones(3).sum(); None", "mary")
     since, session.is_there = session.mark, False
     session.hang_up()
     session.wait_for(protocol.SessionHello, since)
@@ -150,9 +156,7 @@ def test_the_bar_moves_with_the_time(session: SessionUnderTest) -> None:
 
 def test_each_wait_of_a_cell_without_output_shows_a_line_of_its_own(session: SessionUnderTest) -> None:
     """A training that prints nothing waits for many turns, and leaves nothing in its notebook."""
-    cell = Cell(session, _LOOP)
-    waiting(session, cell, "grace")
-    cell.until_shown("grace")
+    cell = shown(session, _LOOP, "grace")
     session.page.words[Word.PREEMPT] = 1
     session.say(protocol.Granted())
     cell.until_cleared()
@@ -170,9 +174,7 @@ def test_each_wait_of_a_cell_without_output_shows_a_line_of_its_own(session: Ses
 
 def test_an_interrupted_wait_leaves_the_error_alone(session: SessionUnderTest) -> None:
     """As a stock kernel's cell that is interrupted."""
-    cell = Cell(session, "torch.ones(3)")
-    waiting(session, cell, "grace")
-    cell.until_shown("grace")
+    cell = shown(session, "torch.ones(3)", "grace")
     session.interrupt()
     assert cell.end() == "error"
     assert [output.output_type for output in cell.saved] == ["error"]
@@ -188,9 +190,7 @@ def test_what_a_forked_process_prints_meanwhile_stays(session: SessionUnderTest,
         "def fork():\n    if not os.fork():\n"
         f"        open({str(tmp_path / 'go')!r}).read(); print('from a process', flush=True); os._exit(0)\n"
     )
-    cell = Cell(session, "fork(); torch.ones(3); os.wait()[1]")
-    waiting(session, cell, "grace")
-    cell.until_shown("grace")
+    cell = shown(session, "fork(); torch.ones(3); os.wait()[1]", "grace")
     (tmp_path / "go").write_text("now")
     cell.until(lambda message: message["msg_type"] == "stream")
     session.say(protocol.Granted())
