@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from sharedkernel.device_memory.arena import Arena
+from sharedkernel.device_memory.backing_store import BackingStore
 from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.drivers.cuda import CudaDriver, load_bindings
 from sharedkernel.device_memory.errors import (
@@ -18,9 +19,12 @@ from sharedkernel.device_memory.errors import (
     InvalidMapping,
     OutOfDeviceMemory,
 )
+from sharedkernel.device_memory.mapper import SlotState
+from sharedkernel.device_memory.offload import restore, sizes_away
+from sharedkernel.device_memory.ranges import LiveRanges
 from sharedkernel.device_memory.store import LaneStore
 from tests.device_memory.fake_cuda import Attribute, FakeCuda, Result
-from tests.device_memory.support import LANE, StoreSupplier, open_descriptors
+from tests.device_memory.support import LANE, StoreSupplier, offload, open_descriptors, tensor_at
 
 
 @pytest.fixture
@@ -43,6 +47,37 @@ def test_the_executors_side_needs_no_context(cuda):
     store.session_gone("a")
     store.remove_lane(LANE)
     assert not [call for call in cuda.calls if "Ctx" in call]
+    assert open_descriptors() == before
+
+
+def test_a_session_maps_copies_and_comes_back(cuda):
+    """The page table over this driver, in the primary context, which is made current where none is."""
+    before = open_descriptors()
+    store = LaneStore(CudaDriver(bindings=FakeCuda()))
+    layout = store.create_lane(LANE, 24 * MIB)
+    supplier = StoreSupplier(store, "a")
+    arena = Arena(CudaDriver(bindings=cuda), supplier.release_units, [1 << 32])
+    arena.import_lane(supplier.given(store.share_lane(LANE, "a")))
+    area = arena.add_lane_area(layout.units)
+    assert cuda.calls.count("cuMemSetAccess") == 1, "access is set once for all units"
+    assert cuda.calls.count("cuDevicePrimaryCtxRetain") == 1
+    slot = area.slots[3]
+    arena.driver.fill(slot.address, slot.size, 5)
+    arena.make_private([slot], supplier.private_units([slot.size], mid_iteration=False))
+    arena.scrub_lane(9)
+    assert tensor_at(slot.address, slot.size).eq(5).all()
+    cuda.context = 0
+    backing = BackingStore(2 * MIB)
+    offload(arena, LiveRanges([(slot.address, 1)]), backing)
+    assert slot.state is SlotState.AWAY
+    restore(arena, supplier.private_units(sizes_away(arena), mid_iteration=False), backing)
+    assert tensor_at(slot.address, slot.size).eq(5).all()
+    (free,) = arena.add_private_area(supplier.private_units([2 * MIB], mid_iteration=False)).slots
+    assert not tensor_at(free.address, free.size).any()
+    arena.close()
+    store.session_gone("a")
+    store.remove_lane(LANE)
+    assert cuda._buffers == {}, "pinned memory is left"
     assert open_descriptors() == before
 
 
