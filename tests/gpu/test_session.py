@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 
@@ -64,25 +63,6 @@ async def test_an_allocation_past_the_quota_is_an_error_with_figures(process: Ex
         assert (outcome.status, outcome.error) == ("error", "OutOfMemoryError"), outcome
         outcome = await notebook.run("print(torch.ones(3, device='cuda').sum().item())")
         assert outcome.text == "3.0\n", outcome
-
-
-async def test_a_fault_stays_in_its_session(process: ExecutorProcess) -> None:
-    """Another user's session trains on after an illegal access."""
-    fault = """if True:
-        import torch
-        torch.zeros(1, device="cuda")
-        kernel = torch.cuda._compile_kernel('extern "C" __global__ void wild() { *(int *)8 = 1; }', "wild")
-        kernel((1, 1, 1), (1, 1, 1), ())
-        torch.cuda.synchronize()
-    """
-
-    async with Executor(process) as executor:
-        good, bad = await executor.notebook("ada"), await executor.notebook("grace")
-        expected = await good.run(TRAIN)
-        cell = asyncio.create_task(good.run(TRAIN))
-        outcome = await bad.run(fault)
-        assert "an illegal memory access was encountered" in outcome.message, outcome
-        assert (await cell).text == expected.text
 
 
 async def test_a_forked_child_collects_no_garbage_of_the_session(process: ExecutorProcess) -> None:

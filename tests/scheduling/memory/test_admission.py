@@ -248,15 +248,6 @@ def test_what_runs_keeps_its_lane_whatever_others_keep(sched: Desk) -> None:
     assert sched.release("ada") == [RemoveLane(lane=1)]
 
 
-def test_an_interrupt_leaves_the_line(sched: Desk) -> None:
-    """The cell goes on without the device, and others move up."""
-    hog(sched)
-    sched.begin("bob", ephemeral=500)
-    sched.begin("cleo", ephemeral=500)
-    assert sched.withdraw("bob") == []
-    assert (sched.state("bob"), sched.view("bob").waiting_for, sched.view("cleo").queue_position) == ("ready", None, 1)
-
-
 def test_a_context_is_charged_with_the_first_grant_or_refused_soon(sched: Desk) -> None:
     """Others' contexts stay on the device, so a session waits only briefly if they leave no room for its own."""
     sched.start("ada", "bob", "cleo", framework=300)
