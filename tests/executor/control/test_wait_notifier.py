@@ -27,11 +27,7 @@ def test_who_waits_for_memory_is_told_for_how_long_and_shown_no_bar_that_stands_
             await in_state(executor, holder, "ready")  # its cell runs, so it is not offloaded
             waiting = asyncio.create_task(waiter.run(keep(2, 320)))
             await in_state(executor, waiter, "waiting")
-
-            async def has_counted() -> bool:
-                return len(set(seconds_told(waiter.shown))) > 1
-
-            await until(has_counted, "the seconds of the wait are counted")
+            await until(lambda: len(set(seconds_told(waiter.shown))) > 1, "the seconds of the wait are counted")
             # once the other's cell is over, its memory can move some time: from then on there is a bar
             told = [line for line in waiter.shown if "free." in line]
             await executor.client.signal_session(holder.session, signal.SIGINT)

@@ -128,11 +128,7 @@ def test_a_session_is_suspended_and_resumed_one_call_at_a_time(driver: FakeDrive
 
     async def body(suspensions: Suspensions, process: SessionHandle, lost: list[str]) -> None:
         suspended = asyncio.create_task(suspensions.suspend(process))
-
-        async def begun() -> bool:
-            return bool(driver.calls)
-
-        await until(begun, "the suspension begins")
+        await until(lambda: bool(driver.calls), "the suspension begins")
         await suspensions.resume(process)
         assert await suspended == 7
         assert driver.processes[PID] is RUNNING

@@ -419,7 +419,7 @@ def test_what_the_self_test_finds_broken_is_switched_off(
         assert device.trust_domain(ADA) == device.trust_domain(ALAN)
 
 
-def test_an_executor_that_is_to_end_does_not_wait_for_its_self_test(tmp_path: Path) -> None:
+async def test_an_executor_that_is_to_end_does_not_wait_for_its_self_test(tmp_path: Path) -> None:
     """Whose process is killed; nothing is recorded as passed."""
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexec sleep 1000\n")
@@ -427,28 +427,22 @@ def test_an_executor_that_is_to_end_does_not_wait_for_its_self_test(tmp_path: Pa
     identity = Identity(driver="1", torch="2", card="c", uuid="GPU-1")
     device = make_device(self_test=SelfTest(identity, python=str(python)))
 
-    async def scenario() -> None:
-        asyncio.get_running_loop().call_later(0.5, device.hurry)
-        async with asyncio.timeout(30):
-            await device.start(tmp_path, Recorder())
-        device.hurry()
-        await device.stop(end_sessions=True)
-
-    asyncio.run(scenario())
+    asyncio.get_running_loop().call_later(0.5, device.hurry)
+    async with asyncio.timeout(30):
+        await device.start(tmp_path, Recorder())
+    device.hurry()
+    await device.stop(end_sessions=True)
     assert device.details().self_test == "the self-test was cut short."
     assert not (tmp_path / "self-test.json").exists()
 
 
-def test_lanes_are_not_tried_where_the_driver_has_none(tmp_path: Path) -> None:
+async def test_lanes_are_not_tried_where_the_driver_has_none(tmp_path: Path) -> None:
     """Nor are results trusted of a runtime directory without sessions."""
     self_test = FakeSelfTest()
     device = make_device(lanes="the driver is too old.", self_test=self_test)
 
-    async def scenario() -> None:
-        await device.start(tmp_path, Recorder())
-        await device.stop(end_sessions=True)
-
-    asyncio.run(scenario())
+    await device.start(tmp_path, Recorder())
+    await device.stop(end_sessions=True)
     assert device.memory_mode is DeviceMemoryMode.PRIVATE
     assert self_test.asked == [
         {

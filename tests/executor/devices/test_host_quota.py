@@ -108,11 +108,7 @@ def test_what_a_user_leaves_in_shared_memory_goes_with_their_last_process() -> N
             left, kept = [Path((await notebook.run(_LEAVE)).text) for notebook in (leaver, stayer)]
             assert left.exists()
             await executor.client.end_session(leaver.session)
-
-            async def is_gone() -> bool:
-                return not left.exists()
-
-            await until(is_gone, "the file is removed")
+            await until(lambda: not left.exists(), "the file is removed")
             kept.unlink()  # it was there
 
     with _impatient() as process:

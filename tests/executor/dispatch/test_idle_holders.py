@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from sharedkernel.executor.dispatch.idle_holders import processor_seconds
-from tests.executor.harness import Executor, ExecutorProcess, until
+from tests.executor.harness import Executor, ExecutorProcess
 
 #: turns that nobody lives to see the end of: only an idle holder's grant is asked back
 PATIENT = ("--quantum", "10m", "--preempt-patience", "10m")
@@ -30,11 +30,9 @@ def test_a_cell_that_waits_lets_others_compute(wait: str) -> None:
             holder, other = await executor.notebook("ada"), await executor.notebook("grace")
             code = f"import time, torch\nx = torch.ones(1000)\nprint(x.sum().item(), flush=True)\n{WAITS[wait]}"
             waiting = asyncio.create_task(holder.run(code, timeout=300))
-
-            async def holds() -> bool:
-                return bool((await executor.session(holder))["state"] == "running")
-
-            await until(holds, "the first cell holds the device")
+            await executor.until_session(
+                holder, lambda entry: entry["state"] == "running", "the first cell holds the device"
+            )
             outcome = await other.run("import torch\nprint(torch.ones(1000).sum().item())", timeout=120)
             assert (outcome.status, outcome.text.strip()) == ("ok", "1000.0"), outcome
             await executor.client.signal_session(holder.session, 2)

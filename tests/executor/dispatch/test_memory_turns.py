@@ -106,12 +106,12 @@ async def test_an_endless_loop_that_keeps_nothing_leaves_room_for_what_others_ke
         looping = await executor.notebook("ada", limits=Limits(user="ada", offload_after=0.0))
         other = await executor.notebook("grace", limits=Limits(user="grace", offload_after=0.0))
         endless = asyncio.create_task(looping.run(_ITERATE, 10 * PATIENCE))
-
-        async def is_measured() -> bool:
-            entry = await executor.session(looping)
-            return entry["state"] == "running" and entry["attained_service_seconds"] > 0
-
-        await until(is_measured, "the loop runs", 2 * PATIENCE)
+        await executor.until_session(
+            looping,
+            lambda entry: entry["state"] == "running" and entry["attained_service_seconds"] > 0,
+            "the loop runs",
+            2 * PATIENCE,
+        )
         made = await other.run("import torch; kept = torch.ones(120 << 18); print(int(kept.sum()))", 4 * PATIENCE)
         assert made.text == f"{120 << 18}\n"
         await executor.client.signal_session(looping.session, 2)
@@ -126,12 +126,12 @@ async def test_a_cell_that_is_interrupted_while_its_memory_is_away_ends() -> Non
         first, held = await kept_by(executor, "ada", 5)
         second, _ = await kept_by(executor, "grace", 6)
         cells = [asyncio.create_task(notebook.run(_TRAIN, 10 * PATIENCE)) for notebook in (first, second)]
-
-        async def is_away() -> bool:
-            entry = await executor.session(first)
-            return entry["restores"] > 0 and entry["state"] == "restoring" and entry["offloaded_bytes"] > 0
-
-        await until(is_away, "the first training has moved out", 4 * PATIENCE)
+        await executor.until_session(
+            first,
+            lambda entry: entry["restores"] > 0 and entry["state"] == "restoring" and entry["offloaded_bytes"] > 0,
+            "the first training has moved out",
+            4 * PATIENCE,
+        )
         await executor.client.signal_session(first.session, 2)
         assert (await cells[0]).error == "KeyboardInterrupt"
         assert (await first.run("print(total())", 4 * PATIENCE)).text == held
@@ -145,11 +145,9 @@ async def test_who_waits_is_told_when_its_turn_comes() -> None:
         holder, _ = await kept_by(executor, "ada", 3)
         other, expected = await kept_by(executor, "grace", 4)
         endless = asyncio.create_task(holder.run(_TRAIN, 10 * PATIENCE))
-
-        async def is_back() -> bool:
-            return bool((await executor.session(holder))["state"] == "running")
-
-        await until(is_back, "the training runs", 2 * PATIENCE)
+        await executor.until_session(
+            holder, lambda entry: entry["state"] == "running", "the training runs", 2 * PATIENCE
+        )
         cell = asyncio.create_task(other.run("print(total())", 2 * PATIENCE))
         told: list[float] = []
 

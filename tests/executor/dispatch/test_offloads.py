@@ -15,7 +15,7 @@ from sharedkernel.errors import Refused
 from sharedkernel.paths import EXECUTOR_SOCKET
 from sharedkernel.protocol import Limits
 from sharedkernel.units import format_bytes
-from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, Notebook, until
+from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, Notebook
 from tests.warm import take_place
 
 MIB = 1 << 20
@@ -54,11 +54,7 @@ async def small_device(capacity: str) -> AsyncIterator[Executor]:
 
 async def in_state(executor: Executor, notebook: Notebook, state: str) -> None:
     """Wait for a session to be in *state*."""
-
-    async def there() -> bool:
-        return bool((await executor.session(notebook))["state"] == state)
-
-    await until(there, f"the session is {state}")
+    await executor.until_session(notebook, lambda entry: entry["state"] == state, f"the session is {state}")
 
 
 async def test_an_offloaded_session_comes_back_as_it_was(process: ExecutorProcess) -> None:
@@ -168,11 +164,7 @@ async def test_a_cell_that_waits_to_be_restored_can_be_interrupted() -> None:
         second = await executor.notebook("grace", limits=never)
         assert (await second.run(keep(8, 420))).status == "ok"
         cell = asyncio.create_task(first.run("print(total())"))
-
-        async def waiting() -> bool:
-            return (await executor.session(first))["waiting_for"] == "restore"
-
-        await until(waiting, "it waits to be restored")
+        await executor.until_session(first, lambda entry: entry["waiting_for"] == "restore", "it waits to be restored")
         await first.shows("bringing back this notebook's memory needs")
         await executor.client.signal_session(first.session, 2)
         assert (await cell).error == "KeyboardInterrupt"
@@ -243,11 +235,9 @@ async def test_a_cell_that_frees_memory_once_it_is_refused_goes_on(tmp_path: Pat
             )
         )
         assert (await first).status == "ok"
-
-        async def is_measured() -> bool:
-            return bool((await executor.session(ada))["persistent_bytes"] > 390 * MIB)
-
-        await until(is_measured, "the first one's array is counted")
+        await executor.until_session(
+            ada, lambda entry: entry["persistent_bytes"] > 390 * MIB, "the first one's array is counted"
+        )
         measured.touch()
         outcome = await second
         assert (outcome.text, outcome.message) == ("1 3.0\n", "")

@@ -135,11 +135,7 @@ async def test_an_earlier_run_of_the_same_source_is_remembered_by_the_next_execu
         gate.touch()
         await prepare(notebook, gate, stop_at=3)
         assert (await notebook.run(f"steps = 0\n{loop}")).status == "ok"
-
-        async def is_kept() -> bool:
-            return history.exists() and history.read_bytes().count(b"edsger") == 2
-
-        await until(is_kept, "both cells are kept")
+        await until(lambda: history.exists() and history.read_bytes().count(b"edsger") == 2, "both cells are kept")
         await executor.replace()
         gate.unlink()
         cell = asyncio.create_task(notebook.run(f"steps  =  0  # again\n\n{loop}  # the same"))

@@ -74,11 +74,7 @@ def test_what_was_forked_before_users_were_kept_apart_serves_nobody_new() -> Non
         async with Executor(process) as executor:
             before = await executor.notebook()
             assert (await before.run(rights)).text == "(0, False)"
-
-            async def has_spare() -> bool:
-                return len(list(process.runtime_directory.glob("s/*.json"))) == 2
-
-            await until(has_spare, "there is a spare")
+            await until(lambda: len(list(process.runtime_directory.glob("s/*.json"))) == 2, "there is a spare")
             process.is_apart = True
             await executor.replace()
             assert (await before.run(rights)).text == "(0, False)"
@@ -136,9 +132,5 @@ async def test_a_session_that_was_not_yet_its_user_s_is_not_adopted(apart: Apart
         with pytest.raises(ExecutorUnavailable):
             await start
         assert not await is_given()
-
-        async def is_gone() -> bool:
-            return start_time(spare.pid) != spare.started
-
-        await until(is_gone, "it is ended")
+        await until(lambda: start_time(spare.pid) != spare.started, "it is ended")
         assert (await (await executor.notebook()).run("import os; os.getuid() >= 1000")).text == "True"

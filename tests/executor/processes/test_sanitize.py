@@ -158,11 +158,7 @@ async def test_a_session_that_spoils_its_page_does_not_keep_executors_from_start
         await other.run("kept = 1")
         await liar.run(_SPOIL.format(first=0, value=7))
         await executor.replace()
-
-        async def gone() -> bool:
-            return liar.session not in [record.session for record in await executor.client.sessions()]
-
-        await until(gone, "the liar is gone")
+        await executor.until_ended(liar, "the liar is gone")
         assert (await other.run("kept")).text == "1"
 
 
@@ -185,11 +181,7 @@ async def test_a_session_that_has_more_than_its_quota_is_warned_and_ended(start_
         assert (await other.run("import torch; x = torch.ones(1 << 26); x.sum().item()")).text == f"{1 << 26}.0"
         # Its end is what is waited for: it may come before the cell's reply.
         liar.client.execute(_TAKE)
-
-        async def gone() -> bool:
-            return liar.session not in [record.session for record in await executor.client.sessions()]
-
-        await until(gone, "the liar is ended")
+        await executor.until_ended(liar, "the liar is ended")
         assert re.search(r"of liar holds .*: warned", process.log())
         assert (await other.run("x.sum().item()")).text == f"{1 << 26}.0"
 
@@ -226,11 +218,7 @@ async def test_absurd_figures_change_nobody_elses_placement_status_or_quota(
             await liar.run("import torch; torch.ones(1 << 18).sum()")
         began.unlink(missing_ok=True)
         claim = asyncio.create_task(liars[0].run(_CLAIM.format(value=value, began=str(began), end=str(end))))
-
-        async def has_claimed() -> bool:
-            return began.exists()
-
-        await until(has_claimed, "the page is written")
+        await until(lambda: began.exists(), "the page is written")
         status = await executor.client.status()
         assert 0 <= status.device.used_bytes <= status.device.capacity_bytes
         for session in status.sessions:

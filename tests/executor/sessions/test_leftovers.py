@@ -53,11 +53,7 @@ async def test_a_daemon_ends_with_its_session(process: ExecutorProcess, how: str
             await executor.client.end_session(notebook.session)
         else:
             os.kill(notebook.record.pid, signal.SIGKILL)
-
-        async def gone() -> bool:
-            return not daemon.is_running()
-
-        await until(gone, "the daemon ended")
+        await until(lambda: not daemon.is_running(), "the daemon ended")
         assert others.is_running()
 
 

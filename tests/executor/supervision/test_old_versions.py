@@ -83,57 +83,49 @@ async def state_of(notebook: Notebook) -> tuple[str, bool]:
     return total, int(pid) == notebook.record.pid
 
 
-def test_sessions_of_other_code_are_adopted(process: ExecutorProcess) -> None:
+async def test_sessions_of_other_code_are_adopted(process: ExecutorProcess) -> None:
     """With their data, offloaded or not, idle or in the middle of a cell; what they were forked from ends with them."""
     directory, package = process.runtime_directory, process.package
     kept = "8388608.0", True
     marker = process.directory / "runs"
     loop = f"display('begun')\nwhile os.path.exists({str(marker)!r}):\n    x = x * 1\nprint('ended')"
 
-    async def main() -> None:
-        assert package is not None
-        async with Executor(process) as executor:
-            idle, busy, away = old = [await executor.notebook() for _ in range(3)]
-            for notebook in old:
-                await run(notebook, "import os, torch; x = torch.ones(8 << 20)")
-            await run(idle, "from sharedkernel import shelf; shelf['kept'] = torch.ones(1000)")
-            await executor.client.offload_session(away.session)
-            marker.touch()
-            running = asyncio.create_task(run(busy, loop))
-            await busy.shows("begun")
-            old_parent = psutil.Process(listener_of(directory / WARM_PARENT_SOCKET))
+    assert package is not None
+    async with Executor(process) as executor:
+        idle, busy, away = old = [await executor.notebook() for _ in range(3)]
+        for notebook in old:
+            await run(notebook, "import os, torch; x = torch.ones(8 << 20)")
+        await run(idle, "from sharedkernel import shelf; shelf['kept'] = torch.ones(1000)")
+        await executor.client.offload_session(away.session)
+        marker.touch()
+        running = asyncio.create_task(run(busy, loop))
+        await busy.shows("begun")
+        old_parent = psutil.Process(listener_of(directory / WARM_PARENT_SOCKET))
 
-            module = package / "sharedkernel" / "units.py"
-            module.write_text(f"{module.read_text()}# edited\n")
-            await executor.replace()
-            new = await executor.notebook()
-            assert await run(new, "from sharedkernel import shelf; float(shelf['kept'].sum())") == "1000.0"
-            assert not running.done()
-            marker.unlink()
-            assert (await running).endswith("ended\n")
-            for notebook in old:
-                assert await state_of(notebook) == kept
-            assert await run(away, "from sharedkernel import shelf; float(shelf['kept'].sum())") == "1000.0"
-            assert "All your notebooks" in await run(away, "from sharedkernel.widgets import Usage; Usage()")
-            await executor.client.offload_session(idle.session)
+        module = package / "sharedkernel" / "units.py"
+        module.write_text(f"{module.read_text()}# edited\n")
+        await executor.replace()
+        new = await executor.notebook()
+        assert await run(new, "from sharedkernel import shelf; float(shelf['kept'].sum())") == "1000.0"
+        assert not running.done()
+        marker.unlink()
+        assert (await running).endswith("ended\n")
+        for notebook in old:
+            assert await state_of(notebook) == kept
+        assert await run(away, "from sharedkernel import shelf; float(shelf['kept'].sum())") == "1000.0"
+        assert "All your notebooks" in await run(away, "from sharedkernel.widgets import Usage; Usage()")
+        await executor.client.offload_session(idle.session)
 
-            await executor.replace()
-            for notebook in old:
-                assert await state_of(notebook) == kept
-                await executor.client.end_session(notebook.session)
-
-            async def has_ended() -> bool:
-                return not old_parent.is_running() and not list(directory.glob(RETIRED_SOCKETS))
-
-            await until(has_ended, "the old warm parent ends")
-            executor.process.process.terminate()
-
-        async def is_over() -> bool:
-            return not processes_of(directory)
-
-        await until(is_over, "all processes end")
-
-    asyncio.run(main())
+        await executor.replace()
+        for notebook in old:
+            assert await state_of(notebook) == kept
+            await executor.client.end_session(notebook.session)
+        await until(
+            lambda: not old_parent.is_running() and not list(directory.glob(RETIRED_SOCKETS)),
+            "the old warm parent ends",
+        )
+        executor.process.process.terminate()
+    await until(lambda: not processes_of(directory), "all processes end")
 
 
 def start_session(directory: Path, session: str) -> SessionRecord:
@@ -157,10 +149,7 @@ def test_sessions_of_an_old_version_are_refused_and_unharmed(tmp_path: Path) -> 
     process = ExecutorProcess("--end-sessions-on-exit", package=extract(tmp_path))
 
     async def main() -> None:
-        async def listens() -> bool:
-            return (process.runtime_directory / EXECUTOR_SOCKET).exists()
-
-        await until(listens, "the executor listens")
+        await until(lambda: (process.runtime_directory / EXECUTOR_SOCKET).exists(), "the executor listens")
         notebook = Notebook(await asyncio.to_thread(start_session, process.runtime_directory, "ada's"))
         try:
             await wait_until_ready(notebook.client, PATIENCE)
