@@ -21,7 +21,10 @@ from uuid import uuid4
 from jupyter_client.asynchronous.client import AsyncKernelClient
 
 from sharedkernel.errors import SharedKernelError
+from sharedkernel.executor.processes.process import PersistedSession
+from sharedkernel.executor.processes.records import read_record
 from sharedkernel.ipc.executor_client import ExecutorClient
+from sharedkernel.paths import RECORDS_DIRECTORY
 from sharedkernel.protocol import Limits, SessionRecord
 from tests.printed import printed
 from tests.readiness import wait_until_ready
@@ -192,6 +195,18 @@ class ExecutorProcess:
         finally:
             self.kill()
             shutil.rmtree(self.directory)
+
+    def records(self) -> list[PersistedSession]:
+        """Return what the next executor would find of sessions and spares."""
+        found = []
+        for path in (self.runtime_directory / RECORDS_DIRECTORY).iterdir():
+            with contextlib.suppress(FileNotFoundError):  # it was just being written, or its process has just ended
+                found.append(read_record(path))
+        return [record for record in found if record is not None]
+
+    def spares(self) -> list[PersistedSession]:
+        """Return those of processes that are nobody's yet."""
+        return [record for record in self.records() if record.session is None]
 
     def log(self) -> str:
         """Return what it and its sessions logged."""
