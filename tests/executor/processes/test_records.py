@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sharedkernel.errors import ConfigError
@@ -18,6 +18,7 @@ from sharedkernel.executor.supervision.build_id import check_left
 from sharedkernel.ipc.shared_page import Page
 from sharedkernel.paths import RECORDS_DIRECTORY
 from tests.executor.devices.support import make_process
+from tests.faults.holds import without_descriptors
 from tests.small_disk import fill
 
 
@@ -27,17 +28,11 @@ def test_that_nobody_can_look_does_not_mean_that_nobody_is_there(tmp_path: Path)
     folder.mkdir()
     (folder / "torn").write_bytes(b"torn")
     assert not are_there_sessions(folder)
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    last = os.open("/dev/null", os.O_RDONLY)
-    os.close(last)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (last, most[1]))
-    try:
+    with without_descriptors(psutil.Process()):
         with pytest.raises(OSError, match="Too many open files"):
             are_there_sessions(folder)
         with pytest.raises(ConfigError, match=r"cannot see which sessions .* \(Too many open files\)"):
             check_left(tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, most)
     check_left(tmp_path)
 
 
@@ -63,15 +58,11 @@ async def test_records_stay_while_no_file_can_be_opened(tmp_path: Path) -> None:
         records.write(process.kept())
     looking = records.living()
     first = next(looking)
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limit[1]))
-    try:
+    with without_descriptors(psutil.Process()):
         with pytest.raises(OSError, match="Too many open files"):
             next(looking)
         with pytest.raises(OSError, match="Too many open files"):
             find_page(first)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
     found = list(records.living())
     assert {kept.process for kept in found} == {process.process for process in processes}
     for kept in found:
