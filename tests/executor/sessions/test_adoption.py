@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +17,11 @@ import pytest
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable
 from sharedkernel.executor.dispatch.usage import USAGE_NAME
-from sharedkernel.executor.processes.process import PersistedSession
-from sharedkernel.executor.processes.records import read_record
 from sharedkernel.paths import RECORDS_DIRECTORY, WARM_PARENT_SOCKET
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
 from tests.executor.sessions.test_sessions import FOREVER, TRAIN
 from tests.status.documents import to_json
-
-
-def records_of(process: ExecutorProcess) -> list[PersistedSession]:
-    """Return what the next executor would find."""
-    found = []
-    for path in (process.runtime_directory / RECORDS_DIRECTORY).iterdir():
-        with contextlib.suppress(FileNotFoundError):  # it was just being written, or its process has just ended
-            found.append(read_record(path))
-    return [record for record in found if record is not None]
-
-
-async def kept_service(executor: Executor, notebook: Notebook) -> float:
-    """Return the device-seconds that the next executor would know of a notebook's session."""
-    return sum(record.attained for record in records_of(executor.process) if record.session == notebook.session)
 
 
 @pytest.mark.heavy
@@ -98,12 +82,8 @@ async def test_the_next_executor_knows_which_sessions_have_run_something(start_e
         await between.run("kept = 1")
         await asyncio.to_thread(process.start)
         await executor.connect()
-
-        async def has_greeted(notebook: Notebook) -> bool:
-            return bool((await executor.session(notebook))["used"])
-
         for notebook in (before, between):
-            await until(lambda notebook=notebook: has_greeted(notebook), "it is known to have run something")
+            await executor.until_session(notebook, lambda entry: entry["used"], "it is known to have run something")
         assert not (await executor.session(never))["used"]
         for notebook in (before, between, never):
             await executor.client.linger_session(notebook.session, 3600.0)
@@ -119,23 +99,30 @@ async def test_sessions_outlive_a_killed_executor(fifo_process: ExecutorProcess)
         await running.run(TRAIN)
         endless = asyncio.create_task(running.run(FOREVER))
 
-        async def runs() -> bool:
-            return (await executor.session(running))["state"] == "running"
+        def runs(when: str) -> Awaitable[Any]:
+            return executor.until_session(
+                running, lambda entry: entry["state"] == "running", f"the training runs {when}"
+            )
 
-        await until(runs, "the training runs")
+        def waits(when: str) -> Awaitable[Any]:
+            return executor.until_session(
+                waiting, lambda entry: entry["queue_position"] == 1, f"the other waits {when}"
+            )
+
+        await runs("at first")
         queued = asyncio.create_task(waiting.run("import torch; int(torch.ones(3).sum())"))
 
-        async def waits() -> bool:
-            return (await executor.session(waiting))["queue_position"] == 1
-
-        await until(waits, "the other waits")
-        served = await until(lambda: kept_service(executor, running), "its record has its service")
+        await waits("for it")
+        served = await until(
+            lambda: sum(each.attained for each in fifo_process.records() if each.session == running.session),
+            "its record has its service",
+        )
         await executor.replace()
         assert {record.session: record.pid for record in await executor.client.sessions()} == {
             notebook.session: notebook.record.pid for notebook in (idle, running, waiting)
         }
-        await until(runs, "the training runs under the new executor")
-        await until(waits, "and the other waits again")
+        await runs("under the new executor")
+        await waits("again")
         assert (await executor.session(running))["attained_service_seconds"] >= served
         await executor.client.signal_session(running.session, signal.SIGINT)
         assert (await endless).error == "KeyboardInterrupt"
@@ -143,36 +130,20 @@ async def test_sessions_outlive_a_killed_executor(fifo_process: ExecutorProcess)
         assert (await idle.run("float(x.sum())")).text == "15.0"
 
 
-@pytest.mark.heavy
-async def test_a_killed_warm_parent_costs_no_session(process: ExecutorProcess) -> None:
-    """Sessions run on, and the next start gets a new warm parent."""
-    async with Executor(process) as executor:
-        notebook = await executor.notebook()
-        await notebook.run("x = 5")
-        stat = (await notebook.run("import os; os.getppid()")).text
-        os.kill(int(stat), signal.SIGKILL)
-        assert (await notebook.run("x")).text == "5"
-
-        async def started() -> bool:
-            try:
-                await executor.notebook("grace")
-            except Exception:
-                return False
-            return True
-
-        await until(started, "another session starts")
-        assert (await notebook.run("x")).text == "5"
-
-
 async def test_a_session_that_ended_meanwhile_is_not_adopted(process: ExecutorProcess) -> None:
-    """No stale session is shown by the next executor."""
+    """No stale session is shown by the next executor.
+
+    A gateway tells two processes of one session by their numbers, also when no executor saw both.
+    """
     async with Executor(process) as executor:
-        notebook = await executor.notebook()
+        first = await executor.notebook()
         await asyncio.to_thread(executor.process.kill)
-        await kill(notebook)
+        await kill(first)
         await asyncio.to_thread(executor.process.start)
         await executor.connect()
         assert await executor.client.sessions() == []
+        second = await executor.notebook(session=first.session)
+        assert first.record.incarnation < second.record.incarnation < 1 << 53  # which JSON has exactly
 
 
 @pytest.mark.heavy
@@ -201,15 +172,15 @@ async def test_a_session_whose_gateway_went_away_while_it_was_forked_is_not_star
 @pytest.mark.heavy
 async def test_a_session_that_was_not_assigned_is_not_adopted(start_executor: StartExecutor) -> None:
     """It would run its user's cells in the folder and environment of a spare; another is started in its place."""
-    async with Executor(start_executor()) as executor:
-
-        def kept(session: str | None) -> list[PersistedSession]:
-            return [record for record in records_of(executor.process) if record.session == session]
-
-        (spare,) = await until(lambda: kept(None), "there is a spare")
+    process = start_executor()
+    async with Executor(process) as executor:
+        (spare,) = await until(process.spares, "there is a spare")
         os.kill(spare.pid, signal.SIGSTOP)
         start = asyncio.create_task(executor.client.start_session("anew", protocol.Limits(user="ada")))
-        await until(lambda: [record.pid for record in kept("anew")] == [spare.pid], "the spare has a session")
+        await until(
+            lambda: [each.pid for each in process.records() if each.session == "anew"] == [spare.pid],
+            "the spare has a session",
+        )
         await executor.replace()
         with pytest.raises(ExecutorUnavailable):
             await start
@@ -218,32 +189,6 @@ async def test_a_session_that_was_not_assigned_is_not_adopted(start_executor: St
         assert notebook.record.pid != spare.pid
         await executor.replace()
         assert [record.pid for record in await executor.client.sessions()] == [notebook.record.pid]
-
-
-async def test_no_executor_counts_as_one_before_it_did(process: ExecutorProcess) -> None:
-    """A gateway tells two processes of one session by their numbers, also when no executor saw both."""
-    async with Executor(process) as executor:
-        first = await executor.notebook()
-        await asyncio.to_thread(executor.process.kill)
-        await kill(first)
-        await asyncio.to_thread(executor.process.start)
-        await executor.connect()
-        second = await executor.notebook(session=first.session)
-        assert first.record.incarnation < second.record.incarnation < 1 << 53  # which JSON has exactly
-
-
-@pytest.mark.heavy
-async def test_hung_sessions_outlive_executors(fifo_process: ExecutorProcess) -> None:
-    """A stopped one says nothing, and is there for the next executor and the one after it."""
-    async with Executor(fifo_process) as executor:
-        notebook = await executor.notebook()
-        await notebook.run("import torch; x = torch.arange(6.)")
-        os.kill(notebook.record.pid, signal.SIGSTOP)
-        for _ in range(2):
-            await executor.replace()
-            assert [record.pid for record in await executor.client.sessions()] == [notebook.record.pid]
-        os.kill(notebook.record.pid, signal.SIGCONT)
-        assert (await notebook.run("float(x.sum())")).text == "15.0"
 
 
 async def test_a_record_that_was_being_written_is_no_other_session(fifo_process: ExecutorProcess) -> None:
