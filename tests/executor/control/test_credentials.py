@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from sharedkernel import protocol
 from sharedkernel.paths import EXECUTOR_SOCKET, WARM_PARENT_SOCKET
-from tests.executor.harness import PATIENCE, Executor, ExecutorProcess
+from tests.executor.harness import Executor, ExecutorProcess
 
 #: run by another process: sends argv[2] to the socket argv[1] and prints what is answered until it is hung up on
 _STRANGER = """if True:
@@ -55,26 +54,6 @@ async def test_nobody_else_speaks_for_a_session(process: ExecutorProcess) -> Non
         assert "not a session of this executor" in child.text
         assert (await notebook.run("import torch; int(torch.ones(2).sum())")).text == "2"
         assert (await executor.session(notebook))["state"] == "idle"
-
-
-async def test_a_session_does_not_become_a_gateway(process: ExecutorProcess) -> None:
-    """Whoever greeted as a command cannot greet again as something else: the connection is closed."""
-    hello = protocol.Hello(version=protocol.PROTOCOL_VERSION, role="command")
-    again = protocol.Hello(version=protocol.PROTOCOL_VERSION, role="gateway")
-
-    async with Executor(process):
-        with socket.socket(socket.AF_UNIX) as peer:
-            peer.settimeout(PATIENCE)
-            peer.connect(str(process.runtime_directory / EXECUTOR_SOCKET))
-            peer.sendall(protocol.encode(hello) + protocol.encode(again))
-            decoder = protocol.Decoder(protocol.ToGateway)
-            answers: list[object] = []
-            while data := await asyncio.to_thread(peer.recv, 65536):
-                answers += decoder.feed(data)
-        welcome, failed = answers
-        assert isinstance(welcome, protocol.Welcome)
-        assert isinstance(failed, protocol.Failed)
-        assert "greeted twice" in failed.message
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")

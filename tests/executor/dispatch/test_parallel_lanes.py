@@ -48,11 +48,10 @@ def parallel(start_executor: StartExecutor) -> ExecutorProcess:
 async def session(executor: Executor, notebook: Notebook, **known: bool) -> dict[str, Any]:
     """Return what status says of a session, once these fields have, or have not, a value."""
 
-    async def look() -> dict[str, Any] | None:
-        found = await executor.session(notebook)
+    def look(found: dict[str, Any]) -> dict[str, Any] | None:
         return found if all((found[name] is not None) is is_known for name, is_known in known.items()) else None
 
-    return await until(look, f"{known}")
+    return await executor.until_session(notebook, look, f"{known}")
 
 
 def record(process: ExecutorProcess) -> str:
@@ -102,10 +101,8 @@ async def test_sessions_run_side_by_side_as_far_as_they_were_measured_to_fit(
         cells.append(asyncio.create_task(heavy.run(code)))
         done = (await executor.session(heavy))["iterations"]
 
-        async def has_turns() -> bool:  # alone where the device is its own, beside one where others have processors
-            return bool((await executor.session(heavy))["iterations"] > done + 100)
-
-        await until(has_turns, "the heavy one has turns")
+        # alone where the device is its own, beside one where others have processors
+        await executor.until_session(heavy, lambda entry: entry["iterations"] > done + 100, "the heavy one has turns")
         end.touch()
         for cell in cells:
             assert (await cell).status == "ok"
