@@ -85,6 +85,20 @@ async def test_a_session_has_its_user_s_rights_and_no_more(apart: ApartExecutor)
         assert psutil.Process(notebook.record.pid).uids().effective == number
 
 
+_SAY_HELLO = """if True:
+    import socket
+    from sharedkernel import protocol
+    peer = socket.socket(socket.AF_UNIX)
+    peer.settimeout(30)
+    peer.connect({path!r})
+    peer.sendall(protocol.encode(protocol.Hello(version=protocol.PROTOCOL_VERSION, role="gateway")))
+    data = b""
+    while more := peer.recv(65536):
+        data += more
+    print(data)
+"""
+
+
 async def test_users_reach_nothing_of_each_other(apart: ApartExecutor) -> None:
     """Neither files nor processes, nor the sockets, connection files and logs of sessions; not even one's own keys."""
     async with Executor(apart) as executor:
@@ -111,28 +125,9 @@ async def test_users_reach_nothing_of_each_other(apart: ApartExecutor) -> None:
         ):
             assert (await grace.run(attempt)).error == "PermissionError", attempt
         assert (await ada.run("open('secret').read()")).text == "'x'"
-
-
-_SAY_HELLO = """if True:
-    import socket
-    from sharedkernel import protocol
-    peer = socket.socket(socket.AF_UNIX)
-    peer.settimeout(30)
-    peer.connect({path!r})
-    peer.sendall(protocol.encode(protocol.Hello(version=protocol.PROTOCOL_VERSION, role="gateway")))
-    data = b""
-    while more := peer.recv(65536):
-        data += more
-    print(data)
-"""
-
-
-async def test_a_session_is_no_gateway(apart: ApartExecutor) -> None:
-    """The control socket is open to sessions, but only the executor's own user may ask for anything there."""
-    async with Executor(apart) as executor:
-        notebook = await executor.notebook()
-        code = _SAY_HELLO.format(path=str(apart.runtime_directory / "executor.sock"))
-        assert "only the executor's own user" in (await notebook.run(code)).text
+        # the control socket is open to sessions, but only the executor's own user may ask for anything there
+        said = await grace.run(_SAY_HELLO.format(path=f"{run}/executor.sock"))
+        assert "only the executor's own user" in said.text
 
 
 async def test_sessions_compute_wait_and_are_shared_out_as_ever(apart: ApartExecutor) -> None:
@@ -172,26 +167,23 @@ async def test_what_a_user_installs_reaches_nobody_else(apart: ApartExecutor, tm
 
 
 async def test_sessions_start_at_home_or_below(apart: ApartExecutor) -> None:
-    """In the notebook's folder if the home has it; a path that leads elsewhere is no place to start in."""
+    """In the notebook's folder if the home has it; a path that leads elsewhere is no place to start in.
+
+    Others do not see a notebook's name, which may say much.
+    """
     async with Executor(apart) as executor:
         ada = await executor.notebook(ADA)
         await ada.run("import os; os.makedirs('work', exist_ok=True)")
         where = "import os; os.getcwd()"
         below = await executor.notebook(ADA, notebook="work/a.ipynb", cwd="/home/on/laptop/work")
         assert (await below.run(where)).text == repr(str(apart.homes / ADA / "work"))
+        grace = await executor.notebook(GRACE)
+        title = await grace.run(f"print(open('/proc/{below.record.pid}/cmdline').read())")
+        assert title.text.rstrip("\0\n") == f"sharedkernel: {ADA}", "every account can read it"
         outside = await executor.notebook(ADA, notebook=f"../{GRACE}/a.ipynb", cwd=f"{apart.homes}/{ADA}/../{GRACE}")
         told = await outside.run(where)
         assert told.text.endswith(repr(str(apart.homes / ADA)))
         assert "is not in your home on the machine with the device" in told.text
-
-
-async def test_others_do_not_see_the_name_of_a_notebook(apart: ApartExecutor) -> None:
-    """Every account can read every process's title: it has the user's name alone."""
-    async with Executor(apart) as executor:
-        hers = await executor.notebook(notebook="diagnosis.ipynb")
-        his = await executor.notebook(GRACE)
-        shown = await his.run(f"print(open('/proc/{hers.record.pid}/cmdline').read())")
-        assert shown.text.rstrip("\0\n") == f"sharedkernel: {ADA}"
 
 
 async def test_status_says_what_keeps_users_apart(apart: ApartExecutor, process: ExecutorProcess) -> None:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from sharedkernel.errors import ConfigError
@@ -17,8 +16,7 @@ from sharedkernel.executor.processes.records import SessionRecords, are_there_se
 from sharedkernel.executor.supervision.build_id import check_left
 from sharedkernel.ipc.shared_page import Page
 from sharedkernel.paths import RECORDS_DIRECTORY
-from tests.executor.devices.support import make_process
-from tests.faults.holds import without_descriptors
+from tests.executor.devices.support import make_process, no_file_opens
 from tests.small_disk import fill
 
 
@@ -28,7 +26,7 @@ def test_that_nobody_can_look_does_not_mean_that_nobody_is_there(tmp_path: Path)
     folder.mkdir()
     (folder / "torn").write_bytes(b"torn")
     assert not are_there_sessions(folder)
-    with without_descriptors(psutil.Process()):
+    with no_file_opens():
         with pytest.raises(OSError, match="Too many open files"):
             are_there_sessions(folder)
         with pytest.raises(ConfigError, match=r"cannot see which sessions .* \(Too many open files\)"):
@@ -58,7 +56,7 @@ async def test_records_stay_while_no_file_can_be_opened(tmp_path: Path) -> None:
         records.write(process.kept())
     looking = records.living()
     first = next(looking)
-    with without_descriptors(psutil.Process()):
+    with no_file_opens():
         with pytest.raises(OSError, match="Too many open files"):
             next(looking)
         with pytest.raises(OSError, match="Too many open files"):
