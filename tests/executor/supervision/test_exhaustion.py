@@ -103,12 +103,11 @@ def test_a_page_that_cannot_be_mapped_leaves_no_descriptor() -> None:
 
 
 @pytest.mark.heavy
-def test_an_executor_without_descriptors_learns_that_a_session_ended(process: ExecutorProcess) -> None:
+async def test_an_executor_without_descriptors_learns_that_a_session_ended(process: ExecutorProcess) -> None:
     """The session is in no list any more; its files go later, and the executor goes on to bound its logs."""
     sessions = process.runtime_directory / SESSIONS_DIRECTORY
     long_log = process.runtime_directory / LOGS_DIRECTORY / "long.log"
-
-    async def main() -> None:
+    try:
         async with Executor(process) as executor:
             notebook = await executor.notebook()
             name = next(path.stem for path in sessions.glob("*.json") if path.stem in str(notebook.record.connection))
@@ -127,9 +126,6 @@ def test_an_executor_without_descriptors_learns_that_a_session_ended(process: Ex
                 return not any(sessions.glob(f"{name}*")) and long_log.stat().st_size <= MOST_LOG_BYTES
 
             await until(lambda: asyncio.to_thread(is_tidy), "the session's files are removed and the log is cut off")
-
-    try:
-        asyncio.run(main())
     finally:
         long_log.unlink()
 

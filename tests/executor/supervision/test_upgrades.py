@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 import signal
 import socket
 from pathlib import Path
 
-import psutil
 import pytest
 
 import sharedkernel
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable, Refused
-from sharedkernel.executor.processes.records import read_record
 from sharedkernel.executor.supervision.build_id import folders_build_id, listener_of
-from sharedkernel.paths import EXECUTOR_SOCKET, RECORDS_DIRECTORY, RETIRED_SOCKETS, WARM_PARENT_SOCKET
+from sharedkernel.paths import EXECUTOR_SOCKET, WARM_PARENT_SOCKET
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import PATIENCE, Executor, Notebook, until
 
 pytestmark = pytest.mark.heavy
-
-_VERSION = "import sharedkernel; sharedkernel.__version__"
 
 
 def make_package(directory: Path, *, speaks: int = protocol.PROTOCOL_VERSION) -> Path:
@@ -66,7 +61,7 @@ async def test_an_executor_of_another_protocol_leaves_sessions_alone(
     async with Executor(process) as executor:
         notebook = await executor.notebook()
         await notebook.run("import torch; x = torch.arange(6.)")
-        await until(lambda: spares(directory), "the next session, which makes files as it starts, is there")
+        await until(process.spares, "the next session, which makes files as it starts, is there")
         for helpers in ([], [WARM_PARENT_SOCKET]):  # in the end sessions alone are left
             for name in helpers:
                 os.kill(listener_of(directory / name), signal.SIGKILL)
@@ -112,46 +107,6 @@ async def test_a_session_outwaits_an_executor_of_another_protocol(start_executor
         await asyncio.to_thread(process.start)
         await executor.connect()
         assert await tensor_and_process(notebook) == ("15.0", True)
-
-
-async def test_new_notebooks_have_the_new_code(start_executor: StartExecutor, tmp_path: Path) -> None:
-    """Whatever is killed meanwhile; the old ones go on with theirs, and what they were forked from ends with them."""
-    process = start_executor()
-    newer = make_package(tmp_path)
-    directory = process.runtime_directory
-
-    async with Executor(process) as executor:
-        old = await executor.notebook()
-        await old.run("import torch; x = torch.arange(6.)")
-        await until(lambda: spares(directory), "there is a spare of the old code")
-        old_parent = psutil.Process(listener_of(directory / WARM_PARENT_SOCKET))
-        await replaced(executor, newer)
-        await executor.connect()
-        new = await executor.notebook()
-        assert (await new.run(_VERSION)).text == "'9.9'"
-        await executor.replace()
-        assert await tensor_and_process(old) == ("15.0", True)
-        assert (await old.run(_VERSION)).text == repr(sharedkernel.__version__)
-        assert (await new.run("1 + 1")).text == "2"
-        died = executor.told_of_end()
-        os.kill(old.record.pid, signal.SIGSEGV)
-        assert "SIGSEGV" in await asyncio.wait_for(died, PATIENCE)  # which its parent alone can tell
-        await until(
-            lambda: not old_parent.is_running() and not list(directory.glob(RETIRED_SOCKETS)),
-            "the old warm parent ends",
-        )
-        assert (await (await executor.notebook()).run(_VERSION)).text == "'9.9'"
-
-
-async def spares(directory: Path) -> list[int]:
-    """Return the processes that are nobody's yet, as their records have it."""
-    found = []
-    for path in (directory / RECORDS_DIRECTORY).iterdir():
-        with contextlib.suppress(FileNotFoundError):  # it was just being written
-            record = read_record(path)
-            if record is not None and record.session is None:
-                found.append(record.pid)
-    return found
 
 
 def test_code_is_other_code_once_anything_is_installed_or_edited(tmp_path: Path) -> None:
