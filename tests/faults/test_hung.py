@@ -24,8 +24,6 @@ NUM_SESSIONS = 20
 USERS = ("ada", "grace", "mary", "emmy")
 #: seconds for which a process hangs: longer than anybody waits for another process to answer
 HANG = 15.0
-#: the same for those that nobody should ever wait for
-LONG_HANG = 60.0
 #: more plain cells than a socket's buffer has room for their reports
 _MANY_CELLS = 600
 _SETUP = "import torch; done = torch.zeros(1)"
@@ -126,18 +124,6 @@ def _service(crowd: Crowd, name: str) -> psutil.Process:
     return psutil.Process(process.pid)
 
 
-async def test_nobody_waits_for_the_warm_parent(crowd: Crowd) -> None:
-    """It hangs for a minute: all cells run, and sessions start as soon as it is replaced."""
-    parent = crowd.stack.warm_parent()
-    assert parent is not None
-    async with crowd.attached() as channels:
-        with stopped(parent):
-            await crowd.start_and_end_one()
-            await crowd.work_for(LONG_HANG, channels)
-            await crowd.start_and_end_one()
-        await crowd.work(channels)
-
-
 async def test_a_session_that_hangs_with_the_device_keeps_it_from_nobody(crowd: Crowd) -> None:
     """The others have their turns meanwhile; when it goes on, its cell ends as if nothing had been."""
     async with crowd.attached() as channels:
@@ -189,11 +175,17 @@ async def test_an_executor_that_hangs_stops_only_what_needs_the_device(crowd: Cr
         await crowd.work(channels)
 
 
-async def test_a_relay_that_hangs_keeps_nobody_waiting(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its session prints more than fits into any buffer; the others answer, and then every line arrives."""
+async def test_a_relay_and_the_warm_parent_that_hang_keep_nobody_waiting(
+    crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The relay's session prints more than fits into any buffer; the others answer, and then every line arrives.
+
+    Sessions start from a spare, and as soon as the warm parent is replaced.
+    """
     monkeypatch.setenv("JUPYTER_PATH", str(crowd.stack.kernels_directory.parent))
 
-    gateway = _service(crowd, "gateway")
+    gateway, parent = _service(crowd, "gateway"), crowd.stack.warm_parent()
+    assert parent is not None
     with Notebook(crowd.stack.gateway_url, crowd.stack.token(USERS[0])) as notebook:
         before = gateway.memory_info().rss
         texts: list[str] = []
@@ -209,10 +201,13 @@ async def test_a_relay_that_hangs_keeps_nobody_waiting(crowd: Crowd, monkeypatch
                 ensure_event_loop().close()  # it made one for this thread
 
         async with crowd.attached() as channels:
-            with stopped(psutil.Process(notebook.pid)):
+            with stopped(psutil.Process(notebook.pid)), stopped(parent):
                 code = "for n in range(100): print(f'{n:03d}' + 'x' * 1_000_000, flush=True)"
                 running = asyncio.create_task(asyncio.to_thread(run, code))
+                await crowd.start_and_end_one()
                 await crowd.work_for(HANG, channels)
+                await crowd.start_and_end_one()
                 assert gateway.memory_info().rss - before < 60 * MIB
             await running
+            await crowd.work(channels)
     assert [line[:3] for line in "".join(texts).splitlines()] == [f"{n:03d}" for n in range(100)]
