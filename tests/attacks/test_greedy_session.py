@@ -1,15 +1,13 @@
 """One session that floods everything it can reach, beside a neighbour's who works: her cells all come back.
 
-The services stay small meanwhile. How much longer her cells take is reported for each flood, as what takes processors
-does so by design: it depends on the machine.
+The services stay small meanwhile. How much longer her cells take depends on the machine, as what takes processors does
+so by design.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,12 +147,11 @@ _FLOODS = {
 
 @dataclass(frozen=True)
 class Street:
-    """A stack, the neighbour's session and the seconds that her cells take when nobody floods."""
+    """A stack and the neighbour's session."""
 
     stack: WarmStack
     grace: Client
     kernel: str
-    quiet: list[float]
 
     def services(self) -> dict[str, psutil.Process]:
         """Return gateway and executor."""
@@ -166,38 +163,29 @@ class Street:
         return found
 
 
-def _p95(seconds: list[float]) -> float:
-    return sorted(seconds)[int(0.95 * len(seconds))]
-
-
-async def _work(client: Client, kernel: str) -> list[float]:
-    """Run the neighbour's cells; return the seconds of each."""
-    seconds = []
+async def _work(client: Client, kernel: str, num_cells: int = _CELLS) -> None:
+    """Run the neighbour's cells."""
     async with attached(client, kernel) as channels:
         count = int((await channels.run("int(count)"))["text"])
-        for _ in range(_CELLS):
-            began = time.monotonic()
-            count += 1
-            assert (await channels.run(_CELL))["text"] == f"{count}\n"
-            seconds.append(time.monotonic() - began)
+        for number in range(count + 1, count + 1 + num_cells):
+            assert (await channels.run(_CELL))["text"] == f"{number}\n"
             await asyncio.sleep(0.05)
-    return seconds
 
 
 @pytest.fixture(scope="module")
 def street() -> Iterator[Street]:
-    """Start the stack, and have the neighbour work while nobody else does."""
+    """Start the stack, and the neighbour's session."""
     with WarmStack(users=["admin", "grace", "mallory"], capacity="1GiB") as stack:
         grace = Client(stack.gateway_url, stack.token("grace"))
 
-        async def prepare() -> tuple[str, list[float]]:
+        async def prepare() -> str:
             kernel = await grace.start()
             async with attached(grace, kernel) as channels:
                 await channels.run("import torch; count = torch.zeros(1)")
-            await _work(grace, kernel)
-            return kernel, await _work(grace, kernel)
+            await _work(grace, kernel, 3)
+            return kernel
 
-        yield Street(stack, grace, *asyncio.run(prepare()))
+        yield Street(stack, grace, asyncio.run(prepare()))
 
 
 async def _drain(channels: Channels) -> None:
@@ -208,9 +196,7 @@ async def _drain(channels: Channels) -> None:
 
 
 @pytest.mark.parametrize("flood", _FLOODS)
-async def test_a_flood_keeps_the_neighbour_from_nothing(
-    street: Street, tmp_path: Path, flood: str, record_property: pytest.RecordProperty
-) -> None:
+async def test_a_flood_keeps_the_neighbour_from_nothing(street: Street, tmp_path: Path, flood: str) -> None:
     """Her cells all come back, services stay below a bound, and the greedy session can be ended afterwards."""
     switch = tmp_path / "flooding"
 
@@ -233,15 +219,11 @@ async def test_a_flood_keeps_the_neighbour_from_nothing(
                     largest[name] = max(largest[name], memory.pss)
                 await asyncio.wait([working], timeout=0.2)
             switch.unlink()
-            seconds = await working
+            await working
         async with asyncio.timeout(PATIENCE):
             await reading  # until it is closed at both ends
             await mallory.request("DELETE", f"/api/kernels/{kernel}?linger=0")
-            await _work(street.grace, street.kernel)
-        ratio = _p95(seconds) / _p95(street.quiet)
-        megabytes = {name: round(value / MIB) for name, value in largest.items()}
-        record_property("p95 against quiet", round(ratio, 2))
-        print(json.dumps({"flood": flood, "p95": round(_p95(seconds), 4), "ratio": round(ratio, 2), **megabytes}))  # noqa: T201
-        assert max(largest.values()) < _MOST_MEMORY
+            await _work(street.grace, street.kernel, 3)
+        assert max(largest.values()) < _MOST_MEMORY, largest
     finally:
         switch.unlink(missing_ok=True)

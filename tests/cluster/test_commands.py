@@ -52,10 +52,6 @@ def test_each_command_explains_itself(command: str) -> None:
         (["up", "--cluster-key", "{key}", "--fronts", "http://a", "--gateway-options='"], "check its quotes"),
         (["up", "--cluster-key", "{key}", "--fronts", "http://a", "--timeout", "soon"], "'soon'"),
         (["up", "--cluster-key", "{key}", "--fronts", "http://a"], "each user can read the others' files"),
-        (
-            ["up", "--cluster-key", "{key}", "--fronts", "http://a", "--executor-options=--isolate=off"],
-            "each user can read the others' files",
-        ),
         (["drain"], "name the host to drain, such as `sharedkernel cluster drain h2`"),
         (["drain", "h1", "h2"], "name the host to drain"),
         (["drain", "h1", "--timeout", "soon"], "--timeout: 'soon'"),

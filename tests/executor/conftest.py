@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -44,6 +45,16 @@ def apart() -> Iterator[ApartExecutor]:
         yield process
     finally:
         process.close()
+
+
+@pytest.fixture
+def sleepers() -> Iterator[list[int]]:
+    """Yield two processes that sleep."""
+    processes = [subprocess.Popen(["sleep", "1000"]) for _ in range(2)]
+    yield [process.pid for process in processes]
+    for process in processes:
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture

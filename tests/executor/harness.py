@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +21,10 @@ from uuid import uuid4
 from jupyter_client.asynchronous.client import AsyncKernelClient
 
 from sharedkernel.errors import SharedKernelError
+from sharedkernel.executor.processes.process import PersistedSession
+from sharedkernel.executor.processes.records import read_record
 from sharedkernel.ipc.executor_client import ExecutorClient
+from sharedkernel.paths import RECORDS_DIRECTORY
 from sharedkernel.protocol import Limits, SessionRecord
 from tests.printed import printed
 from tests.readiness import wait_until_ready
@@ -35,13 +39,17 @@ PATIENCE = 60.0
 _END = "--end-sessions-on-exit"
 
 
-async def until(condition: Callable[[], Awaitable[Any]], what: str, timeout: float = PATIENCE) -> Any:
-    """Return the first true result of *condition*, asked again and again."""
+async def until(condition: Callable[[], Any], what: str, timeout: float = PATIENCE) -> Any:
+    """Return the first true result of *condition*, asked again and again, and awaited where it can be."""
     deadline = time.monotonic() + timeout
-    while not (result := await condition()):
+    while True:
+        result = condition()
+        if inspect.isawaitable(result):
+            result = await result
+        if result:
+            return result
         assert time.monotonic() < deadline, f"not within {timeout:.0f} s: {what}"
         await asyncio.sleep(0.02)
-    return result
 
 
 @dataclass
@@ -188,6 +196,18 @@ class ExecutorProcess:
             self.kill()
             shutil.rmtree(self.directory)
 
+    def records(self) -> list[PersistedSession]:
+        """Return what the next executor would find of sessions and spares."""
+        found = []
+        for path in (self.runtime_directory / RECORDS_DIRECTORY).iterdir():
+            with contextlib.suppress(FileNotFoundError):  # it was just being written, or its process has just ended
+                found.append(read_record(path))
+        return [record for record in found if record is not None]
+
+    def spares(self) -> list[PersistedSession]:
+        """Return those of processes that are nobody's yet."""
+        return [record for record in self.records() if record.session is None]
+
     def log(self) -> str:
         """Return what it and its sessions logged."""
         logs = [self.directory / "executor.log", *(self.runtime_directory / "logs").glob("*.log")]
@@ -252,3 +272,27 @@ class Executor:
         await self.client.status()
         status = to_json(await self.client.status())
         return next(entry for entry in status["sessions"] if entry["id"] == notebook.session)
+
+    async def until_session(
+        self, notebook: Notebook, is_so: Callable[[dict[str, Any]], Any], what: str, timeout: float = PATIENCE
+    ) -> Any:
+        """Return the first true result of *is_so* on what status says of a notebook's session."""
+
+        async def look() -> Any:
+            return is_so(await self.session(notebook))
+
+        return await until(look, what, timeout)
+
+    async def until_ended(self, notebook: Notebook, what: str) -> None:
+        """Return once a notebook's session is in no list of sessions any more."""
+
+        async def is_gone() -> bool:
+            return notebook.session not in {record.session for record in await self.client.sessions()}
+
+        await until(is_gone, what)
+
+    def told_of_end(self) -> asyncio.Future[str]:
+        """Return what will be told of the next session that dies."""
+        died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.client.on_died = lambda message: died.done() or died.set_result(message.message)
+        return died

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import os
@@ -50,55 +49,51 @@ def remove(place: Path) -> None:
             return
 
 
-@pytest.mark.parametrize("mode", [None, 0o755])
-def test_a_removed_directory_is_made_anew(module_process: ExecutorProcess, mode: int | None) -> None:
+async def test_a_removed_directory_is_made_anew(module_process: ExecutorProcess) -> None:
     """New notebooks start at once and running ones continue, whichever user made it; the next executor adopts all."""
     process = module_process
     place = process.runtime_directory
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            before = await executor.notebook()
-            await _runs(before, "x = 6")
+    async with Executor(process) as executor:
+        before = await executor.notebook()
+        await _runs(before, "x = 6")
+        after: list[Notebook] = []
+        for mode, number in ((None, 3), (0o755, 2)):
             remove(place)
             if mode is not None:
                 place.mkdir(mode=mode)
                 place.chmod(mode)
             # also where the warm parent and its spares have to find the directory
-            after = [await executor.notebook() for _ in range(3)]
-            assert [await _runs(notebook) for notebook in after] == ["42"] * 3
+            new = [await executor.notebook() for _ in range(number)]
+            assert [await _runs(notebook) for notebook in new] == ["42"] * number
             assert await _runs(before, "x") == "6"
             assert _mode(place) == 0o700
-            log = (process.directory / "executor.log").read_text()
-            assert "was removed or changed; it is made anew" in log
-            await executor.replace()
-            for notebook in (before, *after):
-                assert await _runs(notebook) == "42"
-            assert await _runs(await executor.notebook()) == "42"
+            after += new
+        log = (process.directory / "executor.log").read_text()
+        assert "was removed or changed; it is made anew" in log
+        await executor.replace()
+        for notebook in (before, *after):
+            assert await _runs(notebook) == "42"
+        assert await _runs(await executor.notebook()) == "42"
 
-    asyncio.run(main())
 
-
-def test_a_place_that_is_not_ours_to_use_refuses_starts_at_once(module_process: ExecutorProcess) -> None:
+async def test_a_place_that_is_not_ours_to_use_refuses_starts_at_once(module_process: ExecutorProcess) -> None:
     """With one sentence that says what to do; once that is done, notebooks start."""
     process = module_process
     place, aside = process.runtime_directory, process.directory / "aside"
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            place.rename(aside)
-            place.mkdir()
-            place.chmod(0o777)
-            for _ in range(3):
-                with pytest.raises(Refused, match=f"is gone, and nothing starts .* run `chmod 700 {place}`") as refused:
-                    await executor.notebook()
-                assert refused.value.reason == "start"
-            log = (process.directory / "executor.log").read_text()
-            assert log.count("ERROR sharedkernel.executor.runtime_directory: the runtime directory") <= 1 + log.count(
-                "made anew"
-            )
-            os.rmdir(place)
-            aside.rename(place)
-            assert await _runs(await executor.notebook()) == "42"
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        place.rename(aside)
+        place.mkdir()
+        place.chmod(0o777)
+        for _ in range(3):
+            with pytest.raises(Refused, match=f"is gone, and nothing starts .* run `chmod 700 {place}`") as refused:
+                await executor.notebook()
+            assert refused.value.reason == "start"
+        log = (process.directory / "executor.log").read_text()
+        assert log.count("ERROR sharedkernel.executor.runtime_directory: the runtime directory") <= 1 + log.count(
+            "made anew"
+        )
+        os.rmdir(place)
+        aside.rename(place)
+        assert await _runs(await executor.notebook()) == "42"

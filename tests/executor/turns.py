@@ -48,7 +48,7 @@ def ambush(function, caller, target, left=2):
 
 def train(seconds):
     end = time.monotonic() + seconds
-    while time.monotonic() < end and not os.path.exists({log!r} + "-end"):
+    while time.monotonic() < end:
         step()
         if os.path.exists(trap):
             with open(trap) as file:
@@ -63,7 +63,7 @@ WINDOWS = {
     "reported": ("release", "boundary"),
     "granted": ("wait", "_acquire"),
 }
-#: the cell that trains, for seconds or until the file `end` comes
+#: the cell that trains, for seconds
 TRAIN = "train({seconds})"
 TRAINED = "'trained'"
 
@@ -99,8 +99,3 @@ def set_trap(log: Path, name: str, window: str, target: int) -> None:
     waiting = log.with_name(f"{log.name}-waiting")
     waiting.write_text(json.dumps([*WINDOWS[window], target]))
     waiting.rename(log.with_name(f"{log.name}-{name}"))
-
-
-def end(log: Path) -> None:
-    """Have all trainings come to their ends."""
-    log.with_name(f"{log.name}-end").touch()

@@ -24,8 +24,6 @@ NUM_SESSIONS = 20
 USERS = ("ada", "grace", "mary", "emmy")
 #: seconds for which a process hangs: longer than anybody waits for another process to answer
 HANG = 15.0
-#: the same for those that nobody should ever wait for
-LONG_HANG = 60.0
 #: more plain cells than a socket's buffer has room for their reports
 _MANY_CELLS = 600
 _SETUP = "import torch; done = torch.zeros(1)"
@@ -126,112 +124,90 @@ def _service(crowd: Crowd, name: str) -> psutil.Process:
     return psutil.Process(process.pid)
 
 
-def test_nobody_waits_for_the_warm_parent(crowd: Crowd) -> None:
-    """It hangs for a minute: all cells run, and sessions start as soon as it is replaced."""
-
-    async def main() -> None:
-        parent = crowd.stack.warm_parent()
-        assert parent is not None
-        async with crowd.attached() as channels:
-            with stopped(parent):
-                await crowd.start_and_end_one()
-                await crowd.work_for(LONG_HANG, channels)
-                await crowd.start_and_end_one()
-            await crowd.work(channels)
-
-    asyncio.run(main())
-
-
-def test_a_session_that_hangs_with_the_device_keeps_it_from_nobody(crowd: Crowd) -> None:
+async def test_a_session_that_hangs_with_the_device_keeps_it_from_nobody(crowd: Crowd) -> None:
     """The others have their turns meanwhile; when it goes on, its cell ends as if nothing had been."""
-
-    async def main() -> None:
-        async with crowd.attached() as channels:
-            session = psutil.Process(int((await channels[0].run("import os; os.getpid()"))["text"]))
-            loop = "for _ in range(20000): torch.ones(1) @ torch.ones(1)\nprint('looped', flush=True)"
-            await channels[0].send("execute_request", {"code": loop, "silent": False})
-            await channels[0].until("status", execution_state="busy")
-            with stopped(session):
-                await crowd.work_for(HANG, channels, without=0)
-            await channels[0].until("stream", text="looped\n")
-        async with crowd.attached() as channels:
-            await crowd.work(channels)
-
-    asyncio.run(main())
+    async with crowd.attached() as channels:
+        session = psutil.Process(int((await channels[0].run("import os; os.getpid()"))["text"]))
+        loop = "for _ in range(20000): torch.ones(1) @ torch.ones(1)\nprint('looped', flush=True)"
+        await channels[0].send("execute_request", {"code": loop, "silent": False})
+        await channels[0].until("status", execution_state="busy")
+        with stopped(session):
+            await crowd.work_for(HANG, channels, without=0)
+        await channels[0].until("stream", text="looped\n")
+    async with crowd.attached() as channels:
+        await crowd.work(channels)
 
 
-def test_a_gateway_that_hangs_loses_no_output(crowd: Crowd) -> None:
+async def test_a_gateway_that_hangs_loses_no_output(crowd: Crowd) -> None:
     """Sessions print more than fits into any buffer; all of it arrives, in order, and services stay small."""
+    gateway, executor = _service(crowd, "gateway"), _service(crowd, "executor")
+    async with crowd.attached() as channels:
+        before = executor.memory_info().rss
+        code = "for n in range(200): print(f'{n:03d}' + 'x' * 100_000, flush=True)"
+        for channel in channels:
+            await channel.send("execute_request", {"code": code, "silent": False})
+        with stopped(gateway):
+            await asyncio.sleep(HANG)
+            assert executor.memory_info().rss - before < 50 * MIB
 
-    async def main() -> None:
-        gateway, executor = _service(crowd, "gateway"), _service(crowd, "executor")
-        async with crowd.attached() as channels:
-            before = executor.memory_info().rss
-            code = "for n in range(200): print(f'{n:03d}' + 'x' * 100_000, flush=True)"
-            for channel in channels:
-                await channel.send("execute_request", {"code": code, "silent": False})
-            with stopped(gateway):
-                await asyncio.sleep(HANG)
-                assert executor.memory_info().rss - before < 50 * MIB
+        async def read(channel: Channels) -> str:
+            messages = await channel.until("status", execution_state="idle")
+            # on stderr ipykernel says that it waited for long
+            printed = [each["content"] for each in messages if each["type"] == "stream"]
+            return "".join(each["text"] for each in printed if each["name"] == "stdout")
 
-            async def read(channel: Channels) -> str:
-                messages = await channel.until("status", execution_state="idle")
-                # on stderr ipykernel says that it waited for long
-                printed = [each["content"] for each in messages if each["type"] == "stream"]
-                return "".join(each["text"] for each in printed if each["name"] == "stdout")
-
-            for text in await asyncio.gather(*map(read, channels)):
-                assert [line[:3] for line in text.splitlines()] == [f"{n:03d}" for n in range(200)]
-
-    asyncio.run(main())
+        for text in await asyncio.gather(*map(read, channels)):
+            assert [line[:3] for line in text.splitlines()] == [f"{n:03d}" for n in range(200)]
 
 
-def test_an_executor_that_hangs_stops_only_what_needs_the_device(crowd: Crowd) -> None:
+async def test_an_executor_that_hangs_stops_only_what_needs_the_device(crowd: Crowd) -> None:
     """Cells without it run, more than a socket's buffer holds reports of; cells that wait for it run afterwards."""
-
-    async def main() -> None:
-        client, _ = crowd.kernels[0]
-        async with crowd.attached() as channels:
-            with stopped(_service(crowd, "executor")):
-                waiting = asyncio.create_task(crowd.work(channels, without=0))
-                for number in range(_MANY_CELLS):
-                    answer = await channels[0].run(f"print({number})")
-                    assert answer["text"] == f"{number}\n"
-                await until(lambda: _is_unready(client), "the gateway says that it is not ready")
-                assert not waiting.done()
-            await waiting
-            await crowd.work(channels)
-
-    asyncio.run(main())
+    client, _ = crowd.kernels[0]
+    async with crowd.attached() as channels:
+        with stopped(_service(crowd, "executor")):
+            waiting = asyncio.create_task(crowd.work(channels, without=0))
+            for number in range(_MANY_CELLS):
+                answer = await channels[0].run(f"print({number})")
+                assert answer["text"] == f"{number}\n"
+            await until(lambda: _is_unready(client), "the gateway says that it is not ready")
+            assert not waiting.done()
+        await waiting
+        await crowd.work(channels)
 
 
-def test_a_relay_that_hangs_keeps_nobody_waiting(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its session prints more than fits into any buffer; the others answer, and then every line arrives."""
+async def test_a_relay_and_the_warm_parent_that_hang_keep_nobody_waiting(
+    crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The relay's session prints more than fits into any buffer; the others answer, and then every line arrives.
+
+    Sessions start from a spare, and as soon as the warm parent is replaced.
+    """
     monkeypatch.setenv("JUPYTER_PATH", str(crowd.stack.kernels_directory.parent))
 
-    async def main() -> None:
-        gateway = _service(crowd, "gateway")
-        with Notebook(crowd.stack.gateway_url, crowd.stack.token(USERS[0])) as notebook:
-            before = gateway.memory_info().rss
-            texts: list[str] = []
+    gateway, parent = _service(crowd, "gateway"), crowd.stack.warm_parent()
+    assert parent is not None
+    with Notebook(crowd.stack.gateway_url, crowd.stack.token(USERS[0])) as notebook:
+        before = gateway.memory_info().rss
+        texts: list[str] = []
 
-            def hear(message: dict[str, Any]) -> None:
-                if message["msg_type"] == "stream" and message["content"]["name"] == "stdout":
-                    texts.append(message["content"]["text"])
+        def hear(message: dict[str, Any]) -> None:
+            if message["msg_type"] == "stream" and message["content"]["name"] == "stdout":
+                texts.append(message["content"]["text"])
 
-            def run(code: str) -> None:
-                try:
-                    notebook.client.execute_interactive(code, timeout=PATIENCE + HANG, output_hook=hear)
-                finally:
-                    ensure_event_loop().close()  # it made one for this thread
+        def run(code: str) -> None:
+            try:
+                notebook.client.execute_interactive(code, timeout=PATIENCE + HANG, output_hook=hear)
+            finally:
+                ensure_event_loop().close()  # it made one for this thread
 
-            async with crowd.attached() as channels:
-                with stopped(psutil.Process(notebook.pid)):
-                    code = "for n in range(100): print(f'{n:03d}' + 'x' * 1_000_000, flush=True)"
-                    running = asyncio.create_task(asyncio.to_thread(run, code))
-                    await crowd.work_for(HANG, channels)
-                    assert gateway.memory_info().rss - before < 60 * MIB
-                await running
-        assert [line[:3] for line in "".join(texts).splitlines()] == [f"{n:03d}" for n in range(100)]
-
-    asyncio.run(main())
+        async with crowd.attached() as channels:
+            with stopped(psutil.Process(notebook.pid)), stopped(parent):
+                code = "for n in range(100): print(f'{n:03d}' + 'x' * 1_000_000, flush=True)"
+                running = asyncio.create_task(asyncio.to_thread(run, code))
+                await crowd.start_and_end_one()
+                await crowd.work_for(HANG, channels)
+                await crowd.start_and_end_one()
+                assert gateway.memory_info().rss - before < 60 * MIB
+            await running
+            await crowd.work(channels)
+    assert [line[:3] for line in "".join(texts).splitlines()] == [f"{n:03d}" for n in range(100)]

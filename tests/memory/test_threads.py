@@ -63,48 +63,40 @@ async def wait_for_steps(notebook: Notebook, more: int) -> int:
 
 
 @pytest.mark.parametrize("times", [3, pytest.param(10, marks=pytest.mark.slow)])
-def test_a_training_in_a_thread_is_moved_out_for_others_and_back(times: int) -> None:
+async def test_a_training_in_a_thread_is_moved_out_for_others_and_back(times: int) -> None:
     """While no cell runs; its losses are bit for bit those of a training in a cell."""
     with LocalStack(users=["ada", "grace"], capacity="700MiB") as stack:
         routes = {user: _route(stack, user) for user in stack.users}
-
-        async def main() -> None:
-            async with open_notebook(routes["ada"]) as ada, open_notebook(routes["grace"]) as grace:
-                await ada.run(_SETUP)
-                await grace.run("import torch")
-                await ada.run("train(20)\nalone, losses = losses, []")
-                await ada.run("start(10**6)")
-                for _ in range(times):
-                    await wait_for_steps(ada, 4)
-                    # more than there is beside the training: it has to go, and comes back when this is freed
-                    await grace.run(f"big = torch.ones({550 * MIB // 4})\ndel big")
-                assert await wait_for_steps(ada, 20) > 20
-                await ada.run("stop = True\nthread.join()\nassert losses[:20] == alone, (losses[:3], alone[:3])")
-                (session,) = (session for session in stack.status().sessions if session.user == "ada")
-                assert session.offloads >= times - 1  # the first may find room
-
-        asyncio.run(main())
+        async with open_notebook(routes["ada"]) as ada, open_notebook(routes["grace"]) as grace:
+            await ada.run(_SETUP)
+            await grace.run("import torch")
+            await ada.run("train(20)\nalone, losses = losses, []")
+            await ada.run("start(10**6)")
+            for _ in range(times):
+                await wait_for_steps(ada, 4)
+                # more than there is beside the training: it has to go, and comes back when this is freed
+                await grace.run(f"big = torch.ones({550 * MIB // 4})\ndel big")
+            assert await wait_for_steps(ada, 20) > 20
+            await ada.run("stop = True\nthread.join()\nassert losses[:20] == alone, (losses[:3], alone[:3])")
+            (session,) = (session for session in stack.status().sessions if session.user == "ada")
+            assert session.offloads >= times - 1  # the first may find room
 
 
 @pytest.mark.beside_busy_loops
-def test_a_training_in_a_thread_takes_turns_with_another_users_cell() -> None:
+async def test_a_training_in_a_thread_takes_turns_with_another_users_cell() -> None:
     """Both go on all the time, and the thread's session is shown as computing."""
     with LocalStack(users=["ada", "grace"], capacity="1200MiB") as stack:
         routes = {user: _route(stack, user) for user in stack.users}
-
-        async def main() -> None:
-            async with open_notebook(routes["ada"]) as ada, open_notebook(routes["grace"]) as grace:
-                await asyncio.gather(ada.run(_SETUP), grace.run(_SETUP))
-                await ada.run("start(10**6)")
-                training = asyncio.create_task(grace.run("train(60)"))
-                seen = set()
-                while "computing in a thread" not in seen:  # else it waits for its turn
-                    await wait_for_steps(ada, 3)
-                    seen |= {session_state(session) for session in stack.status().sessions if session.user == "ada"}
-                await training
-                await ada.run("stop = True\nthread.join()")
-                used = {user.name: user.attained_service_seconds for user in stack.status().users}
-                assert used["ada"] > 0
-                assert used["grace"] > 0
-
-        asyncio.run(main())
+        async with open_notebook(routes["ada"]) as ada, open_notebook(routes["grace"]) as grace:
+            await asyncio.gather(ada.run(_SETUP), grace.run(_SETUP))
+            await ada.run("start(10**6)")
+            training = asyncio.create_task(grace.run("train(60)"))
+            seen = set()
+            while "computing in a thread" not in seen:  # else it waits for its turn
+                await wait_for_steps(ada, 3)
+                seen |= {session_state(session) for session in stack.status().sessions if session.user == "ada"}
+            await training
+            await ada.run("stop = True\nthread.join()")
+            used = {user.name: user.attained_service_seconds for user in stack.status().users}
+            assert used["ada"] > 0
+            assert used["grace"] > 0

@@ -144,19 +144,16 @@ def test_what_is_no_text_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureF
     assert kept(path) == ["grace"]
 
 
-def test_nothing_is_lost_while_no_thread_can_be_started(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_nothing_is_lost_while_no_thread_can_be_started(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What could not be written then is written later, and never after something newer."""
     if not can_limit_processes():
         pytest.skip("the number of threads cannot be limited here")
     path = tmp_path / "names.json"
 
-    async def main() -> None:
-        file = StateFile(path, Names)
-        with without_processes(psutil.Process()):
-            await file.keep(Names(["ada"]))
-        await file.keep(Names(["grace"]))
-        file.write(Names(["edsger"]))
-
-    asyncio.run(main())
+    file = StateFile(path, Names)
+    with without_processes(psutil.Process()):
+        await file.keep(Names(["ada"]))
+    await file.keep(Names(["grace"]))
+    file.write(Names(["edsger"]))
     assert not caplog.records
     assert kept(path) == ["edsger"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from sharedkernel import protocol
 from sharedkernel.paths import EXECUTOR_SOCKET, WARM_PARENT_SOCKET
-from tests.executor.harness import PATIENCE, Executor, ExecutorProcess
+from tests.executor.harness import Executor, ExecutorProcess
 
 #: run by another process: sends argv[2] to the socket argv[1] and prints what is answered until it is hung up on
 _STRANGER = """if True:
@@ -41,52 +40,25 @@ def hello_of(process: str, pid: int) -> bytes:
     )
 
 
-def test_nobody_else_speaks_for_a_session(process: ExecutorProcess) -> None:
+async def test_nobody_else_speaks_for_a_session(process: ExecutorProcess) -> None:
     """A process that knows a session's names and process id, even its own child, is refused; the session goes on."""
-
-    async def main() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            pid = notebook.record.pid
-            name = Path(notebook.record.connection["ip"]).name.removesuffix("-ipc")
-            path = str(process.runtime_directory / EXECUTOR_SOCKET)
-            command = [sys.executable, "-c", _STRANGER, path, hello_of(name, pid).hex()]
-            told = (await asyncio.to_thread(subprocess.run, command, capture_output=True, check=True)).stdout
-            assert b"not a session of this executor" in told
-            child = await notebook.run(f"import subprocess; subprocess.run({command!r}, capture_output=True).stdout")
-            assert "not a session of this executor" in child.text
-            assert (await notebook.run("import torch; int(torch.ones(2).sum())")).text == "2"
-            assert (await executor.session(notebook))["state"] == "idle"
-
-    asyncio.run(main())
-
-
-def test_a_session_does_not_become_a_gateway(process: ExecutorProcess) -> None:
-    """Whoever greeted as a command cannot greet again as something else: the connection is closed."""
-    hello = protocol.Hello(version=protocol.PROTOCOL_VERSION, role="command")
-    again = protocol.Hello(version=protocol.PROTOCOL_VERSION, role="gateway")
-
-    async def main() -> None:
-        async with Executor(process):
-            with socket.socket(socket.AF_UNIX) as peer:
-                peer.settimeout(PATIENCE)
-                peer.connect(str(process.runtime_directory / EXECUTOR_SOCKET))
-                peer.sendall(protocol.encode(hello) + protocol.encode(again))
-                decoder = protocol.Decoder(protocol.ToGateway)
-                answers: list[object] = []
-                while data := await asyncio.to_thread(peer.recv, 65536):
-                    answers += decoder.feed(data)
-            welcome, failed = answers
-            assert isinstance(welcome, protocol.Welcome)
-            assert isinstance(failed, protocol.Failed)
-            assert "greeted twice" in failed.message
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        pid = notebook.record.pid
+        name = Path(notebook.record.connection["ip"]).name.removesuffix("-ipc")
+        path = str(process.runtime_directory / EXECUTOR_SOCKET)
+        command = [sys.executable, "-c", _STRANGER, path, hello_of(name, pid).hex()]
+        told = (await asyncio.to_thread(subprocess.run, command, capture_output=True, check=True)).stdout
+        assert b"not a session of this executor" in told
+        child = await notebook.run(f"import subprocess; subprocess.run({command!r}, capture_output=True).stdout")
+        assert "not a session of this executor" in child.text
+        assert (await notebook.run("import torch; int(torch.ones(2).sum())")).text == "2"
+        assert (await executor.session(notebook))["state"] == "idle"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
 @pytest.mark.parametrize("name", [EXECUTOR_SOCKET, WARM_PARENT_SOCKET])
-def test_another_user_s_process_is_hung_up_on(process: ExecutorProcess, name: str) -> None:
+async def test_another_user_s_process_is_hung_up_on(process: ExecutorProcess, name: str) -> None:
     """Even one that can reach the sockets: it gets no answer, and nobody notices."""
     say: protocol.Message = protocol.Hello(version=protocol.PROTOCOL_VERSION, role="command")
     if name == WARM_PARENT_SOCKET:
@@ -98,21 +70,18 @@ def test_another_user_s_process_is_hung_up_on(process: ExecutorProcess, name: st
         f"import os, socket, sys; os.chdir({str(process.runtime_directory)!r}); os.setgid(65534); os.setuid(65534)\n"
     )
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            os.chmod(process.runtime_directory, 0o711)
-            os.chmod(process.directory, 0o711)
-            os.chmod(path, 0o666)
-            try:
-                command = [sys.executable, "-c", as_another + _STRANGER, path, protocol.encode(say).hex(), *kind]
-                done = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=False)
-            finally:
-                os.chmod(path, 0o600)
-                os.chmod(process.runtime_directory, 0o700)
-            assert done.stdout == b"", done.stderr
-            assert done.returncode == 0 or b"ConnectionResetError" in done.stderr or b"BrokenPipe" in done.stderr
-            await executor.replace()
-            assert (await notebook.run("6 * 7")).text == "42"
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        os.chmod(process.runtime_directory, 0o711)
+        os.chmod(process.directory, 0o711)
+        os.chmod(path, 0o666)
+        try:
+            command = [sys.executable, "-c", as_another + _STRANGER, path, protocol.encode(say).hex(), *kind]
+            done = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=False)
+        finally:
+            os.chmod(path, 0o600)
+            os.chmod(process.runtime_directory, 0o700)
+        assert done.stdout == b"", done.stderr
+        assert done.returncode == 0 or b"ConnectionResetError" in done.stderr or b"BrokenPipe" in done.stderr
+        await executor.replace()
+        assert (await notebook.run("6 * 7")).text == "42"

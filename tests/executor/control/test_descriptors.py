@@ -69,11 +69,7 @@ async def test_a_session_that_cannot_be_looked_at_lives(start_executor: StartExe
         await until(is_full, "it has no gap between its descriptors")
         try:
             running = asyncio.create_task(notebook.run(_HANG_UP + "\nkept.sum().item()"))
-
-            async def is_refused() -> bool:
-                return "cannot be looked at now" in process.log()
-
-            await until(is_refused, "the session is told why")
+            await until(lambda: "cannot be looked at now" in process.log(), "the session is told why")
             assert "not a session of this executor" not in process.log()
         finally:
             _limit_files(pid, before)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from hypothesis import given
@@ -49,29 +48,25 @@ def test_the_document_is_new_after_each_event(steps: list[tuple[str, int, int]])
     run_steps(steps, check)
 
 
-def test_sessions_users_and_the_device_add_up(process: ExecutorProcess) -> None:
+async def test_sessions_users_and_the_device_add_up(process: ExecutorProcess) -> None:
     """All bytes are sums, and nothing of idle notebooks is ephemeral, whatever their cells needed on the way."""
-
-    async def main() -> None:
-        async with Executor(process) as executor:
-            for user, kept, more in (("ada", 40, 200), ("ada", 60, 120), ("ada", 1, 1), ("grace", 30, 90)):
-                notebook = await executor.notebook(user)
-                assert (await notebook.run(_CELL.format(kept=kept, more=more))).status == "ok"
-            shelves = "from sharedkernel import shelf; shelf['figures'] = kept"
-            assert (await notebook.run(shelves)).status == "ok"
-            status = await executor.client.status()
-            for user in status.users:
-                own = [session for session in status.sessions if session.user == user.name]
-                for kind in ("persistent_bytes", "ephemeral_bytes", "framework_bytes", "live_bytes", "offloaded_bytes"):
-                    assert getattr(user, kind) == sum(getattr(session, kind) for session in own), kind
-                assert MEMORY.value(user) == sum(map(MEMORY.value, own)) + user.shelf_bytes
-                assert user.quota_used_bytes == user.persistent_bytes + user.shelf_bytes
-            by_name = {user.name: user for user in status.users}
-            assert 100 * MIB < by_name["ada"].persistent_bytes < 150 * MIB
-            assert by_name["ada"].ephemeral_bytes == 0
-            assert by_name["grace"].shelf_bytes >= 30 * MIB
-            assert status.device.used_bytes == sum(map(MEMORY.value, status.users))
-            del_ = "from sharedkernel import shelf; del shelf['figures']"
-            assert (await notebook.run(del_)).status == "ok"
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        for user, kept, more in (("ada", 40, 200), ("ada", 60, 120), ("ada", 1, 1), ("grace", 30, 90)):
+            notebook = await executor.notebook(user)
+            assert (await notebook.run(_CELL.format(kept=kept, more=more))).status == "ok"
+        shelves = "from sharedkernel import shelf; shelf['figures'] = kept"
+        assert (await notebook.run(shelves)).status == "ok"
+        status = await executor.client.status()
+        for user in status.users:
+            own = [session for session in status.sessions if session.user == user.name]
+            for kind in ("persistent_bytes", "ephemeral_bytes", "framework_bytes", "live_bytes", "offloaded_bytes"):
+                assert getattr(user, kind) == sum(getattr(session, kind) for session in own), kind
+            assert MEMORY.value(user) == sum(map(MEMORY.value, own)) + user.shelf_bytes
+            assert user.quota_used_bytes == user.persistent_bytes + user.shelf_bytes
+        by_name = {user.name: user for user in status.users}
+        assert 100 * MIB < by_name["ada"].persistent_bytes < 150 * MIB
+        assert by_name["ada"].ephemeral_bytes == 0
+        assert by_name["grace"].shelf_bytes >= 30 * MIB
+        assert status.device.used_bytes == sum(map(MEMORY.value, status.users))
+        del_ = "from sharedkernel import shelf; del shelf['figures']"
+        assert (await notebook.run(del_)).status == "ok"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+import resource
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sharedkernel.executor.processes.process import SessionHandle, start_time
@@ -27,6 +29,17 @@ def make_process(name: str = "p", *, pid: int = 1000, limits: Limits | None = No
         user=limits.user,
         limits=limits,
     )
+
+
+@contextlib.contextmanager
+def no_file_opens() -> Iterator[None]:
+    """Let this process open no file."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limit[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
 
 
 class Recorder:

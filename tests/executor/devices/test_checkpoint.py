@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -13,7 +12,6 @@ from sharedkernel.executor.devices.cuda.checkpoint import (
     Suspensions,
     unavailable_because,
 )
-from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.ipc.shared_page import Word
 from tests.executor.devices.fake_cuda import CUprocessState, CUresult, FakeDriver
 from tests.executor.devices.support import make_process
@@ -44,19 +42,17 @@ def test_suspend_and_resume_follow_the_drivers_order(driver: FakeDriver) -> None
     ]  # fmt: skip
 
 
-def test_work_that_does_not_end_leaves_the_process_running(driver: FakeDriver) -> None:
-    """A lock that times out changes nothing."""
-    driver.results["cuCheckpointProcessLock"] = CUresult.CUDA_ERROR_NOT_READY
-    with pytest.raises(CheckpointFailed, match="did not end within 5 s") as caught:
-        ProcessCheckpoint(driver).suspend(PID)
-    assert caught.value.is_usable
-    assert driver.processes[PID] is RUNNING
-
-
-def test_a_process_that_cannot_be_checkpointed_is_unlocked_again(driver: FakeDriver) -> None:
-    """Locked, its next CUDA call would block for ever."""
-    driver.results["cuCheckpointProcessCheckpoint"] = CUresult.CUDA_ERROR_NOT_SUPPORTED
-    with pytest.raises(CheckpointFailed, match="cannot checkpoint") as caught:
+@pytest.mark.parametrize(
+    ("call", "result", "words"),
+    [
+        ("Lock", CUresult.CUDA_ERROR_NOT_READY, "did not end within 5 s"),
+        ("Checkpoint", CUresult.CUDA_ERROR_NOT_SUPPORTED, "cannot checkpoint"),
+    ],
+)
+def test_what_cannot_be_suspended_runs_on(driver: FakeDriver, call: str, result: CUresult, words: str) -> None:
+    """Work that does not end, or a process that cannot be checkpointed: locked, its next CUDA call would block."""
+    driver.results[f"cuCheckpointProcess{call}"] = result
+    with pytest.raises(CheckpointFailed, match=words) as caught:
         ProcessCheckpoint(driver).suspend(PID)
     assert caught.value.is_usable
     assert driver.processes[PID] is RUNNING
@@ -114,65 +110,52 @@ def test_old_bindings_lack_the_calls() -> None:
     assert "cuCheckpointProcessLock" in reason
 
 
-async def with_suspensions(
-    driver: FakeDriver, body: Callable[[Suspensions, SessionHandle, list[str]], Awaitable[None]]
-) -> None:
-    lost: list[str] = []
-    process = make_process(pid=PID)
-    process.page.words[Word.FRAMEWORK] = 7
-    await body(Suspensions(ProcessCheckpoint(driver), lambda gone: lost.append(gone.process)), process, lost)
+class Watched(Suspensions):
+    """Suspensions, a process with a context, and the processes that were lost."""
+
+    def __init__(self, driver: FakeDriver) -> None:
+        self.lost: list[str] = []
+        self.process = make_process(pid=PID)
+        self.process.page.words[Word.FRAMEWORK] = 7
+        super().__init__(ProcessCheckpoint(driver), lambda gone: self.lost.append(gone.process))
 
 
-def test_a_session_is_suspended_and_resumed_one_call_at_a_time(driver: FakeDriver) -> None:
+async def test_a_session_is_suspended_and_resumed_one_call_at_a_time(driver: FakeDriver) -> None:
     """A resume that comes while it is being suspended waits for that; a second one finds nothing to do."""
-
-    async def body(suspensions: Suspensions, process: SessionHandle, lost: list[str]) -> None:
-        suspended = asyncio.create_task(suspensions.suspend(process))
-
-        async def begun() -> bool:
-            return bool(driver.calls)
-
-        await until(begun, "the suspension begins")
-        await suspensions.resume(process)
-        assert await suspended == 7
-        assert driver.processes[PID] is RUNNING
-        calls = len(driver.calls)
-        await suspensions.resume(process)
-        assert len(driver.calls) == calls
-        assert lost == []
-
-    asyncio.run(with_suspensions(driver, body))
+    suspensions = Watched(driver)
+    process, lost = suspensions.process, suspensions.lost
+    suspended = asyncio.create_task(suspensions.suspend(process))
+    await until(lambda: bool(driver.calls), "the suspension begins")
+    await suspensions.resume(process)
+    assert await suspended == 7
+    assert driver.processes[PID] is RUNNING
+    calls = len(driver.calls)
+    await suspensions.resume(process)
+    assert len(driver.calls) == calls
+    assert lost == []
 
 
-def test_what_an_earlier_executor_suspended_is_resumed(driver: FakeDriver) -> None:
+async def test_what_an_earlier_executor_suspended_is_resumed(driver: FakeDriver) -> None:
     """The driver knows, whoever asks: a session must not wait for an executor that is gone."""
-
-    async def body(suspensions: Suspensions, process: SessionHandle, lost: list[str]) -> None:
-        ProcessCheckpoint(driver).suspend(PID)
-        await suspensions.resume(process)
-        assert driver.processes[PID] is RUNNING
-
-    asyncio.run(with_suspensions(driver, body))
+    suspensions = Watched(driver)
+    ProcessCheckpoint(driver).suspend(PID)
+    await suspensions.resume(suspensions.process)
+    assert driver.processes[PID] is RUNNING
 
 
-def test_a_session_without_a_context_is_left_alone(driver: FakeDriver) -> None:
+async def test_a_session_without_a_context_is_left_alone(driver: FakeDriver) -> None:
     """There is nothing to free."""
-
-    async def body(suspensions: Suspensions, process: SessionHandle, lost: list[str]) -> None:
-        process.page.words[Word.FRAMEWORK] = 0
-        assert await suspensions.suspend(process) == 0
-        assert driver.calls == []
-
-    asyncio.run(with_suspensions(driver, body))
+    suspensions = Watched(driver)
+    suspensions.process.page.words[Word.FRAMEWORK] = 0
+    assert await suspensions.suspend(suspensions.process) == 0
+    assert driver.calls == []
 
 
-def test_a_session_whose_memory_is_lost_is_ended(driver: FakeDriver) -> None:
+async def test_a_session_whose_memory_is_lost_is_ended(driver: FakeDriver) -> None:
     """Its user is told, rather than left with a kernel that cannot go on."""
-
-    async def body(suspensions: Suspensions, process: SessionHandle, lost: list[str]) -> None:
-        await suspensions.suspend(process)
-        driver.processes[PID] = FAILED
-        await suspensions.resume(process)
-        assert lost == [process.process]
-
-    asyncio.run(with_suspensions(driver, body))
+    suspensions = Watched(driver)
+    process, lost = suspensions.process, suspensions.lost
+    await suspensions.suspend(process)
+    driver.processes[PID] = FAILED
+    await suspensions.resume(suspensions.process)
+    assert lost == [process.process]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import resource
 import subprocess
@@ -19,46 +18,32 @@ from sharedkernel.system.processes import may_raise_limits
 from tests.executor.devices.support import GIB, make_process
 
 
-def test_an_adopted_session_keeps_its_limit_until_it_greets() -> None:
+async def test_an_adopted_session_keeps_its_limit_until_it_greets(sleepers: list[int]) -> None:
     """Before that nobody knows what it needs: a limit from figures that are all 0 would end its cell."""
-
-    async def main(pid: int) -> None:
-        session = make_process(pid=pid)
-        device = HostLimits(describe(GIB, 0))
-        before = resource.prlimit(pid, resource.RLIMIT_DATA)
-        device.update([UserMemory(user="ada", sessions=[session], shelf=0)])
-        assert resource.prlimit(pid, resource.RLIMIT_DATA) == before
-        session.data_bytes, session.transport = GIB, Mock(get_write_buffer_size=lambda: 0)
-        device.update([UserMemory(user="ada", sessions=[session], shelf=0)])
-        assert resource.prlimit(pid, resource.RLIMIT_DATA)[0] == 2 * GIB + SLACK_BYTES
-
-    with subprocess.Popen(["sleep", "60"]) as program:
-        try:
-            asyncio.run(main(program.pid))
-        finally:
-            program.kill()
+    pid = sleepers[0]
+    session = make_process(pid=pid)
+    device = HostLimits(describe(GIB, 0))
+    before = resource.prlimit(pid, resource.RLIMIT_DATA)
+    device.update([UserMemory(user="ada", sessions=[session], shelf=0)])
+    assert resource.prlimit(pid, resource.RLIMIT_DATA) == before
+    session.data_bytes, session.transport = GIB, Mock(get_write_buffer_size=lambda: 0)
+    device.update([UserMemory(user="ada", sessions=[session], shelf=0)])
+    assert resource.prlimit(pid, resource.RLIMIT_DATA)[0] == 2 * GIB + SLACK_BYTES
 
 
 @pytest.mark.skipif(not may_raise_limits(), reason="this process has no CAP_SYS_RESOURCE, so limits stay soft")
-def test_the_limit_of_another_account_cannot_be_lifted() -> None:
+async def test_the_limit_of_another_account_cannot_be_lifted(sleepers: list[int]) -> None:
     """The hard limit goes with the soft one, up and down; a session's own work has some room between them."""
-
-    async def main(pid: int) -> None:
-        session = make_process(pid=pid)
-        session.uid, session.data_bytes = os.getuid() + 1, GIB
-        session.transport = Mock(get_write_buffer_size=lambda: 0)
-        device = HostLimits(describe(GIB, 0))
-        for size in (GIB, 3 * GIB, 2 * GIB):
-            session.data_bytes = size
-            device.update([UserMemory(user="ada", sessions=[session], shelf=0)])
-            soft, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
-            assert (soft, hard) == (size + GIB + SLACK_BYTES, soft + 2 * HOST_CONTEXT_BYTES)
-
-    with subprocess.Popen(["sleep", "60"]) as program:
-        try:
-            asyncio.run(main(program.pid))
-        finally:
-            program.kill()
+    pid = sleepers[0]
+    session = make_process(pid=pid)
+    session.uid, session.data_bytes = os.getuid() + 1, GIB
+    session.transport = Mock(get_write_buffer_size=lambda: 0)
+    device = HostLimits(describe(GIB, 0))
+    for size in (GIB, 3 * GIB, 2 * GIB):
+        session.data_bytes = size
+        device.update([UserMemory(user="ada", sessions=[session], shelf=0)])
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
+        assert (soft, hard) == (size + GIB + SLACK_BYTES, soft + 2 * HOST_CONTEXT_BYTES)
 
 
 def test_a_session_sets_its_own_limit_below_a_hard_one() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -14,7 +13,7 @@ import pytest
 from sharedkernel.executor.devices.host_usage import UserProcesses, look
 from sharedkernel.executor.processes.user_quota import HOST_CONTEXT_BYTES
 from sharedkernel.protocol import Limits
-from tests.executor.harness import Notebook, until
+from tests.executor.harness import until
 from tests.executor.isolation import ApartExecutor, Executor, needs_root
 
 pytestmark = [needs_root, pytest.mark.heavy]
@@ -64,63 +63,46 @@ print(path, end="")
 """
 
 
-@contextmanager
-def _impatient() -> Iterator[ApartExecutor]:
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[ApartExecutor]:
     process = ApartExecutor("--overuse-patience", "1s", capacity="2GiB")
-    try:
-        yield process
-    finally:
-        process.close()
+    yield process
+    process.close()
 
 
-def test_every_way_beyond_a_quota_ends() -> None:
+async def test_every_way_beyond_a_quota_ends(impatient: ApartExecutor) -> None:
     """Each user takes as much as they can in their own way; they are ended, with all that they had, and nobody else."""
 
-    async def main(process: ApartExecutor) -> None:
-        async with Executor(process) as executor:
-            honest = await executor.notebook("sk-test-honest", limits=Limits(user="sk-test-honest", quota_bytes=_QUOTA))
-            assert (await honest.run("import torch; x = torch.ones(40 << 18); x.sum().item()")).status == "ok"
-            uids = {}
-            for number, (way, code) in enumerate(_WAYS.items()):
-                user = f"sk-test-way{number}"
-                greedy = await executor.notebook(user, limits=Limits(user=user, quota_bytes=_QUOTA))
-                uids[way] = int((await greedy.run("import os; os.getuid()")).text)
-                greedy.client.execute(f"SIZE = {_SIZE}\n{_PRELUDE}\n    {code.lstrip()}")
-                await until(lambda greedy=greedy: _has_ended(executor, greedy), f"{way}: the session is ended")
+    async def takes(number: int, way: str) -> None:
+        user = f"sk-test-way{number}"
+        greedy = await executor.notebook(user, limits=Limits(user=user, quota_bytes=_QUOTA))
+        uid = int((await greedy.run("import os; os.getuid()")).text)
+        greedy.client.execute(f"SIZE = {_SIZE}\n{_PRELUDE}\n    {_WAYS[way].lstrip()}")
+        await executor.until_ended(greedy, f"{way}: the session is ended")
 
-                async def is_gone(way: str = way) -> bool:
-                    return await asyncio.to_thread(_held_by, uids[way]) < _QUOTA
+        async def is_gone() -> bool:
+            return await asyncio.to_thread(_held_by, uid) < _QUOTA
 
-                await until(is_gone, f"{way}: nothing is left of it")
-            assert process.log().count(": ended") == len(_WAYS), process.log()
-            assert (await honest.run("x.sum().item()")).text == f"{float(40 << 18)}"
+        await until(is_gone, f"{way}: nothing is left of it")
 
-    with _impatient() as process:
-        asyncio.run(main(process))
+    async with Executor(impatient) as executor:
+        honest = await executor.notebook("sk-test-honest", limits=Limits(user="sk-test-honest", quota_bytes=_QUOTA))
+        assert (await honest.run("import torch; x = torch.ones(40 << 18); x.sum().item()")).status == "ok"
+        for number, way in enumerate(_WAYS):
+            await takes(number, way)
+        assert impatient.log().count(": ended") == len(_WAYS), impatient.log()
+        assert (await honest.run("x.sum().item()")).text == f"{float(40 << 18)}"
 
 
-def test_what_a_user_leaves_in_shared_memory_goes_with_their_last_process() -> None:
+async def test_what_a_user_leaves_in_shared_memory_goes_with_their_last_process(impatient: ApartExecutor) -> None:
     """It would stay for ever, and count for nobody."""
-
-    async def main(process: ApartExecutor) -> None:
-        async with Executor(process) as executor:
-            leaver, stayer = await executor.notebook("sk-test-leaver"), await executor.notebook("sk-test-stayer")
-            left, kept = [Path((await notebook.run(_LEAVE)).text) for notebook in (leaver, stayer)]
-            assert left.exists()
-            await executor.client.end_session(leaver.session)
-
-            async def is_gone() -> bool:
-                return not left.exists()
-
-            await until(is_gone, "the file is removed")
-            kept.unlink()  # it was there
-
-    with _impatient() as process:
-        asyncio.run(main(process))
-
-
-async def _has_ended(executor: Executor, notebook: Notebook) -> bool:
-    return notebook.session not in {record.session for record in await executor.client.sessions()}
+    async with Executor(impatient) as executor:
+        leaver, stayer = await executor.notebook("sk-test-leaver"), await executor.notebook("sk-test-stayer")
+        left, kept = [Path((await notebook.run(_LEAVE)).text) for notebook in (leaver, stayer)]
+        assert left.exists()
+        await executor.client.end_session(leaver.session)
+        await until(lambda: not left.exists(), "the file is removed")
+        kept.unlink()  # it was there
 
 
 def _is_of(process: psutil.Process, uid: int) -> bool:

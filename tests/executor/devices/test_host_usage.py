@@ -35,7 +35,6 @@ _PRELUDE = """if True:
         return mapping
 """
 WAYS = {
-    "on the heap": "held = b'x' * SIZE",
     "in a private mapping": "held = touch(mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))",
     "in a shared mapping": "held = touch(mmap.mmap(-1, SIZE))",
     "in a memory file that is open and mapped": "file = memory_file(); held = touch(mmap.mmap(file, SIZE))",
@@ -45,11 +44,6 @@ WAYS = {
     segment = libc.shmget(0, ctypes.c_size_t(SIZE), 0o600)
     ctypes.memset(libc.shmat(segment, None, 0), 1, SIZE)
     libc.shmctl(segment, 0, None)
-""",
-    "in a child": """
-    if os.fork() == 0:
-        held = b'x' * SIZE
-        time.sleep(600)
 """,
     "in a grandchild in a session of its own": """
     if os.fork() == 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import stat
 import sys
@@ -63,20 +62,20 @@ def break_daemon(runtime_directory: Path) -> None:
     (log / "broken").touch()
 
 
-def test_off_starts_nothing(runtime_directory: Path) -> None:
+async def test_off_starts_nothing(runtime_directory: Path) -> None:
     """Sessions get no variables then, and nothing is made."""
     mps = Mps(MpsMode.OFF, UUID)
-    asyncio.run(mps.start(runtime_directory))
+    await mps.start(runtime_directory)
     assert not mps.is_on
     assert mps.environment(GIB, 0.5) == {}
-    assert list(runtime_directory.iterdir()) == []
+    assert os.listdir(runtime_directory) == []
 
 
 @pytest.mark.parametrize("mode", [MpsMode.AUTO, MpsMode.REQUIRE])
-def test_a_daemon_is_started_for_one_gpu_in_private_directories(runtime_directory: Path, mode: MpsMode) -> None:
+async def test_a_daemon_is_started_for_one_gpu_in_private_directories(runtime_directory: Path, mode: MpsMode) -> None:
     """It is asked whether it answers before and after, and status says what it costs."""
     mps = Mps(mode, UUID)
-    asyncio.run(mps.start(runtime_directory))
+    await mps.start(runtime_directory)
     assert mps.is_on
     assert mps.note == FAULTS
     for directory in ("mps", "mps/pipe", "mps/log"):
@@ -86,18 +85,13 @@ def test_a_daemon_is_started_for_one_gpu_in_private_directories(runtime_director
     ]  # fmt: skip
 
 
-def test_it_quits_with_its_sessions_and_stays_with_those_that_run_on(runtime_directory: Path) -> None:
+async def test_it_quits_with_its_sessions_and_stays_with_those_that_run_on(runtime_directory: Path) -> None:
     """Sessions that run on are its clients; the next executor finds it and starts no other."""
-
-    async def lives() -> tuple[Mps, Mps]:
-        first, second = Mps(MpsMode.REQUIRE, UUID), Mps(MpsMode.REQUIRE, UUID)
-        await first.start(runtime_directory)
-        await first.stop(end_sessions=False)
-        await second.start(runtime_directory)
-        await second.stop(end_sessions=True)
-        return first, second
-
-    _, second = asyncio.run(lives())
+    first, second = Mps(MpsMode.REQUIRE, UUID), Mps(MpsMode.REQUIRE, UUID)
+    await first.start(runtime_directory)
+    await first.stop(end_sessions=False)
+    await second.start(runtime_directory)
+    await second.stop(end_sessions=True)
     assert not second.is_on
     assert [line.split("'")[1] for line in calls(runtime_directory)] == [
         "get_server_list\\n", "-d", "get_server_list\\n", "get_server_list\\n", "quit\\n",
@@ -105,29 +99,29 @@ def test_it_quits_with_its_sessions_and_stays_with_those_that_run_on(runtime_dir
     assert not (runtime_directory / "mps" / "pipe" / "control").exists()
 
 
-def test_a_daemon_that_does_not_start_is_done_without_or_refused(runtime_directory: Path) -> None:
+async def test_a_daemon_that_does_not_start_is_done_without_or_refused(runtime_directory: Path) -> None:
     """`auto` goes on and status says why; `require` does not go on."""
     break_daemon(runtime_directory)
     mps = Mps(MpsMode.AUTO, UUID)
-    asyncio.run(mps.start(runtime_directory))
+    await mps.start(runtime_directory)
     assert not mps.is_on
     assert "already running" in mps.note
     assert mps.environment(GIB, None) == {}
     with pytest.raises(ConfigError, match=r"--mps require cannot be met: .*already running"):
-        asyncio.run(Mps(MpsMode.REQUIRE, UUID).start(runtime_directory))
+        await Mps(MpsMode.REQUIRE, UUID).start(runtime_directory)
 
 
-def test_without_the_program_it_says_where_it_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_the_program_it_says_where_it_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver's packages bring it."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="is not installed here"):
-        asyncio.run(Mps(MpsMode.REQUIRE, UUID).start(tmp_path))
+        await Mps(MpsMode.REQUIRE, UUID).start(tmp_path)
 
 
-def test_a_client_is_bound_to_its_quota_and_its_part(runtime_directory: Path) -> None:
+async def test_a_client_is_bound_to_its_quota_and_its_part(runtime_directory: Path) -> None:
     """Memory in whole MiB, with room for the context; processors in percent, where lanes run side by side."""
     mps = Mps(MpsMode.AUTO, UUID)
-    asyncio.run(mps.start(runtime_directory))
+    await mps.start(runtime_directory)
     variables = mps.environment(4 * GIB + 1, None)
     assert variables["CUDA_MPS_PIPE_DIRECTORY"] == str(runtime_directory / "mps" / "pipe")
     assert variables["CUDA_MPS_LOG_DIRECTORY"] == str(runtime_directory / "mps" / "log")

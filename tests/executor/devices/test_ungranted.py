@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-
 import pytest
 
 from sharedkernel.executor.devices.ungranted import Ungranted
@@ -14,15 +11,10 @@ from tests.executor.devices.support import Recorder, make_process
 P, Q = 1 << 28, 1 << 29
 
 
-def after(body: Callable[[Recorder, Ungranted], None]) -> Recorder:
-    """Return what was done to the sessions p and q (processes P and Q) in *body*."""
-
-    async def inside() -> Recorder:
-        recorder = Recorder(make_process("p", pid=P), make_process("q", pid=Q))
-        body(recorder, Ungranted(recorder))
-        return recorder
-
-    return asyncio.run(inside())
+def look_at_two() -> tuple[Recorder, Ungranted]:
+    """Return what is done to the sessions p and q (processes P and Q), and who looks at them."""
+    recorder = Recorder(make_process("p", pid=P), make_process("q", pid=Q))
+    return recorder, Ungranted(recorder)
 
 
 def charged(recorder: Recorder, name: str) -> float:
@@ -30,52 +22,43 @@ def charged(recorder: Recorder, name: str) -> float:
     return sum(value for what, who, value in recorder.done if (what, who) == ("charge", name))
 
 
-def test_what_is_used_beyond_grants_is_charged() -> None:
+async def test_what_is_used_beyond_grants_is_charged() -> None:
     """To who used it, from the third second on; who only used their turns is not charged."""
-
-    def body(recorder: Recorder, ungranted: Ungranted) -> None:
-        for _ in range(10):
-            recorder.served["session-q"] += 1.0
-            ungranted.look(recorder.sessions(), {P: 0.5, Q: 1.0, Q + 1: 1.0})
-
-    recorder = after(body)
+    recorder, ungranted = look_at_two()
+    for _ in range(10):
+        recorder.served["session-q"] += 1.0
+        ungranted.look(recorder.sessions(), {P: 0.5, Q: 1.0, Q + 1: 1.0})
     assert charged(recorder, "p") == pytest.approx(10 * 0.5 - 2.0)
     assert charged(recorder, "q") == 0
     assert recorder.attained() == {"session-p": pytest.approx(3.0), "session-q": 10.0}
 
 
-def test_figures_may_come_a_look_late() -> None:
+async def test_figures_may_come_a_look_late() -> None:
     """Turns that are over when their use is told charge nobody, however many there are."""
-
-    def body(recorder: Recorder, ungranted: Ungranted) -> None:
-        for _ in range(100):
-            recorder.served["session-p"] += 1.0
-            ungranted.look(recorder.sessions(), {})
-            ungranted.look(recorder.sessions(), {P: 1.0})
-
-    assert after(body).done == []
-
-
-def test_what_was_granted_and_not_used_saves_up_little() -> None:
-    """An hour of turns that kept the device idle gives no hour of use without them."""
-
-    def body(recorder: Recorder, ungranted: Ungranted) -> None:
+    recorder, ungranted = look_at_two()
+    for _ in range(100):
+        recorder.served["session-p"] += 1.0
         ungranted.look(recorder.sessions(), {})
-        recorder.served["session-p"] += 3600.0
-        for seconds in (0.0, 10.0):
-            ungranted.look(recorder.sessions(), {P: seconds})
-
-    assert charged(after(body), "p") == 8.0
+        ungranted.look(recorder.sessions(), {P: 1.0})
+    assert recorder.done == []
 
 
-def test_the_notebook_is_told_and_not_each_second() -> None:
+async def test_what_was_granted_and_not_used_saves_up_little() -> None:
+    """An hour of turns that kept the device idle gives no hour of use without them."""
+    recorder, ungranted = look_at_two()
+    ungranted.look(recorder.sessions(), {})
+    recorder.served["session-p"] += 3600.0
+    for seconds in (0.0, 10.0):
+        ungranted.look(recorder.sessions(), {P: seconds})
+    assert charged(recorder, "p") == 8.0
+
+
+async def test_the_notebook_is_told_and_not_each_second() -> None:
     """When it has come to some seconds, and each time that has doubled."""
-
-    def body(recorder: Recorder, ungranted: Ungranted) -> None:
-        for _ in range(100):
-            ungranted.look(recorder.sessions(), {P: 1.0})
-
-    told = [(who, text) for what, who, text in after(body).done if what == "warn"]
+    recorder, ungranted = look_at_two()
+    for _ in range(100):
+        ungranted.look(recorder.sessions(), {P: 1.0})
+    told = [(who, text) for what, who, text in recorder.done if what == "warn"]
     assert [who for who, _ in told] == ["p"] * 5
     assert "has used the device for 5.0 s outside its turns" in told[0][1]
     assert "1 m 20 s" in told[-1][1]

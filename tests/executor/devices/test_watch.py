@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-
 import pytest
 
 from sharedkernel.executor.devices.cuda.monitor import GpuMonitor
@@ -20,42 +17,24 @@ from tests.fake_nvml import FakeGpu, FakeNvml
 DEVICE = Device(name="gpu", kind="cuda", capacity_bytes=100 * GIB, reserve_bytes=0)
 
 
-async def watching(fake: FakeGpu, body: Callable[[GpuMonitor, list[GpuSample]], Awaitable[None]]) -> None:
+async def test_a_gpu_that_disappears_is_told_and_found_again() -> None:
+    """While it is gone there are no samples; then they go on."""
+    fake = FakeGpu(used=GIB)
     samples: list[GpuSample] = []
     watch = GpuMonitor(Gpu("cuda:0", library=FakeNvml(fake), host_pids=True), samples.append, interval=0.001)
     watch.start()
     try:
-        await body(watch, samples)
-    finally:
-        watch.stop()
-
-
-def test_a_gpu_that_disappears_is_told_and_found_again() -> None:
-    """While it is gone there are no samples; then they go on."""
-    fake = FakeGpu(used=GIB)
-
-    async def is_lost(watch: GpuMonitor) -> bool:
-        return watch.lost is not None
-
-    async def body(watch: GpuMonitor, samples: list[GpuSample]) -> None:
-        async def sampled() -> bool:
-            return bool(samples)
-
-        async def is_back() -> bool:
-            return watch.lost is None
-
-        await until(sampled, "a sample")
+        await until(lambda: samples, "a sample")
         fake.lost = True
-        await until(lambda: is_lost(watch), "the loss is seen")
-        assert watch.lost is not None
-        assert "does not answer any more" in watch.lost
+        await until(lambda: watch.lost is not None, "the loss is seen")
+        assert "does not answer any more" in str(watch.lost)
         fake.used = 2 * GIB
         fake.lost = False  # from now on a sample may be taken at any moment
-        await until(is_back, "the return is seen")
+        await until(lambda: watch.lost is None, "the return is seen")
         assert watch.latest is not None
         assert watch.latest.used_bytes == 2 * GIB
-
-    asyncio.run(watching(fake, body))
+    finally:
+        watch.stop()
 
 
 def test_nobody_is_warned_for_one_look() -> None:
@@ -80,23 +59,19 @@ def test_who_frees_it_in_time_is_forgiven() -> None:
 
 
 @pytest.mark.parametrize("beyond", [False, True])
-def test_memory_outside_torch_counts_to_the_quota(beyond: bool) -> None:
+async def test_memory_outside_torch_counts_to_the_quota(beyond: bool) -> None:
     """A context is free, what torch holds is counted as what it uses of it, and the rest is added."""
-
-    async def body() -> list[tuple[str, str, object]]:
-        limits = Limits(user="ada", quota_bytes=8 * GIB)
-        process, other = make_process("p", pid=7, limits=limits), make_process("q", pid=8, limits=Limits(user="bob"))
-        process.memory = Memory(persistent=3 * GIB)
-        process.page.words[Word.RESERVED] = 4 * GIB
-        recorder = Recorder(process, other)
-        overuse = Overuse(DEVICE, recorder, 0.0)
-        outside = 5 * GIB + (1 if beyond else 0)
-        used = {7: 4 * GIB + CONTEXT_BYTES + outside, 8: 60 * GIB, 9: 90 * GIB}
-        for _ in range(5):
-            overuse.look(recorder.sessions(), used)
-        return recorder.done
-
-    done = asyncio.run(body())
+    limits = Limits(user="ada", quota_bytes=8 * GIB)
+    process, other = make_process("p", pid=7, limits=limits), make_process("q", pid=8, limits=Limits(user="bob"))
+    process.memory = Memory(persistent=3 * GIB)
+    process.page.words[Word.RESERVED] = 4 * GIB
+    recorder = Recorder(process, other)
+    overuse = Overuse(DEVICE, recorder, 0.0)
+    outside = 5 * GIB + (1 if beyond else 0)
+    used = {7: 4 * GIB + CONTEXT_BYTES + outside, 8: 60 * GIB, 9: 90 * GIB}
+    for _ in range(5):
+        overuse.look(recorder.sessions(), used)
+    done = recorder.done
     assert [(what, who) for what, who, _ in done] == ([("warn", "p"), ("offload", "p"), ("end", "p")] if beyond else [])
     if beyond:
         assert "5.0 GiB on the device outside PyTorch" in str(done[0][2])
@@ -107,29 +82,21 @@ def test_memory_outside_torch_counts_to_the_quota(beyond: bool) -> None:
 
 
 @pytest.mark.parametrize(("on_shelf", "is_beyond"), [(0, False), (1, True)])
-def test_a_shelf_counts_to_the_quota(on_shelf: int, is_beyond: bool) -> None:
+async def test_a_shelf_counts_to_the_quota(on_shelf: int, is_beyond: bool) -> None:
     """What is outside torch has to fit beside it."""
-
-    async def body() -> list[tuple[str, str, object]]:
-        process = make_process("p", pid=7, limits=Limits(user="ada", quota_bytes=4 * GIB))
-        recorder = Recorder(process)
-        overuse = Overuse(DEVICE, recorder, 30.0, lambda user: {"ada": on_shelf * GIB}[user])
-        for _ in range(2):
-            overuse.look(recorder.sessions(), {7: 4 * GIB + CONTEXT_BYTES})
-        return recorder.done
-
-    assert bool(asyncio.run(body())) is is_beyond
+    process = make_process("p", pid=7, limits=Limits(user="ada", quota_bytes=4 * GIB))
+    recorder = Recorder(process)
+    overuse = Overuse(DEVICE, recorder, 30.0, lambda user: {"ada": on_shelf * GIB}[user])
+    for _ in range(2):
+        overuse.look(recorder.sessions(), {7: 4 * GIB + CONTEXT_BYTES})
+    assert bool(recorder.done) is is_beyond
 
 
-def test_of_a_users_sessions_the_one_that_holds_most_is_accused() -> None:
+async def test_of_a_users_sessions_the_one_that_holds_most_is_accused() -> None:
     """Their quota is one; who takes most of it outside torch gives it back."""
-
-    async def body() -> list[tuple[str, str, object]]:
-        limits = Limits(user="ada", quota_bytes=4 * GIB)
-        recorder = Recorder(make_process("p", pid=7, limits=limits), make_process("q", pid=8, limits=limits))
-        overuse = Overuse(DEVICE, recorder, 30.0)
-        for _ in range(2):
-            overuse.look(recorder.sessions(), {7: 3 * GIB, 8: 4 * GIB})
-        return recorder.done
-
-    assert [(what, who) for what, who, _ in asyncio.run(body())] == [("warn", "q")]
+    limits = Limits(user="ada", quota_bytes=4 * GIB)
+    recorder = Recorder(make_process("p", pid=7, limits=limits), make_process("q", pid=8, limits=limits))
+    overuse = Overuse(DEVICE, recorder, 30.0)
+    for _ in range(2):
+        overuse.look(recorder.sessions(), {7: 3 * GIB, 8: 4 * GIB})
+    assert [(what, who) for what, who, _ in recorder.done] == [("warn", "q")]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,16 +18,6 @@ from tests.executor.harness import until
 
 MIB = 1 << 20
 MEMORY = Memory(persistent=MIB, ephemeral=MIB, framework=0)
-
-
-@pytest.fixture
-def sleepers() -> Iterator[list[int]]:
-    """Two processes that receive nothing."""
-    processes = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) for _ in range(2)]
-    yield [process.pid for process in processes]
-    for process in processes:
-        process.kill()
-        process.wait()
 
 
 def _state(pid: int) -> str:

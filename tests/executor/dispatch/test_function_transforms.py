@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from tests.executor.harness import Executor, ExecutorProcess
-from tests.warm import take_place
+from tests.executor.conftest import StartExecutor
+from tests.executor.harness import Executor
 
 #: differentiates for some seconds, in iterations of milliseconds without any boundary, as `Timer` runs them
 _DIFFERENTIATE = """
@@ -27,15 +27,11 @@ print(torch.equal(jacfwd(predict, argnums=2)(weight, bias, x), expected))
 
 
 @pytest.mark.heavy
-async def test_transforms_are_not_disturbed_by_others_turns() -> None:
+async def test_transforms_are_not_disturbed_by_others_turns(start_executor: StartExecutor) -> None:
     """The device changes hands between them: torch's dispatch keys are as they were whenever one goes on."""
-    process = ExecutorProcess("--spares", "0", place=take_place())
-    try:
-        async with Executor(process) as executor:
-            notebooks = [await executor.notebook(user) for user in ("ada", "grace")]
-            cells = (notebook.run(_DIFFERENTIATE.format(seconds=12), 120.0) for notebook in notebooks)
-            for outcome in await asyncio.gather(*cells):
-                assert outcome.status == "ok", outcome.message
-                assert outcome.text == "True\n"
-    finally:
-        await asyncio.to_thread(process.close)
+    async with Executor(start_executor("--spares", "0")) as executor:
+        notebooks = [await executor.notebook(user) for user in ("ada", "grace")]
+        cells = (notebook.run(_DIFFERENTIATE.format(seconds=12), 120.0) for notebook in notebooks)
+        for outcome in await asyncio.gather(*cells):
+            assert outcome.status == "ok", outcome.message
+            assert outcome.text == "True\n"

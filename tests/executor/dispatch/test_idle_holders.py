@@ -6,47 +6,34 @@ import asyncio
 import subprocess
 import sys
 
-import pytest
-
 from sharedkernel.executor.dispatch.idle_holders import processor_seconds
-from tests.executor.harness import Executor, ExecutorProcess, until
+from tests.executor.conftest import StartExecutor
+from tests.executor.harness import Executor
 
 #: turns that nobody lives to see the end of: only an idle holder's grant is asked back
 PATIENT = ("--quantum", "10m", "--preempt-patience", "10m")
 
-WAITS = {
-    "sleep": "time.sleep(600)",
-    "child": "import subprocess\nsubprocess.run(['sleep', '600'])",
-    "queue": "import queue\nqueue.Queue().get(timeout=600)",
-}
+WAITS = (
+    "time.sleep(600)",
+    "import subprocess\nsubprocess.run(['sleep', '600'])",
+    "import queue\nqueue.Queue().get(timeout=600)",
+)
 
 
-@pytest.mark.parametrize("wait", WAITS)
-def test_a_cell_that_waits_lets_others_compute(wait: str) -> None:
+async def test_a_cell_that_waits_lets_others_compute(start_executor: StartExecutor) -> None:
     """Its turn would last for ten minutes."""
-
-    async def scenario() -> None:
-        async with Executor(process) as executor:
-            holder, other = await executor.notebook("ada"), await executor.notebook("grace")
-            code = f"import time, torch\nx = torch.ones(1000)\nprint(x.sum().item(), flush=True)\n{WAITS[wait]}"
+    async with Executor(start_executor(*PATIENT)) as executor:
+        holder, other = await executor.notebook("ada"), await executor.notebook("grace")
+        for number, wait in enumerate(WAITS):
+            code = f"import time, torch\nx = torch.full((1000,), {number}.)\nprint(x.sum().item(), flush=True)\n{wait}"
             waiting = asyncio.create_task(holder.run(code, timeout=300))
-
-            async def holds() -> bool:
-                return bool((await executor.session(holder))["state"] == "running")
-
-            await until(holds, "the first cell holds the device")
+            await executor.until_session(holder, lambda entry: entry["state"] == "running", "it holds the device")
             outcome = await other.run("import torch\nprint(torch.ones(1000).sum().item())", timeout=120)
-            assert (outcome.status, outcome.text.strip()) == ("ok", "1000.0"), outcome
+            assert (outcome.status, outcome.text.strip()) == ("ok", "1000.0"), (wait, outcome)
             await executor.client.signal_session(holder.session, 2)
-            assert (await waiting).error == "KeyboardInterrupt"
+            assert (await waiting).error == "KeyboardInterrupt", wait
             outcome = await holder.run("print(x.sum().item())", timeout=120)
-            assert outcome.text.strip() == "1000.0", outcome
-
-    process = ExecutorProcess(*PATIENT)
-    try:
-        asyncio.run(scenario())
-    finally:
-        process.close()
+            assert outcome.text.strip() == f"{1000.0 * number}", (wait, outcome)
 
 
 def test_processor_time_is_the_whole_process_s() -> None:

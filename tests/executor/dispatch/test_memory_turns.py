@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from sharedkernel.protocol import Limits
+from tests.executor.conftest import StartExecutor
 from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, Notebook, until
-from tests.warm import take_place
 
 MIB = 1 << 20
 
@@ -55,15 +54,10 @@ while True:
 """
 
 
-@asynccontextmanager
-async def small_device() -> AsyncIterator[Executor]:
-    """Give an executor on which one of the notebooks fits at a time, and turns are short."""
-    process = ExecutorProcess("--spares", "0", "--memory-quantum", "1s", capacity="240MiB", place=take_place())
-    try:
-        async with Executor(process) as executor:
-            yield executor
-    finally:
-        await asyncio.to_thread(process.close)
+@pytest.fixture
+def small(start_executor: StartExecutor) -> ExecutorProcess:
+    """Return an executor on which one of the notebooks fits at a time, and turns are short."""
+    return start_executor("--spares", "0", "--memory-quantum", "1s", capacity="240MiB")
 
 
 async def kept_by(executor: Executor, user: str, seed: int) -> tuple[Notebook, str]:
@@ -75,9 +69,9 @@ async def kept_by(executor: Executor, user: str, seed: int) -> tuple[Notebook, s
 
 
 @pytest.mark.parametrize("cell", [_TRAIN, _PLAIN], ids=["training", "plain Python"])
-async def test_an_endless_cell_keeps_its_memory_from_nobody(cell: str) -> None:
+async def test_an_endless_cell_keeps_its_memory_from_nobody(cell: str, small: ExecutorProcess) -> None:
     """It moves out whole, others' cells run, it comes back, and goes on where it was."""
-    async with small_device() as executor:
+    async with Executor(small) as executor:
         holder, held = await kept_by(executor, "ada", 1)
         other, expected = await kept_by(executor, "grace", 2)
         endless = asyncio.create_task(holder.run(cell, 10 * PATIENCE))
@@ -87,11 +81,20 @@ async def test_an_endless_cell_keeps_its_memory_from_nobody(cell: str) -> None:
             return entry["state"] in ("ready", "running") and entry["persistent_bytes"] > 100 * MIB
 
         await until(is_under_way, "the endless cell runs", 2 * PATIENCE)
+        told: list[float | None] = []  # from the quantum and the transfers
         for _ in range(2):
             moved = (await executor.session(holder))["offloads"]
-            assert (await other.run("print(total())", 2 * PATIENCE)).text == expected
+            waiting = asyncio.create_task(other.run("print(total())", 2 * PATIENCE))
+
+            def is_done(entry: dict[str, Any]) -> bool:
+                told.append(entry["memory_wait_seconds"])
+                return waiting.done()  # noqa: B023
+
+            await executor.until_session(other, is_done, "the short cell ends", 2 * PATIENCE)
+            assert (await waiting).text == expected
             assert (await executor.session(holder))["offloads"] > moved
             await until(is_under_way, "the endless cell is back", 2 * PATIENCE)
+        assert all(seconds is None or 0 <= seconds < 60 for seconds in told)
         await executor.client.signal_session(holder.session, 2)
         assert (await endless).error == "KeyboardInterrupt"
         outcome = await holder.run("print(steps if 'steps' in globals() else int(seconds * 100)); print(total())")
@@ -100,18 +103,18 @@ async def test_an_endless_cell_keeps_its_memory_from_nobody(cell: str) -> None:
         assert text == held.strip()
 
 
-async def test_an_endless_loop_that_keeps_nothing_leaves_room_for_what_others_keep() -> None:
+async def test_an_endless_loop_that_keeps_nothing_leaves_room_for_what_others_keep(small: ExecutorProcess) -> None:
     """Its iterations need nearly the whole device; another user keeps half of it."""
-    async with small_device() as executor:
+    async with Executor(small) as executor:
         looping = await executor.notebook("ada", limits=Limits(user="ada", offload_after=0.0))
         other = await executor.notebook("grace", limits=Limits(user="grace", offload_after=0.0))
         endless = asyncio.create_task(looping.run(_ITERATE, 10 * PATIENCE))
-
-        async def is_measured() -> bool:
-            entry = await executor.session(looping)
-            return entry["state"] == "running" and entry["attained_service_seconds"] > 0
-
-        await until(is_measured, "the loop runs", 2 * PATIENCE)
+        await executor.until_session(
+            looping,
+            lambda entry: entry["state"] == "running" and entry["attained_service_seconds"] > 0,
+            "the loop runs",
+            2 * PATIENCE,
+        )
         made = await other.run("import torch; kept = torch.ones(120 << 18); print(int(kept.sum()))", 4 * PATIENCE)
         assert made.text == f"{120 << 18}\n"
         await executor.client.signal_session(looping.session, 2)
@@ -120,47 +123,20 @@ async def test_an_endless_loop_that_keeps_nothing_leaves_room_for_what_others_ke
         assert before > 0
 
 
-async def test_a_cell_that_is_interrupted_while_its_memory_is_away_ends() -> None:
+async def test_a_cell_that_is_interrupted_while_its_memory_is_away_ends(small: ExecutorProcess) -> None:
     """It comes back for that, though another training has the memory, and nothing is lost."""
-    async with small_device() as executor:
+    async with Executor(small) as executor:
         first, held = await kept_by(executor, "ada", 5)
         second, _ = await kept_by(executor, "grace", 6)
         cells = [asyncio.create_task(notebook.run(_TRAIN, 10 * PATIENCE)) for notebook in (first, second)]
-
-        async def is_away() -> bool:
-            entry = await executor.session(first)
-            return entry["restores"] > 0 and entry["state"] == "restoring" and entry["offloaded_bytes"] > 0
-
-        await until(is_away, "the first training has moved out", 4 * PATIENCE)
+        await executor.until_session(
+            first,
+            lambda entry: entry["restores"] > 0 and entry["state"] == "restoring" and entry["offloaded_bytes"] > 0,
+            "the first training has moved out",
+            4 * PATIENCE,
+        )
         await executor.client.signal_session(first.session, 2)
         assert (await cells[0]).error == "KeyboardInterrupt"
         assert (await first.run("print(total())", 4 * PATIENCE)).text == held
         await executor.client.signal_session(second.session, 2)
         assert (await cells[1]).error == "KeyboardInterrupt"
-
-
-async def test_who_waits_is_told_when_its_turn_comes() -> None:
-    """From the quantum and the transfers, as figures in status."""
-    async with small_device() as executor:
-        holder, _ = await kept_by(executor, "ada", 3)
-        other, expected = await kept_by(executor, "grace", 4)
-        endless = asyncio.create_task(holder.run(_TRAIN, 10 * PATIENCE))
-
-        async def is_back() -> bool:
-            return bool((await executor.session(holder))["state"] == "running")
-
-        await until(is_back, "the training runs", 2 * PATIENCE)
-        cell = asyncio.create_task(other.run("print(total())", 2 * PATIENCE))
-        told: list[float] = []
-
-        async def is_done() -> bool:
-            entry = await executor.session(other)
-            if entry["memory_wait_seconds"] is not None:
-                told.append(entry["memory_wait_seconds"])
-            return cell.done()
-
-        await until(is_done, "the short cell ends", 2 * PATIENCE)
-        assert (await cell).text == expected
-        assert all(0 <= seconds < 60 for seconds in told)
-        await executor.client.signal_session(holder.session, 2)
-        assert (await endless).error == "KeyboardInterrupt"

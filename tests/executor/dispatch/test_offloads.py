@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -15,7 +14,8 @@ from sharedkernel.errors import Refused
 from sharedkernel.paths import EXECUTOR_SOCKET
 from sharedkernel.protocol import Limits
 from sharedkernel.units import format_bytes
-from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, Notebook, until
+from tests.executor.conftest import StartExecutor
+from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, Notebook
 from tests.warm import take_place
 
 MIB = 1 << 20
@@ -41,24 +41,17 @@ def at_once(user: str) -> Limits:
     return Limits(user=user, offload_after=0.0)
 
 
-@asynccontextmanager
-async def small_device(capacity: str) -> AsyncIterator[Executor]:
-    """Give an executor of little capacity."""
-    process = ExecutorProcess("--spares", "0", capacity=capacity, place=take_place())
-    try:
-        async with Executor(process) as executor:
-            yield executor
-    finally:
-        await asyncio.to_thread(process.close)
+@pytest.fixture(scope="module")
+def small() -> Iterator[ExecutorProcess]:
+    """Yield an executor of 800 MiB that several tests share."""
+    process = ExecutorProcess("--spares", "0", capacity="800MiB", place=take_place())
+    yield process
+    process.close()
 
 
 async def in_state(executor: Executor, notebook: Notebook, state: str) -> None:
     """Wait for a session to be in *state*."""
-
-    async def there() -> bool:
-        return bool((await executor.session(notebook))["state"] == state)
-
-    await until(there, f"the session is {state}")
+    await executor.until_session(notebook, lambda entry: entry["state"] == state, f"the session is {state}")
 
 
 async def test_an_offloaded_session_comes_back_as_it_was(process: ExecutorProcess) -> None:
@@ -130,23 +123,9 @@ async def test_who_runs_code_is_not_offloaded(process: ExecutorProcess) -> None:
         await notebook.run("end.set(); thread.join()")
 
 
-@pytest.mark.heavy
-async def test_an_offloaded_session_outlives_its_executor() -> None:
-    """The next one knows that it is offloaded, and lets it come back."""
-    async with small_device("2GiB") as executor:
-        notebook = await executor.notebook()
-        before = (await notebook.run(keep(3, 64))).text
-        await executor.client.offload_session(notebook.session)
-        await executor.replace()
-        await in_state(executor, notebook, "offloaded")
-        assert (await executor.session(notebook))["offloaded_bytes"] > 63 * MIB
-        assert (await notebook.run("print(total())")).text == before
-        await in_state(executor, notebook, "idle")
-
-
-async def test_memory_is_taken_from_the_longest_idle_while_somebody_waits() -> None:
+async def test_memory_is_taken_from_the_longest_idle_while_somebody_waits(small: ExecutorProcess) -> None:
     """And from nobody else, and not before."""
-    async with small_device("800MiB") as executor:
+    async with Executor(small) as executor:
         first, second = [await executor.notebook(user, limits=at_once(user)) for user in ("ada", "grace")]
         sums = [(await first.run(keep(4, 256))).text, (await second.run(keep(5, 256))).text]
         assert [(await executor.session(each))["offloads"] for each in (first, second)] == [0, 0]
@@ -158,9 +137,9 @@ async def test_memory_is_taken_from_the_longest_idle_while_somebody_waits() -> N
         assert (await second.run("print(total())")).text == sums[1]
 
 
-async def test_a_cell_that_waits_to_be_restored_can_be_interrupted() -> None:
+async def test_a_cell_that_waits_to_be_restored_can_be_interrupted(start_executor: StartExecutor) -> None:
     """It is told that it waits and for what; afterwards everything is still there to come back to."""
-    async with small_device("700MiB") as executor:
+    async with Executor(start_executor("--spares", "0", capacity="700MiB")) as executor:
         first = await executor.notebook("ada", limits=at_once("ada"))
         before = (await first.run(keep(7, 256))).text
         await executor.client.offload_session(first.session)
@@ -168,11 +147,7 @@ async def test_a_cell_that_waits_to_be_restored_can_be_interrupted() -> None:
         second = await executor.notebook("grace", limits=never)
         assert (await second.run(keep(8, 420))).status == "ok"
         cell = asyncio.create_task(first.run("print(total())"))
-
-        async def waiting() -> bool:
-            return (await executor.session(first))["waiting_for"] == "restore"
-
-        await until(waiting, "it waits to be restored")
+        await executor.until_session(first, lambda entry: entry["waiting_for"] == "restore", "it waits to be restored")
         await first.shows("bringing back this notebook's memory needs")
         await executor.client.signal_session(first.session, 2)
         assert (await cell).error == "KeyboardInterrupt"
@@ -181,9 +156,9 @@ async def test_a_cell_that_waits_to_be_restored_can_be_interrupted() -> None:
         assert (await first.run("print(total())")).text == before
 
 
-async def test_a_cell_grows_into_what_idle_sessions_give_back() -> None:
+async def test_a_cell_grows_into_what_idle_sessions_give_back(small: ExecutorProcess) -> None:
     """One allocation larger than what was left when the cell began waits for room instead of failing."""
-    async with small_device("800MiB") as executor:
+    async with Executor(small) as executor:
         idle = await executor.notebook("ada", limits=at_once("ada"))
         before = (await idle.run(keep(9, 300))).text
         notebook = await executor.notebook("grace", limits=at_once("grace"))
@@ -194,26 +169,38 @@ async def test_a_cell_grows_into_what_idle_sessions_give_back() -> None:
         assert (await idle.run("print(total())")).text == before
 
 
-async def test_what_can_never_fit_is_refused_with_who_holds_what() -> None:
-    """Nobody can give way, so the cell fails at once, and its session goes on."""
-    async with small_device("800MiB") as executor:
+async def test_what_can_never_fit_is_refused_with_who_holds_what(small: ExecutorProcess) -> None:
+    """Nobody can give way, so the cell fails at once, and its session goes on.
+
+    Within `backward` nobody could be waited for, so the error's figures must do: whose memory it is that is missing.
+    """
+    async with Executor(small) as executor:
         other = await executor.notebook("ada", limits=Limits(user="ada", offload_after=None))
         await other.run(keep(10, 300))
         notebook = await executor.notebook("grace")
         outcome = await notebook.run("import torch; x = torch.ones(1); y = torch.ones(600 << 18)")
         assert outcome.error == "OutOfMemoryError"
         assert "ada" in outcome.message
+        await notebook.run(
+            "class Large(torch.autograd.Function):\n"
+            "    forward = staticmethod(lambda context, x: x * 2)\n"
+            "    backward = staticmethod(lambda context, gradient: torch.ones(600 << 18)[:1] * gradient)\n"
+            "x.requires_grad_()"
+        )
+        outcome = await notebook.run("y = [Large.apply(x) for _ in range(100)][0]; y.backward()")
+        assert outcome.error == "OutOfMemoryError"
+        assert re.search(r"ada 3\d\d MiB|ada keeps 3\d\d MiB", outcome.message), outcome.message
         assert (await notebook.run("print(x.item())")).text == "1.0\n"
 
 
-async def test_a_cell_that_frees_memory_once_it_is_refused_goes_on(tmp_path: Path) -> None:
+async def test_a_cell_that_frees_memory_once_it_is_refused_goes_on(tmp_path: Path, small: ExecutorProcess) -> None:
     """Two have taken more than there is, where nothing asks before: what one frees then counts with its next request.
 
     Arrays of NumPy are seen once a boundary or a cell's end measures them.
     """
     taken, measured = tmp_path / "taken", tmp_path / "measured"
 
-    async with small_device("800MiB") as executor:
+    async with Executor(small) as executor:
         ada = await executor.notebook("ada", limits=Limits(user="ada", offload_after=None))
         grace = await executor.notebook("grace")
         for notebook in (ada, grace):
@@ -243,38 +230,17 @@ async def test_a_cell_that_frees_memory_once_it_is_refused_goes_on(tmp_path: Pat
             )
         )
         assert (await first).status == "ok"
-
-        async def is_measured() -> bool:
-            return bool((await executor.session(ada))["persistent_bytes"] > 390 * MIB)
-
-        await until(is_measured, "the first one's array is counted")
+        await executor.until_session(
+            ada, lambda entry: entry["persistent_bytes"] > 390 * MIB, "the first one's array is counted"
+        )
         measured.touch()
         outcome = await second
         assert (outcome.text, outcome.message) == ("1 3.0\n", "")
 
 
-async def test_what_fails_within_backward_is_told_with_who_holds_most() -> None:
-    """There nobody can be waited for, so the error's figures must do: whose memory it is that is missing."""
-    async with small_device("800MiB") as executor:
-        other = await executor.notebook("ada", limits=Limits(user="ada", offload_after=None))
-        await other.run(keep(10, 300))
-        notebook = await executor.notebook("grace")
-        await notebook.run(
-            "import torch\n"
-            "class Large(torch.autograd.Function):\n"
-            "    forward = staticmethod(lambda context, x: x * 2)\n"
-            "    backward = staticmethod(lambda context, gradient: torch.ones(600 << 18)[:1] * gradient)\n"
-            "x = torch.ones(1, requires_grad=True)"
-        )
-        outcome = await notebook.run("y = [Large.apply(x) for _ in range(100)][0]; y.backward()")
-        assert outcome.error == "OutOfMemoryError"
-        assert re.search(r"ada 3\d\d MiB|ada keeps 3\d\d MiB", outcome.message), outcome.message
-        assert (await notebook.run("print(x.item())")).text == "1.0\n"
-
-
-async def test_what_an_earlier_cell_needed_keeps_no_other_cell_out() -> None:
+async def test_what_an_earlier_cell_needed_keeps_no_other_cell_out(small: ExecutorProcess) -> None:
     """Beside what is kept by now it would not fit; the next cell is not refused for it, but measured anew."""
-    async with small_device("800MiB") as executor:
+    async with Executor(small) as executor:
         notebook = await executor.notebook("ada")
         await notebook.run("import torch; float((torch.ones(200 << 18) + 1).sum())")
         kept = await notebook.run(keep(10, 500))
@@ -286,9 +252,9 @@ async def test_what_an_earlier_cell_needed_keeps_no_other_cell_out() -> None:
 
 
 @pytest.mark.heavy
-async def test_notebooks_that_keep_three_times_the_device_all_finish() -> None:
+async def test_notebooks_that_keep_three_times_the_device_all_finish(start_executor: StartExecutor) -> None:
     """Six of them, each several cells long and half of the device large: nobody sees an error, nothing changes."""
-    async with small_device("600MiB") as executor:
+    async with Executor(start_executor("--spares", "0", capacity="600MiB")) as executor:
         notebooks = [await executor.notebook(user, limits=at_once(user)) for user in _USERS]
 
         async def work(number: int, notebook: Notebook) -> None:

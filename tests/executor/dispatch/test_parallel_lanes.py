@@ -48,11 +48,10 @@ def parallel(start_executor: StartExecutor) -> ExecutorProcess:
 async def session(executor: Executor, notebook: Notebook, **known: bool) -> dict[str, Any]:
     """Return what status says of a session, once these fields have, or have not, a value."""
 
-    async def look() -> dict[str, Any] | None:
-        found = await executor.session(notebook)
+    def look(found: dict[str, Any]) -> dict[str, Any] | None:
         return found if all((found[name] is not None) is is_known for name, is_known in known.items()) else None
 
-    return await until(look, f"{known}")
+    return await executor.until_session(notebook, look, f"{known}")
 
 
 def record(process: ExecutorProcess) -> str:
@@ -79,44 +78,35 @@ def replayed(process: ExecutorProcess) -> list[list[float]]:
 
 @pytest.mark.heavy
 @pytest.mark.skipif(PROCESSORS < 2, reason="one session keeps the only processor busy")
-def test_sessions_run_side_by_side_as_far_as_they_were_measured_to_fit(
+async def test_sessions_run_side_by_side_as_far_as_they_were_measured_to_fit(
     parallel: ExecutorProcess, tmp_path: Path
 ) -> None:
     """Each is measured before it shares; two light ones share; status says what that should cost, and what it did."""
     end = tmp_path / "end"
 
-    async def main() -> None:
-        async with Executor(parallel) as executor:
-            users = [Limits(user=user, quota_bytes=256 << 20) for user in ("ada", "grace", "mary")]
-            notebooks = first, second, heavy = [await executor.notebook(limits=limits) for limits in users]
-            for notebook in notebooks:  # an iteration whose need is not known might need a lane that leaves no other
-                assert (await notebook.run(MEASURED)).status == "ok"
-            light = LIGHT.format(threads=1, size=64, pause=0.0005, end=str(end))
-            cells = [asyncio.create_task(first.run(light))]
-            measured = await session(executor, first, utilisation=True, slowdown_predicted=True)
-            assert 0 < measured["utilisation"] <= 1 / PROCESSORS
-            assert measured["slowdown_predicted"] == 1.0
-            cells.append(asyncio.create_task(second.run(light)))
-            shared = await session(executor, first, slowdown=True)
-            assert shared["slowdown"] > 0
-            code = LIGHT.format(threads=PROCESSORS, size=512, pause=0, end=str(end))
-            cells.append(asyncio.create_task(heavy.run(code)))
-            done = (await executor.session(heavy))["iterations"]
+    async with Executor(parallel) as executor:
+        users = [Limits(user=user, quota_bytes=256 << 20) for user in ("ada", "grace", "mary")]
+        notebooks = first, second, heavy = [await executor.notebook(limits=limits) for limits in users]
+        for notebook in notebooks:  # an iteration whose need is not known might need a lane that leaves no other
+            assert (await notebook.run(MEASURED)).status == "ok"
+        light = LIGHT.format(threads=1, size=64, pause=0.0005, end=str(end))
+        cells = [asyncio.create_task(first.run(light))]
+        measured = await session(executor, first, utilisation=True, slowdown_predicted=True)
+        assert 0 < measured["utilisation"] <= 1 / PROCESSORS
+        assert measured["slowdown_predicted"] == 1.0
+        cells.append(asyncio.create_task(second.run(light)))
+        shared = await session(executor, first, slowdown=True)
+        assert shared["slowdown"] > 0
+        code = LIGHT.format(threads=PROCESSORS, size=512, pause=0, end=str(end))
+        cells.append(asyncio.create_task(heavy.run(code)))
+        done = (await executor.session(heavy))["iterations"]
 
-            async def has_turns() -> bool:  # alone where the device is its own, beside one where others have processors
-                return bool((await executor.session(heavy))["iterations"] > done + 100)
-
-            await until(has_turns, "the heavy one has turns")
-            end.touch()
-            for cell in cells:
-                assert (await cell).status == "ok"
-
-            async def is_recorded() -> bool:
-                return record(parallel).count('"CellClosed"') == 2 * len(notebooks)
-
-            await until(is_recorded, "the record is written")
-
-    asyncio.run(main())
+        # alone where the device is its own, beside one where others have processors
+        await executor.until_session(heavy, lambda entry: entry["iterations"] > done + 100, "the heavy one has turns")
+        end.touch()
+        for cell in cells:
+            assert (await cell).status == "ok"
+        await until(lambda: record(parallel).count('"CellClosed"') == 2 * len(notebooks), "the record is written")
     beside = replayed(parallel)
     assert beside
     assert all(len(utilisations) == 2 and sum(utilisations) <= 1.0 + 1e-6 for utilisations in beside)

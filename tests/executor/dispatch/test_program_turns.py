@@ -143,18 +143,15 @@ def test_a_program_runs_in_its_sessions_turns_alone(sleepers: list[int], steps: 
 
 
 @pytest.mark.heavy
-def test_on_the_host_device_programs_are_left_to_the_system(start_executor: StartExecutor) -> None:
+async def test_on_the_host_device_programs_are_left_to_the_system(start_executor: StartExecutor) -> None:
     """Nothing is stopped there while sessions take turns."""
     process, cell = start_executor(), "import torch\nfor _ in range(3000):\n    torch.ones(64, 64) @ torch.ones(64, 64)"
     start = "import subprocess, sys\nprogram = subprocess.Popen([sys.executable, '-c', 'while True: pass'])"
 
-    async def scenario() -> None:
-        async with Executor(process) as executor:
-            ada, grace = await executor.notebook("ada"), await executor.notebook("grace")
-            await grace.run(start)
-            outcomes = await asyncio.gather(ada.run(cell), grace.run(cell))
-            assert [outcome.status for outcome in outcomes] == ["ok", "ok"]
-            await grace.run("program.kill(); program.wait()")
-
-    asyncio.run(scenario())
+    async with Executor(process) as executor:
+        ada, grace = await executor.notebook("ada"), await executor.notebook("grace")
+        await grace.run(start)
+        outcomes = await asyncio.gather(ada.run(cell), grace.run(cell))
+        assert [outcome.status for outcome in outcomes] == ["ok", "ok"]
+        await grace.run("program.kill(); program.wait()")
     assert not (process.runtime_directory / STOPPED_DIRECTORY).exists()

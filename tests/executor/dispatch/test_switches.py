@@ -15,38 +15,31 @@ from tests.executor.turns import OPTIONS, TRAIN, TRAINED, WINDOWS, assert_one_at
 @pytest.mark.heavy
 @pytest.mark.parametrize("victim", ["session", "executor"])
 @pytest.mark.parametrize("window", WINDOWS)
-def test_a_death_in_a_switch_leaves_one_holder(
+async def test_a_death_in_a_switch_leaves_one_holder(
     start_executor: StartExecutor, tmp_path: Path, window: str, victim: str
 ) -> None:
     """The others go on, one at a time, and so does who comes anew."""
     process, log = start_executor(*OPTIONS), tmp_path / "device"
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            ambusher, other, third = await prepare(executor, log, "ada", "grace", "cleo")
-            set_trap(log, "ada", window, process.process.pid if victim == "executor" else 0)
-            running = [asyncio.create_task(each.run(TRAIN.format(seconds=600))) for each in (ambusher, other)]
-            if victim == "executor":
-                await asyncio.to_thread(process.process.wait, 60)
-                process.start()
-                await executor.connect()
-            else:
+    async with Executor(process) as executor:
+        ambusher, other, third = await prepare(executor, log, "ada", "grace", "cleo")
+        set_trap(log, "ada", window, process.process.pid if victim == "executor" else 0)
+        running = [asyncio.create_task(each.run(TRAIN.format(seconds=600))) for each in (ambusher, other)]
+        if victim == "executor":
+            await asyncio.to_thread(process.process.wait, 60)
+            process.start()
+            await executor.connect()
+        else:
+            await executor.until_ended(ambusher, "the session has ended")
+        before = num_switches(log)
+        newcomer = await third.run(TRAIN.format(seconds=0.5))
+        assert newcomer.text == TRAINED
 
-                async def is_dead() -> bool:
-                    return ambusher.session not in {record.session for record in await executor.client.sessions()}
+        async def goes_on() -> bool:
+            return num_switches(log) > before + 3
 
-                await until(is_dead, "the session has ended")
-            before = num_switches(log)
-            newcomer = await third.run(TRAIN.format(seconds=0.5))
-            assert newcomer.text == TRAINED
-
-            async def goes_on() -> bool:
-                return num_switches(log) > before + 3
-
-            if victim == "executor":
-                await until(goes_on, "the two trainings take turns again")
-            for task in running:
-                task.cancel()
-
-    asyncio.run(main())
+        if victim == "executor":
+            await until(goes_on, "the two trainings take turns again")
+        for task in running:
+            task.cancel()
     assert_one_at_a_time(log)

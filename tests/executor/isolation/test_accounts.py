@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from sharedkernel.errors import ExecutorUnavailable
-from sharedkernel.executor.isolation.accounts import NUMBERS_FILE
-from sharedkernel.executor.processes.process import PersistedSession, start_time
-from sharedkernel.executor.processes.records import read_record
-from sharedkernel.paths import RECORDS_DIRECTORY
+from sharedkernel.errors import ConfigError, ExecutorUnavailable
+from sharedkernel.executor.isolation.accounts import NUMBERS_FILE, parse_uid_range
+from sharedkernel.executor.processes.process import start_time
 from sharedkernel.protocol import Limits
-from tests.executor.harness import ExecutorProcess, until
+from tests.executor.harness import until
 from tests.executor.isolation import ADA, FIRST_UID, ApartExecutor, Executor, needs_root
 
 pytestmark = needs_root
@@ -44,24 +39,21 @@ async def test_numbers_stay_and_are_nobody_else_s(apart: ApartExecutor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("text", "expected"),
     [
-        (["--uid-range", "0-10"], "takes in user ids of the system's own"),
-        (["--uid-range", "many"], "'many' is no range of user ids"),
-        (["--uid-range", "300000-200000"], "the first comes before the last"),
+        ("0-10", "takes in user ids of the system's own"),
+        ("many", "'many' is no range of user ids"),
+        ("300000-200000", "the first comes before the last"),
     ],
 )
-def test_a_wrong_range_gets_one_sentence(options: list[str], expected: str, tmp_path: Path) -> None:
+def test_a_wrong_range_gets_one_sentence(text: str, expected: str) -> None:
     """The executor does not start."""
-    command = [sys.executable, "-m", "sharedkernel", "executor", "--runtime-dir", str(tmp_path / "run"), *options]
-    done = subprocess.run([*command, "--homes", str(tmp_path / "h")], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert expected in done.stderr
-    assert "Traceback" not in done.stderr
+    with pytest.raises(ConfigError, match=expected):
+        parse_uid_range(text)
 
 
 @pytest.mark.heavy
-def test_what_was_forked_before_users_were_kept_apart_serves_nobody_new() -> None:
+async def test_what_was_forked_before_users_were_kept_apart_serves_nobody_new() -> None:
     """Sessions that run go on as they are; a spare, which could still gain rights, is no user's any more."""
     rights = "import os; os.getuid(), 'NoNewPrivs:\\t1' in open('/proc/self/status').read()"
 
@@ -69,16 +61,11 @@ def test_what_was_forked_before_users_were_kept_apart_serves_nobody_new() -> Non
         is_apart = False
 
     process = LaterApart()
-
-    async def main() -> None:
+    try:
         async with Executor(process) as executor:
             before = await executor.notebook()
             assert (await before.run(rights)).text == "(0, False)"
-
-            async def has_spare() -> bool:
-                return len(list(process.runtime_directory.glob("s/*.json"))) == 2
-
-            await until(has_spare, "there is a spare")
+            await until(lambda: len(list(process.runtime_directory.glob("s/*.json"))) == 2, "there is a spare")
             process.is_apart = True
             await executor.replace()
             assert (await before.run(rights)).text == "(0, False)"
@@ -86,36 +73,14 @@ def test_what_was_forked_before_users_were_kept_apart_serves_nobody_new() -> Non
             uid, is_held = ast.literal_eval((await after.run(rights)).text)
             assert uid in range(FIRST_UID, FIRST_UID + 100)
             assert is_held
-
-    try:
-        asyncio.run(main())
     finally:
-        process.close()
-
-
-def kept_spares(process: ExecutorProcess) -> list[PersistedSession]:
-    """Return the spares as the next executor would find them."""
-    found = []
-    for path in (process.runtime_directory / RECORDS_DIRECTORY).iterdir():
-        with contextlib.suppress(FileNotFoundError):  # it was just being written, or its process has just ended
-            found.append(read_record(path))
-    return [kept for kept in found if kept is not None and kept.session is None]
-
-
-async def a_spare(process: ExecutorProcess) -> PersistedSession:
-    """Return a spare, once there is one."""
-
-    async def spare() -> PersistedSession | None:
-        return next(iter(kept_spares(process)), None)
-
-    found: PersistedSession = await until(spare, "there is a spare")
-    return found
+        await asyncio.to_thread(process.close)
 
 
 async def test_spares_that_were_forked_for_users_outlive_the_executor(apart: ApartExecutor) -> None:
     """The next executor keeps them: they were made ready for what it does with them."""
     async with Executor(apart) as executor:
-        spare = await a_spare(apart)
+        spare, *_ = await until(apart.spares, "there is a spare")
         await executor.replace()
         await executor.notebook()
         assert start_time(spare.pid) == spare.started
@@ -124,7 +89,7 @@ async def test_spares_that_were_forked_for_users_outlive_the_executor(apart: Apa
 async def test_a_session_that_was_not_yet_its_user_s_is_not_adopted(apart: ApartExecutor) -> None:
     """The executor ended between giving a spare to a user and the spare's becoming the user: it still has rights."""
     async with Executor(apart) as executor:
-        spare = await a_spare(apart)
+        spare, *_ = await until(apart.spares, "there is a spare")
         os.kill(spare.pid, signal.SIGSTOP)  # it does not hear that it is given away
         start = asyncio.create_task(executor.client.start_session("half-given", Limits(user=ADA)))
 
@@ -136,9 +101,5 @@ async def test_a_session_that_was_not_yet_its_user_s_is_not_adopted(apart: Apart
         with pytest.raises(ExecutorUnavailable):
             await start
         assert not await is_given()
-
-        async def is_gone() -> bool:
-            return start_time(spare.pid) != spare.started
-
-        await until(is_gone, "it is ended")
+        await until(lambda: start_time(spare.pid) != spare.started, "it is ended")
         assert (await (await executor.notebook()).run("import os; os.getuid() >= 1000")).text == "True"

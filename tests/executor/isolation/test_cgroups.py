@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
 
 import pytest
 
 from sharedkernel.executor.isolation.cgroups import Cgroups, find_base
+from tests.executor.devices.support import no_file_opens
 
 
 def make_group(path: Path, *files: str) -> Path:
@@ -41,13 +41,9 @@ def test_what_is_left_of_a_session_is_ended_once_files_can_be_opened(tmp_path: P
     """The end of the session is handled meanwhile."""
     groups = Cgroups(make_group(tmp_path / "base"), memory_bytes=None, num_processes=100)
     kill = make_group(tmp_path / "base" / "1000" / "session", "cgroup.kill") / "cgroup.kill"
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limit[1]))
-    try:
+    with no_file_opens():
         groups.end(1000, "session")
         groups.end_left()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
     assert not kill.read_text()
     groups.end_left()
     assert kill.read_text() == "1"

@@ -85,7 +85,6 @@ def test_a_directory_of_directories_is_ours_alone(tmp_path: Path, what: str) -> 
         ("..", "%2E."),
         ("../root", "%2E.%2Froot"),
         (".ssh", "%2Essh"),
-        ("a/b", "a%2Fb"),
         ("ä\0", "%C3%A4%00"),
         ("%2E.", "%252E."),
     ],

@@ -72,21 +72,17 @@ class InTheGatewaysGroup(ApartExecutor):
         return ["setpriv", f"--regid={pwd.getpwnam(GATEWAY).pw_gid}", "--keep-groups", *super().command()]
 
 
-def test_an_executor_in_the_gateways_group_sets_no_bit_that_its_unit_forbids() -> None:
+async def test_an_executor_in_the_gateways_group_sets_no_bit_that_its_unit_forbids() -> None:
     """With `RestrictSUIDSGID=` the system refuses the bit; the gateway reaches its sessions all the same."""
     executor = InTheGatewaysGroup()
     try:
-
-        async def reach() -> None:
-            async with Executor(executor):
-                pass
-
-        asyncio.run(reach())
+        async with Executor(executor):
+            pass
         assert not (executor.runtime_directory / SESSIONS_DIRECTORY).stat().st_mode & stat.S_ISGID
-        done = _be_a_gateway(executor, GATEWAY)
+        done = await asyncio.to_thread(_be_a_gateway, executor, GATEWAY)
         assert int(done.stdout) in range(FIRST_UID, FIRST_UID + 100), done.stderr
     finally:
-        executor.close()
+        await asyncio.to_thread(executor.close)
 
 
 @pytest.fixture

@@ -156,10 +156,8 @@ async def test_connections_that_never_greet_keep_nobody_out(apart: ApartExecutor
             assert apart.log().count("too many connections; refused") < 50
             assert (await ada.run("import torch; torch.ones(2).sum().item()")).text == "2.0"
 
-            async def are_gone() -> bool:
-                return _sockets(pid) < before + 32  # each spare has one, and a rush leaves a dozen spares
-
-            await until(are_gone, "those that have not greeted are hung up on")
+            # each spare has one, and a rush leaves a dozen spares
+            await until(lambda: _sockets(pid) < before + 32, "those that have not greeted are hung up on")
         finally:
             resource.prlimit(pid, resource.RLIMIT_NOFILE, most)
 
@@ -174,11 +172,8 @@ async def test_a_session_that_greets_again_and_again_has_few_connections(apart: 
         assert (await ada.run(greet)).status == "ok"
         most = before + MOST_UNGREETED + 32
 
-        async def are_few() -> bool:
-            return _sockets(apart.process.pid) < most
-
         # Those that were refused are closed one after the other; and spares are being started.
-        await until(are_few, "those before the last one are closed")
+        await until(lambda: _sockets(apart.process.pid) < most, "those before the last one are closed")
         assert (await (await executor.notebook(GRACE)).run("6 * 7")).text == "42"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import os
 from pathlib import Path
@@ -28,21 +27,18 @@ _PLANT = """if True:
 """
 
 
-def test_an_executor_maps_no_page_that_a_session_could_cut_off(start_executor: StartExecutor) -> None:
+async def test_an_executor_maps_no_page_that_a_session_could_cut_off(start_executor: StartExecutor) -> None:
     """Nor when it looks for the page of a session that is there already: it is adopted with its own."""
     process = start_executor()
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            assert (await notebook.run(_PLANT)).text.strip() != "0"
-            await executor.replace()
-            assert (await notebook.run("os.ftruncate(planted, 0); kept = 6 * 7")).status == "ok"
-            for _ in range(3):
-                assert (await executor.session(notebook))["state"] == "idle"
-            assert (await notebook.run("import torch; int(torch.ones(kept).sum())")).text == "42"
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        assert (await notebook.run(_PLANT)).text.strip() != "0"
+        await executor.replace()
+        assert (await notebook.run("os.ftruncate(planted, 0); kept = 6 * 7")).status == "ok"
+        for _ in range(3):
+            assert (await executor.session(notebook))["state"] == "idle"
+        assert (await notebook.run("import torch; int(torch.ones(kept).sum())")).text == "42"
 
 
 @pytest.mark.parametrize(

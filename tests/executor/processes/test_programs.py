@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,15 +42,6 @@ def state(pid: int) -> str:
     return "X" if stat is None else stat.state
 
 
-@pytest.fixture
-def sleeper() -> Iterator[int]:
-    """Yield a process that sleeps."""
-    process = subprocess.Popen(["sleep", "1000"])
-    yield process.pid
-    process.kill()
-    process.wait()
-
-
 def test_a_program_that_forks_meanwhile_is_stopped_as_a_whole(tmp_path: Path) -> None:
     """No child gets away, and all of it continues."""
     with subprocess.Popen([sys.executable, "-c", FORKS], stdout=subprocess.PIPE, start_new_session=True) as program:
@@ -75,8 +66,9 @@ def test_a_program_that_forks_meanwhile_is_stopped_as_a_whole(tmp_path: Path) ->
             os.killpg(program.pid, signal.SIGKILL)
 
 
-def test_what_others_have_stopped_stays_stopped(tmp_path: Path, sleeper: int) -> None:
+def test_what_others_have_stopped_stays_stopped(tmp_path: Path, sleepers: list[int]) -> None:
     """Such as its user."""
+    sleeper = sleepers[0]
     os.kill(sleeper, signal.SIGSTOP)
     until(lambda: state(sleeper) == "T", "it is stopped")
     stopped = StoppedPrograms(tmp_path / "p")
@@ -86,8 +78,9 @@ def test_what_others_have_stopped_stays_stopped(tmp_path: Path, sleeper: int) ->
     assert state(sleeper) == "T"
 
 
-def test_a_traced_process_is_left_alone(tmp_path: Path, sleeper: int) -> None:
+def test_a_traced_process_is_left_alone(tmp_path: Path, sleepers: list[int]) -> None:
     """A debugger would see the signal."""
+    sleeper = sleepers[0]
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.ptrace(_PTRACE_SEIZE, sleeper, None, None):
         pytest.skip("this process may not trace others")
@@ -97,16 +90,18 @@ def test_a_traced_process_is_left_alone(tmp_path: Path, sleeper: int) -> None:
     assert not stopped.any
 
 
-def test_what_cannot_be_recorded_is_not_stopped(tmp_path: Path, sleeper: int) -> None:
+def test_what_cannot_be_recorded_is_not_stopped(tmp_path: Path, sleepers: list[int]) -> None:
     """Nobody could continue it after a crash."""
+    sleeper = sleepers[0]
     stopped = StoppedPrograms(tmp_path / "missing" / "p")
     with pytest.raises(OSError, match="No such file"):
         stopped.stop(lambda: [sleeper], os.getuid())
     assert state(sleeper) != "T"
 
 
-def test_only_what_is_recorded_is_continued(tmp_path: Path, sleeper: int) -> None:
+def test_only_what_is_recorded_is_continued(tmp_path: Path, sleepers: list[int]) -> None:
     """A later process with the same id is another one."""
+    sleeper = sleepers[0]
     stat = read_stat(sleeper)
     assert stat is not None
     os.kill(sleeper, signal.SIGSTOP)

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,6 @@ import pytest
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable
 from sharedkernel.executor.dispatch.usage import USAGE_NAME
-from sharedkernel.executor.processes.process import PersistedSession
-from sharedkernel.executor.processes.records import read_record
 from sharedkernel.paths import RECORDS_DIRECTORY, WARM_PARENT_SOCKET
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until
@@ -26,57 +24,32 @@ from tests.executor.sessions.test_sessions import FOREVER, TRAIN
 from tests.status.documents import to_json
 
 
-def records_of(process: ExecutorProcess) -> list[PersistedSession]:
-    """Return what the next executor would find."""
-    found = []
-    for path in (process.runtime_directory / RECORDS_DIRECTORY).iterdir():
-        with contextlib.suppress(FileNotFoundError):  # it was just being written, or its process has just ended
-            found.append(read_record(path))
-    return [record for record in found if record is not None]
-
-
-async def kept_service(executor: Executor, notebook: Notebook) -> float:
-    """Return the device-seconds that the next executor would know of a notebook's session."""
-    return sum(record.attained for record in records_of(executor.process) if record.session == notebook.session)
-
-
 @pytest.mark.heavy
-def test_a_session_may_end_while_an_executor_starts(start_executor: StartExecutor) -> None:
+async def test_a_session_may_end_while_an_executor_starts(start_executor: StartExecutor) -> None:
     """It is not there then, and all others are: killed after its page was taken over, before the warm parent is up."""
     process = start_executor("--spares", "0")
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            doomed, other = await executor.notebook("ada"), await executor.notebook("grace")
-            process.kill()
-            (warm_parent,) = owners(process.runtime_directory / WARM_PARENT_SOCKET)
-            warm_parent.kill()
-            process.start()
+    async with Executor(process) as executor:
+        doomed, other = await executor.notebook("ada"), await executor.notebook("grace")
+        process.kill()
+        (warm_parent,) = owners(process.runtime_directory / WARM_PARENT_SOCKET)
+        warm_parent.kill()
+        process.start()
+        await until(lambda: num_pages(process.process.pid) >= 2, "the sessions' pages are taken over")
+        os.kill(doomed.record.pid, signal.SIGKILL)
+        await executor.connect()
 
-            async def is_taking_over() -> bool:
-                return num_pages(process.process.pid) >= 2
+        async def is_gone() -> bool:
+            return [record.session for record in await executor.client.sessions()] == [other.session]
 
-            await until(is_taking_over, "the sessions' pages are taken over")
-            os.kill(doomed.record.pid, signal.SIGKILL)
-            await executor.connect()
-
-            async def is_gone() -> bool:
-                return [record.session for record in await executor.client.sessions()] == [other.session]
-
-            await until(is_gone, "the session that ended is not there")  # nor was it, unless its end took longer
-            assert (await other.run("1 + 1")).text == "2"
-
-    asyncio.run(main())
+        await until(is_gone, "the session that ended is not there")  # nor was it, unless its end took longer
+        assert (await other.run("1 + 1")).text == "2"
 
 
 async def kill(notebook: Notebook) -> None:
     """Kill a notebook's session; return once it is gone, as it may take a while to end."""
     os.kill(notebook.record.pid, signal.SIGKILL)
-
-    async def is_gone() -> bool:
-        return not psutil.pid_exists(notebook.record.pid)
-
-    await until(is_gone, "the session has ended")
+    await until(lambda: not psutil.pid_exists(notebook.record.pid), "the session has ended")
 
 
 def owners(path: Path) -> Iterator[psutil.Process]:
@@ -98,250 +71,164 @@ def num_pages(pid: int) -> int:
     return found
 
 
-def test_the_next_executor_knows_which_sessions_have_run_something(start_executor: StartExecutor) -> None:
+async def test_the_next_executor_knows_which_sessions_have_run_something(start_executor: StartExecutor) -> None:
     """Those are kept for their users when they are shut down, also what began or ran while there was no executor."""
     process = start_executor()
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            before, between, never = [await executor.notebook(user) for user in ("ada", "grace", "lin")]
-            await before.run("kept = 1")
-            await asyncio.to_thread(process.kill)
-            await between.run("kept = 1")
-            await asyncio.to_thread(process.start)
-            await executor.connect()
-
-            async def has_greeted(notebook: Notebook) -> bool:
-                return bool((await executor.session(notebook))["used"])
-
-            for notebook in (before, between):
-                await until(lambda notebook=notebook: has_greeted(notebook), "it is known to have run something")
-            assert not (await executor.session(never))["used"]
-            for notebook in (before, between, never):
-                await executor.client.linger_session(notebook.session, 3600.0)
-            kept = {record.session for record in await executor.client.sessions()}
-            assert kept == {before.session, between.session}
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        before, between, never = [await executor.notebook(user) for user in ("ada", "grace", "lin")]
+        await before.run("kept = 1")
+        await asyncio.to_thread(process.kill)
+        await between.run("kept = 1")
+        await asyncio.to_thread(process.start)
+        await executor.connect()
+        for notebook in (before, between):
+            await executor.until_session(notebook, lambda entry: entry["used"], "it is known to have run something")
+        assert not (await executor.session(never))["used"]
+        for notebook in (before, between, never):
+            await executor.client.linger_session(notebook.session, 3600.0)
+        kept = {record.session for record in await executor.client.sessions()}
+        assert kept == {before.session, between.session}
 
 
-def test_sessions_outlive_a_killed_executor(fifo_process: ExecutorProcess) -> None:
+async def test_sessions_outlive_a_killed_executor(fifo_process: ExecutorProcess) -> None:
     """Idle, running and waiting sessions are all there for the next executor, with tensors and service."""
+    async with Executor(fifo_process) as executor:
+        idle, running, waiting = [await executor.notebook(user) for user in ("ada", "grace", "lin")]
+        await idle.run("import torch; x = torch.arange(6.)")
+        await running.run(TRAIN)
+        endless = asyncio.create_task(running.run(FOREVER))
 
-    async def main() -> None:
-        async with Executor(fifo_process) as executor:
-            idle, running, waiting = [await executor.notebook(user) for user in ("ada", "grace", "lin")]
-            await idle.run("import torch; x = torch.arange(6.)")
-            await running.run(TRAIN)
-            endless = asyncio.create_task(running.run(FOREVER))
+        def runs(when: str) -> Awaitable[Any]:
+            return executor.until_session(
+                running, lambda entry: entry["state"] == "running", f"the training runs {when}"
+            )
 
-            async def runs() -> bool:
-                return (await executor.session(running))["state"] == "running"
+        def waits(when: str) -> Awaitable[Any]:
+            return executor.until_session(
+                waiting, lambda entry: entry["queue_position"] == 1, f"the other waits {when}"
+            )
 
-            await until(runs, "the training runs")
-            queued = asyncio.create_task(waiting.run("import torch; int(torch.ones(3).sum())"))
+        await runs("at first")
+        queued = asyncio.create_task(waiting.run("import torch; int(torch.ones(3).sum())"))
 
-            async def waits() -> bool:
-                return (await executor.session(waiting))["queue_position"] == 1
-
-            await until(waits, "the other waits")
-            served = await until(lambda: kept_service(executor, running), "its record has its service")
-            await executor.replace()
-            assert {record.session: record.pid for record in await executor.client.sessions()} == {
-                notebook.session: notebook.record.pid for notebook in (idle, running, waiting)
-            }
-            await until(runs, "the training runs under the new executor")
-            await until(waits, "and the other waits again")
-            assert (await executor.session(running))["attained_service_seconds"] >= served
-            await executor.client.signal_session(running.session, signal.SIGINT)
-            assert (await endless).error == "KeyboardInterrupt"
-            assert (await queued).text == "3"
-            assert (await idle.run("float(x.sum())")).text == "15.0"
-
-    asyncio.run(main())
-
-
-@pytest.mark.heavy
-def test_a_killed_warm_parent_costs_no_session(process: ExecutorProcess) -> None:
-    """Sessions run on, and the next start gets a new warm parent."""
-
-    async def main() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            await notebook.run("x = 5")
-            stat = (await notebook.run("import os; os.getppid()")).text
-            os.kill(int(stat), signal.SIGKILL)
-            assert (await notebook.run("x")).text == "5"
-
-            async def started() -> bool:
-                try:
-                    await executor.notebook("grace")
-                except Exception:
-                    return False
-                return True
-
-            await until(started, "another session starts")
-            assert (await notebook.run("x")).text == "5"
-
-    asyncio.run(main())
+        await waits("for it")
+        served = await until(
+            lambda: sum(each.attained for each in fifo_process.records() if each.session == running.session),
+            "its record has its service",
+        )
+        await executor.replace()
+        assert {record.session: record.pid for record in await executor.client.sessions()} == {
+            notebook.session: notebook.record.pid for notebook in (idle, running, waiting)
+        }
+        await runs("under the new executor")
+        await waits("again")
+        assert (await executor.session(running))["attained_service_seconds"] >= served
+        await executor.client.signal_session(running.session, signal.SIGINT)
+        assert (await endless).error == "KeyboardInterrupt"
+        assert (await queued).text == "3"
+        assert (await idle.run("float(x.sum())")).text == "15.0"
 
 
-def test_a_session_that_ended_meanwhile_is_not_adopted(process: ExecutorProcess) -> None:
-    """No stale session is shown by the next executor."""
+async def test_a_session_that_ended_meanwhile_is_not_adopted(process: ExecutorProcess) -> None:
+    """No stale session is shown by the next executor.
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            await asyncio.to_thread(executor.process.kill)
-            await kill(notebook)
-            await asyncio.to_thread(executor.process.start)
-            await executor.connect()
-            assert await executor.client.sessions() == []
-
-    asyncio.run(main())
+    A gateway tells two processes of one session by their numbers, also when no executor saw both.
+    """
+    async with Executor(process) as executor:
+        first = await executor.notebook()
+        await asyncio.to_thread(executor.process.kill)
+        await kill(first)
+        await asyncio.to_thread(executor.process.start)
+        await executor.connect()
+        assert await executor.client.sessions() == []
+        second = await executor.notebook(session=first.session)
+        assert first.record.incarnation < second.record.incarnation < 1 << 53  # which JSON has exactly
 
 
 @pytest.mark.heavy
-def test_a_session_whose_gateway_went_away_while_it_was_forked_is_not_started(start_executor: StartExecutor) -> None:
+async def test_a_session_whose_gateway_went_away_while_it_was_forked_is_not_started(
+    start_executor: StartExecutor,
+) -> None:
     """The next gateway may have asked already which sessions there are; it would be nobody's for ever."""
-
-    async def main() -> None:
-        async with Executor(start_executor("--spares", "0")) as executor:
-            (warm_parent,) = owners(executor.process.runtime_directory / WARM_PARENT_SOCKET)
-            warm_parent.suspend()
-            try:
-                start = asyncio.create_task(executor.client.start_session("lost", protocol.Limits(user="ada")))
-                with pytest.raises(TimeoutError):
-                    await asyncio.wait_for(asyncio.shield(start), 1.0)
-                await executor.connect()  # anew
-                with pytest.raises(ExecutorUnavailable):
-                    await start
-                assert await executor.client.sessions() == []
-            finally:
-                warm_parent.resume()
-
-            async def is_given_up() -> bool:
-                return "whoever asked for it is gone" in executor.process.log()
-
-            await until(is_given_up, "the start is given up")
-            notebook = await executor.notebook()  # of the process that was forked for the other
-            assert [record.session for record in await executor.client.sessions()] == [notebook.session]
-
-    asyncio.run(main())
-
-
-@pytest.mark.heavy
-def test_a_session_that_was_not_assigned_is_not_adopted(start_executor: StartExecutor) -> None:
-    """It would run its user's cells in the folder and environment of a spare; another is started in its place."""
-
-    async def main() -> None:
-        async with Executor(start_executor()) as executor:
-
-            def kept(session: str | None) -> list[PersistedSession]:
-                return [record for record in records_of(executor.process) if record.session == session]
-
-            async def has_spare() -> list[PersistedSession]:
-                return kept(None)
-
-            (spare,) = await until(has_spare, "there is a spare")
-            os.kill(spare.pid, signal.SIGSTOP)
-            start = asyncio.create_task(executor.client.start_session("anew", protocol.Limits(user="ada")))
-
-            async def is_given_away() -> bool:
-                return [record.pid for record in kept("anew")] == [spare.pid]
-
-            await until(is_given_away, "the spare has a session")
-            await executor.replace()
+    async with Executor(start_executor("--spares", "0")) as executor:
+        (warm_parent,) = owners(executor.process.runtime_directory / WARM_PARENT_SOCKET)
+        warm_parent.suspend()
+        try:
+            start = asyncio.create_task(executor.client.start_session("lost", protocol.Limits(user="ada")))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(start), 1.0)
+            await executor.connect()  # anew
             with pytest.raises(ExecutorUnavailable):
                 await start
             assert await executor.client.sessions() == []
-            notebook = await executor.notebook(session="anew")
-            assert notebook.record.pid != spare.pid
-            await executor.replace()
-            assert [record.pid for record in await executor.client.sessions()] == [notebook.record.pid]
-
-    asyncio.run(main())
-
-
-def test_no_executor_counts_as_one_before_it_did(process: ExecutorProcess) -> None:
-    """A gateway tells two processes of one session by their numbers, also when no executor saw both."""
-
-    async def main() -> None:
-        async with Executor(process) as executor:
-            first = await executor.notebook()
-            await asyncio.to_thread(executor.process.kill)
-            await kill(first)
-            await asyncio.to_thread(executor.process.start)
-            await executor.connect()
-            second = await executor.notebook(session=first.session)
-            assert first.record.incarnation < second.record.incarnation < 1 << 53  # which JSON has exactly
-
-    asyncio.run(main())
+        finally:
+            warm_parent.resume()
+        await until(lambda: "whoever asked for it is gone" in executor.process.log(), "the start is given up")
+        notebook = await executor.notebook()  # of the process that was forked for the other
+        assert [record.session for record in await executor.client.sessions()] == [notebook.session]
 
 
 @pytest.mark.heavy
-def test_hung_sessions_outlive_executors(fifo_process: ExecutorProcess) -> None:
-    """A stopped one says nothing, and is there for the next executor and the one after it."""
+async def test_a_session_that_was_not_assigned_is_not_adopted(start_executor: StartExecutor) -> None:
+    """It would run its user's cells in the folder and environment of a spare; another is started in its place."""
+    process = start_executor()
+    async with Executor(process) as executor:
+        (spare,) = await until(process.spares, "there is a spare")
+        os.kill(spare.pid, signal.SIGSTOP)
+        start = asyncio.create_task(executor.client.start_session("anew", protocol.Limits(user="ada")))
+        await until(
+            lambda: [each.pid for each in process.records() if each.session == "anew"] == [spare.pid],
+            "the spare has a session",
+        )
+        await executor.replace()
+        with pytest.raises(ExecutorUnavailable):
+            await start
+        assert await executor.client.sessions() == []
+        notebook = await executor.notebook(session="anew")
+        assert notebook.record.pid != spare.pid
+        await executor.replace()
+        assert [record.pid for record in await executor.client.sessions()] == [notebook.record.pid]
 
-    async def main() -> None:
-        async with Executor(fifo_process) as executor:
-            notebook = await executor.notebook()
-            await notebook.run("import torch; x = torch.arange(6.)")
-            os.kill(notebook.record.pid, signal.SIGSTOP)
-            for _ in range(2):
-                await executor.replace()
-                assert [record.pid for record in await executor.client.sessions()] == [notebook.record.pid]
-            os.kill(notebook.record.pid, signal.SIGCONT)
-            assert (await notebook.run("float(x.sum())")).text == "15.0"
 
-    asyncio.run(main())
-
-
-def test_a_record_that_was_being_written_is_no_other_session(fifo_process: ExecutorProcess) -> None:
+async def test_a_record_that_was_being_written_is_no_other_session(fifo_process: ExecutorProcess) -> None:
     """The executor was killed after it had written the file, before it gave it its name."""
-
-    async def main() -> None:
-        async with Executor(fifo_process) as executor:
-            notebook = await executor.notebook()
-            await notebook.run("import torch; x = torch.arange(6.)")
-            await asyncio.to_thread(executor.process.kill)
-            records = executor.process.runtime_directory / RECORDS_DIRECTORY
-            for record in list(records.iterdir()):
-                record.with_name(f".{record.name}").write_bytes(record.read_bytes())
-            await asyncio.to_thread(executor.process.start)
-            await executor.connect()
-            assert [record.pid for record in await executor.client.sessions()] == [notebook.record.pid]
-            assert (await notebook.run("float(x.sum())")).text == "15.0"
-            assert not [path for path in records.iterdir() if "." in path.name]
-
-    asyncio.run(main())
+    async with Executor(fifo_process) as executor:
+        notebook = await executor.notebook()
+        await notebook.run("import torch; x = torch.arange(6.)")
+        await asyncio.to_thread(executor.process.kill)
+        records = executor.process.runtime_directory / RECORDS_DIRECTORY
+        for record in list(records.iterdir()):
+            record.with_name(f".{record.name}").write_bytes(record.read_bytes())
+        await asyncio.to_thread(executor.process.start)
+        await executor.connect()
+        assert [record.pid for record in await executor.client.sessions()] == [notebook.record.pid]
+        assert (await notebook.run("float(x.sum())")).text == "15.0"
+        assert not [path for path in records.iterdir() if "." in path.name]
 
 
-def test_what_users_had_outlives_executors(fifo_process: ExecutorProcess) -> None:
+async def test_what_users_had_outlives_executors(fifo_process: ExecutorProcess) -> None:
     """Service, iterations and peak of sessions that ended count on, also after a kill once they are on the disk."""
-
-    async def main() -> None:
-        async with Executor(fifo_process) as executor:
-            notebook = await executor.notebook()
-            await notebook.run(f"{TRAIN}\ntrain(20)")
-            await executor.client.end_session(notebook.session)
-            before = await user(executor)
-            assert before["attained_service_seconds"] > 0
-            assert before["iterations"] > 0
-            kept = executor.process.runtime_directory / USAGE_NAME
-
-            async def is_kept() -> bool:
-                found = json.loads(kept.read_text())["users"] if kept.exists() else []
-                return any(user["iterations"] == before["iterations"] for user in found)
-
-            await until(is_kept, "it is on the disk")
-            await executor.replace()
-            await executor.notebook()
-            after = await user(executor)
-            for figure in ("attained_service_seconds", "iterations", "peak_bytes"):
-                assert after[figure] >= before[figure], figure
 
     async def user(executor: Executor) -> dict[str, Any]:
         return dict(next(user for user in to_json(await executor.client.status())["users"] if user["name"] == "ada"))
 
-    asyncio.run(main())
+    async with Executor(fifo_process) as executor:
+        notebook = await executor.notebook()
+        await notebook.run(f"{TRAIN}\ntrain(20)")
+        await executor.client.end_session(notebook.session)
+        before = await user(executor)
+        assert before["attained_service_seconds"] > 0
+        assert before["iterations"] > 0
+        kept = executor.process.runtime_directory / USAGE_NAME
+
+        async def is_kept() -> bool:
+            found = json.loads(kept.read_text())["users"] if kept.exists() else []
+            return any(user["iterations"] == before["iterations"] for user in found)
+
+        await until(is_kept, "it is on the disk")
+        await executor.replace()
+        await executor.notebook()
+        after = await user(executor)
+        for figure in ("attained_service_seconds", "iterations", "peak_bytes"):
+            assert after[figure] >= before[figure], figure

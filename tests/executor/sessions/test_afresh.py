@@ -30,13 +30,6 @@ async def test_torch_is_imported_with_them(process: ExecutorProcess) -> None:
         assert (await executor.session(notebook))["state"] == "offloaded"
         await executor.replace()
         assert (await notebook.run("int(kept[-1])")).text == str((4 << 20) - 1)
-
-
-async def test_its_end_is_told(process: ExecutorProcess) -> None:
-    """It is the child of the warm parent as any other, which reaps it."""
-    async with Executor(process) as executor:
-        notebook = await executor.notebook(env=_ASKED)
-        died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        executor.client.on_died = lambda message: died.done() or died.set_result(message.message)
+        died = executor.told_of_end()  # by the warm parent, whose child it is as any other
         notebook.client.execute("import os; os._exit(3)")
         assert "code 3" in await asyncio.wait_for(died, PATIENCE)

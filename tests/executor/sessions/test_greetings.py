@@ -12,7 +12,7 @@ from sharedkernel import protocol
 from sharedkernel.executor.processes.connections import ControlConnection
 from sharedkernel.executor.sessions.adoption import SessionAdoption
 from tests.executor.devices.support import make_process
-from tests.executor.harness import Executor, ExecutorProcess, until
+from tests.executor.harness import Executor, ExecutorProcess
 
 #: hold the interpreter, so that the process can greet nobody
 _DEAF = "import ctypes; ctypes.PyDLL(None).sleep(10)"
@@ -92,11 +92,7 @@ async def test_cells_run_although_another_session_does_not_greet(fifo_process: E
         for notebook in (first, second):
             await notebook.run("import time, torch; torch.ones(1)")
         waits = asyncio.create_task(deaf.run(_DEAF))
-
-        async def runs() -> bool:
-            return (await executor.session(deaf))["state"] != "idle"
-
-        await until(runs, "the cell is open")
+        await executor.until_session(deaf, lambda entry: entry["state"] != "idle", "the cell is open")
         await executor.replace()
         cells = [notebook.run("x = torch.ones(2); time.sleep(3); float(x.sum())") for notebook in (first, second)]
         assert [outcome.text for outcome in await asyncio.gather(*cells)] == ["2.0", "2.0"]

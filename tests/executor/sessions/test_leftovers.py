@@ -53,35 +53,23 @@ async def test_a_daemon_ends_with_its_session(process: ExecutorProcess, how: str
             await executor.client.end_session(notebook.session)
         else:
             os.kill(notebook.record.pid, signal.SIGKILL)
-
-        async def gone() -> bool:
-            return not daemon.is_running()
-
-        await until(gone, "the daemon ended")
+        await until(lambda: not daemon.is_running(), "the daemon ended")
         assert others.is_running()
 
 
-def test_nothing_is_left_of_an_executor_that_ends_its_sessions() -> None:
+async def test_nothing_is_left_of_an_executor_that_ends_its_sessions() -> None:
     """Daemons end with the last of its processes."""
     process = ExecutorProcess()
-    daemons: list[psutil.Process] = []
-
-    async def main() -> None:
+    try:
         executor = Executor(process)
         await executor.connect()
-        try:
-            notebook = await executor.notebook()
-            daemons.append(await start_daemon(notebook, _HIDE))
-            notebook.close()
-        finally:
-            await executor.client.close()
-
-    try:
-        asyncio.run(main())
+        notebook = await executor.notebook()
+        daemon = await start_daemon(notebook, _HIDE)
+        notebook.close()
+        await executor.client.close()
     finally:
-        process.close()
-    assert [daemon for daemon in daemons if daemon.is_running()] == []
-    assert daemons
+        await asyncio.to_thread(process.close)
+    assert not daemon.is_running()
 
 
 async def test_a_stopped_executor_says_what_runs_on(start_executor: StartExecutor) -> None:

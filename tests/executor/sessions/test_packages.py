@@ -84,16 +84,14 @@ async def test_every_way_to_pip_is_the_users_own(process: ExecutorProcess, tmp_p
         await notebook.run("import subprocess, sys\n%pip --version")
         options = f"--no-index --find-links {tmp_path}"
         for command in (
-            f"!pip install --user {options} own-package",
+            f"%%bash\npip install --user {options} own-package",
             f"!python -m pip install {options} own-package",
-            f"!{{sys.executable}} -m pip install {options} own-package",
-            f"%%bash\npip3 install {options} own-package",
             f"subprocess.run([sys.executable, *'-m pip install {options} own-package'.split()], check=True)",
         ):
             assert "Successfully installed own-package-1.0" in (await notebook.run(command)).text, command
             found = "import msgspec, own_package, sharedkernel; print(own_package.__file__)"
             assert str(tmp_path / "data") in (await notebook.run(f'!python -c "{found}"')).text, command
-            removed = (await notebook.run("!pip uninstall --yes own-package")).text
+            removed = (await notebook.run("!pip3 uninstall --yes own-package")).text
             assert "Successfully uninstalled own-package-1.0" in removed, command
         assert "own_package" in (await notebook.run(f"!pip download {options} --no-deps own-package")).text
         kept = (await notebook.run("!pip uninstall --yes msgspec")).text
@@ -134,7 +132,7 @@ async def test_another_version_of_what_is_imported_comes_with_a_restart(process:
         before = await executor.notebook()
         assert (await before.run(_LOOK)).text == f"{usual} None\n"
         install(own, "typing_extensions", "4.99.0", f"{source}\nmine = True\n")
-        after, *others = await asyncio.gather(*(executor.notebook() for _ in range(4)))  # each counts for itself
+        after, *others = await asyncio.gather(*(executor.notebook() for _ in range(3)))  # each counts for itself
         for notebook in (after, *others):
             assert (await notebook.run(_LOOK)).text == "4.99.0 True\n"
         assert (await after.run("import torch; print(torch.ones(2).sum().item())")).text == "2.0\n"

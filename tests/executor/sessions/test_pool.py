@@ -94,9 +94,18 @@ class _Machine(_FullMachine):
 
 
 async def test_spares_follow_demand() -> None:
-    """One is there for the first user; a second start soon after brings four, and a quiet time one again."""
-    machine = _Machine()
-    pool = SessionPool(machine, 1, quiet=3.0)
+    """One is there for the first user; a second start soon after brings four, a rush up to six, a quiet time one again.
+
+    After a rush as many are kept as came, up to three times the usual number in demand.
+    """
+    machine, rushed = _Machine(), _Machine()
+    pool, rushed_pool = SessionPool(machine, 1, quiet=3.0), SessionPool(rushed, 1, in_demand=2, quiet=3.0)
+    for _ in range(4):
+        await rushed_pool.take(OWN)
+    await rushed.until_spares(4)
+    for _ in range(5):
+        await rushed_pool.take(OWN)
+    await rushed.until_spares(6)
     pool.want()
     await machine.until_spares(1)
     await pool.take(OWN)
@@ -104,26 +113,12 @@ async def test_spares_follow_demand() -> None:
     assert len(machine.tried_at) == 2, "one start is no demand"
     await pool.take(OWN)
     await machine.until_spares(4)
-    await machine.until_spares(1)
+    for each in (machine, rushed):
+        await each.until_spares(1)
     pool.close()
+    rushed_pool.close()
     assert sum(process.session is not None for process in machine.processes.values()) == 2, "nobody's session ends"
-    for process in machine.processes.values():
-        process.page.close()
-
-
-async def test_after_a_rush_as_many_spares_are_kept_as_came() -> None:
-    """Up to three times the usual number, and one again after a quiet time."""
-    machine = _Machine()
-    pool = SessionPool(machine, 1, in_demand=2, quiet=3.0)
-    for _ in range(4):
-        await pool.take(OWN)
-    await machine.until_spares(4)
-    for _ in range(5):
-        await pool.take(OWN)
-    await machine.until_spares(6)
-    await machine.until_spares(1)
-    pool.close()
-    for process in machine.processes.values():
+    for process in [*machine.processes.values(), *rushed.processes.values()]:
         process.page.close()
 
 

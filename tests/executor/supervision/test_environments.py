@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,45 +30,38 @@ def process(python: Path) -> Iterator[ExecutorProcess]:
 
 
 @pytest.mark.heavy
-def test_sessions_run_where_they_were_asked_to(process: ExecutorProcess, python: Path) -> None:
+async def test_sessions_run_where_they_were_asked_to(process: ExecutorProcess, python: Path) -> None:
     """Side by side with those of the executor's own environment, also when another executor has taken over."""
-
-    async def main() -> None:
-        async with Executor(process) as executor:
-            assert executor.client.environments == ["second-1.0"]
-            first, second = await executor.notebook(), await executor.notebook(environment="second-1.0")
-            assert (await first.run(f"import {MARKER}")).error == "ModuleNotFoundError"
-            where = f"import {MARKER}, sys; sys.prefix, {MARKER}.where.startswith(sys.prefix)"
-            assert (await second.run(where)).text == str((str(python.parents[1]), True))
-            assert (await second.run("import torch; x = torch.ones(4); x.sum().item()")).text == "4.0"
-            await executor.replace()
-            assert (await second.run("x.sum().item()")).text == "4.0"
-            third = await executor.notebook(environment="second-1.0")
-            assert (await third.run(where)).text == str((str(python.parents[1]), True))
-            records = {record.session: record.environment for record in await executor.client.sessions()}
-            assert records == {first.session: "", second.session: "second-1.0", third.session: "second-1.0"}
-            with pytest.raises(Refused, match="no environment 'third'"):
-                await executor.notebook(environment="third")
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        assert executor.client.environments == ["second-1.0"]
+        first, second = await executor.notebook(), await executor.notebook(environment="second-1.0")
+        assert (await first.run(f"import {MARKER}")).error == "ModuleNotFoundError"
+        where = f"import {MARKER}, sys; sys.prefix, {MARKER}.where.startswith(sys.prefix)"
+        assert (await second.run(where)).text == str((str(python.parents[1]), True))
+        assert (await second.run("import torch; x = torch.ones(4); x.sum().item()")).text == "4.0"
+        await executor.replace()
+        assert (await second.run("x.sum().item()")).text == "4.0"
+        third = await executor.notebook(environment="second-1.0")
+        assert (await third.run(where)).text == str((str(python.parents[1]), True))
+        records = {record.session: record.environment for record in await executor.client.sessions()}
+        assert records == {first.session: "", second.session: "second-1.0", third.session: "second-1.0"}
+        with pytest.raises(Refused, match="no environment 'third'"):
+            await executor.notebook(environment="third")
 
 
-def test_what_is_installed_in_one_environment_is_not_in_another(process: ExecutorProcess, tmp_path: Path) -> None:
+async def test_what_is_installed_in_one_environment_is_not_in_another(process: ExecutorProcess, tmp_path: Path) -> None:
     """`%pip install` is for the user's sessions of the same environment."""
     wheel = make_wheel(tmp_path)
     own_folder = f"import os; os.environ['XDG_DATA_HOME'] = {str(tmp_path / 'data')!r}"
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            first, second = await executor.notebook(), await executor.notebook(environment="second-1.0")
-            await first.run(own_folder)
-            await second.run(own_folder)
-            assert "Successfully installed" in (await second.run(f"%pip install --no-index {wheel}")).text
-            assert (await second.run("import own_package; own_package.answer")).text == "42"
-            await first.run("%pip list")  # finds this environment's folder, had it one
-            assert (await first.run("import own_package")).error == "ModuleNotFoundError"
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        first, second = await executor.notebook(), await executor.notebook(environment="second-1.0")
+        await first.run(own_folder)
+        await second.run(own_folder)
+        assert "Successfully installed" in (await second.run(f"%pip install --no-index {wheel}")).text
+        assert (await second.run("import own_package; own_package.answer")).text == "42"
+        await first.run("%pip list")  # finds this environment's folder, had it one
+        assert (await first.run("import own_package")).error == "ModuleNotFoundError"
 
 
 def refusal(option: str, directory: Path) -> str:

@@ -74,21 +74,17 @@ def test_a_warm_parent_without_descriptors_lives_on(scratch: Path) -> None:
             page.close()
 
 
-def test_a_session_without_a_warm_parent_is_refused_and_forgotten(scratch: Path) -> None:
+async def test_a_session_without_a_warm_parent_is_refused_and_forgotten(scratch: Path) -> None:
     """It would count as a spare session for ever, so that none would be made ready again."""
-
-    async def main() -> None:
-        supervisor = Supervisor(
-            scratch,
-            {OWN: own_environment()},
-            lambda: ForkTraits(device_kind="host", memory_mode=DeviceMemoryMode.PLAIN, isolation="none"),
-            on_end=lambda *_: None,
-        )
-        with pytest.raises(Refused, match="cannot write the log"):  # there is no directory for it
-            await supervisor.fork()
-        assert not supervisor.processes
-
-    asyncio.run(main())
+    supervisor = Supervisor(
+        scratch,
+        {OWN: own_environment()},
+        lambda: ForkTraits(device_kind="host", memory_mode=DeviceMemoryMode.PLAIN, isolation="none"),
+        on_end=lambda *_: None,
+    )
+    with pytest.raises(Refused, match="cannot write the log"):  # there is no directory for it
+        await supervisor.fork()
+    assert not supervisor.processes
 
 
 def test_a_page_that_cannot_be_mapped_leaves_no_descriptor() -> None:
@@ -107,12 +103,11 @@ def test_a_page_that_cannot_be_mapped_leaves_no_descriptor() -> None:
 
 
 @pytest.mark.heavy
-def test_an_executor_without_descriptors_learns_that_a_session_ended(process: ExecutorProcess) -> None:
+async def test_an_executor_without_descriptors_learns_that_a_session_ended(process: ExecutorProcess) -> None:
     """The session is in no list any more; its files go later, and the executor goes on to bound its logs."""
     sessions = process.runtime_directory / SESSIONS_DIRECTORY
     long_log = process.runtime_directory / LOGS_DIRECTORY / "long.log"
-
-    async def main() -> None:
+    try:
         async with Executor(process) as executor:
             notebook = await executor.notebook()
             name = next(path.stem for path in sessions.glob("*.json") if path.stem in str(notebook.record.connection))
@@ -122,11 +117,7 @@ def test_an_executor_without_descriptors_learns_that_a_session_ended(process: Ex
             try:
                 long_log.write_bytes(bytes(MOST_LOG_BYTES + 1))
                 os.kill(notebook.record.pid, signal.SIGKILL)
-
-                async def has_ended() -> bool:
-                    return all(record.session != notebook.session for record in await executor.client.sessions())
-
-                await until(has_ended, "the executor has learned of the end")
+                await executor.until_ended(notebook, "the executor has learned of the end")
                 await asyncio.sleep(2.5)  # in which it looks after its logs
             finally:
                 service.rlimit(resource.RLIMIT_NOFILE, limit)
@@ -135,9 +126,6 @@ def test_an_executor_without_descriptors_learns_that_a_session_ended(process: Ex
                 return not any(sessions.glob(f"{name}*")) and long_log.stat().st_size <= MOST_LOG_BYTES
 
             await until(lambda: asyncio.to_thread(is_tidy), "the session's files are removed and the log is cut off")
-
-    try:
-        asyncio.run(main())
     finally:
         long_log.unlink()
 

@@ -134,35 +134,24 @@ def seen() -> Iterator[dict[str, Seen]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_only_listed_files_are_open(seen: dict[str, Seen], kind: str) -> None:
-    """Nothing that the executor's starter left, and no pipe or socket of the process that started this one."""
-    pattern, _ = KINDS[kind]
-    assert {name for name in seen[kind].files if not re.fullmatch(pattern, name)} == set()
+def test_a_process_has_only_what_is_listed(seen: dict[str, Seen], kind: str) -> None:
+    """Nothing that the executor's starter left, and no pipe or socket of the process that started this one.
+
+    It listens in the runtime directory alone, no variable has a secret, and no signal is blocked; an interrupt is not
+    for a helper, nor for a session while no cell runs.
+    """
+    files, sockets = KINDS[kind]
+    own = seen[kind]
+    assert {name for name in own.files if not re.fullmatch(files, name)} == set()
     for other in set(seen) - {kind}:
-        shared = seen[kind].files & seen[other].files
+        shared = own.files & seen[other].files
         assert {name for name in shared if name.startswith(("pipe:", "socket:"))} == set(), other
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_listens_at_its_own_sockets_only(seen: dict[str, Seen], kind: str) -> None:
-    """All of them are files in the runtime directory; no port is open."""
-    _, pattern = KINDS[kind]
-    assert {path for path in seen[kind].unix if not re.fullmatch(pattern, path)} == set()
-    assert seen[kind].unix or kind == "program of a session"
-    assert seen[kind].tcp == set()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_only_listed_variables_are_set(seen: dict[str, Seen], kind: str) -> None:
-    """No secret of the executor is among them."""
-    assert seen[kind].variables - PASSED_ON - SET_LATER == set()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_signals_are_those_of_a_new_process(seen: dict[str, Seen], kind: str) -> None:
-    """None is blocked; an interrupt is not for a helper, nor for a session while no cell runs."""
-    assert seen[kind].ignored <= {signal.SIGINT}
-    assert seen[kind].blocked == set()
+    assert {path for path in own.unix if not re.fullmatch(sockets, path)} == set()
+    assert own.unix or kind == "program of a session"
+    assert own.tcp == set()
+    assert own.variables - PASSED_ON - SET_LATER == set()
+    assert own.ignored <= {signal.SIGINT}
+    assert own.blocked == set()
 
 
 def test_the_executor_has_them(seen: dict[str, Seen]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import tarfile
@@ -83,57 +85,62 @@ async def state_of(notebook: Notebook) -> tuple[str, bool]:
     return total, int(pid) == notebook.record.pid
 
 
-def test_sessions_of_other_code_are_adopted(process: ExecutorProcess) -> None:
-    """With their data, offloaded or not, idle or in the middle of a cell; what they were forked from ends with them."""
+async def test_sessions_of_other_code_are_adopted(process: ExecutorProcess) -> None:
+    """With their data, offloaded or not, idle or in the middle of a cell; what they were forked from ends with them.
+
+    New notebooks have the new code, whatever is killed meanwhile.
+    """
     directory, package = process.runtime_directory, process.package
+    assert package is not None
     kept = "8388608.0", True
     marker = process.directory / "runs"
     loop = f"display('begun')\nwhile os.path.exists({str(marker)!r}):\n    x = x * 1\nprint('ended')"
+    version = "import sharedkernel; print(sharedkernel.__version__)"
 
-    async def main() -> None:
-        assert package is not None
-        async with Executor(process) as executor:
-            idle, busy, away = old = [await executor.notebook() for _ in range(3)]
-            for notebook in old:
-                await run(notebook, "import os, torch; x = torch.ones(8 << 20)")
-            await run(idle, "from sharedkernel import shelf; shelf['kept'] = torch.ones(1000)")
-            await executor.client.offload_session(away.session)
-            marker.touch()
-            running = asyncio.create_task(run(busy, loop))
-            await busy.shows("begun")
-            old_parent = psutil.Process(listener_of(directory / WARM_PARENT_SOCKET))
+    async with Executor(process) as executor:
+        idle, busy, away = old = [await executor.notebook() for _ in range(3)]
+        for notebook in old:
+            await run(notebook, "import os, torch; x = torch.ones(8 << 20)")
+        await run(idle, "from sharedkernel import shelf; shelf['kept'] = torch.ones(1000)")
+        await executor.client.offload_session(away.session)
+        marker.touch()
+        running = asyncio.create_task(run(busy, loop))
+        await busy.shows("begun")
+        await until(process.spares, "there is a spare of the old code")
+        old_parent = psutil.Process(listener_of(directory / WARM_PARENT_SOCKET))
 
-            module = package / "sharedkernel" / "units.py"
-            module.write_text(f"{module.read_text()}# edited\n")
-            await executor.replace()
-            new = await executor.notebook()
-            assert await run(new, "from sharedkernel import shelf; float(shelf['kept'].sum())") == "1000.0"
-            assert not running.done()
-            marker.unlink()
-            assert (await running).endswith("ended\n")
-            for notebook in old:
-                assert await state_of(notebook) == kept
-            assert await run(away, "from sharedkernel import shelf; float(shelf['kept'].sum())") == "1000.0"
-            assert "All your notebooks" in await run(away, "from sharedkernel.widgets import Usage; Usage()")
-            await executor.client.offload_session(idle.session)
+        module = package / "sharedkernel" / "_version.py"
+        module.write_text(module.read_text().replace("9.9", "9.10"))
+        await executor.replace()
+        new = await executor.notebook()
+        assert await run(new, version) == "9.10\n"
+        assert await run(new, "from sharedkernel import shelf; float(shelf['kept'].sum())") == "1000.0"
+        assert not running.done()
+        marker.unlink()
+        assert (await running).endswith("ended\n")
+        for notebook in old:
+            assert await state_of(notebook) == kept
+        assert await run(away, "from sharedkernel import shelf; float(shelf['kept'].sum())") == "1000.0"
+        assert "All your notebooks" in await run(away, "from sharedkernel.widgets import Usage; Usage()")
+        assert await run(away, version) == "9.9\n"
+        await executor.client.offload_session(idle.session)
 
-            await executor.replace()
-            for notebook in old:
-                assert await state_of(notebook) == kept
-                await executor.client.end_session(notebook.session)
-
-            async def has_ended() -> bool:
-                return not old_parent.is_running() and not list(directory.glob(RETIRED_SOCKETS))
-
-            await until(has_ended, "the old warm parent ends")
-            executor.process.process.terminate()
-
-        async def is_over() -> bool:
-            return not processes_of(directory)
-
-        await until(is_over, "all processes end")
-
-    asyncio.run(main())
+        await executor.replace()
+        for notebook in old:
+            assert await state_of(notebook) == kept
+        assert await run(new, "1 + 1") == "2"
+        died = executor.told_of_end()
+        os.kill(busy.record.pid, signal.SIGSEGV)
+        assert "SIGSEGV" in await asyncio.wait_for(died, PATIENCE)  # which its parent alone can tell
+        for notebook in (idle, away):
+            await executor.client.end_session(notebook.session)
+        await until(
+            lambda: not old_parent.is_running() and not list(directory.glob(RETIRED_SOCKETS)),
+            "the old warm parent ends",
+        )
+        assert await run(await executor.notebook(), version) == "9.10\n"
+        executor.process.process.terminate()
+    await until(lambda: not processes_of(directory), "all processes end")
 
 
 def start_session(directory: Path, session: str) -> SessionRecord:
@@ -152,15 +159,11 @@ def start_session(directory: Path, session: str) -> SessionRecord:
     raise AssertionError("the executor hung up")
 
 
-def test_sessions_of_an_old_version_are_refused_and_unharmed(tmp_path: Path) -> None:
+async def test_sessions_of_an_old_version_are_refused_and_unharmed(tmp_path: Path) -> None:
     """Today's executor names that version and ends; it goes on with them."""
     process = ExecutorProcess("--end-sessions-on-exit", package=extract(tmp_path))
-
-    async def main() -> None:
-        async def listens() -> bool:
-            return (process.runtime_directory / EXECUTOR_SOCKET).exists()
-
-        await until(listens, "the executor listens")
+    try:
+        await until(lambda: (process.runtime_directory / EXECUTOR_SOCKET).exists(), "the executor listens")
         notebook = Notebook(await asyncio.to_thread(start_session, process.runtime_directory, "ada's"))
         try:
             await wait_until_ready(notebook.client, PATIENCE)
@@ -179,9 +182,6 @@ def test_sessions_of_an_old_version_are_refused_and_unharmed(tmp_path: Path) -> 
             notebook.close()
         process.process.terminate()
         await asyncio.to_thread(process.process.wait, PATIENCE)
-
-    try:
-        asyncio.run(main())
     finally:
         for left in processes_of(process.directory):
             left.kill()

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 import signal
 import socket
 from pathlib import Path
 
-import psutil
 import pytest
 
 import sharedkernel
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable, Refused
-from sharedkernel.executor.processes.records import read_record
 from sharedkernel.executor.supervision.build_id import folders_build_id, listener_of
-from sharedkernel.paths import EXECUTOR_SOCKET, RECORDS_DIRECTORY, RETIRED_SOCKETS, WARM_PARENT_SOCKET
+from sharedkernel.paths import EXECUTOR_SOCKET, WARM_PARENT_SOCKET
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import PATIENCE, Executor, Notebook, until
 
 pytestmark = pytest.mark.heavy
-
-_VERSION = "import sharedkernel; sharedkernel.__version__"
 
 
 def make_package(directory: Path, *, speaks: int = protocol.PROTOCOL_VERSION) -> Path:
@@ -55,39 +50,38 @@ async def tensor_and_process(notebook: Notebook) -> tuple[str, bool]:
     return total, int(pid) == notebook.record.pid
 
 
-def test_an_executor_of_another_protocol_leaves_sessions_alone(start_executor: StartExecutor, tmp_path: Path) -> None:
+async def test_an_executor_of_another_protocol_leaves_sessions_alone(
+    start_executor: StartExecutor, tmp_path: Path
+) -> None:
     """It says what to do and ends, whatever of its predecessor is there; that one's version goes on with everything."""
     process = start_executor()
     newer = make_package(tmp_path, speaks=protocol.PROTOCOL_VERSION + 1)
     directory = process.runtime_directory
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            await notebook.run("import torch; x = torch.arange(6.)")
-            await until(lambda: spares(directory), "the next session, which makes files as it starts, is there")
-            for helpers in ([], [WARM_PARENT_SOCKET]):  # in the end sessions alone are left
-                for name in helpers:
-                    os.kill(listener_of(directory / name), signal.SIGKILL)
-                before = {path.name for path in directory.rglob("*")}
-                await replaced(executor, newer)
-                assert await asyncio.to_thread(process.process.wait, PATIENCE) == 1
-                assert {path.name for path in directory.rglob("*")} == before
-                said = (process.directory / "executor.log").read_text().splitlines()[-1]
-                assert f"run on sharedkernel {sharedkernel.__version__} (control protocol" in said
-                assert "Install that version again" in said
-            await replaced(executor, None)
-            await executor.connect()
-            assert await tensor_and_process(notebook) == ("15.0", True)
-            other = await executor.notebook()
-            assert (await other.run("1 + 1")).text == "2"
-
-    asyncio.run(main())
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        await notebook.run("import torch; x = torch.arange(6.)")
+        await until(process.spares, "the next session, which makes files as it starts, is there")
+        for helpers in ([], [WARM_PARENT_SOCKET]):  # in the end sessions alone are left
+            for name in helpers:
+                os.kill(listener_of(directory / name), signal.SIGKILL)
+            before = {path.name for path in directory.rglob("*")}
+            await replaced(executor, newer)
+            assert await asyncio.to_thread(process.process.wait, PATIENCE) == 1
+            assert {path.name for path in directory.rglob("*")} == before
+            said = (process.directory / "executor.log").read_text().splitlines()[-1]
+            assert f"run on sharedkernel {sharedkernel.__version__} (control protocol" in said
+            assert "Install that version again" in said
+        await replaced(executor, None)
+        await executor.connect()
+        assert await tensor_and_process(notebook) == ("15.0", True)
+        other = await executor.notebook()
+        assert (await other.run("1 + 1")).text == "2"
 
 
 # at most one a second: 40 take longer than a session asks those that speak its protocol and do not know it
 @pytest.mark.parametrize("times", [5, pytest.param(40, marks=pytest.mark.slow)])
-def test_a_session_outwaits_an_executor_of_another_protocol(start_executor: StartExecutor, times: int) -> None:
+async def test_a_session_outwaits_an_executor_of_another_protocol(start_executor: StartExecutor, times: int) -> None:
     """However often it is refused; the right one finds it with its tensors."""
     process = start_executor("--spares", "0")
     path = process.runtime_directory / EXECUTOR_SOCKET
@@ -105,62 +99,14 @@ def test_a_session_outwaits_an_executor_of_another_protocol(start_executor: Star
                     connection.recv(1 << 16)
                     connection.sendall(refusal)
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            notebook = await executor.notebook()
-            await notebook.run("import torch; x = torch.arange(6.)")
-            await asyncio.to_thread(process.kill)
-            await asyncio.to_thread(refuse)
-            await asyncio.to_thread(process.start)
-            await executor.connect()
-            assert await tensor_and_process(notebook) == ("15.0", True)
-
-    asyncio.run(main())
-
-
-def test_new_notebooks_have_the_new_code(start_executor: StartExecutor, tmp_path: Path) -> None:
-    """Whatever is killed meanwhile; the old ones go on with theirs, and what they were forked from ends with them."""
-    process = start_executor()
-    newer = make_package(tmp_path)
-    directory = process.runtime_directory
-
-    async def main() -> None:
-        async with Executor(process) as executor:
-            old = await executor.notebook()
-            await old.run("import torch; x = torch.arange(6.)")
-            await until(lambda: spares(directory), "there is a spare of the old code")
-            old_parent = psutil.Process(listener_of(directory / WARM_PARENT_SOCKET))
-            await replaced(executor, newer)
-            await executor.connect()
-            new = await executor.notebook()
-            assert (await new.run(_VERSION)).text == "'9.9'"
-            await executor.replace()
-            assert await tensor_and_process(old) == ("15.0", True)
-            assert (await old.run(_VERSION)).text == repr(sharedkernel.__version__)
-            assert (await new.run("1 + 1")).text == "2"
-            died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-            executor.client.on_died = lambda message: died.done() or died.set_result(message.message)
-            os.kill(old.record.pid, signal.SIGSEGV)
-            assert "SIGSEGV" in await asyncio.wait_for(died, PATIENCE)  # which its parent alone can tell
-
-            async def has_ended() -> bool:
-                return not old_parent.is_running() and not list(directory.glob(RETIRED_SOCKETS))
-
-            await until(has_ended, "the old warm parent ends")
-            assert (await (await executor.notebook()).run(_VERSION)).text == "'9.9'"
-
-    asyncio.run(main())
-
-
-async def spares(directory: Path) -> list[int]:
-    """Return the processes that are nobody's yet, as their records have it."""
-    found = []
-    for path in (directory / RECORDS_DIRECTORY).iterdir():
-        with contextlib.suppress(FileNotFoundError):  # it was just being written
-            record = read_record(path)
-            if record is not None and record.session is None:
-                found.append(record.pid)
-    return found
+    async with Executor(process) as executor:
+        notebook = await executor.notebook()
+        await notebook.run("import torch; x = torch.arange(6.)")
+        await asyncio.to_thread(process.kill)
+        await asyncio.to_thread(refuse)
+        await asyncio.to_thread(process.start)
+        await executor.connect()
+        assert await tensor_and_process(notebook) == ("15.0", True)
 
 
 def test_code_is_other_code_once_anything_is_installed_or_edited(tmp_path: Path) -> None:
@@ -182,28 +128,25 @@ def test_code_is_other_code_once_anything_is_installed_or_edited(tmp_path: Path)
     assert len(set(stamps)) == 4
 
 
-def test_a_warm_parent_of_another_protocol_does_not_start(start_executor: StartExecutor, tmp_path: Path) -> None:
+async def test_a_warm_parent_of_another_protocol_does_not_start(start_executor: StartExecutor, tmp_path: Path) -> None:
     """One is installed under a running executor, whose warm parent ends: its sessions could not talk to it."""
     package = make_package(tmp_path)
     process = start_executor()
 
-    async def main() -> None:
-        async with Executor(process) as executor:
-            await replaced(executor, package)
-            await executor.connect()
-            init = package / "sharedkernel" / "protocol" / "__init__.py"
-            speaks = f"PROTOCOL_VERSION = {protocol.PROTOCOL_VERSION}"
-            init.write_text(init.read_text().replace(speaks, speaks + "9"))
-            os.kill(listener_of(process.runtime_directory / WARM_PARENT_SOCKET), signal.SIGKILL)
+    async with Executor(process) as executor:
+        await replaced(executor, package)
+        await executor.connect()
+        init = package / "sharedkernel" / "protocol" / "__init__.py"
+        speaks = f"PROTOCOL_VERSION = {protocol.PROTOCOL_VERSION}"
+        init.write_text(init.read_text().replace(speaks, speaks + "9"))
+        os.kill(listener_of(process.runtime_directory / WARM_PARENT_SOCKET), signal.SIGKILL)
 
-            async def is_refused() -> bool:  # a spare may be there still, or was about to be
-                try:
-                    await executor.notebook()
-                except (ExecutorUnavailable, Refused) as error:
-                    return "warm_parent did not start; see" in str(error)
-                return False
+        async def is_refused() -> bool:  # a spare may be there still, or was about to be
+            try:
+                await executor.notebook()
+            except (ExecutorUnavailable, Refused) as error:
+                return "warm_parent did not start; see" in str(error)
+            return False
 
-            await until(is_refused, "a new session is refused")
-            assert "another version of sharedkernel was installed" in process.log()
-
-    asyncio.run(main())
+        await until(is_refused, "a new session is refused")
+        assert "another version of sharedkernel was installed" in process.log()

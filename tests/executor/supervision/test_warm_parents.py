@@ -70,62 +70,50 @@ async def parents(directory: Path, *, patience: float = PATIENCE) -> AsyncIterat
         found.page.close()
 
 
-def test_one_is_not_taken_for_hung_by_an_executor_that_was_stopped_itself(scratch: Path) -> None:
+async def test_one_is_not_taken_for_hung_by_an_executor_that_was_stopped_itself(scratch: Path) -> None:
     """Its answer has come, behind others, when the executor goes on."""
-
-    async def main() -> None:
-        async with parents(scratch, patience=1.0) as found:
-            await found.fork()
-            session = psutil.Process(await found.forked())
-            parent = psutil.Process(session.ppid())
-            session.kill()
-            session.wait(PATIENCE)
-            await found.fork()
-            time.sleep(2.0)  # noqa: ASYNC251 (as if stopped)
-            await found.hear(protocol.Exited)
-            await found.forked()
-            await found.fork()
-            assert psutil.Process(await found.forked()).ppid() == parent.pid
-
-    asyncio.run(main())
+    async with parents(scratch, patience=1.0) as found:
+        await found.fork()
+        session = psutil.Process(await found.forked())
+        parent = psutil.Process(session.ppid())
+        session.kill()
+        session.wait(PATIENCE)
+        await found.fork()
+        time.sleep(2.0)  # noqa: ASYNC251 (as if stopped)
+        await found.hear(protocol.Exited)
+        await found.forked()
+        await found.fork()
+        assert psutil.Process(await found.forked()).ppid() == parent.pid
 
 
 @pytest.mark.heavy
-def test_one_that_does_not_answer_is_replaced(scratch: Path) -> None:
+async def test_one_that_does_not_answer_is_replaced(scratch: Path) -> None:
     """It is ended, which is told of as any other end; its sessions live, and the next fork starts another."""
-
-    async def main() -> None:
-        async with parents(scratch, patience=1.0) as found:
-            await found.fork()
-            session = psutil.Process(await found.forked())
-            first = psutil.Process(session.ppid())
-            first.suspend()
-            await found.fork()
-            assert await found.hear(str) == OWN
-            first.wait(PATIENCE)  # its connection may end before its listener does
-            assert session.is_running()
-            await found.fork()
-            second = psutil.Process(await found.forked()).ppid()
-            assert second not in (first.pid, 1)
-            session.kill()
-
-    asyncio.run(main())
+    async with parents(scratch, patience=1.0) as found:
+        await found.fork()
+        session = psutil.Process(await found.forked())
+        first = psutil.Process(session.ppid())
+        first.suspend()
+        await found.fork()
+        assert await found.hear(str) == OWN
+        first.wait(PATIENCE)  # its connection may end before its listener does
+        assert session.is_running()
+        await found.fork()
+        second = psutil.Process(await found.forked()).ppid()
+        assert second not in (first.pid, 1)
+        session.kill()
 
 
-def test_one_that_does_not_answer_ends_with_its_executor(scratch: Path) -> None:
+async def test_one_that_does_not_answer_ends_with_its_executor(scratch: Path) -> None:
     """Told to quit, it has a while for that; an executor that stops does not wait for it for ever."""
-
-    async def main() -> None:
-        async with parents(scratch, patience=1.0) as found:
-            await found.fork()
-            session = psutil.Process(await found.forked())
-            parent = psutil.Process(session.ppid())
-            parent.suspend()
-            found.parents.close(quit_too=True)
-            parent.wait(PATIENCE)
-            session.kill()
-
-    asyncio.run(main())
+    async with parents(scratch, patience=1.0) as found:
+        await found.fork()
+        session = psutil.Process(await found.forked())
+        parent = psutil.Process(session.ppid())
+        parent.suspend()
+        found.parents.close(quit_too=True)
+        parent.wait(PATIENCE)
+        session.kill()
 
 
 def test_nobody_waits_for_one_that_accepts_no_connection(scratch: Path) -> None:
