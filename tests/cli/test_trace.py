@@ -366,32 +366,31 @@ while not os.path.exists({flag!r}):
 
 
 @pytest.mark.heavy
-def test_a_real_executor_is_traced_from_its_record_and_from_the_gateway(stack: LocalStack, tmp_path: Path) -> None:
+async def test_a_real_executor_is_traced_from_its_record_and_from_the_gateway(
+    stack: LocalStack, tmp_path: Path
+) -> None:
     """The live trace names the own notebook and no other; the record has the same grants."""
     live, flag = tmp_path / "live.json", tmp_path / "flag"
 
     def both_are_served() -> bool:
         return sum(entry.attained_service_seconds > 0 for entry in stack.status().sessions) == 2
 
-    async def scenario() -> None:
-        async with (
-            shared_kernel(stack, "ada", "secret.ipynb") as ada,
-            shared_kernel(stack, "grace", "own.ipynb") as own,
-        ):
-            cells = [
-                asyncio.ensure_future(client.execute_interactive(UNTIL.format(flag=str(flag)), timeout=60))
-                for client in (ada, own)
-            ]
-            await asyncio.to_thread(wait_until, both_are_served, "both use the device")
-            done = await asyncio.to_thread(
-                run_trace, "--out", str(live), "--seconds", "1", "--json", **stack.client_environment("grace")
-            )
-            flag.touch()
-            await asyncio.gather(*cells)
-            assert done.returncode == 0, done.stderr
-            assert json.loads(done.stdout)["sessions"] == 2
-
-    asyncio.run(scenario())
+    async with (
+        shared_kernel(stack, "ada", "secret.ipynb") as ada,
+        shared_kernel(stack, "grace", "own.ipynb") as own,
+    ):
+        cells = [
+            asyncio.ensure_future(client.execute_interactive(UNTIL.format(flag=str(flag)), timeout=60))
+            for client in (ada, own)
+        ]
+        await asyncio.to_thread(wait_until, both_are_served, "both use the device")
+        done = await asyncio.to_thread(
+            run_trace, "--out", str(live), "--seconds", "1", "--json", **stack.client_environment("grace")
+        )
+        flag.touch()
+        await asyncio.gather(*cells)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["sessions"] == 2
     tracks = check_structure(json.loads(live.read_text()))
     assert "grace own.ipynb" in tracks
     assert "secret" not in live.read_text()

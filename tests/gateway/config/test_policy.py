@@ -77,29 +77,25 @@ def test_trainings_go_on_whatever_the_policy_becomes(stack: Stack, tmp_path: Pat
         end.touch()
 
 
-def test_only_admins_set_the_policy_and_only_to_one_that_there_is(stack: Stack) -> None:
+async def test_only_admins_set_the_policy_and_only_to_one_that_there_is(stack: Stack) -> None:
     """Anybody sees it; a user's PUT and a wrong one are refused in one sentence, and change nothing."""
-
-    async def scenario() -> None:
-        ada, grace = stack.client("ada"), stack.client("grace")
-        before = (await grace.request("GET", PATH)).body
-        assert before["policy"] == "fair"
-        assert list(before["devices"].values()) == ["fair"]
-        answer = await grace.request("PUT", PATH, {"policy": "las"})
-        assert (answer.status, answer.body["message"]) == (403, "only admins may change the policy.")
-        for body, part in (
-            (
-                {"policy": "fare"},
-                f"unknown policy 'fare'; choose one of {', '.join(POLICIES)}.",
-            ),
-            ({"policy": 3}, "`policy` is 3; it should be text."),
-            ({}, 'no `policy` is named; send one such as {"policy": "fair"}.'),
-        ):
-            answer = await ada.request("PUT", PATH, body)
-            assert (answer.status, answer.body["message"]) == (400, part)
-        assert (await ada.request("GET", PATH)).body == before
-
-    run(scenario())
+    ada, grace = stack.client("ada"), stack.client("grace")
+    before = (await grace.request("GET", PATH)).body
+    assert before["policy"] == "fair"
+    assert list(before["devices"].values()) == ["fair"]
+    answer = await grace.request("PUT", PATH, {"policy": "las"})
+    assert (answer.status, answer.body["message"]) == (403, "only admins may change the policy.")
+    for body, part in (
+        (
+            {"policy": "fare"},
+            f"unknown policy 'fare'; choose one of {', '.join(POLICIES)}.",
+        ),
+        ({"policy": 3}, "`policy` is 3; it should be text."),
+        ({}, 'no `policy` is named; send one such as {"policy": "fair"}.'),
+    ):
+        answer = await ada.request("PUT", PATH, body)
+        assert (answer.status, answer.body["message"]) == (400, part)
+    assert (await ada.request("GET", PATH)).body == before
 
 
 def test_the_configuration_sets_the_policy_of_executors_that_come_later_too(stack: Stack) -> None:

@@ -50,72 +50,58 @@ async def registered(cluster: Cluster, summarize: Callable[[], Awaitable[HostSum
         ("../h3", TicketKey(b"guessed"), Purpose.REGISTER),
     ],
 )
-def test_only_a_host_with_its_own_key_can_register(
+async def test_only_a_host_with_its_own_key_can_register(
     cluster: Cluster, name: str, key: TicketKey, purpose: Purpose
 ) -> None:
     """Others get 403."""
-
-    async def test() -> None:
-        ticket = key.make(name, admin=False, purpose=purpose, now=time.time())
-        headers = {"Authorization": f"token {ticket}", HOST_HEADER: name}
-        request: Any = HTTPRequest(f"ws://127.0.0.1:{cluster.ports[0]}{PATH}", headers=headers)
-        with pytest.raises(HTTPClientError) as refused:
-            await websocket_connect(request)
-        assert refused.value.code == 403
-
-    run(test())
+    ticket = key.make(name, admin=False, purpose=purpose, now=time.time())
+    headers = {"Authorization": f"token {ticket}", HOST_HEADER: name}
+    request: Any = HTTPRequest(f"ws://127.0.0.1:{cluster.ports[0]}{PATH}", headers=headers)
+    with pytest.raises(HTTPClientError) as refused:
+        await websocket_connect(request)
+    assert refused.value.code == 403
 
 
-def test_a_host_that_vanishes_leaves_no_connection(cluster: Cluster) -> None:
+async def test_a_host_that_vanishes_leaves_no_connection(cluster: Cluster) -> None:
     """One that answers no pings is closed: nothing else would show that its machine is gone."""
-
-    async def test() -> None:
-        ticket = TicketKey.of_host(SECRET.encode(), "h3").make(
-            "h3", admin=False, purpose=Purpose.REGISTER, now=time.time()
-        )
-        reader, writer = await asyncio.open_connection("127.0.0.1", cluster.ports[0])
-        lines = [
-            f"GET {PATH} HTTP/1.1", "Host: localhost", "Upgrade: websocket", "Connection: Upgrade",
-            "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==",
-            f"Authorization: token {ticket}", f"{HOST_HEADER}: h3",
-        ]  # fmt: skip
-        writer.write("\r\n".join([*lines, "", ""]).encode())
-        assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
-        await reader.read()  # pings, and then the end
-        writer.close()
-
-    run(test())
+    ticket = TicketKey.of_host(SECRET.encode(), "h3").make("h3", admin=False, purpose=Purpose.REGISTER, now=time.time())
+    reader, writer = await asyncio.open_connection("127.0.0.1", cluster.ports[0])
+    lines = [
+        f"GET {PATH} HTTP/1.1", "Host: localhost", "Upgrade: websocket", "Connection: Upgrade",
+        "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==",
+        f"Authorization: token {ticket}", f"{HOST_HEADER}: h3",
+    ]  # fmt: skip
+    writer.write("\r\n".join([*lines, "", ""]).encode())
+    assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
+    await reader.read()  # pings, and then the end
+    writer.close()
 
 
-def test_a_host_that_does_not_believe_a_front_is_no_wrong_token(cluster: Cluster) -> None:
+async def test_a_host_that_does_not_believe_a_front_is_no_wrong_token(cluster: Cluster) -> None:
     """Clients would give up at 403: here h1 gets tickets for h3, as if its clock or its key were wrong."""
+    summary = HostSummary(name="h3", address=cluster.hosts["h1"].gateway_url, version="1.0", devices=[])
 
-    async def test() -> None:
-        summary = HostSummary(name="h3", address=cluster.hosts["h1"].gateway_url, version="1.0", devices=[])
+    async def summarize() -> HostSummary:
+        return summary
 
-        async def summarize() -> HostSummary:
-            return summary
+    async with registered(cluster, summarize):
+        grace = cluster.client("grace")
+        kernel = host_prefix("h3") + "-1111-4111-8111-111111111111"
 
-        async with registered(cluster, summarize):
-            grace = cluster.client("grace")
-            kernel = host_prefix("h3") + "-1111-4111-8111-111111111111"
+        async def is_registered() -> bool:
+            hosts = (await grace.request("GET", "/sharedkernel/api/hosts")).body["hosts"]
+            return any(host["name"] == "h3" for host in hosts)
 
-            async def is_registered() -> bool:
-                hosts = (await grace.request("GET", "/sharedkernel/api/hosts")).body["hosts"]
-                return any(host["name"] == "h3" for host in hosts)
-
-            await until(is_registered)
-            answer = await grace.request("GET", f"/api/kernels/{kernel}")
-            assert answer.status == 503, answer
-            assert "h3 does not accept this gateway's requests" in answer.body["message"]
-            with pytest.raises(HTTPClientError) as refused:
-                await grace.attach(kernel).open()
-            assert refused.value.code == 503
-
-    run(test())
+        await until(is_registered)
+        answer = await grace.request("GET", f"/api/kernels/{kernel}")
+        assert answer.status == 503, answer
+        assert "h3 does not accept this gateway's requests" in answer.body["message"]
+        with pytest.raises(HTTPClientError) as refused:
+            await grace.attach(kernel).open()
+        assert refused.value.code == 503
 
 
-def test_a_host_that_is_late_gets_no_session(cluster: Cluster) -> None:
+async def test_a_host_that_is_late_gets_no_session(cluster: Cluster) -> None:
     """Until its connection ends it might answer, but a start that tries it first may be slow for nothing."""
     num_asked = 0
 
@@ -124,36 +110,33 @@ def test_a_host_that_is_late_gets_no_session(cluster: Cluster) -> None:
         num_asked += 1
         writer.close()
 
-    async def test() -> None:
-        server = await asyncio.start_server(take, "127.0.0.1", 0)
-        # The one with by far the most room.
-        device = DeviceSummary(name="", model="", capacity_bytes=1 << 50, free_bytes=1 << 50, active=0, utilisation=0.0)
-        address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        summary = HostSummary(name="h3", address=address, version="1.0", devices=[device])
-        is_cut_off = False
+    server = await asyncio.start_server(take, "127.0.0.1", 0)
+    # The one with by far the most room.
+    device = DeviceSummary(name="", model="", capacity_bytes=1 << 50, free_bytes=1 << 50, active=0, utilisation=0.0)
+    address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    summary = HostSummary(name="h3", address=address, version="1.0", devices=[device])
+    is_cut_off = False
 
-        async def summarize() -> HostSummary:
-            if is_cut_off:
-                await asyncio.Event().wait()
-            return summary
+    async def summarize() -> HostSummary:
+        if is_cut_off:
+            await asyncio.Event().wait()
+        return summary
 
-        async with registered(cluster, summarize):
-            grace = cluster.client("grace")
+    async with registered(cluster, summarize):
+        grace = cluster.client("grace")
 
-            async def is_asked() -> bool:
-                await grace.request("POST", "/api/kernels", {"name": "shared-gpu"})
-                return num_asked > 0
+        async def is_asked() -> bool:
+            await grace.request("POST", "/api/kernels", {"name": "shared-gpu"})
+            return num_asked > 0
 
-            await until(is_asked)
-            is_cut_off = True
-            await asyncio.sleep(6)  # the next summary may be under way
-            before = num_asked
-            await grace.start()
-            await grace.start()
-            assert num_asked == before
-        server.close()
-
-    run(test())
+        await until(is_asked)
+        is_cut_off = True
+        await asyncio.sleep(6)  # the next summary may be under way
+        before = num_asked
+        await grace.start()
+        await grace.start()
+        assert num_asked == before
+    server.close()
 
 
 def test_a_start_waits_for_a_host_whose_executors_are_still_to_come(cluster: Cluster) -> None:
@@ -210,7 +193,7 @@ def test_a_start_waits_for_a_host_whose_executors_are_still_to_come(cluster: Clu
         run(cordon(cordoned=False))
 
 
-def test_a_client_whose_start_got_no_answer_gets_one_session(cluster: Cluster) -> None:
+async def test_a_client_whose_start_got_no_answer_gets_one_session(cluster: Cluster) -> None:
     """The host may have started it: nobody else does while that may show, and what it then says counts."""
     num_asked, is_back = 0, False
     kernel = host_prefix("h3") + "-1111-4111-8111-111111111111"
@@ -225,42 +208,38 @@ def test_a_client_whose_start_got_no_answer_gets_one_session(cluster: Cluster) -
                 writer.write(b"HTTP/1.1 201 Created\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         writer.close()
 
-    async def test() -> None:
-        nonlocal is_back
-        server = await asyncio.start_server(take, "127.0.0.1", 0)
-        device = DeviceSummary(name="", model="", capacity_bytes=1 << 50, free_bytes=1 << 50, active=0, utilisation=0.0)
-        address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server = await asyncio.start_server(take, "127.0.0.1", 0)
+    device = DeviceSummary(name="", model="", capacity_bytes=1 << 50, free_bytes=1 << 50, active=0, utilisation=0.0)
+    address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
-        async def summarize() -> HostSummary:
-            # Nothing is placed there any more, once the answer is lost.
-            return HostSummary(name="h3", address=address, version="1.0", devices=[] if num_asked else [device])
+    async def summarize() -> HostSummary:
+        # Nothing is placed there any more, once the answer is lost.
+        return HostSummary(name="h3", address=address, version="1.0", devices=[] if num_asked else [device])
 
-        async with registered(cluster, summarize):
-            grace = cluster.client("grace")
-            body = {"name": "shared-gpu", "env": {"KERNEL_CLIENT_KEY": "the one"}}
+    async with registered(cluster, summarize):
+        grace = cluster.client("grace")
+        body = {"name": "shared-gpu", "env": {"KERNEL_CLIENT_KEY": "the one"}}
 
-            async def is_lost() -> bool:
-                answer = await grace.request("POST", "/api/kernels", body)
-                if answer.status == 201:  # as long as the host is not known
-                    await grace.end(answer.body["id"])
-                return num_asked > 0
-
-            async def has_no_device() -> bool:
-                hosts = (await grace.request("GET", "/sharedkernel/api/hosts")).body["hosts"]
-                return any(host["name"] == "h3" and not host["devices"] for host in hosts)
-
-            await until(is_lost)
-            await until(has_no_device)
-            for _ in range(3):
-                before = num_asked
-                answer = await grace.request("POST", "/api/kernels", body)
-                assert (answer.status, answer.body["reason"]) == (503, "host_away")
-                assert num_asked > before
-            other = await grace.request("POST", "/api/kernels", {"name": "shared-gpu"})
-            assert other.status == 201, "other clients are not affected"
-            is_back = True
+        async def is_lost() -> bool:
             answer = await grace.request("POST", "/api/kernels", body)
-            assert (answer.status, answer.body["id"]) == (201, kernel)
-        server.close()
+            if answer.status == 201:  # as long as the host is not known
+                await grace.end(answer.body["id"])
+            return num_asked > 0
 
-    run(test())
+        async def has_no_device() -> bool:
+            hosts = (await grace.request("GET", "/sharedkernel/api/hosts")).body["hosts"]
+            return any(host["name"] == "h3" and not host["devices"] for host in hosts)
+
+        await until(is_lost)
+        await until(has_no_device)
+        for _ in range(3):
+            before = num_asked
+            answer = await grace.request("POST", "/api/kernels", body)
+            assert (answer.status, answer.body["reason"]) == (503, "host_away")
+            assert num_asked > before
+        other = await grace.request("POST", "/api/kernels", {"name": "shared-gpu"})
+        assert other.status == 201, "other clients are not affected"
+        is_back = True
+        answer = await grace.request("POST", "/api/kernels", body)
+        assert (answer.status, answer.body["id"]) == (201, kernel)
+    server.close()

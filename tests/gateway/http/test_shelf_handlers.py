@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from tests.gateway.client import Client
-from tests.gateway.conftest import Stack, run
+from tests.gateway.conftest import Stack
 from tests.gateway.devices import DEVICES, execute, start_on_each, until
 
 SHELVES = "/sharedkernel/api/shelves"
@@ -140,7 +140,7 @@ async def test_an_executor_that_is_away_is_said(stack: Stack) -> None:
     assert (await grace.request("DELETE", f"{SHELVES}/grace")).status == 200
 
 
-def test_each_device_has_shelves_of_its_own(devices: Stack) -> None:
+async def test_each_device_has_shelves_of_its_own(devices: Stack) -> None:
     """One is emptied on all or on one; while one is away the other's is there, and nothing is taken off by halves."""
 
     async def shelves(client: Client) -> tuple[dict[str, list[str]], dict[str, str]]:
@@ -149,35 +149,32 @@ def test_each_device_has_shelves_of_its_own(devices: Stack) -> None:
             "away"
         ]
 
-    async def scenario() -> None:
-        ada, grace = devices.client("ada"), devices.client("grace")
-        for device, kernel in (await start_on_each(devices, grace)).items():
-            await execute(grace, kernel, IMPORT + f"shelf['both'] = shelf['two'] = shelf[{device!r}] = torch.ones(1)")
-        assert await shelves(grace) == ({device: sorted(["both", "two", device]) for device in DEVICES}, {})
-        answer = await ada.request("DELETE", f"{SHELVES}/grace/both")
-        assert [entry["device"] for entry in answer.body["removed"]] == DEVICES
-        answer = await grace.request("DELETE", f"{SHELVES}/grace/host:1")
-        assert [entry["device"] for entry in answer.body["removed"]] == ["host:1"]
-        assert await shelves(grace) == ({"host": ["host", "two"], "host:1": ["two"]}, {})
-        devices.executors["host:1"].kill()
+    ada, grace = devices.client("ada"), devices.client("grace")
+    for device, kernel in (await start_on_each(devices, grace)).items():
+        await execute(grace, kernel, IMPORT + f"shelf['both'] = shelf['two'] = shelf[{device!r}] = torch.ones(1)")
+    assert await shelves(grace) == ({device: sorted(["both", "two", device]) for device in DEVICES}, {})
+    answer = await ada.request("DELETE", f"{SHELVES}/grace/both")
+    assert [entry["device"] for entry in answer.body["removed"]] == DEVICES
+    answer = await grace.request("DELETE", f"{SHELVES}/grace/host:1")
+    assert [entry["device"] for entry in answer.body["removed"]] == ["host:1"]
+    assert await shelves(grace) == ({"host": ["host", "two"], "host:1": ["two"]}, {})
+    devices.executors["host:1"].kill()
 
-        async def is_away() -> bool:
-            return "no executor answers" in (await shelves(ada))[1].get("host:1", "")
+    async def is_away() -> bool:
+        return "no executor answers" in (await shelves(ada))[1].get("host:1", "")
 
-        await until(is_away)
-        answer = await ada.request("DELETE", f"{SHELVES}/grace")
-        assert (answer.status, answer.body["reason"]) == (503, "executor_unavailable")
-        assert answer.body["message"].startswith("nothing was taken off (`device` names one of several to do it there)")
-        assert (await shelves(ada))[0] == {"host": ["host", "two"]}
-        answer = await ada.request("DELETE", f"{SHELVES}/grace?device=host")
-        assert sorted(entry["name"] for entry in answer.body["removed"]) == ["host", "two"]
-        devices.executors["host:1"].start()
+    await until(is_away)
+    answer = await ada.request("DELETE", f"{SHELVES}/grace")
+    assert (answer.status, answer.body["reason"]) == (503, "executor_unavailable")
+    assert answer.body["message"].startswith("nothing was taken off (`device` names one of several to do it there)")
+    assert (await shelves(ada))[0] == {"host": ["host", "two"]}
+    answer = await ada.request("DELETE", f"{SHELVES}/grace?device=host")
+    assert sorted(entry["name"] for entry in answer.body["removed"]) == ["host", "two"]
+    devices.executors["host:1"].start()
 
-        async def is_back() -> bool:
-            return await shelves(ada) == ({"host:1": ["two"]}, {})
+    async def is_back() -> bool:
+        return await shelves(ada) == ({"host:1": ["two"]}, {})
 
-        await until(is_back)
-        assert (await ada.request("DELETE", f"{SHELVES}/grace")).status == 200
-        assert await shelves(ada) == ({}, {})
-
-    run(scenario())
+    await until(is_back)
+    assert (await ada.request("DELETE", f"{SHELVES}/grace")).status == 200
+    assert await shelves(ada) == ({}, {})
