@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from sharedkernel.local_stack import LocalStack
-from tests.cli.support import end_sessions, shared_kernel, wait_until
-from tests.cli.test_quota import cells, run
+from tests.cli.support import end_sessions, run, shared_kernel, wait_until
+from tests.cli.test_quota import cells
 from tests.cli.test_status import is_idle
 from tests.status.documents import to_json
 
@@ -24,7 +24,7 @@ def entries(stack: LocalStack, user: str) -> list[dict[str, object]]:
 def test_a_session_is_listed_offloaded_and_stopped_by_its_short_id(stack: LocalStack) -> None:
     """By its notebook's name, too; others see neither, and cannot touch it."""
     # a stack on one machine has sessions end at once
-    assert run(stack, "ada", "quota", "grace", "--linger", "10m").returncode == 0
+    run(stack, "ada", "quota", "grace", "--linger", "10m", status=0)
 
     async def scenario() -> None:
         async with shared_kernel(stack, "grace", "train.ipynb") as client:
@@ -66,7 +66,7 @@ def test_a_session_is_listed_offloaded_and_stopped_by_its_short_id(stack: LocalS
     try:
         asyncio.run(scenario())
     finally:
-        assert run(stack, "ada", "quota", "--reset").returncode == 0
+        run(stack, "ada", "quota", "--reset", status=0)
         end_sessions(stack)
 
 
@@ -89,7 +89,7 @@ async def test_a_name_of_several_sessions_stops_none(stack: LocalStack) -> None:
 
 def test_a_session_that_was_brought_back_can_be_ended_once_it_is_shut_down_again(stack: LocalStack) -> None:
     """It has another kernel's id meanwhile, which ends with that."""
-    assert run(stack, "ada", "quota", "grace", "--linger", "10m").returncode == 0
+    run(stack, "ada", "quota", "grace", "--linger", "10m", status=0)
 
     async def scenario() -> None:
         for cell in ("x = 1", "%shared attach"):
@@ -104,7 +104,7 @@ def test_a_session_that_was_brought_back_can_be_ended_once_it_is_shut_down_again
         assert (done.returncode, done.stdout) == (0, "stopped train.ipynb of grace\n"), done.stderr
         wait_until(lambda: not entries(stack, "grace"), "it has ended")
     finally:
-        assert run(stack, "ada", "quota", "--reset").returncode == 0
+        run(stack, "ada", "quota", "--reset", status=0)
         end_sessions(stack)
 
 

@@ -16,8 +16,7 @@ import pytest
 
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.status.document import StatusDocument
-from tests.cli.support import end_sessions, shared_kernel, wait_until
-from tests.cli.test_quota import run
+from tests.cli.support import end_sessions, run, shared_kernel, wait_until
 from tests.cli.test_sessions import entries
 from tests.cli.test_status import is_idle
 from tests.cli.top.terminal import TOP, Terminal, terminal
