@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +15,7 @@ from tests.gateway.client import Answer, Client
 from tests.gateway.conftest import Stack, run, wait_for
 from tests.gateway.devices import until
 from tests.gateway.hosts.conftest import HOSTS, Cluster
-from tests.gateway.test_stock_clients import stock_server
+from tests.gateway.test_stock_clients import stock_server, use_as_any_gateway
 
 pytestmark = pytest.mark.heavy
 
@@ -83,6 +79,7 @@ async def test_sessions_are_on_all_hosts_and_every_front_knows_them(cluster: Clu
     audited = (await cluster.client("ada").request("GET", "/sharedkernel/api/audit?user=grace")).body["entries"]
     started = {(entry["host"], entry["session"]) for entry in audited if entry["action"] == "start session"}
     assert set(kernels.items()) <= started
+    assert (await grace.request("GET", "/sharedkernel/api/audit")).status == 403
     assert [entry["time"] for entry in audited] == sorted((entry["time"] for entry in audited), reverse=True)
     for host, kernel in kernels.items():
         assert places[kernel] == (host, f"{host}/host")
@@ -108,41 +105,6 @@ async def test_users_have_one_colour_on_all_hosts(cluster: Cluster) -> None:
     assert len(set(found.values())) == len(found)
     for host in cluster.hosts.values():
         assert found | await colours(host.client("ada")) == found
-
-
-async def test_a_limit_on_sessions_counts_over_all_hosts(cluster: Cluster) -> None:
-    """With the sentence that one host would give."""
-    linus = cluster.client("linus")
-    await linus.start()
-    await linus.start()
-    answer = await linus.request("POST", "/api/kernels", {"name": "shared-gpu"})
-    assert answer.status == 429
-    assert answer.body["reason"] == "quota"
-
-
-async def test_a_trace_has_the_processes_of_each_host_together(cluster: Cluster, tmp_path: Path) -> None:
-    """Labelled with the host, whose name stands for all of its devices."""
-
-    def traced(*arguments: str) -> dict[str, set[str]]:
-        out = tmp_path / "trace.json"
-        environment = os.environ | cluster.client_environment("grace")
-        subprocess.run(
-            [sys.executable, "-m", "sharedkernel", "trace", "--seconds", "1", "--out", str(out), *arguments],
-            env=environment, check=True, timeout=60,
-        )  # fmt: skip
-        events = json.loads(out.read_text())["traceEvents"]
-        names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
-        labels = [(event["args"]["labels"], event["pid"]) for event in events if event["name"] == "process_labels"]
-        assert [label for label, _ in labels] == sorted(label for label, _ in labels)
-        return {label: {names[pid] for each, pid in labels if each == label} for label, _ in labels}
-
-    grace = cluster.client("grace")
-    for kernel in (await start_on_both(grace)).values():
-        await execute(grace, kernel, "import torch; print(torch.ones(1).sum())")
-    h1, h2 = ({f"{name}/host: lanes"} for name in HOSTS)
-    found = traced()
-    assert (h1, h2) == (found["host h1"] & h1, found["host h2"] & h2)
-    assert set(traced("--device", "h2")) == {"host h2"}
 
 
 async def test_a_waiting_cell_names_the_host_whose_device_it_waits_for(cluster: Cluster) -> None:
@@ -185,7 +147,13 @@ async def test_requests_at_the_same_moment_do_not_exceed_the_limit(cluster: Clus
         asked = [linus.request("POST", "/api/kernels", {"name": "shared-gpu"}) for _ in range(5)]
         answers = await asyncio.gather(*asked)
         assert sorted(answer.status for answer in answers) == [201, 201, 429, 429, 429]
+        assert {answer.body["reason"] for answer in answers if answer.status == 429} == {"quota"}
         await asyncio.gather(*(linus.end(answer.body["id"]) for answer in answers if answer.status == 201))
+    await linus.end(await linus.start(KERNEL_CLIENT_KEY="key"))
+    await linus.start()
+    await linus.start()
+    again = {"name": "shared-gpu", "env": {"KERNEL_CLIENT_KEY": "key"}}
+    assert (await linus.request("POST", "/api/kernels", again)).status == 429, "its session has ended"
 
 
 async def test_a_client_that_asks_again_gets_its_session(cluster: Cluster) -> None:
@@ -211,17 +179,10 @@ async def test_a_client_that_asks_twice_at_once_gets_one_session(cluster: Cluste
     made = await asyncio.gather(*(grace.request("POST", "/api/sessions", body) for _ in range(4)))
     assert {answer.status for answer in made} == {201}
     assert len({answer.body["id"] for answer in made}) == 1
+    listed = (await grace.request("GET", "/api/sessions")).body
+    assert [entry["id"] for entry in listed] == [made[0].body["id"]]
     assert len((await grace.request("GET", "/api/kernels")).body) == 2
-
-
-async def test_a_client_whose_session_has_ended_starts_another_as_anybody(cluster: Cluster) -> None:
-    """The limit counts for it."""
-    linus = cluster.client("linus")
-    await linus.end(await linus.start(KERNEL_CLIENT_KEY="key"))
-    await linus.start()
-    await linus.start()
-    answer = await linus.request("POST", "/api/kernels", {"name": "shared-gpu", "env": {"KERNEL_CLIENT_KEY": "key"}})
-    assert answer.status == 429, answer
+    assert (await grace.request("DELETE", f"/api/sessions/{made[0].body['id']}")).status == 204
 
 
 async def test_a_websocket_that_its_host_refuses_is_refused_with_its_reason(cluster: Cluster) -> None:
@@ -237,38 +198,8 @@ async def test_a_websocket_that_its_host_refuses_is_refused_with_its_reason(clus
 
 def test_a_stock_server_uses_a_front_as_any_gateway(cluster: Cluster, tmp_path: Path) -> None:
     """Kernelspecs, start, cells, interrupt, restart, list and shutdown go through."""
-
-    async def scenario(server: Client) -> None:
-        specs = (await server.request("GET", "/api/kernelspecs")).body["kernelspecs"]
-        logo = await server.request("GET", specs["shared-gpu"]["resources"]["logo-64x64"])
-        assert logo.status == 200
-        kernel = await server.start()
-        async with server.attach(kernel, legacy=True) as channels:
-            assert (await channels.run("x = 41; x + 1"))["text"] == "42"
-            await channels.send("execute_request", {"code": "print('on')\nwhile True: pass", "silent": False})
-            await channels.until("stream", text="on\n")
-            assert (await server.request("POST", f"/api/kernels/{kernel}/interrupt")).status == 204
-            await channels.until("execute_reply", status="error")
-            assert [model["id"] for model in (await server.request("GET", "/api/kernels")).body] == [kernel]
-            assert (await server.request("POST", f"/api/kernels/{kernel}/restart")).status == 200
-            assert (await channels.run("'x' in dir()"))["text"] == "False"
-        await server.end(kernel)
-
     with stock_server(cast("Stack", cluster), tmp_path) as server:
-        run(scenario(server))
-
-
-async def test_notebook_sessions_are_routed_too(cluster: Cluster) -> None:
-    """A notebook that is opened twice has one session."""
-    grace = cluster.client("grace")
-    body = {"path": "a.ipynb", "name": "a.ipynb", "type": "notebook", "kernel": {"name": "shared-gpu"}}
-    made = await grace.request("POST", "/api/sessions", body)
-    assert made.status == 201, made
-    again = await grace.request("POST", "/api/sessions", body)
-    assert again.body["id"] == made.body["id"]
-    listed = (await grace.request("GET", "/api/sessions")).body
-    assert [entry["id"] for entry in listed] == [made.body["id"]]
-    assert (await grace.request("DELETE", f"/api/sessions/{made.body['id']}")).status == 204
+        run(use_as_any_gateway(server))
 
 
 def test_a_killed_front_costs_nothing(cluster: Cluster) -> None:
