@@ -115,19 +115,6 @@ async def test_a_memory_quota_holds_on_each_device(devices: Stack) -> None:
     assert user["quota_bytes"] == 1 << 30
 
 
-async def test_who_has_a_shelf_gets_sessions_where_it_is(devices: Stack) -> None:
-    """Though there is more to do: elsewhere it could not be had."""
-    grace = devices.client("grace")
-    kernels = await start_on_each(devices, grace)
-    await execute(grace, kernels["host:1"], "import torch; from sharedkernel import shelf; shelf['x'] = torch.ones(3)")
-    for _ in range(2):
-        later = await grace.start()
-        assert await devices_of(devices, later) == ["host:1"]
-        assert await execute(grace, later, "from sharedkernel import shelf; print(shelf['x'].sum())") == "tensor(3.)"
-    await execute(grace, later, "del shelf['x']")
-    assert await devices_of(devices, await grace.start()) == ["host"]
-
-
 @pytest.mark.heavy
 def test_a_new_gateway_adopts_the_sessions_of_all_devices(devices: Stack) -> None:
     """Same ids, same processes, same devices; one's client finds its own."""
