@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from tornado.simple_httpclient import HTTPStreamClosedError
 
+from sharedkernel.gateway.app import SharedKernelGateway
 from sharedkernel.gateway.auth.tokens import TokenFile
 from tests.gateway.classroom.conftest import CLASS, accept, after, begin, join
 from tests.gateway.client import Client
 from tests.gateway.conftest import Stack, run
 from tests.gateway.page.browser import FORM, Browser
+from tests.gateway.test_command import in_process
 
 SINGLE_TOKEN = "one-token-for-the-only-user"
 
@@ -52,21 +54,12 @@ async def quota_bytes(stack: Stack, user: str) -> int | None:
     return next((entry["quota_bytes"] for entry in status["users"] if entry["name"] == user), None)
 
 
-async def test_a_class_has_limits_that_nobody_has_named(stack: Stack) -> None:
-    """Classes of the page and of the command have the same; a limit in the request wins, also if it is none."""
-    await begin(stack, "maria")
-    await begin(stack, "niels", group="evening", sessions=2, cull_after=None)
-    assert await quota(stack, "maria", "sessions") == (5, "class: group class")
-    assert await quota(stack, "maria", "cull_after") == (3600.0, "class: group class")
-    assert await quota(stack, "niels", "sessions") == (2, "class: group evening")
-    assert await quota(stack, "niels", "cull_after") == (None, "class: group evening")
-
-
 async def test_from_the_beginning_to_the_end(stack: Stack) -> None:
     """Its users work under its limits; its end tells and ends them, and touches nobody else."""
     codes = await begin(stack, "maria", "niels", memory="64MiB", sessions=1, share=2)
     assert await quota(stack, "maria", "memory") == ("64MiB", "class: group class")
     assert await quota(stack, "niels", "share") == (2.0, "class: group class")
+    assert await quota_bytes(stack, "maria") == await quota_bytes(stack, "niels") == 64 << 20
     assert await quota(stack, "maria", "share") == (3.0, "config: user maria"), "the most specific one wins"
     maria = Client(stack.gateway_url, await join(stack, codes["maria"]))
     grace, ada = stack.client("grace"), stack.client("ada")
@@ -95,7 +88,9 @@ async def test_from_the_beginning_to_the_end(stack: Stack) -> None:
         assert (await maria.request("GET", "/api/kernels")).status == 403
         assert (await other.run("x + 1"))["text"] == "2"
     assert await quota(stack, "maria", "memory") == ("50%", "config: default")
+    assert await quota_bytes(stack, "maria") == 1 << 30, "the executor enforces what held before"
     assert await quota(stack, "niels", "memory") == (None, "")
+    assert await quota_bytes(stack, "niels") is None, "whom only the class named is in the status no more"
     assert kept_classes(stack) == {}
     assert {token.user for token in TokenFile(stack.directory / "tokens.json").tokens().values()} == set(stack.users)
     assert (await ada.request("GET", CLASS)).body == {"class": None, "classes": {}}
@@ -292,6 +287,11 @@ async def test_what_cannot_be_changes_nothing(stack: Stack) -> None:
     await begin(stack, "maria")
     refused = await ada.request("PUT", CLASS, {"users": ["m"], "until": hour})
     assert (refused.status, refused.body["reason"]) == (409, "class_exists")
+    # limits that nobody has named; one in the request wins, also if it is none
+    await begin(stack, "niels", group="evening", sessions=2, cull_after=None)
+    for user, group, sessions, cull_after in (("maria", "class", 5, 3600.0), ("niels", "evening", 2, None)):
+        assert await quota(stack, user, "sessions") == (sessions, f"class: group {group}")
+        assert await quota(stack, user, "cull_after") == (cull_after, f"class: group {group}")
 
 
 async def test_many_sessions_end_together(stack: Stack) -> None:
@@ -347,37 +347,19 @@ async def test_of_who_was_here_before_only_tokens_of_the_class_end(stack: Stack)
     TokenFile(stack.directory / "tokens.json").remove(other.rpartition("-")[0])
 
 
-async def test_the_executor_enforces_what_held_before(stack: Stack) -> None:
-    """As soon as the class is over; whom only the class named is in the status no more, but for what they have left."""
-    await begin(stack, "maria", "niels", memory="64MiB")
-    assert await quota_bytes(stack, "maria") == await quota_bytes(stack, "niels") == 64 << 20
-    assert (await stack.client("ada").request("DELETE", CLASS)).status == 200
-    assert await quota_bytes(stack, "maria") == 1 << 30
-    status = (await stack.client("ada").request("GET", "/sharedkernel/api/status")).body
-    assert "niels" not in [entry["name"] for entry in status["users"]]
-
-
-class SingleStack(Stack):
-    """A gateway of one user."""
-
-    def __init__(self) -> None:
-        config = f"c.SharedKernelGateway.identity = 'single'\nc.SingleUser.token = {SINGLE_TOKEN!r}\n"
-        super().__init__(users=["only"], capacity="1GiB", config=config)
-
-    def token(self, user: str) -> str:
-        return SINGLE_TOKEN
-
-
-def test_a_gateway_of_one_user_has_no_class() -> None:
+def test_a_gateway_of_one_user_has_no_class(tmp_path: Path) -> None:
     """It says what to do."""
 
-    async def scenario(stack: Stack) -> None:
-        refused = await stack.client("only").request("PUT", CLASS, {"users": ["maria"], "until": after(hours=1)})
+    async def scenario(gateway: SharedKernelGateway) -> None:
+        await asyncio.sleep(0)  # it binds its port in the loop's first round
+        client = Client(f"http://127.0.0.1:{gateway.port}", SINGLE_TOKEN)
+        refused = await client.request("PUT", CLASS, {"users": ["maria"], "until": after(hours=1)})
         assert (refused.status, refused.body["reason"]) == (403, "not_allowed")
         assert "start it with `--identity tokens`" in refused.body["message"]
 
-    with SingleStack() as single:
-        run(scenario(single))
+    (tmp_path / "config.py").write_text(f"c.SingleUser.token = {SINGLE_TOKEN!r}\n")
+    with in_process("--config", str(tmp_path / "config.py"), directory=tmp_path) as (gateway, loop):
+        loop.run(scenario(gateway))
 
 
 def test_an_end_goes_on_after_a_kill(stack: Stack) -> None:

@@ -100,23 +100,17 @@ async def test_no_label_of_the_metrics_is_what_a_client_has_chosen(stack: Stack)
     assert set(re.findall(r'user="([^"]*)"', text)) <= set(stack.users)
 
 
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [
-        ("127.0.0.1", 200), ("localhost:8585", 200), ("LOCALHOST", 200), ("[::1]:8585", 200), ("127.9.9.9", 200),
-        ("evil.example", 403), ("evil.example:8585", 403), ("127.0.0.1.evil.example", 403), ("10.0.0.1", 403),
-        ("localhost.", 403),
-    ],
-)  # fmt: skip
-async def test_only_requests_for_this_host_are_answered(stack: Stack, host: str, status: int) -> None:
+async def test_only_requests_for_this_host_are_answered(stack: Stack) -> None:
     """A page that leads its own name here (DNS rebinding) reaches nothing, not even with a token; it is told why."""
-    for path in ("/api/kernels", "/healthz", "/nowhere") if status != 200 else ("/api/kernels",):
-        client = stack.client("grace")
+    client = stack.client("grace")
+    for host in ("127.0.0.1", "localhost:8585", "LOCALHOST", "[::1]:8585", "127.9.9.9"):
         client.headers["Host"] = host
-        answer = await client.request("GET", path)
-        assert answer.status == status, path
-        if status == 403:
-            assert "local_hostnames" in answer.body["message"]
+        assert (await client.request("GET", "/api/kernels")).status == 200, host
+    for host in ("evil.example", "evil.example:8585", "127.0.0.1.evil.example", "10.0.0.1", "localhost."):
+        client.headers["Host"] = host
+        for path in ("/api/kernels", "/healthz", "/nowhere"):
+            answer = await client.request("GET", path)
+            assert (answer.status, "local_hostnames" in answer.body["message"]) == (403, True), (host, path)
 
 
 async def test_another_sites_page_may_read_nothing_and_do_nothing_without_a_token(stack: Stack) -> None:
