@@ -110,6 +110,14 @@ def test_a_stock_server_keeps_its_kernels_while_the_executor_is_away(stack: Stac
             await asyncio.sleep(0.02)
         for client in (server, grace, server):
             assert await lists(client) == (503, [])
+        for method, path in (
+            ("POST", "/api/kernels"), ("GET", f"/api/kernels/{kernel}"), ("DELETE", f"/api/kernels/{kernel}"),
+            ("POST", f"/api/kernels/{kernel}/restart"), ("POST", f"/api/kernels/{kernel}/interrupt"),
+            ("GET", "/sharedkernel/api/status"),
+        ):  # fmt: skip
+            answer = await grace.request(method, path)
+            assert (answer.status, answer.body["reason"]) == (503, "executor_unavailable"), path
+            assert "sharedkernel executor" in answer.body["message"] or "try again" in answer.body["message"]
         stack.executor.start()
         while (await lists(grace))[0] != 200:  # noqa: ASYNC110
             await asyncio.sleep(0.02)

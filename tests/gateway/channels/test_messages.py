@@ -164,24 +164,6 @@ async def test_an_oversized_message_is_refused_with_an_error_in_its_cell(stack: 
         assert (await channels.run("1 + 1"))["text"] == "2"
 
 
-async def test_outputs_wait_for_the_client_that_comes_back(stack: Stack, tmp_path: Path) -> None:
-    """Outputs and the reply that came while its connection was gone are delivered."""
-    code = f"print('begun')\n{waiting_for(tmp_path / 'away')}print('ended')"
-
-    grace = stack.client("grace")
-    kernel = await grace.start()
-    async with grace.attach(kernel, "me") as channels:
-        await channels.send("execute_request", {"code": code, "silent": False})
-        await channels.until("stream", text="begun\n")
-    await until_left(grace, kernel)
-    (tmp_path / "away").touch()
-    await until_idle(grace, kernel)
-    async with grace.attach(kernel, "me") as channels:
-        messages = await channels.until("execute_reply")
-        assert [m["content"]["text"] for m in messages if m["type"] == "stream"] == ["ended\n"]
-        assert messages[-1]["content"]["status"] == "ok"
-
-
 def come_back(client: Client, kernel: str) -> Channels:
     """Return the channels of a client that asks what it has missed."""
     channels = client.attach(kernel)

@@ -434,9 +434,8 @@ async def test_what_was_opened_and_refused_is_in_the_audit_log(stack: Stack) -> 
 
 def test_an_admin_can_switch_it_off(tmp_path: Path) -> None:
     """Neither a list nor a connection, and the sentence names the setting."""
-    (tmp_path / "config.py").write_text(
-        "c.SharedKernelGateway.ports = False\nc.IdentityProvider.token = 'a-token-of-a-test'\n"
-    )
+    token, config = "a-token-of-a-test", tmp_path / "config.py"
+    config.write_text(f"c.SharedKernelGateway.ports = False\nc.IdentityProvider.token = {token!r}\n")
 
     async def scenario(gateway: SharedKernelGateway) -> None:
         await asyncio.sleep(0)  # it binds its port in the loop's first round

@@ -219,20 +219,3 @@ def test_everything_passes_the_guides_proxy(
             notebook.restart()
             assert notebook.run("print('x' in globals())").text() == "False\n"
         assert set(tunnel.connected) == {f"{HOST}:{port}"}
-
-
-@pytest.mark.heavy
-@pytest.mark.skipif(sys.platform != "linux", reason="the executor runs on Linux only")
-def test_nginx_as_it_comes_is_told_what_it_lacks(proxied: tuple[Stack, Path]) -> None:
-    """It sends the gateway's own address as the host."""
-    stack, directory = proxied
-    port = free_port()
-    block = (
-        f"server {{ listen 127.0.0.1:{port} ssl; ssl_certificate {directory}/gpu.crt; "
-        f"ssl_certificate_key {directory}/gpu.key; location / {{ proxy_pass http://127.0.0.1:{stack.port}; }} }}"
-    )
-    with real_proxy("nginx", block, port, directory), ConnectProxy({HOST: "127.0.0.1"}) as tunnel:
-        browser = Public(f"https://{HOST}:{port}", str(directory / "ca.pem"), tunnel)
-        status, text = browser.sign_in(stack.token("ada"))
-    assert status == 403
-    assert SENTENCE in text
