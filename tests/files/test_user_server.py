@@ -18,6 +18,9 @@ from tests.files import FileStack, with_checksum
 from tests.gateway.client import PATIENCE, Client
 from tests.gateway.page.browser import Browser
 
+#: for what is the gateway's alone, whatever the level
+AT_HOMES = pytest.mark.parametrize("stack", ["homes"], indirect=True)
+
 
 async def upload(client: Client, name: str, content: bytes, query: str = "") -> int:
     path = f"/sharedkernel/files/{urllib.parse.quote(name)}?offset=0&total={len(content)}{query}"
@@ -115,6 +118,7 @@ async def test_an_upload_is_whole_or_not_there(stack: FileStack) -> None:
     (home / ".whole.bin.sk-part").unlink()
 
 
+@AT_HOMES
 async def test_only_a_token_in_a_header_counts(stack: FileStack) -> None:
     """Neither none, nor a wrong one, nor one in the address, nor the cookie of the gateway's page."""
     assert (await Client(stack.gateway_url, "").request("GET", "/files/x")).status == 403
@@ -158,6 +162,7 @@ async def test_a_terminal_is_its_users(stack: FileStack) -> None:
     assert f'"action": "terminals", "method": "GET", "path": "/terminals/websocket/{name}"' in audit
 
 
+@AT_HOMES
 async def test_the_audit_log_has_both_names(stack: FileStack) -> None:
     """Of what is renamed or copied; a body that cannot be looked at is refused."""
     ada = stack.client()
@@ -178,6 +183,7 @@ async def test_the_audit_log_has_both_names(stack: FileStack) -> None:
     assert (stack.home() / "renamed").exists()
 
 
+@AT_HOMES
 async def test_a_refused_websocket_is_followed_by_requests_that_are_checked(stack: FileStack) -> None:
     """What comes behind it on its connection does not reach the user's server unseen."""
     head = f"Host: 127.0.0.1\r\nAuthorization: token {stack.token(ADA)}\r\n"

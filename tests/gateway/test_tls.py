@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -140,23 +141,24 @@ def test_who_speaks_without_encryption_is_told_of_https(encrypted: Encrypted) ->
         fetch_status(plain)
 
 
+def run_command(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command, variables = [sys.executable, "-m", *arguments], os.environ | environment
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=variables)
+
+
 def test_install_keeps_the_authority_for_the_commands(encrypted: Encrypted, tmp_path: Path) -> None:
     """`install --ca` checks and keeps it; `status` uses it."""
-    environment = os.environ | {"JUPYTER_CONFIG_DIR": str(tmp_path / "config"), "HOME": str(tmp_path)}
-
-    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "sharedkernel", *arguments],
-            capture_output=True, text=True, check=False, timeout=60, env=environment,
-        )  # fmt: skip
-
+    environment = {"JUPYTER_CONFIG_DIR": str(tmp_path / "config"), "HOME": str(tmp_path)}
+    command = partial(run_command, environment, "sharedkernel")
     install = ["install", "--gateway-url", encrypted.url, "--token", encrypted.token, "--prefix", str(tmp_path)]
     distrusted = command(*install).stderr
     assert distrusted.startswith("sharedkernel: nothing was installed: the certificate of the gateway at")
     assert "cannot be trusted" in distrusted
     assert distrusted.count("\n") == 1
     plain = encrypted.url.replace("https:", "http:")
-    unencrypted = command("install", "--gateway-url", plain, "--token", "x", "--prefix", str(tmp_path / "other")).stderr
+    unencrypted = command(
+        "sharedkernel", "install", "--gateway-url", plain, "--token", "x", "--prefix", str(tmp_path / "other")
+    ).stderr
     assert f"what answers at {plain} hung up" in unencrypted
     assert "its address begins with https://." in unencrypted
     assert "cannot be read as certificates" in command(*install, "--ca", str(tmp_path / "missing")).stderr
@@ -169,15 +171,9 @@ def test_install_keeps_the_authority_for_the_commands(encrypted: Encrypted, tmp_
 
 def test_the_pages_command_trusts_the_certificate_that_nobody_knows(encrypted: Encrypted, tmp_path: Path) -> None:
     """As it is copied, by the fingerprint of that one certificate; with another one nothing is installed."""
-    environment = os.environ | {"HOME": str(tmp_path), "JUPYTER_CONFIG_DIR": str(tmp_path / "config")}
+    environment = {"HOME": str(tmp_path), "JUPYTER_CONFIG_DIR": str(tmp_path / "config")}
     environment |= {"JUPYTER_DATA_DIR": str(tmp_path / "data"), "SHAREDKERNEL_TOKEN": encrypted.token}
-
-    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", *arguments],
-            capture_output=True, text=True, check=False, timeout=60, env=environment,
-        )  # fmt: skip
-
+    command = partial(run_command, environment)
     trusted = Credentials(url=encrypted.url, token=encrypted.token, ca_file=encrypted.files.ca)
     me = fetch(trusted, "/sharedkernel/page/me")
     assert me["checks_fingerprint"]

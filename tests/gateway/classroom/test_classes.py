@@ -177,20 +177,28 @@ async def test_sessions_are_told_once_of_the_end(stack: Stack) -> None:
 
 
 async def test_what_users_had_before_stays(stack: Stack) -> None:
-    """The tokens of one who was here, and the sessions that ran; those of the class end."""
+    """Sessions, and all tokens but those that an invitation gave, and those that were made with these."""
     linus, ada = stack.client("linus"), stack.client("ada")
+    browser, own = Browser(stack.gateway_url), Browser(stack.gateway_url)
     async with linus.attach(await linus.start()) as training:
         body = {"users": ["linus"], "limits": {}, "until": after(hours=1)}
         refused = await ada.request("PUT", CLASS, body)
         assert (refused.status, refused.body["reason"]) == (409, "known_users")
         assert "linus is a user here already" in refused.body["message"]
         codes = (await ada.request("PUT", CLASS, body | {"allow_known": True})).body["codes"]
-        student = Client(stack.gateway_url, await join(stack, codes["linus"]))
-        await student.start()
+        given = (await accept(browser, codes["linus"])).body["install_command"].rpartition(" ")[2]
+        assert (await own.sign_in(linus.token)).status == 303
+        made, other = [
+            (await each.request("POST", "/sharedkernel/page/token")).body["token"] for each in (browser, own)
+        ]
+        await Client(stack.gateway_url, given).start()
         assert (await ada.request("DELETE", CLASS)).body["message"] == "The class is over; 1 session ended."
-        assert (await student.request("GET", "/api/kernels")).status == 403
-        assert len((await linus.request("GET", "/api/kernels")).body) == 1
+        clients = [Client(stack.gateway_url, token) for token in (given, made, other, linus.token)]
+        answers = [await client.request("GET", "/api/kernels") for client in clients]
+        assert [answer.status for answer in answers] == [403, 403, 200, 200]
+        assert len(answers[-1].body) == 1
         assert (await training.run("1 + 1"))["text"] == "2"
+    TokenFile(stack.directory / "tokens.json").remove(other.rpartition("-")[0])
 
 
 SHELVE = "import torch; from sharedkernel import shelf; shelf['model'] = torch.ones(4)"
@@ -325,26 +333,6 @@ async def test_a_fresh_token_made_on_the_page_ends_with_the_class(stack: Stack) 
     assert (await Client(stack.gateway_url, token).request("GET", "/api/kernels")).status == 403
     assert (await browser.request("GET", "/sharedkernel/page/me")).status == 401
     assert "The class has ended, and your sign-in with it." in (await browser.request("GET", FORM)).body
-
-
-async def test_of_who_was_here_before_only_tokens_of_the_class_end(stack: Stack) -> None:
-    """Those that an invitation gave, and those that were made with these; no others of the same user."""
-    ada, browser = stack.client("ada"), Browser(stack.gateway_url)
-    body = {"users": ["grace"], "limits": {}, "until": after(hours=1), "allow_known": True}
-    codes = (await ada.request("PUT", CLASS, body)).body["codes"]
-    assert (await accept(browser, codes["grace"])).status == 200
-    made = (await browser.request("POST", "/sharedkernel/page/token")).body["token"]
-    own = Browser(stack.gateway_url)
-    signed_in = await own.sign_in(stack.token("grace"))
-    assert signed_in.status == 303, signed_in
-    other = (await own.request("POST", "/sharedkernel/page/token")).body["token"]
-    assert (await ada.request("DELETE", CLASS)).status == 200
-    statuses = [
-        (await Client(stack.gateway_url, token).request("GET", "/api/kernels")).status
-        for token in (made, other, stack.token("grace"))
-    ]
-    assert statuses == [403, 200, 200]
-    TokenFile(stack.directory / "tokens.json").remove(other.rpartition("-")[0])
 
 
 def test_a_gateway_of_one_user_has_no_class(tmp_path: Path) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from sharedkernel.scheduling.policies.registry import POLICIES
 from tests.gateway.client import Client
 from tests.gateway.conftest import Stack, run
+from tests.gateway.devices import until
 
 PATH = "/sharedkernel/api/policy"
 
@@ -22,11 +22,6 @@ while not pathlib.Path({end!r}).exists():
         steps += 1
 print(steps, weights.min().item() == weights.max().item() == steps)
 """
-
-
-async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
-    while not await is_so():  # noqa: ASYNC110
-        await asyncio.sleep(0.02)
 
 
 async def served(admin: Client) -> dict[str, float]:
