@@ -66,16 +66,6 @@ def test_a_bad_configuration_is_one_sentence(tmp_path: Path, config: str, senten
         pass
 
 
-def test_a_bad_quota_ends_the_command(tmp_path: Path) -> None:
-    """One sentence on standard error, and a failing exit code."""
-    path = tmp_path / "config.py"
-    path.write_text("\nc.SharedKernelGateway.quotas = {'default': {'memory': '8-Gb'}}\n")
-    refused = command("--config", str(path), "--port", "0", "--runtime-dir", str(tmp_path / "run"))
-    assert refused.returncode == 1
-    assert len(refused.stderr.splitlines()) == 1
-    assert f"{path}, line 2: quotas['default']['memory']: '8-Gb' is not an amount of memory" in refused.stderr
-
-
 def test_a_runtime_directory_of_others_is_refused(tmp_path: Path) -> None:
     """What is open to others is no place to meet the executor."""
     (tmp_path / "run").mkdir(mode=0o755)

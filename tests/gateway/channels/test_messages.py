@@ -320,17 +320,6 @@ async def test_a_crash_while_nobody_is_connected_is_told_to_who_comes_next(stack
         assert (await channels.run("import os; print(os.getpid())"))["text"].strip() != pid
 
 
-async def test_a_session_that_is_shut_down_says_goodbye(stack: Stack) -> None:
-    """Other clients of it learn that it is gone for good."""
-    grace = stack.client("grace")
-    kernel = await grace.start()
-    async with grace.attach(kernel) as channels:
-        await grace.end(kernel)
-        await channels.until("status", execution_state="dead")
-        assert await channels.receive() is None
-    assert (await grace.request("GET", f"/api/kernels/{kernel}")).status == 404
-
-
 async def test_one_notebooks_place_has_one_session(stack: Stack) -> None:
     """Asking again under the same key, even at the same moment, returns the session; a user's key is theirs."""
     grace, mary = stack.client("grace"), stack.client("mary")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tornado.httpclient import HTTPClientError
 
 from sharedkernel.gateway.auth.tickets import host_prefix
 from tests.gateway.client import Answer, Client
@@ -183,17 +182,6 @@ async def test_a_client_that_asks_twice_at_once_gets_one_session(cluster: Cluste
     assert [entry["id"] for entry in listed] == [made[0].body["id"]]
     assert len((await grace.request("GET", "/api/kernels")).body) == 2
     assert (await grace.request("DELETE", f"/api/sessions/{made[0].body['id']}")).status == 204
-
-
-async def test_a_websocket_that_its_host_refuses_is_refused_with_its_reason(cluster: Cluster) -> None:
-    """Not left open."""
-    grace = cluster.client("grace")
-    unknown = host_prefix("h1") + "-1111-4111-8111-111111111111"
-    with pytest.raises(HTTPClientError) as refused:
-        await grace.attach(unknown).open()
-    assert refused.value.code == 404
-    assert refused.value.response is not None
-    assert b"404" in refused.value.response.body
 
 
 def test_a_stock_server_uses_a_front_as_any_gateway(cluster: Cluster, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from tornado.httpclient import HTTPClientError
 
 from sharedkernel.gateway.auth.tokens import TokenFile
-from sharedkernel.gateway.fleet.executors import Executors
 from tests.gateway.client import Client
 from tests.gateway.conftest import Stack
 
@@ -342,20 +341,3 @@ async def test_a_cell_too_many_is_refused_and_logs_are_for_machines(changed: Sta
     lines = [line for line in changed.gateway_log()[before:].splitlines() if not line.startswith("Serving on")]
     restarted = next(entry for entry in map(json.loads, lines) if "restarted" in entry["message"])
     assert (restarted["user"], restarted["session"], restarted["level"]) == ("grace", kernel, "info")
-
-
-async def test_an_executor_that_answers_is_not_called_absent(stack: Stack) -> None:
-    """What a gateway would warn of is over once its executor is there."""
-    executors = Executors(
-        stack.runtime_directory,
-        (),
-        "least-loaded",
-        on_died=lambda *_: None,
-        on_connected=lambda _: None,
-        on_earlier_wanted=lambda *_: None,
-    )
-    assert len(executors.absences()) == 1
-    executors.keep_connected()
-    while executors.absences():  # noqa: ASYNC110
-        await asyncio.sleep(0.02)
-    await executors.close()

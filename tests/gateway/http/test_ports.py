@@ -109,18 +109,6 @@ async def test_a_thread_of_the_notebook_is_a_program_too(stack: Stack) -> None:
         assert b"Directory listing" in answer.body
 
 
-async def test_either_side_can_end_first(stack: Stack) -> None:
-    """What was sent before arrives; an end of one direction leaves the other one open."""
-    ada = stack.client("ada")
-    port = await start(ada, await ada.start(), ECHO)
-    async with forwarded(ada, port) as forward:
-        reader, writer = await connect(forward)
-        writer.write(b"last words")
-        writer.write_eof()
-        assert await reader.read() == b"last words"
-        writer.close()
-
-
 async def test_neither_side_is_read_faster_than_the_other_takes(stack: Stack, tmp_path: Path) -> None:
     """50 MB arrive whole when the program reads at last; until then most of them stay where they are."""
     ada, go = stack.client("ada"), tmp_path / "go"
