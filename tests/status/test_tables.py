@@ -163,22 +163,6 @@ def test_what_is_left_of_a_cell_is_told_where_it_can_be_believed() -> None:
     assert "left" not in shown(document(sessions=[session("b", "bob", "queued", **guess)]))
 
 
-def test_sessions_that_matter_come_first() -> None:
-    """Who runs, then the queue in its order, then the rest."""
-    status = document(
-        sessions=[
-            session("a", "idle-one", "idle"),
-            session("b", "second", "waiting", queue_position=2, waiting_for="memory"),
-            session("c", "away", "offloaded"),
-            session("d", "first", "queued", queue_position=1, waiting_for="lane"),
-            session("e", "holder", "running"),
-        ]
-    )
-    text = shown(status)
-    places = [text.index(name) for name in ("holder", "first", "second", "idle-one", "away")]
-    assert places == sorted(places)
-
-
 def test_a_wait_says_what_for_and_who_runs() -> None:
     """The sentence names the reason, the place and the users who run now."""
     status = busy_document()

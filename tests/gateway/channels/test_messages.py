@@ -115,9 +115,7 @@ async def test_a_client_without_binary_frames_loses_buffers_but_not_its_channel(
 MALFORMED: dict[str, list[str | bytes]] = {
     "v1": [
         b"",
-        b"\xff" * 8,
         b"\xff" * 64,
-        (6).to_bytes(8, "little") + b"\x00" * 48,
         "text",
         to_websocket("iopub", new_message("status", {}, session="x")),
         to_websocket("shell", [b"[]", b"{}", b"{}", b"{}"]),
@@ -126,15 +124,12 @@ MALFORMED: dict[str, list[str | bytes]] = {
     ],
     "legacy": [
         "",
-        "{",
         "[]",
         "[" * 100_000,
         "{}",
-        '{"channel": "shell"}',
         '{"channel": "iopub", "header": {"msg_id": "1"}}',
         '{"channel": "shell", "header": {"msg_id": "1"}}',
         b"\xff\xff\xff\xff",
-        b"\x7f\xff\xff\xff" + b"\x00" * 32,
         b"\x00\x00\x00\x01\x00\x00\x00\x08{",
     ],
 }

@@ -138,12 +138,16 @@ async def test_an_executor_that_hangs_is_named_and_holds_up_nobody_else(devices:
         entries = {entry["name"]: entry for entry in (await status_of(devices))["devices"]}
         assert [entries[name]["available"] for name in ("host", "host:1")] == [True, False]
         assert "does not answer" in entries["host:1"]["message"]
-        assert await devices_of(devices, await grace.start(), await grace.start()) == ["host"] * 2
+        kernels = await asyncio.gather(grace.start(), grace.start())
+        assert await devices_of(devices, *kernels) == ["host"] * 2
         assert await execute(grace, kernel, "1 + 1") == "2"
         quotas = {"users": {"mary": {"memory": "1MiB"}}}
-        assert (await ada.request("PUT", "/sharedkernel/api/quotas", quotas)).status == 200
-        assert (await ada.request("PUT", "/sharedkernel/api/policy", {"policy": "fifo"})).status == 200
-        assert (await ada.request("GET", "/metrics")).status == 200
+        requests = (
+            ada.request("PUT", "/sharedkernel/api/quotas", quotas),
+            ada.request("PUT", "/sharedkernel/api/policy", {"policy": "fifo"}),
+            ada.request("GET", "/metrics"),
+        )
+        assert [answer.status for answer in await asyncio.gather(*requests)] == [200] * 3
         assert (await grace.request("DELETE", f"/api/kernels/{kernel}")).status == 204
     await until(lambda: is_available(devices))
     policies = (await ada.request("GET", "/sharedkernel/api/policy")).body["devices"]

@@ -61,14 +61,14 @@ async def test_only_a_host_with_its_own_key_can_register(cluster: Cluster) -> No
         assert refused.value.code == 403
 
 
-async def test_a_host_that_vanishes_leaves_no_connection(cluster: Cluster) -> None:
-    """One that answers no pings is closed: nothing else would show that its machine is gone."""
-    ticket = TicketKey.of_host(SECRET.encode(), "h3").make("h3", admin=False, purpose=Purpose.REGISTER, now=time.time())
+async def see_the_end_of_a_host_that_vanishes(cluster: Cluster) -> None:
+    """Be one that answers no pings, until it is closed: nothing else would show that its machine is gone."""
+    ticket = TicketKey.of_host(SECRET.encode(), "h4").make("h4", admin=False, purpose=Purpose.REGISTER, now=time.time())
     reader, writer = await asyncio.open_connection("127.0.0.1", cluster.ports[0])
     lines = [
         f"GET {PATH} HTTP/1.1", "Host: localhost", "Upgrade: websocket", "Connection: Upgrade",
         "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==",
-        f"Authorization: token {ticket}", f"{HOST_HEADER}: h3",
+        f"Authorization: token {ticket}", f"{HOST_HEADER}: h4",
     ]  # fmt: skip
     writer.write("\r\n".join([*lines, "", ""]).encode())
     assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
@@ -129,8 +129,9 @@ async def test_a_host_that_does_not_believe_a_front_is_no_wrong_token(cluster: C
         assert refused.value.code == 503
 
 
-async def test_a_host_that_is_late_gets_no_session(cluster: Cluster) -> None:
+async def test_a_host_that_is_late_gets_no_session_and_one_that_vanishes_leaves_no_connection(cluster: Cluster) -> None:
     """Until its connection ends it might answer, but a start that tries it first may be slow for nothing."""
+    vanished = asyncio.create_task(see_the_end_of_a_host_that_vanishes(cluster))
     grace, is_cut_off = cluster.client("grace"), False
     async with stub_host() as stub:
 
@@ -151,6 +152,7 @@ async def test_a_host_that_is_late_gets_no_session(cluster: Cluster) -> None:
             await grace.start()
             await grace.start()
             assert stub.num_asked == before
+    await vanished
 
 
 async def test_a_start_waits_for_a_host_whose_executors_are_still_to_come(cluster: Cluster) -> None:

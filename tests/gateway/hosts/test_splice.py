@@ -137,7 +137,6 @@ async def test_a_connection_that_has_closed_before_closes_the_other(contexts: tu
     ("answer", "sentence"),
     [
         (b"", "it closed the connection"),
-        (b"nonsense\r\n\r\n", "not HTTP"),
         (b"HTTP/1.1 403 Forbidden\r\nContent-Length: x\r\n\r\n", "not HTTP"),
         (b"HTTP/1.1 101 Y\r\nX: " + b"x" * 100_000, "not found within 65536 bytes"),
     ],

@@ -6,8 +6,6 @@ import asyncio
 import json
 import signal
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,13 +43,6 @@ def audit(stack: Stack) -> list[dict[str, Any]]:
         return []
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def gateway_command(stack: Stack, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "sharedkernel", "gateway", "--config", str(stack.config_path), *arguments],
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
 
 
 async def test_health_needs_no_token_and_metrics_do(stack: Stack) -> None:
