@@ -156,9 +156,7 @@ def test_install_keeps_the_authority_for_the_commands(encrypted: Encrypted, tmp_
     assert "cannot be trusted" in distrusted
     assert distrusted.count("\n") == 1
     plain = encrypted.url.replace("https:", "http:")
-    unencrypted = command(
-        "sharedkernel", "install", "--gateway-url", plain, "--token", "x", "--prefix", str(tmp_path / "other")
-    ).stderr
+    unencrypted = command("install", "--gateway-url", plain, "--token", "x", "--prefix", str(tmp_path / "other")).stderr
     assert f"what answers at {plain} hung up" in unencrypted
     assert "its address begins with https://." in unencrypted
     assert "cannot be read as certificates" in command(*install, "--ca", str(tmp_path / "missing")).stderr

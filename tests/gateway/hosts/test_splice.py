@@ -81,16 +81,16 @@ async def joined(contexts: tuple[bool, bool, Files], to_client: bytes = b"") -> 
 async def test_bytes_pass_both_ways(contexts: tuple[bool, bool, Files]) -> None:
     """After what the client gets first; the end of either is the end of the other."""
     async with joined(contexts, b"first ") as both:
-        for stream in both.inner:  # the system probes silent peers, and gives up on those that acknowledge nothing
-            assert stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-            assert stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 60
-            assert 0 < stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 120_000
         for number in range(50):
             await both.host.write(b"%d" % number)
             expected = b"first 0" if not number else b"%d" % number
             assert await both.client.read_bytes(len(expected)) == expected
             await both.client.write(b"?" * number * 1000 + b".")
             assert len(await both.host.read_until(b".")) == number * 1000 + 1
+        for stream in both.inner:  # the system probes silent peers, and gives up on those that acknowledge nothing
+            assert stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 60
+            assert 0 < stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 120_000
         both.client.close()
         with pytest.raises(StreamClosedError):
             await both.host.read_bytes(1)
