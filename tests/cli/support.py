@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
 import sys
 import time
 import urllib.error
@@ -25,6 +26,18 @@ from tests.status.documents import to_json
 COMMAND = [sys.executable, "-m", "sharedkernel"]
 #: seconds that anything in these tests may take, on a busy machine
 PATIENCE = 60.0
+
+
+def run(
+    stack: LocalStack, user: str, *arguments: str, status: int | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``sharedkernel`` as *user*, in 80 columns."""
+    variables = os.environ | stack.client_environment(user) | {"COLUMNS": "80"} | environment
+    done = subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, timeout=PATIENCE, env=variables, check=False
+    )
+    assert status in (None, done.returncode), done
+    return done
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout: float = PATIENCE) -> None:

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from sharedkernel.local_stack import LocalStack
-from tests.cli.support import end_sessions, shared_kernel, wait_until
-from tests.cli.test_quota import cells, run
+from tests.cli.support import end_sessions, run, shared_kernel, wait_until
+from tests.cli.test_quota import cells
 from tests.cli.test_status import is_idle
 from tests.status.documents import to_json
 
@@ -24,7 +24,7 @@ def entries(stack: LocalStack, user: str) -> list[dict[str, object]]:
 def test_a_session_is_listed_offloaded_and_stopped_by_its_short_id(stack: LocalStack) -> None:
     """By its notebook's name, too; others see neither, and cannot touch it."""
     # a stack on one machine has sessions end at once
-    assert run(stack, "ada", "quota", "grace", "--linger", "10m").returncode == 0
+    run(stack, "ada", "quota", "grace", "--linger", "10m", status=0)
 
     async def scenario() -> None:
         async with shared_kernel(stack, "grace", "train.ipynb") as client:
@@ -66,30 +66,44 @@ def test_a_session_is_listed_offloaded_and_stopped_by_its_short_id(stack: LocalS
     try:
         asyncio.run(scenario())
     finally:
-        assert run(stack, "ada", "quota", "--reset").returncode == 0
+        run(stack, "ada", "quota", "--reset", status=0)
         end_sessions(stack)
 
 
-async def test_a_name_of_several_sessions_stops_none(stack: LocalStack) -> None:
-    """All are looked for before the first is stopped; the ids to choose from are in the sentence."""
+async def test_of_several_sessions_each_is_looked_at_by_itself(stack: LocalStack) -> None:
+    """A name of several stops none, and says their ids; one that cannot be offloaded keeps no other from it."""
+
+    def states() -> dict[object, object]:
+        kinds = {"idle": "idle", "offloaded": "idle"}
+        return {entry["notebook"]: kinds.get(str(entry["state"]), "busy") for entry in entries(stack, "grace")}
+
     try:
-        async with shared_kernel(stack, "grace", "a.ipynb"), shared_kernel(stack, "hedy", "a.ipynb"):
-            done = await asyncio.to_thread(run, stack, "ada", "stop", "a.ipynb")
-            assert done.returncode == 1
-            ids = [str(entry["kernel_id"])[:8] for user in ("grace", "hedy") for entry in entries(stack, user)]
+        async with (
+            shared_kernel(stack, "grace", "a.ipynb") as busy,
+            shared_kernel(stack, "hedy", "a.ipynb"),
+            shared_kernel(stack, "grace", "b.ipynb") as idle,
+        ):
+            done = await asyncio.to_thread(run, stack, "ada", "stop", "a.ipynb", status=1)
+            ids = [str(each["kernel_id"])[:8] for user in ("grace", "hedy") for each in entries(stack, user)]
             assert done.stderr.startswith("sharedkernel: 'a.ipynb' names several sessions: ")
-            assert all(each in done.stderr for each in ids)
-            done = await asyncio.to_thread(run, stack, "ada", "stop", ids[0], "nothing")
-            assert (done.returncode, done.stdout) == (1, "")
+            assert sum(each in done.stderr for each in ids) == 2
+            done = await asyncio.to_thread(run, stack, "ada", "stop", ids[0], "nothing", status=1)
+            assert done.stdout == "", "all are looked for before the first is stopped"
             listed = json.loads((await asyncio.to_thread(run, stack, "ada", "sessions", "--json")).stdout)
-            assert [entry["lingering"] for entry in listed] == [False, False]
+            assert [entry["lingering"] for entry in listed] == [False] * 3
+            await idle.execute_interactive("import torch; kept = torch.ones(1 << 22)", timeout=60)
+            busy.execute("import time; time.sleep(600)")
+            await asyncio.to_thread(wait_until, lambda: states() == {"a.ipynb": "busy", "b.ipynb": "idle"}, "it runs")
+            done = await asyncio.to_thread(run, stack, "grace", "offload", "--user", "grace", status=1)
+            assert done.stdout == "offloaded b.ipynb of grace\n"
+            assert done.stderr.startswith("sharedkernel: a.ipynb of grace: ")
     finally:
         end_sessions(stack)
 
 
 def test_a_session_that_was_brought_back_can_be_ended_once_it_is_shut_down_again(stack: LocalStack) -> None:
     """It has another kernel's id meanwhile, which ends with that."""
-    assert run(stack, "ada", "quota", "grace", "--linger", "10m").returncode == 0
+    run(stack, "ada", "quota", "grace", "--linger", "10m", status=0)
 
     async def scenario() -> None:
         for cell in ("x = 1", "%shared attach"):
@@ -104,27 +118,7 @@ def test_a_session_that_was_brought_back_can_be_ended_once_it_is_shut_down_again
         assert (done.returncode, done.stdout) == (0, "stopped train.ipynb of grace\n"), done.stderr
         wait_until(lambda: not entries(stack, "grace"), "it has ended")
     finally:
-        assert run(stack, "ada", "quota", "--reset").returncode == 0
-        end_sessions(stack)
-
-
-async def test_one_that_cannot_be_offloaded_keeps_no_other_from_it(stack: LocalStack) -> None:
-    """Each gets its line, and the command fails."""
-
-    def states() -> dict[object, object]:
-        kinds = {"idle": "idle", "offloaded": "idle"}
-        return {entry["notebook"]: kinds.get(str(entry["state"]), "busy") for entry in entries(stack, "grace")}
-
-    try:
-        async with shared_kernel(stack, "grace", "a.ipynb") as busy, shared_kernel(stack, "grace", "b.ipynb") as idle:
-            await idle.execute_interactive("import torch; kept = torch.ones(1 << 22)", timeout=60)
-            busy.execute("import time; time.sleep(600)")
-            await asyncio.to_thread(wait_until, lambda: states() == {"a.ipynb": "busy", "b.ipynb": "idle"}, "it runs")
-            done = await asyncio.to_thread(run, stack, "grace", "offload", "--user", "grace")
-            assert done.returncode == 1
-            assert done.stdout == "offloaded b.ipynb of grace\n"
-            assert done.stderr.startswith("sharedkernel: a.ipynb of grace: ")
-    finally:
+        run(stack, "ada", "quota", "--reset", status=0)
         end_sessions(stack)
 
 

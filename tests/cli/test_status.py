@@ -11,16 +11,8 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.local_stack import LocalStack
-from tests.cli.support import COMMAND, shared_kernel, wait_until
+from tests.cli.support import COMMAND, run, shared_kernel, wait_until
 from tests.status.documents import to_json
-
-
-def status(stack: LocalStack, user: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run ``sharedkernel status`` as *user*."""
-    variables = os.environ | stack.client_environment(user) | {"COLUMNS": "80"} | environment
-    return subprocess.run(
-        [*COMMAND, "status", *arguments], capture_output=True, text=True, timeout=60, env=variables, check=False
-    )
 
 
 def is_idle(stack: LocalStack, user: str) -> bool:
@@ -31,15 +23,15 @@ def is_idle(stack: LocalStack, user: str) -> bool:
 def test_status_shows_sessions_as_their_user_may_see_them(stack: LocalStack) -> None:
     """Ada reads her notebook's name; Grace sees Ada's session without it; --json is the document itself."""
 
-    async def look() -> tuple[str, str, str]:
+    async def look() -> tuple[str, ...]:
         async with shared_kernel(stack, "hedy", "secret plan.ipynb") as client:
             await client.execute_interactive("import torch; kept = torch.ones(1 << 20)", timeout=60)
             # The executor hears of the cell's end on another way than the client.
             wait_until(lambda: is_idle(stack, "hedy"), "the cell's end")
-            own, other, document = (
-                status(stack, "hedy").stdout, status(stack, "grace").stdout, status(stack, "grace", "--json").stdout
-            )  # fmt: skip
-        return own, other, document
+            return tuple(
+                run(stack, *line).stdout
+                for line in (("hedy", "status"), ("grace", "status"), ("grace", "status", "--json"))
+            )
 
     own, other, document = asyncio.run(look())
     assert "secret plan" in own
@@ -60,7 +52,7 @@ def test_status_shows_sessions_as_their_user_may_see_them(stack: LocalStack) -> 
 )
 def test_what_cannot_be_asked_is_one_sentence(stack: LocalStack, environment: dict[str, str], sentence: str) -> None:
     """A wrong token, address or gateway that is away: one line and exit code 1."""
-    done = status(stack, "ada", **environment)
+    done = run(stack, "ada", "status", **environment)
     assert done.returncode == 1
     assert sentence in done.stderr
     assert done.stderr.count("\n") == 1
@@ -82,6 +74,6 @@ def test_who_installed_nothing_is_told_of_both_ways(tmp_path: Path, given: tuple
 def test_options_go_before_the_environment(stack: LocalStack) -> None:
     """``--gateway-url`` and ``--token`` win over what the environment says."""
     wrong = {"SHAREDKERNEL_GATEWAY_URL": "http://127.0.0.1:9", "SHAREDKERNEL_TOKEN": "wrong"}
-    done = status(stack, "ada", "--gateway-url", stack.gateway_url, "--token", stack.token("ada"), **wrong)
+    done = run(stack, "ada", "status", "--gateway-url", stack.gateway_url, "--token", stack.token("ada"), **wrong)
     assert done.returncode == 0
     assert "policy fair" in done.stdout

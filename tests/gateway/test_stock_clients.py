@@ -15,20 +15,7 @@ import pytest
 
 from sharedkernel.local_stack import free_port
 from tests.gateway.client import PATIENCE, Client
-from tests.gateway.conftest import Stack, clean_gateway, run, wait_for
-
-
-@pytest.fixture(scope="module")
-def whole_own_stack() -> Iterator[Stack]:
-    """Run a stack whose services may be killed."""
-    with Stack(users=["ada", "grace"], capacity="1GiB") as stack:
-        yield stack
-
-
-@pytest.fixture
-def own_stack(whole_own_stack: Stack) -> Iterator[Stack]:
-    """Return it, cleaned after the test."""
-    yield from clean_gateway(whole_own_stack)
+from tests.gateway.conftest import Stack, run, wait_for
 
 
 @pytest.fixture
@@ -74,10 +61,8 @@ def _listens(port: int) -> bool:
         return attempt.connect_ex(("127.0.0.1", port)) == 0
 
 
-@pytest.mark.heavy
-async def test_a_stock_server_works_with_its_users_kernels_only(stack: Stack, server: Client) -> None:
-    """Kernelspecs, start, cells, interrupt, restart, list and shutdown go through; others' kernels stay unseen."""
-    await stack.client("mary").start()
+async def use_as_any_gateway(server: Client) -> None:
+    """Use what a server is to have of a gateway."""
     specs = (await server.request("GET", "/api/kernelspecs")).body["kernelspecs"]
     assert specs["shared-gpu"]["spec"]["display_name"] == "Shared GPU (PyTorch)"
     assert "logo-svg" in specs["shared-gpu"]["resources"]
@@ -94,13 +79,20 @@ async def test_a_stock_server_works_with_its_users_kernels_only(stack: Stack, se
         assert (await server.request("POST", f"/api/kernels/{kernel}/restart")).status == 200
         assert (await channels.run("'x' in dir()"))["text"] == "False"
     await server.end(kernel)
+
+
+@pytest.mark.heavy
+async def test_a_stock_server_works_with_its_users_kernels_only(stack: Stack, server: Client) -> None:
+    """Kernelspecs, start, cells, interrupt, restart, list and shutdown go through; others' kernels stay unseen."""
+    await stack.client("mary").start()
+    await use_as_any_gateway(server)
     assert (await stack.client("grace").request("GET", "/api/kernels")).body == []
 
 
 @pytest.mark.heavy
-def test_a_stock_server_keeps_its_kernels_while_the_executor_is_away(own_stack: Stack, tmp_path: Path) -> None:
+def test_a_stock_server_keeps_its_kernels_while_the_executor_is_away(stack: Stack, tmp_path: Path) -> None:
     """A new gateway that has not reached the executor refuses to list kernels, where an empty list would end them."""
-    grace = own_stack.client("grace")
+    grace = stack.client("grace")
 
     async def lists(client: Client) -> tuple[int, list[str]]:
         answer = await client.request("GET", "/api/kernels")
@@ -110,15 +102,23 @@ def test_a_stock_server_keeps_its_kernels_while_the_executor_is_away(own_stack: 
         kernel = await server.start()
         async with server.attach(kernel, legacy=True) as channels:
             assert (await channels.run("x = 41; x"))["text"] == "41"
-        own_stack.gateway.kill()
-        own_stack.executor.kill()
+        stack.gateway.kill()
+        stack.executor.kill()
         assert (await lists(server))[0] >= 500
-        own_stack.gateway.start()
-        while not _listens(own_stack.port):  # noqa: ASYNC110
+        stack.gateway.start()
+        while not _listens(stack.port):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         for client in (server, grace, server):
             assert await lists(client) == (503, [])
-        own_stack.executor.start()
+        for method, path in (
+            ("POST", "/api/kernels"), ("GET", f"/api/kernels/{kernel}"), ("DELETE", f"/api/kernels/{kernel}"),
+            ("POST", f"/api/kernels/{kernel}/restart"), ("POST", f"/api/kernels/{kernel}/interrupt"),
+            ("GET", "/sharedkernel/api/status"),
+        ):  # fmt: skip
+            answer = await grace.request(method, path)
+            assert (answer.status, answer.body["reason"]) == (503, "executor_unavailable"), path
+            assert "sharedkernel executor" in answer.body["message"] or "try again" in answer.body["message"]
+        stack.executor.start()
         while (await lists(grace))[0] != 200:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         for client in (server, grace):
@@ -128,5 +128,5 @@ def test_a_stock_server_keeps_its_kernels_while_the_executor_is_away(own_stack: 
         await server.end(kernel)
         assert await lists(grace) == (200, [])
 
-    with stock_server(own_stack, tmp_path) as server:
+    with stock_server(stack, tmp_path) as server:
         run(scenario(server))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.tls import Certificate, check_exposure
 from sharedkernel.local_stack import free_port
 from sharedkernel.services import Service
+from tests.command import run_here
 from tests.gateway.conftest import run
 from tests.gateway.test_command import in_process
 
@@ -50,21 +52,15 @@ def issue(directory: Path, name: str = "127.0.0.1") -> Files:
     return files
 
 
-@pytest.mark.parametrize(
-    ("ip", "encrypted", "allowed"),
-    [("127.0.0.1", False, False), ("::1", False, False), ("localhost", False, False), ("0.0.0.0", True, False),
-     ("", True, False), ("10.0.0.1", False, True)],
-)  # fmt: skip
-def test_an_address_that_is_safe_or_was_allowed_is_served(ip: str, encrypted: bool, allowed: bool) -> None:
-    """On this machine, encrypted, or told so in so many words."""
-    check_exposure(ip, encrypted=encrypted, allowed=allowed)
-
-
-@pytest.mark.parametrize("ip", ["0.0.0.0", "::", "", "10.0.0.1", "gpu.example.org"])
-def test_no_other_address_is_served_without_encryption(ip: str) -> None:
-    """The sentence says what to do."""
-    with pytest.raises(ConfigError, match=r"--certfile.*allow_insecure_remote"):
+def test_an_address_that_is_safe_or_was_allowed_is_served() -> None:
+    """On this machine, encrypted, or told so in so many words; for others the sentence says what to do."""
+    for ip in ("127.0.0.1", "::1", "localhost"):
         check_exposure(ip, encrypted=False, allowed=False)
+    for ip in ("0.0.0.0", "::", "", "10.0.0.1", "gpu.example.org"):
+        check_exposure(ip, encrypted=True, allowed=False)
+        check_exposure(ip, encrypted=False, allowed=True)
+        with pytest.raises(ConfigError, match=r"--certfile.*allow_insecure_remote"):
+            check_exposure(ip, encrypted=False, allowed=False)
 
 
 def test_the_gateway_refuses_before_it_listens(tmp_path: Path) -> None:
@@ -132,13 +128,9 @@ def test_the_notebooks_side_trusts_the_authority_that_it_was_told(encrypted: Enc
     assert not refused.value.is_passing
     with pytest.raises(GatewayRefused, match="--ca FILE"):
         fetch_status(Credentials(url=encrypted.url, token=encrypted.token))
-
-
-def test_a_notebook_that_connects_again_is_told_of_a_certificate_that_it_does_not_trust(encrypted: Encrypted) -> None:
-    """It would else wait for ever for a gateway that is there, such as one that has renewed its certificate."""
-    gateway = Gateway(Credentials(url=encrypted.url, token=encrypted.token))
+    # a notebook that connects again would else wait for ever for a gateway that has renewed its certificate
     with pytest.raises(GatewayRefused, match="--ca FILE") as refused:
-        run(gateway.open("a-kernel", "a-notebook", seen=()))
+        run(Gateway(Credentials(url=encrypted.url, token=encrypted.token)).open("a-kernel", "a-notebook", seen=()))
     assert not refused.value.is_passing
 
 
@@ -149,16 +141,15 @@ def test_who_speaks_without_encryption_is_told_of_https(encrypted: Encrypted) ->
         fetch_status(plain)
 
 
+def run_command(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command, variables = [sys.executable, "-m", *arguments], os.environ | environment
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=variables)
+
+
 def test_install_keeps_the_authority_for_the_commands(encrypted: Encrypted, tmp_path: Path) -> None:
     """`install --ca` checks and keeps it; `status` uses it."""
-    environment = os.environ | {"JUPYTER_CONFIG_DIR": str(tmp_path / "config"), "HOME": str(tmp_path)}
-
-    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "sharedkernel", *arguments],
-            capture_output=True, text=True, check=False, timeout=60, env=environment,
-        )  # fmt: skip
-
+    environment = {"JUPYTER_CONFIG_DIR": str(tmp_path / "config"), "HOME": str(tmp_path)}
+    command = partial(run_command, environment, "sharedkernel")
     install = ["install", "--gateway-url", encrypted.url, "--token", encrypted.token, "--prefix", str(tmp_path)]
     distrusted = command(*install).stderr
     assert distrusted.startswith("sharedkernel: nothing was installed: the certificate of the gateway at")
@@ -178,15 +169,9 @@ def test_install_keeps_the_authority_for_the_commands(encrypted: Encrypted, tmp_
 
 def test_the_pages_command_trusts_the_certificate_that_nobody_knows(encrypted: Encrypted, tmp_path: Path) -> None:
     """As it is copied, by the fingerprint of that one certificate; with another one nothing is installed."""
-    environment = os.environ | {"HOME": str(tmp_path), "JUPYTER_CONFIG_DIR": str(tmp_path / "config")}
+    environment = {"HOME": str(tmp_path), "JUPYTER_CONFIG_DIR": str(tmp_path / "config")}
     environment |= {"JUPYTER_DATA_DIR": str(tmp_path / "data"), "SHAREDKERNEL_TOKEN": encrypted.token}
-
-    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", *arguments],
-            capture_output=True, text=True, check=False, timeout=60, env=environment,
-        )  # fmt: skip
-
+    command = partial(run_command, environment)
     trusted = Credentials(url=encrypted.url, token=encrypted.token, ca_file=encrypted.files.ca)
     me = fetch(trusted, "/sharedkernel/page/me")
     assert me["checks_fingerprint"]
@@ -219,23 +204,16 @@ def test_the_pages_command_trusts_the_certificate_that_nobody_knows(encrypted: E
     assert not (config / "shared-gpu.pem").exists()
 
 
-@pytest.mark.parametrize(
-    ("url", "status", "sentence"),
-    [
+def test_a_fingerprint_takes_an_encrypted_gateway_that_answers(tmp_path: Path) -> None:
+    """The sentence says which of the two is missing."""
+    for url, status, sentence in (
         ("http://127.0.0.1:1", 2, "is not encrypted, so it has no certificate"),
         ("https://127.0.0.1:1", 1, "shows no certificate (Connection refused)"),
-    ],
-)
-def test_a_fingerprint_takes_an_encrypted_gateway_that_answers(
-    tmp_path: Path, url: str, status: int, sentence: str
-) -> None:
-    """The sentence says which of the two is missing."""
-    install = ["install", "--gateway-url", url, "--token", "x", "--fingerprint", "0" * 64, "--prefix", str(tmp_path)]
-    refused = subprocess.run(
-        [sys.executable, "-m", "sharedkernel", *install], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert refused.returncode == status
-    assert sentence in refused.stderr
+    ):
+        refused = run_here(
+            "install", "--gateway-url", url, "--token", "x", "--fingerprint", "0" * 64, "--prefix", str(tmp_path)
+        )
+        assert (refused.returncode, sentence in refused.stderr) == (status, True), refused
 
 
 @pytest.mark.parametrize("extensions", [(), ("basicConstraints=CA:FALSE",)])

@@ -51,7 +51,7 @@ def test_the_reader_s_own_come_first(large: StatusDocument) -> None:
     assert {each.device for each in part.sessions} <= listed
 
 
-@pytest.mark.parametrize("about", ["h77", "h77/cuda:3", "own", "mine.ipynb", "ada"])
+@pytest.mark.parametrize("about", ["h77", "h77/cuda:3", "mine.ipynb", "ada"])
 def test_what_is_asked_about_comes_next(large: StatusDocument, about: str) -> None:
     """A host, a device, a session, a notebook or a user."""
     part = excerpt(large, "grace", about)

@@ -45,7 +45,6 @@ def test_figures_and_a_plot_are_as_of_other_scenarios(capsys: pytest.CaptureFixt
     ("arguments", "sentence"),
     [
         (["--students", "0"], "--students is 1 to 500"),
-        (["--device", "0"], "--device is an amount of memory above 0"),
         (["--device", "large"], "'large' is not an amount of memory"),
         (["--hours", "9h"], "--hours is 1 minute to 8 hours"),
         (["--policy", "best"], "there is no policy 'best' here"),

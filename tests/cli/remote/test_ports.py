@@ -11,7 +11,7 @@ import subprocess
 import urllib.request
 
 from sharedkernel.local_stack import LocalStack
-from tests.cli.support import COMMAND, shared_kernel
+from tests.cli.support import COMMAND, run, shared_kernel
 
 _SERVE = """if True:
     import http.server, threading
@@ -21,18 +21,10 @@ _SERVE = """if True:
 """
 
 
-def run_ports(stack: LocalStack, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run ``sharedkernel ports`` as hedy."""
-    variables = os.environ | stack.client_environment("hedy") | {"COLUMNS": "80"} | environment
-    return subprocess.run(
-        [*COMMAND, "ports", *arguments], capture_output=True, text=True, timeout=60, env=variables, check=False
-    )
-
-
 def test_a_port_is_listed_and_forwarded_until_ctrl_c(stack: LocalStack) -> None:
     """At another number where its own is taken, as on this machine, which is the host; or at the one that is named."""
 
-    async def run() -> None:
+    async def scenario() -> None:
         async with shared_kernel(stack, "hedy", "board.ipynb") as client:
             shown: list[str] = []
             await client.execute_interactive(
@@ -42,8 +34,8 @@ def test_a_port_is_listed_and_forwarded_until_ctrl_c(stack: LocalStack) -> None:
             await asyncio.to_thread(forward, port)
 
     def forward(port: int) -> None:
-        assert run_ports(stack).stdout.splitlines()[-1].split() == [str(port), "notebook", "board.ipynb"]
-        (entry,) = json.loads(run_ports(stack, "--json").stdout)["ports"]
+        assert run(stack, "hedy", "ports").stdout.splitlines()[-1].split() == [str(port), "notebook", "board.ipynb"]
+        (entry,) = json.loads(run(stack, "hedy", "ports", "--json").stdout)["ports"]
         assert (entry["port"], entry["program"]) == (port, "notebook")
         with socket.create_server(("127.0.0.1", 0)) as free:
             number = free.getsockname()[1]
@@ -62,8 +54,8 @@ def test_a_port_is_listed_and_forwarded_until_ctrl_c(stack: LocalStack) -> None:
                 assert process.wait(60) == 0
                 assert process.stdout.read().strip() == ""
 
-    assert run_ports(stack).stdout == "None of your programs listens on a port of the host.\n"
-    asyncio.run(run())
+    assert run(stack, "hedy", "ports").stdout == "None of your programs listens on a port of the host.\n"
+    asyncio.run(scenario())
 
 
 def test_what_cannot_be_forwarded_is_said_in_a_sentence(stack: LocalStack) -> None:
@@ -73,14 +65,14 @@ def test_what_cannot_be_forwarded_is_said_in_a_sentence(stack: LocalStack) -> No
         (["0"], "'0' is no port"),
         (["6006", "7860", "--local-port", "9000"], "--local-port goes with one port"),
     ):
-        refused = run_ports(stack, *arguments)
+        refused = run(stack, "hedy", "ports", *arguments)
         assert (refused.returncode, refused.stdout) == (2, "")
         assert said in refused.stderr
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        refused = run_ports(stack, "6006", "--local-port", str(taken.getsockname()[1]))
+        refused = run(stack, "hedy", "ports", "6006", "--local-port", str(taken.getsockname()[1]))
         assert refused.returncode == 1
         assert "name another" in refused.stderr
         closed = taken.getsockname()[1]
-    away = run_ports(stack, "6006", SHAREDKERNEL_GATEWAY_URL=f"http://127.0.0.1:{closed}")
+    away = run(stack, "hedy", "ports", "6006", SHAREDKERNEL_GATEWAY_URL=f"http://127.0.0.1:{closed}")
     assert away.returncode == 1
     assert "no gateway answers" in away.stderr

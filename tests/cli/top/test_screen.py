@@ -16,8 +16,7 @@ import pytest
 
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.status.document import StatusDocument
-from tests.cli.support import end_sessions, shared_kernel, wait_until
-from tests.cli.test_quota import run
+from tests.cli.support import end_sessions, run, shared_kernel, wait_until
 from tests.cli.test_sessions import entries
 from tests.cli.test_status import is_idle
 from tests.cli.top.terminal import TOP, Terminal, terminal
@@ -161,7 +160,7 @@ def test_it_outlives_its_gateway(stack: LocalStack) -> None:
         assert shown.finish() == 0
 
 
-@pytest.mark.parametrize("how", ["Ctrl-C", "SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("how", ["Ctrl-C", "SIGTERM"])
 def test_the_terminal_is_left_as_it_was(stack: LocalStack, how: str) -> None:
     """Its modes are as before, its other screen is gone and its cursor is back; nothing is said."""
     command = f"stty -g; {TOP}; echo ended with $?; stty -g"
@@ -180,15 +179,11 @@ def test_the_terminal_is_left_as_it_was(stack: LocalStack, how: str) -> None:
         assert re.sub(rb"\x1b\[[?<\d]*[a-z]", b"", after).split() == [b"ended", b"with", b"0", before.split()[0]]
 
 
-def test_without_a_terminal_it_is_one_sentence(stack: LocalStack) -> None:
-    """In a pipe there is nothing to show live."""
+def test_what_cannot_be_shown_is_said_before_anything_is(stack: LocalStack) -> None:
+    """A wrong token, and no terminal: one line, and the terminal is never taken."""
     done = run(stack, "ada", "top")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "sharedkernel: `top` needs a terminal; `sharedkernel status` prints the same once.\n"
-
-
-def test_a_wrong_token_is_said_before_anything_is_shown(stack: LocalStack) -> None:
-    """One line, and the terminal is never taken."""
     with terminal(stack.client_environment("ada") | {"SHAREDKERNEL_TOKEN": "wrong"}) as shown:
         assert shown.finish() == 1
         assert "does not accept this token" in " ".join(shown.text.split())

@@ -20,7 +20,7 @@ from sharedkernel.gateway.auth.tickets import (
     read_key,
 )
 from tests.gateway.client import Client
-from tests.gateway.conftest import Stack, clean_gateway
+from tests.gateway.conftest import Stack
 from tests.gateway.devices import until
 
 SECRET = b"the secret of this cluster is long enough"
@@ -28,7 +28,7 @@ KEY = TicketKey.of_host(SECRET, "h1")
 
 
 @pytest.fixture(scope="module")
-def whole_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     key = tmp_path_factory.mktemp("key") / "h1.key"
     key.touch(mode=0o600)
     key.write_text(host_key(SECRET, "h1"))
@@ -38,12 +38,6 @@ def whole_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     )
     with Stack(users=["ada"], capacity="256MiB", config=config) as stack:
         yield stack
-
-
-@pytest.fixture
-def host(whole_host: Stack) -> Iterator[Stack]:
-    """Return a host of a cluster, cleaned after the test."""
-    yield from clean_gateway(whole_host)
 
 
 def ticket(

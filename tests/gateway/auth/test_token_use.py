@@ -23,45 +23,39 @@ def listed(path: Path) -> dict[str, str | None]:
     return {entry["user"]: entry["last_used"] for entry in entries}
 
 
-def test_use_is_written_at_once_and_then_seldom(tmp_path: Path) -> None:
+async def test_use_is_written_at_once_and_then_seldom(tmp_path: Path) -> None:
     """What comes soon after a write waits for the next one, or for the end; removed tokens are forgotten."""
     path, known = tmp_path / "tokens.json", {"aaaa", "bbbb", "cccc"}
 
-    async def scenario() -> None:
-        use = TokenUse(path, lambda: known)
-        use.record("aaaa")
+    use = TokenUse(path, lambda: known)
+    use.record("aaaa")
+    await asyncio.sleep(0)
+    while not read_token_use(path):  # noqa: ASYNC110  # a callback of the loop writes it
         await asyncio.sleep(0)
-        while not read_token_use(path):  # noqa: ASYNC110  # a callback of the loop writes it
-            await asyncio.sleep(0)
-        for name in ("aaaa", "bbbb"):
-            use.record(name)
-        await asyncio.sleep(0.01)
-        assert set(read_token_use(path)) == {"aaaa"}
-        known.discard("aaaa")
-        use.store()
-        assert set(read_token_use(path)) == {"bbbb"}
-        again = TokenUse(path, lambda: known)
-        again.record("cccc")
-        again.store()
-        assert set(read_token_use(path)) == {"bbbb", "cccc"}
-
-    asyncio.run(scenario())
+    for name in ("aaaa", "bbbb"):
+        use.record(name)
+    await asyncio.sleep(0.01)
+    assert set(read_token_use(path)) == {"aaaa"}
+    known.discard("aaaa")
+    use.store()
+    assert set(read_token_use(path)) == {"bbbb"}
+    again = TokenUse(path, lambda: known)
+    again.record("cccc")
+    again.store()
+    assert set(read_token_use(path)) == {"bbbb", "cccc"}
     assert (tmp_path / "tokens_used.json").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_file_that_cannot_be_used_disturbs_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_file_that_cannot_be_used_disturbs_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is taken for empty; one that cannot be written is logged once."""
     path = tmp_path / "tokens.json"
     (tmp_path / "tokens_used.json").write_text('{"used": [1]}')
     assert read_token_use(path) == {}
 
-    async def scenario() -> None:
-        use = TokenUse(tmp_path / "missing" / "tokens.json", lambda: {"aaaa"})
-        for _ in range(2):
-            use.record("aaaa")
-            use.store()
-
-    asyncio.run(scenario())
+    use = TokenUse(tmp_path / "missing" / "tokens.json", lambda: {"aaaa"})
+    for _ in range(2):
+        use.record("aaaa")
+        use.store()
     assert [record.message for record in caplog.records].count(caplog.records[0].message) == 1
     assert "tokens_used.json cannot be written" in caplog.records[0].message
 

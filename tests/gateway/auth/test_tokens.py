@@ -23,32 +23,22 @@ from tests.executor.isolation import GATEWAY, needs_root, readable_by_all
 
 
 def test_a_token_names_its_user_and_nobody_else(tmp_path: Path) -> None:
-    """Only the whole, right token is somebody's."""
-    file = TokenFile(tmp_path / "tokens.json")
-    ada, grace = file.add("ada"), file.add("grace")
+    """Only the whole, right token is somebody's; the file holds none, is private, and counts as it is now."""
+    path = tmp_path / "sub" / "tokens.json"
+    file, command = TokenFile(path), TokenFile(path)
+    ada, grace = command.add("ada"), command.add("grace")
     assert (file.user_for(ada), file.user_for(grace)) == ("ada", "grace")
     prefix, name, secret = ada.split("-")
     wrong = ["", "x", ada[:-1], ada + "0", f"{prefix}-{name}-", f"{prefix}-{name}-{grace.split('-')[2]}", secret]
     assert [file.user_for(token) for token in wrong] == [None] * len(wrong)
-
-
-def test_the_file_is_private_and_holds_no_token(tmp_path: Path) -> None:
-    """What it holds lets nobody in."""
-    path = tmp_path / "sub" / "tokens.json"
-    token = TokenFile(path).add("ada")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert token.split("-")[2] not in path.read_text()
+    assert secret not in path.read_text()
     assert [entry.name for entry in path.parent.iterdir()] == ["tokens.json"]
-
-
-def test_another_process_changes_count_at_once(tmp_path: Path) -> None:
-    """A gateway that is running notices what the command adds and removes."""
-    path = tmp_path / "tokens.json"
-    gateway, command = TokenFile(path), TokenFile(path)
-    token = command.add("ada")
-    assert gateway.user_for(token) == "ada"
     assert command.remove("ada") == 1
-    assert gateway.user_for(token) is None
+    assert file.user_for(ada) is None
+    for unfit in ("", "-ada", "a b", "ada\n", "x" * 65, "ädä"):
+        with pytest.raises(ConfigError, match="cannot be a user's name"):
+            command.add(unfit)
 
 
 def test_adding_in_parallel_loses_none(tmp_path: Path) -> None:
@@ -163,71 +153,50 @@ def _unread(path: Path) -> tuple[int, ...]:
     return stat.st_ino, stat.st_mode, stat.st_uid, stat.st_gid, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
-@pytest.mark.parametrize("name", ["", "-ada", "a b", "ada\n", "x" * 65, "ädä"])
-def test_a_name_that_cannot_be_used_is_refused(tmp_path: Path, name: str) -> None:
-    """Names are short and plain: they stand in logs, status and metrics."""
-    with pytest.raises(ConfigError, match="cannot be a user's name"):
-        TokenFile(tmp_path / "tokens.json").add(name)
-
-
-def test_the_command_adds_lists_and_removes(tmp_path: Path) -> None:
-    """A token is printed once, alone on its line."""
-    path = tmp_path / "tokens.json"
-    token = command(path, "add", "ada").stdout.strip()
-    assert TokenFile(path).user_for(token) == "ada"
-    listed = json.loads(command(path, "list", "--json").stdout)
-    assert [entry["user"] for entry in listed] == ["ada"]
-    assert command(path, "remove", "ada").returncode == 0
-    assert TokenFile(path).user_for(token) is None
-    again = command(path, "remove", "ada")
-    assert again.returncode == 1
-    assert "there is no token of 'ada'" in again.stderr
-
-
-def test_one_of_several_tokens_is_removed_by_how_it_begins(tmp_path: Path) -> None:
-    """The list says that of each; it is no secret, and lets nobody in."""
-    path = tmp_path / "tokens.json"
-    lost, kept = [command(path, "add", "ada").stdout.strip() for _ in range(2)]
-    listed = json.loads(command(path, "list", "--json").stdout)
-    begins = [entry["id"] for entry in listed if lost.startswith(entry["id"])]
-    assert len(listed) == 2
-    assert len(begins) == 1
-    assert begins[0] in command(path, "list").stdout
-    assert TokenFile(path).user_for(begins[0]) is None
-    assert "removed 1 token(s) of ada" in command(path, "remove", begins[0]).stdout
-    assert TokenFile(path).user_for(lost) is None
-    assert TokenFile(path).user_for(kept) == "ada"
-
-
 NOON = datetime.datetime(2026, 3, 1, 12, tzinfo=datetime.timezone(datetime.timedelta(hours=2)))
 
 
-@pytest.mark.parametrize(
-    ("text", "moment"),
-    [
+def test_a_moment_to_come_is_written_as_people_write_it(tmp_path: Path) -> None:
+    """A time that has passed is tomorrow's; a day is included. Anything else is refused, and no token made."""
+    for text, moment in (
         ("18:00", "2026-03-01T18:00:00+02:00"),
         ("9:30", "2026-03-02T09:30:00+02:00"),
         ("2026-03-01", "2026-03-02T00:00:00+02:00"),
         ("2026-12-31 18:00", "2026-12-31T18:00:00+02:00"),
         ("2026-12-31T18:00+00:00", "2026-12-31T18:00:00+00:00"),
         ("90d", "2026-05-30T12:00:00+02:00"),
-    ],
-)
-def test_an_expiry_is_written_as_people_write_it(text: str, moment: str) -> None:
-    """A time that has passed is tomorrow's; a day is included."""
-    assert parse_expiry(text, NOON) == datetime.datetime.fromisoformat(moment)
+    ):
+        assert parse_expiry(text, NOON) == datetime.datetime.fromisoformat(moment)
+    for text in ("", "soon", "25:00", "2026-13-01", "2026-02-28", "-1d", "9" * 30 + "d", "0s"):
+        with pytest.raises(ConfigError, match=r"is no moment; write|has passed already"):
+            parse_expiry(text, NOON)
+    assert command(tmp_path / "tokens.json", "add", "ada", "--expires=soon").returncode == 1
+    assert not (tmp_path / "tokens.json").exists()
 
 
-@pytest.mark.parametrize("text", ["", "soon", "25:00", "2026-13-01", "2026-02-28", "-1d", "9" * 30 + "d", "0s"])
-def test_what_is_no_moment_to_come_is_refused(tmp_path: Path, text: str) -> None:
-    """In one sentence; nothing was made."""
-    with pytest.raises(ConfigError, match=r"is no moment; write|has passed already"):
-        parse_expiry(text, NOON)
-    if text:
-        path = tmp_path / "tokens.json"
-        refused = command(path, "add", "ada", f"--expires={text}")
-        assert refused.returncode == 1
+def test_the_command_adds_lists_and_removes(tmp_path: Path) -> None:
+    """All that are named or none, until a date if there is one; one of several tokens by how it begins."""
+    path = tmp_path / "tokens.json"
+    for line, status in ((("add", "ada", "gr ace"), 1), (("add", "ada", "ada"), 2), (("frobnicate",), 2)):
+        assert command(path, *line).returncode == status
         assert not path.exists()
+    tokens = dict(line.split() for line in command(path, "add", "ada", "grace").stdout.splitlines())
+    assert [TokenFile(path).user_for(token) for token in tokens.values()] == ["ada", "grace"]
+    expiring = json.loads(command(path, "add", "hedy", "--expires", "2999-12-31", "--json").stdout)
+    assert expiring["expires"] >= "2999-12-31"
+    kept = command(path, "add", "ada").stdout.strip()
+    listed = json.loads(command(path, "list", "--json").stdout)
+    assert [(entry["user"], entry["expires"]) for entry in listed] == [
+        ("ada", None), ("ada", None), ("grace", None), ("hedy", expiring["expires"])
+    ]  # fmt: skip
+    (begin,) = [entry["id"] for entry in listed if tokens["ada"].startswith(entry["id"])]
+    assert begin in command(path, "list").stdout
+    assert TokenFile(path).user_for(begin) is None, "it is no secret, and lets nobody in"
+    assert "removed 1 token(s) of ada" in command(path, "remove", begin).stdout
+    assert [TokenFile(path).user_for(token) for token in (tokens["ada"], kept)] == [None, "ada"]
+    assert command(path, "remove", "ada").returncode == 0
+    again = command(path, "remove", "ada")
+    assert (again.returncode, "there is no token of 'ada'" in again.stderr) == (1, True)
 
 
 def test_an_expired_token_is_refused_with_a_sentence(tmp_path: Path) -> None:
@@ -240,28 +209,3 @@ def test_an_expired_token_is_refused_with_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(TokenExpired, match=r"^this token of ada expired at \d{4}-\d\d-\d\d \d\d:\d\d; "):
         file.user_for(ended)
     assert file.user_for(f"{ended[:-1]}{'0' if ended[-1] != '0' else '1'}") is None
-
-
-def test_several_users_get_tokens_at_once(tmp_path: Path) -> None:
-    """All of them or none, and until a date if there is one."""
-    path = tmp_path / "tokens.json"
-    wrong = command(path, "add", "ada", "gr ace")
-    assert wrong.returncode == 1
-    assert not path.exists()
-    assert command(path, "add", "ada", "ada").returncode == 2
-    added = command(path, "add", "ada", "grace")
-    tokens = dict(line.split() for line in added.stdout.splitlines())
-    assert [TokenFile(path).user_for(token) for token in tokens.values()] == ["ada", "grace"]
-    expiring = json.loads(command(path, "add", "hedy", "--expires", "2999-12-31", "--json").stdout)
-    assert expiring["expires"] >= "2999-12-31"
-    listed = json.loads(command(path, "list", "--json").stdout)
-    assert [(entry["user"], entry["expires"]) for entry in listed] == [
-        ("ada", None), ("grace", None), ("hedy", expiring["expires"])
-    ]  # fmt: skip
-
-
-def test_wrong_use_of_the_command_exits_with_2(tmp_path: Path) -> None:
-    """The sentence says what to write."""
-    wrong = command(tmp_path / "tokens.json", "frobnicate")
-    assert wrong.returncode == 2
-    assert "token add NAME..." in wrong.stderr

@@ -39,6 +39,14 @@ def test_busy_lasts_until_everything_begun_has_ended() -> None:
         activity.record_message(published("status", parent, execution_state=state))
         states.append((activity.state, activity.running_cell.get("msg_id")))
     assert states == [("busy", "1"), ("busy", "1"), ("busy", "1"), ("idle", None)]
+    before = activity.last
+    activity.record_message(published("status", INFO, execution_state="busy"))
+    assert (activity.state, activity.last) == ("idle", before), "a client that only asks"
+    activity.reset(busy=True)
+    activity.record_message(published("stream", CELL, text="x"))
+    assert activity.state == "busy", "by a gateway that did not hear the beginning"
+    activity.record_message(published("status", CELL, execution_state="idle"))
+    assert activity.state == "idle"
 
 
 def test_a_cell_that_was_sent_is_the_one_when_nothing_was_heard_of_it() -> None:
@@ -52,24 +60,6 @@ def test_a_cell_that_was_sent_is_the_one_when_nothing_was_heard_of_it() -> None:
     assert activity.running_cell["msg_id"] == "next"
     activity.reset()
     assert activity.running_cell == {}
-
-
-def test_questions_of_clients_are_no_activity() -> None:
-    """A client that only asks does not keep a session from being called idle."""
-    activity = new_activity()
-    before = activity.last
-    activity.record_message(published("status", INFO, execution_state="busy"))
-    assert (activity.state, activity.last) == ("idle", before)
-
-
-def test_a_session_found_in_a_cell_is_busy_until_that_ends() -> None:
-    """A gateway that did not hear the beginning hears the end."""
-    activity = new_activity()
-    activity.reset(busy=True)
-    activity.record_message(published("stream", CELL, text="x"))
-    assert activity.state == "busy"
-    activity.record_message(published("status", CELL, execution_state="idle"))
-    assert activity.state == "idle"
 
 
 def test_what_is_no_message_is_refused() -> None:

@@ -7,14 +7,12 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tornado.httpserver import HTTPServer
 from tornado.testing import bind_unused_port
 from tornado.web import Application
@@ -24,11 +22,10 @@ from sharedkernel.gateway.channels.client_writer import ClientWriter
 from sharedkernel.gateway.channels.flow_control import OutputFlow
 from sharedkernel.gateway.channels.user_bytes import UserBudgets
 from sharedkernel.gateway.http.websocket_registry import JupyterPingMixin
-from tests.gateway.conftest import run
 
 MIB = 1024**2
 #: kinds of frames (RFC 6455), and the bit that ends a message
-_TEXT, _BINARY, _PING, _CLOSE, _REST, _FINAL = 0x1, 0x2, 0x9, 0x8, 0x0, 0x80
+_TEXT, _BINARY, _REST, _FINAL = 0x1, 0x2, 0x0, 0x80
 
 
 class _Handler(JupyterPingMixin, WebSocketHandler):
@@ -93,14 +90,10 @@ def masked(first: int, payload: bytes) -> bytes:
     return head + mask + bytes(byte ^ mask[place % 4] for place, byte in enumerate(payload))
 
 
-async def send_raw(client: WebSocketClientConnection, data: bytes, cuts: Iterable[int] = ()) -> None:
-    """Send bytes as they are, cut at these places."""
+async def send_raw(client: WebSocketClientConnection, data: bytes) -> None:
+    """Send bytes as they are."""
     assert client.protocol is not None
-    start = 0
-    for cut in [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]:
-        await client.protocol.stream.write(data[start:cut])
-        await asyncio.sleep(0.001)
-        start = cut
+    await client.protocol.stream.write(data)
 
 
 @pytest.mark.parametrize("compression", [False, True])
@@ -112,36 +105,6 @@ async def test_many_messages_of_one_turn_arrive_whole_and_in_order(compression: 
         await client.write_message(json.dumps(sent))
         assert [await client.read_message() for _ in sent] == sent
         client.close()
-
-
-@given(
-    pieces=st.lists(st.binary(max_size=300), min_size=1, max_size=6),
-    cuts=st.lists(st.integers(0, 5000), max_size=4),
-    between=st.booleans(),
-)
-def test_messages_in_pieces_are_read_however_they_are_cut(
-    pieces: list[bytes], cuts: Sequence[int], between: bool
-) -> None:
-    """Frames of one message, pings among them and messages around it, in whatever portions the network brings them."""
-
-    async def scenario() -> None:
-        async with served() as (url, _):
-            client = await websocket_connect(url)
-            frames = [masked(_FINAL | _BINARY, b"before")]
-            for place, piece in enumerate(pieces):
-                final = _FINAL if place == len(pieces) - 1 else 0
-                frames.append(masked(final | (_REST if place else _BINARY), piece))
-                if between:
-                    frames.append(masked(_FINAL | _PING, b"ping"))
-            frames.append(masked(_FINAL | _TEXT, b"after"))
-            await send_raw(client, b"".join(frames), cuts)
-            whole = b"".join(pieces)
-            answers = [await client.read_message() for _ in range(3)]
-            expected = [struct.pack("<Q", len(data)) + data[:10] for data in (b"before", whole)]
-            assert answers == [*expected, "5"]
-            client.close()
-
-    run(scenario())
 
 
 async def test_a_long_frame_behind_short_ones_is_read() -> None:

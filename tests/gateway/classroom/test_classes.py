@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from tornado.simple_httpclient import HTTPStreamClosedError
 
+from sharedkernel.gateway.app import SharedKernelGateway
 from sharedkernel.gateway.auth.tokens import TokenFile
 from tests.gateway.classroom.conftest import CLASS, accept, after, begin, join
 from tests.gateway.client import Client
 from tests.gateway.conftest import Stack, run
 from tests.gateway.page.browser import FORM, Browser
+from tests.gateway.test_command import in_process
 
 SINGLE_TOKEN = "one-token-for-the-only-user"
 
@@ -52,63 +54,46 @@ async def quota_bytes(stack: Stack, user: str) -> int | None:
     return next((entry["quota_bytes"] for entry in status["users"] if entry["name"] == user), None)
 
 
-def test_a_class_has_limits_that_nobody_has_named(stack: Stack) -> None:
-    """Classes of the page and of the command have the same; a limit in the request wins, also if it is none."""
-
-    async def scenario() -> None:
-        await begin(stack, "maria")
-        await begin(stack, "niels", group="evening", sessions=2, cull_after=None)
-        assert await quota(stack, "maria", "sessions") == (5, "class: group class")
-        assert await quota(stack, "maria", "cull_after") == (3600.0, "class: group class")
-        assert await quota(stack, "niels", "sessions") == (2, "class: group evening")
-        assert await quota(stack, "niels", "cull_after") == (None, "class: group evening")
-
-    run(scenario())
-
-
-def test_from_the_beginning_to_the_end(stack: Stack) -> None:
+async def test_from_the_beginning_to_the_end(stack: Stack) -> None:
     """Its users work under its limits; its end tells and ends them, and touches nobody else."""
-
-    async def scenario() -> None:
-        codes = await begin(stack, "maria", "niels", memory="64MiB", sessions=1, share=2)
-        assert await quota(stack, "maria", "memory") == ("64MiB", "class: group class")
-        assert await quota(stack, "niels", "share") == (2.0, "class: group class")
-        assert await quota(stack, "maria", "share") == (3.0, "config: user maria"), "the most specific one wins"
-        maria = Client(stack.gateway_url, await join(stack, codes["maria"]))
-        grace, ada = stack.client("grace"), stack.client("ada")
-        async with grace.attach(await grace.start()) as other, maria.attach(await maria.start()) as own:
-            assert (await other.run("x = 1"))["status"] == "ok"
-            assert await quota(stack, "grace", "memory") == ("50%", "config: default")
-            assert "may use 64.0 MiB" in (await own.run("import torch; torch.ones(1 << 26)"))["text"]
-            assert (await own.run("torch.ones(4)"))["status"] == "ok"
-            assert (await maria.request("POST", "/api/kernels", {"name": "shared-gpu"})).status == 429
-            found = (await ada.request("GET", CLASS)).body["class"]
-            assert found["users"]["maria"]["sessions"] == 1
-            assert found["users"]["maria"]["joined"] is not None
-            assert found["users"]["niels"] == {"joined": None, "invited": True, "sessions": 0}
-            by_hand = {"users": {"niels": {"memory": "32MiB"}}}
-            changed = await ada.request("PUT", "/sharedkernel/api/quotas", by_hand)
-            assert changed.status == 200
-            assert "notes" not in changed.body, "somebody who has not joined yet is no misspelt name"
-            assert await quota(stack, "niels", "memory") == ("32MiB", "put: user niels")
-            done = await ada.request("DELETE", CLASS)
-            assert done.body["message"] == "The class is over; 1 session ended."
-            told = await own.until("status", execution_state="dead")
-            assert [m["content"]["text"] for m in told if m["type"] == "stream"] == [
-                "This session was ended: the class is over.\n"
-            ]
-            assert told[-1]["content"]["message"] == "This session was ended: the class is over."
-            assert (await maria.request("GET", "/api/kernels")).status == 403
-            assert (await other.run("x + 1"))["text"] == "2"
-        assert await quota(stack, "maria", "memory") == ("50%", "config: default")
-        assert await quota(stack, "niels", "memory") == (None, "")
-        assert kept_classes(stack) == {}
-        assert {token.user for token in TokenFile(stack.directory / "tokens.json").tokens().values()} == set(
-            stack.users
-        )
-        assert (await ada.request("GET", CLASS)).body == {"class": None, "classes": {}}
-
-    run(scenario())
+    codes = await begin(stack, "maria", "niels", memory="64MiB", sessions=1, share=2)
+    assert await quota(stack, "maria", "memory") == ("64MiB", "class: group class")
+    assert await quota(stack, "niels", "share") == (2.0, "class: group class")
+    assert await quota_bytes(stack, "maria") == await quota_bytes(stack, "niels") == 64 << 20
+    assert await quota(stack, "maria", "share") == (3.0, "config: user maria"), "the most specific one wins"
+    maria = Client(stack.gateway_url, await join(stack, codes["maria"]))
+    grace, ada = stack.client("grace"), stack.client("ada")
+    async with grace.attach(await grace.start()) as other, maria.attach(await maria.start()) as own:
+        assert (await other.run("x = 1"))["status"] == "ok"
+        assert await quota(stack, "grace", "memory") == ("50%", "config: default")
+        assert "may use 64.0 MiB" in (await own.run("import torch; torch.ones(1 << 26)"))["text"]
+        assert (await own.run("torch.ones(4)"))["status"] == "ok"
+        assert (await maria.request("POST", "/api/kernels", {"name": "shared-gpu"})).status == 429
+        found = (await ada.request("GET", CLASS)).body["class"]
+        assert found["users"]["maria"]["sessions"] == 1
+        assert found["users"]["maria"]["joined"] is not None
+        assert found["users"]["niels"] == {"joined": None, "invited": True, "sessions": 0}
+        by_hand = {"users": {"niels": {"memory": "32MiB"}}}
+        changed = await ada.request("PUT", "/sharedkernel/api/quotas", by_hand)
+        assert changed.status == 200
+        assert "notes" not in changed.body, "somebody who has not joined yet is no misspelt name"
+        assert await quota(stack, "niels", "memory") == ("32MiB", "put: user niels")
+        done = await ada.request("DELETE", CLASS)
+        assert done.body["message"] == "The class is over; 1 session ended."
+        told = await own.until("status", execution_state="dead")
+        assert [m["content"]["text"] for m in told if m["type"] == "stream"] == [
+            "This session was ended: the class is over.\n"
+        ]
+        assert told[-1]["content"]["message"] == "This session was ended: the class is over."
+        assert (await maria.request("GET", "/api/kernels")).status == 403
+        assert (await other.run("x + 1"))["text"] == "2"
+    assert await quota(stack, "maria", "memory") == ("50%", "config: default")
+    assert await quota_bytes(stack, "maria") == 1 << 30, "the executor enforces what held before"
+    assert await quota(stack, "niels", "memory") == (None, "")
+    assert await quota_bytes(stack, "niels") is None, "whom only the class named is in the status no more"
+    assert kept_classes(stack) == {}
+    assert {token.user for token in TokenFile(stack.directory / "tokens.json").tokens().values()} == set(stack.users)
+    assert (await ada.request("GET", CLASS)).body == {"class": None, "classes": {}}
     entries = [json.loads(line) for line in (stack.runtime_directory / "audit.jsonl").read_text().splitlines()]
     actions = [entry["action"] for entry in entries]
     for action in ("begin class", "join class", "end class session", "class ended", "end class"):
@@ -174,46 +159,46 @@ def test_the_clock_ends_a_class_while_the_gateway_is_away(stack: Stack) -> None:
     assert kept_classes(stack) == {}
 
 
-def test_sessions_are_told_once_of_the_end(stack: Stack) -> None:
+async def test_sessions_are_told_once_of_the_end(stack: Stack) -> None:
     """However often the gateway looks; again when the end moves."""
-
-    async def scenario() -> None:
-        codes = await begin(stack, "maria")
-        maria, ada = Client(stack.gateway_url, await join(stack, codes["maria"])), stack.client("ada")
-        async with maria.attach(await maria.start()) as notebook:
-            await notebook.run("1")
-            for minutes in (9, 8):
-                assert (await ada.request("PATCH", CLASS, {"until": after(minutes=minutes)})).status == 200
-                told = await notebook.until("stream", name="stderr")
-                assert "This class ends at " in told[-1]["content"]["text"]
-            assert (await ada.request("DELETE", CLASS)).status == 200
-            rest = await notebook.until("status", execution_state="dead")
-            assert [m["content"]["text"] for m in rest if m["type"] == "stream"] == [
-                "This session was ended: the class is over.\n"
-            ]
-
-    run(scenario())
+    codes = await begin(stack, "maria")
+    maria, ada = Client(stack.gateway_url, await join(stack, codes["maria"])), stack.client("ada")
+    async with maria.attach(await maria.start()) as notebook:
+        await notebook.run("1")
+        for minutes in (9, 8):
+            assert (await ada.request("PATCH", CLASS, {"until": after(minutes=minutes)})).status == 200
+            told = await notebook.until("stream", name="stderr")
+            assert "This class ends at " in told[-1]["content"]["text"]
+        assert (await ada.request("DELETE", CLASS)).status == 200
+        rest = await notebook.until("status", execution_state="dead")
+        assert [m["content"]["text"] for m in rest if m["type"] == "stream"] == [
+            "This session was ended: the class is over.\n"
+        ]
 
 
-def test_what_users_had_before_stays(stack: Stack) -> None:
-    """The tokens of one who was here, and the sessions that ran; those of the class end."""
-
-    async def scenario() -> None:
-        linus, ada = stack.client("linus"), stack.client("ada")
-        async with linus.attach(await linus.start()) as training:
-            body = {"users": ["linus"], "limits": {}, "until": after(hours=1)}
-            refused = await ada.request("PUT", CLASS, body)
-            assert (refused.status, refused.body["reason"]) == (409, "known_users")
-            assert "linus is a user here already" in refused.body["message"]
-            codes = (await ada.request("PUT", CLASS, body | {"allow_known": True})).body["codes"]
-            student = Client(stack.gateway_url, await join(stack, codes["linus"]))
-            await student.start()
-            assert (await ada.request("DELETE", CLASS)).body["message"] == "The class is over; 1 session ended."
-            assert (await student.request("GET", "/api/kernels")).status == 403
-            assert len((await linus.request("GET", "/api/kernels")).body) == 1
-            assert (await training.run("1 + 1"))["text"] == "2"
-
-    run(scenario())
+async def test_what_users_had_before_stays(stack: Stack) -> None:
+    """Sessions, and all tokens but those that an invitation gave, and those that were made with these."""
+    linus, ada = stack.client("linus"), stack.client("ada")
+    browser, own = Browser(stack.gateway_url), Browser(stack.gateway_url)
+    async with linus.attach(await linus.start()) as training:
+        body = {"users": ["linus"], "limits": {}, "until": after(hours=1)}
+        refused = await ada.request("PUT", CLASS, body)
+        assert (refused.status, refused.body["reason"]) == (409, "known_users")
+        assert "linus is a user here already" in refused.body["message"]
+        codes = (await ada.request("PUT", CLASS, body | {"allow_known": True})).body["codes"]
+        given = (await accept(browser, codes["linus"])).body["install_command"].rpartition(" ")[2]
+        assert (await own.sign_in(linus.token)).status == 303
+        made, other = [
+            (await each.request("POST", "/sharedkernel/page/token")).body["token"] for each in (browser, own)
+        ]
+        await Client(stack.gateway_url, given).start()
+        assert (await ada.request("DELETE", CLASS)).body["message"] == "The class is over; 1 session ended."
+        clients = [Client(stack.gateway_url, token) for token in (given, made, other, linus.token)]
+        answers = [await client.request("GET", "/api/kernels") for client in clients]
+        assert [answer.status for answer in answers] == [403, 403, 200, 200]
+        assert len(answers[-1].body) == 1
+        assert (await training.run("1 + 1"))["text"] == "2"
+    TokenFile(stack.directory / "tokens.json").remove(other.rpartition("-")[0])
 
 
 SHELVE = "import torch; from sharedkernel import shelf; shelf['model'] = torch.ones(4)"
@@ -225,208 +210,144 @@ async def shelves(stack: Stack) -> set[tuple[str, str]]:
     return {(shelf["user"], entry["name"]) for shelf in found for entry in shelf["entries"]}
 
 
-def test_what_new_users_have_on_their_shelves_goes_with_the_class(stack: Stack) -> None:
+async def test_what_new_users_have_on_their_shelves_goes_with_the_class(stack: Stack) -> None:
     """The next class may have others of these names; what somebody has who was here before stays."""
-
-    async def scenario() -> None:
-        ada = stack.client("ada")
-        body = {"users": ["niels", "linus"], "limits": {}, "until": after(hours=1), "allow_known": True}
-        codes = (await ada.request("PUT", CLASS, body)).body["codes"]
-        for user in ("niels", "linus"):
-            student = Client(stack.gateway_url, await join(stack, codes[user]))
-            async with student.attach(await student.start()) as notebook:
-                assert (await notebook.run(SHELVE))["status"] == "ok"
-        assert await shelves(stack) == {("niels", "model"), ("linus", "model")}
-        assert (await ada.request("DELETE", CLASS)).body["message"] == "The class is over; 2 sessions ended."
-        assert await shelves(stack) == {("linus", "model")}
-        assert (await ada.request("DELETE", "/sharedkernel/api/shelves/linus")).status == 200
-
-    run(scenario())
-
-
-def test_shelves_on_an_executor_that_is_away_are_cleared_once_it_is_back(stack: Stack) -> None:
-    """Until then the class is being ended."""
-
-    async def scenario() -> None:
-        ada = stack.client("ada")
-        codes = await begin(stack, "niels")
-        student = Client(stack.gateway_url, await join(stack, codes["niels"]))
-        kernel = await student.start()
-        async with student.attach(kernel) as notebook:
+    ada = stack.client("ada")
+    body = {"users": ["niels", "linus"], "limits": {}, "until": after(hours=1), "allow_known": True}
+    codes = (await ada.request("PUT", CLASS, body)).body["codes"]
+    for user in ("niels", "linus"):
+        student = Client(stack.gateway_url, await join(stack, codes[user]))
+        async with student.attach(await student.start()) as notebook:
             assert (await notebook.run(SHELVE))["status"] == "ok"
-        assert (await student.request("DELETE", f"/api/kernels/{kernel}?linger=0")).status == 204
-        stack.executor.kill()
-        try:
-            assert "Sessions and shelves on a device" in (await ada.request("DELETE", CLASS)).body["message"]
-            assert (await ada.request("GET", CLASS)).body["class"]["ending"] is True
-        finally:
-            stack.executor.start()
-        while (await ada.request("GET", CLASS)).body["class"] is not None:  # noqa: ASYNC110 (it is asked for)
-            await asyncio.sleep(0.1)
-        assert await shelves(stack) == set()
-
-    run(scenario())
+    assert await shelves(stack) == {("niels", "model"), ("linus", "model")}
+    assert (await ada.request("DELETE", CLASS)).body["message"] == "The class is over; 2 sessions ended."
+    assert await shelves(stack) == {("linus", "model")}
+    assert (await ada.request("DELETE", "/sharedkernel/api/shelves/linus")).status == 200
 
 
-def test_who_has_left_something_on_a_shelf_is_known(stack: Stack) -> None:
+async def test_shelves_on_an_executor_that_is_away_are_cleared_once_it_is_back(stack: Stack) -> None:
+    """Until then the class is being ended."""
+    ada = stack.client("ada")
+    codes = await begin(stack, "niels")
+    student = Client(stack.gateway_url, await join(stack, codes["niels"]))
+    kernel = await student.start()
+    async with student.attach(kernel) as notebook:
+        assert (await notebook.run(SHELVE))["status"] == "ok"
+    assert (await student.request("DELETE", f"/api/kernels/{kernel}?linger=0")).status == 204
+    stack.executor.kill()
+    try:
+        assert "Sessions and shelves on a device" in (await ada.request("DELETE", CLASS)).body["message"]
+        assert (await ada.request("GET", CLASS)).body["class"]["ending"] is True
+    finally:
+        stack.executor.start()
+    while (await ada.request("GET", CLASS)).body["class"] is not None:  # noqa: ASYNC110 (it is asked for)
+        await asyncio.sleep(0.1)
+    assert await shelves(stack) == set()
+
+
+async def test_who_has_left_something_on_a_shelf_is_known(stack: Stack) -> None:
     """A newcomer of that name would find it."""
     tokens = TokenFile(stack.directory / "tokens.json")
 
-    async def scenario() -> None:
-        pia, ada = Client(stack.gateway_url, tokens.add("pia")), stack.client("ada")
-        kernel = await pia.start()
-        async with pia.attach(kernel) as notebook:
-            assert (await notebook.run(SHELVE))["status"] == "ok"
-        assert (await pia.request("DELETE", f"/api/kernels/{kernel}?linger=0")).status == 204
-        tokens.remove("pia")
-        body = {"users": ["pia"], "limits": {}, "until": after(hours=1)}
-        refused = await ada.request("PUT", CLASS, body)
-        assert (refused.status, refused.body["reason"]) == (409, "known_users")
-        assert (await ada.request("PUT", CLASS, body | {"allow_known": True})).status == 200
-        assert (await ada.request("DELETE", CLASS)).status == 200
-        assert await shelves(stack) == {("pia", "model")}
-        assert (await ada.request("DELETE", "/sharedkernel/api/shelves/pia")).status == 200
-
-    run(scenario())
+    pia, ada = Client(stack.gateway_url, tokens.add("pia")), stack.client("ada")
+    kernel = await pia.start()
+    async with pia.attach(kernel) as notebook:
+        assert (await notebook.run(SHELVE))["status"] == "ok"
+    assert (await pia.request("DELETE", f"/api/kernels/{kernel}?linger=0")).status == 204
+    tokens.remove("pia")
+    body = {"users": ["pia"], "limits": {}, "until": after(hours=1)}
+    refused = await ada.request("PUT", CLASS, body)
+    assert (refused.status, refused.body["reason"]) == (409, "known_users")
+    assert (await ada.request("PUT", CLASS, body | {"allow_known": True})).status == 200
+    assert (await ada.request("DELETE", CLASS)).status == 200
+    assert await shelves(stack) == {("pia", "model")}
+    assert (await ada.request("DELETE", "/sharedkernel/api/shelves/pia")).status == 200
 
 
-def test_what_cannot_be_changes_nothing(stack: Stack) -> None:
+async def test_what_cannot_be_changes_nothing(stack: Stack) -> None:
     """Each refusal is a sentence."""
+    ada = stack.client("ada")
+    hour = after(hours=1)
+    for body, status, sentence in [
+        ({"users": ["ada"], "until": hour}, 400, "ada is an admin here"),
+        ({"users": [], "until": hour}, 400, "a class has 1 to 500 users, not 0"),
+        ({"users": ["m", "m"], "until": hour}, 400, "m is named twice"),
+        ({"users": [f"u{n}" for n in range(501)], "until": hour}, 400, "not 501"),
+        ({"users": ["../x"], "until": hour}, 400, "cannot be a user's name"),
+        ({"users": "maria", "until": hour}, 400, "Expected `array`, got `str` - at `$.users`"),
+        ({"users": ["m"], "until": after(hours=-1)}, 400, "has passed already"),
+        ({"users": ["m"], "until": "0001-01-01T00:00:00+00:00"}, 400, "0001-01-01T00:00+00:00 has passed already"),
+        ({"users": ["m"], "until": after(days=400)}, 400, "within 366 days"),
+        ({"users": ["m"], "until": "18:00"}, 400, "Invalid RFC3339 encoded datetime - at `$.until`"),
+        ({"users": ["m"], "until": hour, "limits": {"memory": "lots"}}, 400, "'lots' is not an amount of memory"),
+        ({"users": ["m"], "until": hour, "limits": {"ram": 1}}, 400, "unknown key 'ram'"),
+    ]:
+        refused = await ada.request("PUT", CLASS, body)
+        assert refused.status == status, refused
+        assert sentence in refused.body["message"], refused
+    for method in ("POST", "PATCH", "DELETE"):
+        body = {"users": ["m"], "until": hour}
+        assert (await ada.request(method, CLASS, None if method == "DELETE" else body)).status == 404
+    for method in ("GET", "PUT", "DELETE"):
+        refused = await stack.client("grace").request(method, CLASS, {} if method == "PUT" else None)
+        assert (refused.status, refused.body["reason"]) == (403, "not_admin")
+    assert (await ada.request("GET", CLASS)).body == {"class": None, "classes": {}}
+    await begin(stack, "maria")
+    refused = await ada.request("PUT", CLASS, {"users": ["m"], "until": hour})
+    assert (refused.status, refused.body["reason"]) == (409, "class_exists")
+    # limits that nobody has named; one in the request wins, also if it is none
+    await begin(stack, "niels", group="evening", sessions=2, cull_after=None)
+    for user, group, sessions, cull_after in (("maria", "class", 5, 3600.0), ("niels", "evening", 2, None)):
+        assert await quota(stack, user, "sessions") == (sessions, f"class: group {group}")
+        assert await quota(stack, user, "cull_after") == (cull_after, f"class: group {group}")
 
-    async def scenario() -> None:
-        ada = stack.client("ada")
-        hour = after(hours=1)
-        for body, status, sentence in [
-            ({"users": ["ada"], "until": hour}, 400, "ada is an admin here"),
-            ({"users": [], "until": hour}, 400, "a class has 1 to 500 users, not 0"),
-            ({"users": ["m", "m"], "until": hour}, 400, "m is named twice"),
-            ({"users": [f"u{n}" for n in range(501)], "until": hour}, 400, "not 501"),
-            ({"users": ["../x"], "until": hour}, 400, "cannot be a user's name"),
-            ({"users": "maria", "until": hour}, 400, "Expected `array`, got `str` - at `$.users`"),
-            ({"users": ["m"], "until": after(hours=-1)}, 400, "has passed already"),
-            ({"users": ["m"], "until": "0001-01-01T00:00:00+00:00"}, 400, "0001-01-01T00:00+00:00 has passed already"),
-            ({"users": ["m"], "until": after(days=400)}, 400, "within 366 days"),
-            ({"users": ["m"], "until": "18:00"}, 400, "Invalid RFC3339 encoded datetime - at `$.until`"),
-            ({"users": ["m"], "until": hour, "limits": {"memory": "lots"}}, 400, "'lots' is not an amount of memory"),
-            ({"users": ["m"], "until": hour, "limits": {"ram": 1}}, 400, "unknown key 'ram'"),
-        ]:
-            refused = await ada.request("PUT", CLASS, body)
-            assert refused.status == status, refused
-            assert sentence in refused.body["message"], refused
-        for method in ("POST", "PATCH", "DELETE"):
-            body = {"users": ["m"], "until": hour}
-            assert (await ada.request(method, CLASS, None if method == "DELETE" else body)).status == 404
-        for method in ("GET", "PUT", "DELETE"):
-            refused = await stack.client("grace").request(method, CLASS, {} if method == "PUT" else None)
-            assert (refused.status, refused.body["reason"]) == (403, "not_admin")
-        assert (await ada.request("GET", CLASS)).body == {"class": None, "classes": {}}
-        await begin(stack, "maria")
-        refused = await ada.request("PUT", CLASS, {"users": ["m"], "until": hour})
-        assert (refused.status, refused.body["reason"]) == (409, "class_exists")
 
-    run(scenario())
-
-
-def test_many_sessions_end_together(stack: Stack) -> None:
+async def test_many_sessions_end_together(stack: Stack) -> None:
     """Those that are detached, too."""
-
-    async def scenario() -> None:
-        names = [f"student-{number}" for number in range(4)]
-        codes = await begin(stack, *names, linger="10m")
-        clients = [Client(stack.gateway_url, await join(stack, codes[name])) for name in names]
-        for number, client in enumerate(clients):
-            kernel = await client.start(KERNEL_NOTEBOOK=f"{number}.ipynb")
-            async with client.attach(kernel) as notebook:
-                await notebook.run("x = 1")
-            if number % 2:
-                await client.end(kernel)
-        assert (await stack.client("ada").request("DELETE", CLASS)).body[
-            "message"
-        ] == "The class is over; 4 sessions ended."
-        assert (await stack.client("ada").request("GET", "/sharedkernel/api/status")).body["sessions"] == []
-
-    run(scenario())
+    names = [f"student-{number}" for number in range(4)]
+    codes = await begin(stack, *names, linger="10m")
+    clients = [Client(stack.gateway_url, await join(stack, codes[name])) for name in names]
+    for number, client in enumerate(clients):
+        kernel = await client.start(KERNEL_NOTEBOOK=f"{number}.ipynb")
+        async with client.attach(kernel) as notebook:
+            await notebook.run("x = 1")
+        if number % 2:
+            await client.end(kernel)
+    assert (await stack.client("ada").request("DELETE", CLASS)).body[
+        "message"
+    ] == "The class is over; 4 sessions ended."
+    assert (await stack.client("ada").request("GET", "/sharedkernel/api/status")).body["sessions"] == []
 
 
-def test_a_fresh_token_made_on_the_page_ends_with_the_class(stack: Stack) -> None:
+async def test_a_fresh_token_made_on_the_page_ends_with_the_class(stack: Stack) -> None:
     """As the one of the invitation does; the end can be moved for both."""
-
-    async def scenario() -> None:
-        codes, browser, ada = await begin(stack, "maria"), Browser(stack.gateway_url), stack.client("ada")
-        assert (await accept(browser, codes["maria"])).status == 200
-        token = (await browser.request("POST", "/sharedkernel/page/token")).body["token"]
-        moved = after(hours=3)
-        assert (await ada.request("PATCH", CLASS, {"until": moved})).status == 200
-        tokens = TokenFile(stack.directory / "tokens.json").tokens().values()
-        ends = {str(token.expires) for token in tokens if token.user == "maria"}
-        assert ends == {f"{moved[:19]}+00:00".replace("T", " ")}
-        assert (await ada.request("DELETE", CLASS)).status == 200
-        assert (await Client(stack.gateway_url, token).request("GET", "/api/kernels")).status == 403
-        assert (await browser.request("GET", "/sharedkernel/page/me")).status == 401
-        assert "The class has ended, and your sign-in with it." in (await browser.request("GET", FORM)).body
-
-    run(scenario())
+    codes, browser, ada = await begin(stack, "maria"), Browser(stack.gateway_url), stack.client("ada")
+    assert (await accept(browser, codes["maria"])).status == 200
+    token = (await browser.request("POST", "/sharedkernel/page/token")).body["token"]
+    moved = after(hours=3)
+    assert (await ada.request("PATCH", CLASS, {"until": moved})).status == 200
+    tokens = TokenFile(stack.directory / "tokens.json").tokens().values()
+    ends = {str(token.expires) for token in tokens if token.user == "maria"}
+    assert ends == {f"{moved[:19]}+00:00".replace("T", " ")}
+    assert (await ada.request("DELETE", CLASS)).status == 200
+    assert (await Client(stack.gateway_url, token).request("GET", "/api/kernels")).status == 403
+    assert (await browser.request("GET", "/sharedkernel/page/me")).status == 401
+    assert "The class has ended, and your sign-in with it." in (await browser.request("GET", FORM)).body
 
 
-def test_of_who_was_here_before_only_tokens_of_the_class_end(stack: Stack) -> None:
-    """Those that an invitation gave, and those that were made with these; no others of the same user."""
-
-    async def scenario() -> None:
-        ada, browser = stack.client("ada"), Browser(stack.gateway_url)
-        body = {"users": ["grace"], "limits": {}, "until": after(hours=1), "allow_known": True}
-        codes = (await ada.request("PUT", CLASS, body)).body["codes"]
-        assert (await accept(browser, codes["grace"])).status == 200
-        made = (await browser.request("POST", "/sharedkernel/page/token")).body["token"]
-        own = Browser(stack.gateway_url)
-        signed_in = await own.sign_in(stack.token("grace"))
-        assert signed_in.status == 303, signed_in
-        other = (await own.request("POST", "/sharedkernel/page/token")).body["token"]
-        assert (await ada.request("DELETE", CLASS)).status == 200
-        statuses = [
-            (await Client(stack.gateway_url, token).request("GET", "/api/kernels")).status
-            for token in (made, other, stack.token("grace"))
-        ]
-        assert statuses == [403, 200, 200]
-        TokenFile(stack.directory / "tokens.json").remove(other.rpartition("-")[0])
-
-    run(scenario())
-
-
-def test_the_executor_enforces_what_held_before(stack: Stack) -> None:
-    """As soon as the class is over; whom only the class named is in the status no more, but for what they have left."""
-
-    async def scenario() -> None:
-        await begin(stack, "maria", "niels", memory="64MiB")
-        assert await quota_bytes(stack, "maria") == await quota_bytes(stack, "niels") == 64 << 20
-        assert (await stack.client("ada").request("DELETE", CLASS)).status == 200
-        assert await quota_bytes(stack, "maria") == 1 << 30
-        status = (await stack.client("ada").request("GET", "/sharedkernel/api/status")).body
-        assert "niels" not in [entry["name"] for entry in status["users"]]
-
-    run(scenario())
-
-
-class SingleStack(Stack):
-    """A gateway of one user."""
-
-    def __init__(self) -> None:
-        config = f"c.SharedKernelGateway.identity = 'single'\nc.SingleUser.token = {SINGLE_TOKEN!r}\n"
-        super().__init__(users=["only"], capacity="1GiB", config=config)
-
-    def token(self, user: str) -> str:
-        return SINGLE_TOKEN
-
-
-def test_a_gateway_of_one_user_has_no_class() -> None:
+def test_a_gateway_of_one_user_has_no_class(tmp_path: Path) -> None:
     """It says what to do."""
 
-    async def scenario(stack: Stack) -> None:
-        refused = await stack.client("only").request("PUT", CLASS, {"users": ["maria"], "until": after(hours=1)})
+    async def scenario(gateway: SharedKernelGateway) -> None:
+        await asyncio.sleep(0)  # it binds its port in the loop's first round
+        client = Client(f"http://127.0.0.1:{gateway.port}", SINGLE_TOKEN)
+        refused = await client.request("PUT", CLASS, {"users": ["maria"], "until": after(hours=1)})
         assert (refused.status, refused.body["reason"]) == (403, "not_allowed")
         assert "start it with `--identity tokens`" in refused.body["message"]
 
-    with SingleStack() as single:
-        run(scenario(single))
+    (tmp_path / "config.py").write_text(f"c.SingleUser.token = {SINGLE_TOKEN!r}\n")
+    with in_process("--config", str(tmp_path / "config.py"), directory=tmp_path) as (gateway, loop):
+        loop.run(scenario(gateway))
 
 
 def test_an_end_goes_on_after_a_kill(stack: Stack) -> None:
@@ -462,32 +383,28 @@ def test_an_end_goes_on_after_a_kill(stack: Stack) -> None:
     run(ended())
 
 
-def test_several_classes_end_each_by_itself(stack: Stack) -> None:
+async def test_several_classes_end_each_by_itself(stack: Stack) -> None:
     """A request names the one that it means; nobody is in two."""
-
-    async def scenario() -> None:
-        ada = stack.client("ada")
-        codes = [await begin(stack, user, group=group, memory=memory) for user, group, memory in (
-            ("maria", "morning", "64MiB"), ("niels", "evening", "32MiB"),
-        )]  # fmt: skip
-        students = [Client(stack.gateway_url, await join(stack, *own.values())) for own in codes]
-        for student in students:
-            await student.start()
-        assert await quota(stack, "maria", "memory") == ("64MiB", "class: group morning")
-        changed = {"groups": {"evening": {"memory": "16MiB"}}}
-        assert (await ada.request("PUT", "/sharedkernel/api/quotas", changed)).status == 200
-        assert await quota(stack, "niels", "memory") == ("16MiB", "put: group evening")
-        assert set((await ada.request("GET", CLASS)).body["classes"]) == {"morning", "evening"}
-        assert (await ada.request("GET", f"{CLASS}?group=morning")).body["class"]["users"].keys() == {"maria"}
-        unclear = await ada.request("DELETE", CLASS)
-        assert (unclear.status, "morning, evening" in unclear.body["message"]) == (400, True)
-        twice = await ada.request("POST", f"{CLASS}?group=morning", {"users": ["niels"], "allow_known": True})
-        assert (twice.status, "as niels would be" in twice.body["message"]) == (400, True)
-        assert (await ada.request("DELETE", f"{CLASS}?group=noon")).status == 404
-        assert (await ada.request("DELETE", f"{CLASS}?group=morning")).body[
-            "message"
-        ] == "The class morning is over; 1 session ended."
-        assert [(await student.request("GET", "/api/kernels")).status for student in students] == [403, 200]
-        assert (await ada.request("DELETE", CLASS)).body["message"] == "The class evening is over; 1 session ended."
-
-    run(scenario())
+    ada = stack.client("ada")
+    codes = [await begin(stack, user, group=group, memory=memory) for user, group, memory in (
+        ("maria", "morning", "64MiB"), ("niels", "evening", "32MiB"),
+    )]  # fmt: skip
+    students = [Client(stack.gateway_url, await join(stack, *own.values())) for own in codes]
+    for student in students:
+        await student.start()
+    assert await quota(stack, "maria", "memory") == ("64MiB", "class: group morning")
+    changed = {"groups": {"evening": {"memory": "16MiB"}}}
+    assert (await ada.request("PUT", "/sharedkernel/api/quotas", changed)).status == 200
+    assert await quota(stack, "niels", "memory") == ("16MiB", "put: group evening")
+    assert set((await ada.request("GET", CLASS)).body["classes"]) == {"morning", "evening"}
+    assert (await ada.request("GET", f"{CLASS}?group=morning")).body["class"]["users"].keys() == {"maria"}
+    unclear = await ada.request("DELETE", CLASS)
+    assert (unclear.status, "morning, evening" in unclear.body["message"]) == (400, True)
+    twice = await ada.request("POST", f"{CLASS}?group=morning", {"users": ["niels"], "allow_known": True})
+    assert (twice.status, "as niels would be" in twice.body["message"]) == (400, True)
+    assert (await ada.request("DELETE", f"{CLASS}?group=noon")).status == 404
+    assert (await ada.request("DELETE", f"{CLASS}?group=morning")).body[
+        "message"
+    ] == "The class morning is over; 1 session ended."
+    assert [(await student.request("GET", "/api/kernels")).status for student in students] == [403, 200]
+    assert (await ada.request("DELETE", CLASS)).body["message"] == "The class evening is over; 1 session ended."

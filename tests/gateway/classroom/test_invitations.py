@@ -10,56 +10,48 @@ from tests.gateway.conftest import Stack, run, wait_for
 from tests.gateway.page.browser import Browser
 
 
-def test_a_code_is_good_once(stack: Stack) -> None:
+async def test_a_code_is_good_once(stack: Stack) -> None:
     """It signs its user in and gives a token; who comes second is told so, and a new one voids the old."""
-
-    async def scenario() -> None:
-        codes = await begin(stack, "maria", "niels")
-        browser = Browser(stack.gateway_url)
-        answer = await accept(browser, codes["maria"])
-        assert (answer.status, answer.body["user"], answer.headers["Cache-Control"]) == (200, "maria", "no-store")
-        command = answer.body["install_command"]
-        assert f"sharedkernel install --gateway-url {stack.gateway_url} --user --token sk-" in command
-        me = (await browser.request("GET", "/sharedkernel/page/me")).body
-        assert (me["user"], me["admin"]) == ("maria", False)
-        second = await accept(Browser(stack.gateway_url), codes["maria"])
-        assert (second.status, second.body["reason"]) == (409, "invitation_used")
-        users = {"users": ["maria", "niels"]}
-        refused = await stack.client("ada").request("POST", CLASS, users)
-        assert (refused.status, refused.body["reason"]) == (409, "link_used")
-        assert "maria used a link already" in refused.body["message"]
-        again = (await stack.client("ada").request("POST", CLASS, {**users, "replaces": False})).body["codes"]
-        assert (await accept(Browser(stack.gateway_url), codes["niels"])).body["reason"] == "wrong_invitation"
-        for name in ("maria", "niels"):
-            client = Client(stack.gateway_url, await join(stack, again[name]))
-            assert (await client.request("GET", "/api/kernels")).status == 200
-        # what was given first stays good
-        token = command.rpartition(" ")[2]
-        assert (await Client(stack.gateway_url, token).request("GET", "/api/kernels")).status == 200
-
-    run(scenario())
+    codes = await begin(stack, "maria", "niels")
+    browser = Browser(stack.gateway_url)
+    answer = await accept(browser, codes["maria"])
+    assert (answer.status, answer.body["user"], answer.headers["Cache-Control"]) == (200, "maria", "no-store")
+    command = answer.body["install_command"]
+    assert f"sharedkernel install --gateway-url {stack.gateway_url} --user --token sk-" in command
+    me = (await browser.request("GET", "/sharedkernel/page/me")).body
+    assert (me["user"], me["admin"]) == ("maria", False)
+    second = await accept(Browser(stack.gateway_url), codes["maria"])
+    assert (second.status, second.body["reason"]) == (409, "invitation_used")
+    users = {"users": ["maria", "niels"]}
+    refused = await stack.client("ada").request("POST", CLASS, users)
+    assert (refused.status, refused.body["reason"]) == (409, "link_used")
+    assert "maria used a link already" in refused.body["message"]
+    again = (await stack.client("ada").request("POST", CLASS, {**users, "replaces": False})).body["codes"]
+    assert (await accept(Browser(stack.gateway_url), codes["niels"])).body["reason"] == "wrong_invitation"
+    for name in ("maria", "niels"):
+        client = Client(stack.gateway_url, await join(stack, again[name]))
+        assert (await client.request("GET", "/api/kernels")).status == 200
+    # what was given first stays good
+    token = command.rpartition(" ")[2]
+    assert (await Client(stack.gateway_url, token).request("GET", "/api/kernels")).status == 200
 
 
-def test_whose_link_was_replaced_has_not_joined(stack: Stack) -> None:
+async def test_whose_link_was_replaced_has_not_joined(stack: Stack) -> None:
     """Until the new one is used; who got another one besides has joined all along."""
+    ada, codes = stack.client("ada"), await begin(stack, "maria", "niels", "otto")
 
-    async def scenario() -> None:
-        ada, codes = stack.client("ada"), await begin(stack, "maria", "niels", "otto")
+    async def joined() -> list[str]:
+        users = (await ada.request("GET", CLASS)).body["class"]["users"]
+        return [user for user, member in users.items() if member["joined"] is not None]
 
-        async def joined() -> list[str]:
-            users = (await ada.request("GET", CLASS)).body["class"]["users"]
-            return [user for user, member in users.items() if member["joined"] is not None]
-
-        for user in ("maria", "niels"):
-            await join(stack, codes[user])
-        assert await joined() == ["maria", "niels"]
-        replaced = (await ada.request("POST", CLASS, {"users": ["maria", "otto"], "replaces": True})).body["codes"]
-        assert (await ada.request("POST", CLASS, {"users": ["niels"], "replaces": False})).status == 200
-        assert await joined() == ["niels"]
-        await join(stack, replaced["maria"])
-        assert await joined() == ["maria", "niels"]
-
-    run(scenario())
+    for user in ("maria", "niels"):
+        await join(stack, codes[user])
+    assert await joined() == ["maria", "niels"]
+    replaced = (await ada.request("POST", CLASS, {"users": ["maria", "otto"], "replaces": True})).body["codes"]
+    assert (await ada.request("POST", CLASS, {"users": ["niels"], "replaces": False})).status == 200
+    assert await joined() == ["niels"]
+    await join(stack, replaced["maria"])
+    assert await joined() == ["maria", "niels"]
 
 
 def test_an_invitation_opens_again_in_its_browser_until_the_command_has_run(stack: Stack) -> None:
@@ -114,76 +106,62 @@ def test_an_invitation_opens_again_in_its_browser_until_the_command_has_run(stac
     run(second())
 
 
-def test_a_thief_of_a_code_keeps_nothing(stack: Stack) -> None:
+async def test_a_thief_of_a_code_keeps_nothing(stack: Stack) -> None:
     """Neither the token nor one that was made with it; sessions go on for whom they belong to."""
-
-    async def scenario() -> None:
-        ada, thief = stack.client("ada"), Browser(stack.gateway_url)
-        codes = await begin(stack, "maria")
-        answer = await accept(thief, codes["maria"])
-        tokens = [answer.body["install_command"].rpartition(" ")[2]]
-        tokens.append((await thief.request("POST", "/sharedkernel/page/token")).body["token"])
-        kernel = await Client(stack.gateway_url, tokens[0]).start()
-        again = (await ada.request("POST", CLASS, {"users": ["maria"], "replaces": True})).body["codes"]
-        for token in tokens:
-            assert (await Client(stack.gateway_url, token).request("GET", "/api/kernels")).status == 403
-        assert (await thief.request("GET", "/sharedkernel/page/me")).status == 401
-        maria = Client(stack.gateway_url, await join(stack, again["maria"]))
-        assert [entry["id"] for entry in (await maria.request("GET", "/api/kernels")).body] == [kernel]
-
-    run(scenario())
+    ada, thief = stack.client("ada"), Browser(stack.gateway_url)
+    codes = await begin(stack, "maria")
+    answer = await accept(thief, codes["maria"])
+    tokens = [answer.body["install_command"].rpartition(" ")[2]]
+    tokens.append((await thief.request("POST", "/sharedkernel/page/token")).body["token"])
+    kernel = await Client(stack.gateway_url, tokens[0]).start()
+    again = (await ada.request("POST", CLASS, {"users": ["maria"], "replaces": True})).body["codes"]
+    for token in tokens:
+        assert (await Client(stack.gateway_url, token).request("GET", "/api/kernels")).status == 403
+    assert (await thief.request("GET", "/sharedkernel/page/me")).status == 401
+    maria = Client(stack.gateway_url, await join(stack, again["maria"]))
+    assert [entry["id"] for entry in (await maria.request("GET", "/api/kernels")).body] == [kernel]
 
 
-def test_a_code_comes_from_the_page_itself(stack: Stack) -> None:
+async def test_a_code_comes_from_the_page_itself(stack: Stack) -> None:
     """A form of another site, or a body that is far too long, uses nothing up."""
-
-    async def scenario() -> None:
-        codes = await begin(stack, "maria")
-        assert (await accept(Browser(stack.gateway_url), codes["maria"], xsrf=False)).status == 403
-        browser = Browser(stack.gateway_url)
-        await browser.request("GET", PAGE)
-        long = await browser.request("POST", f"{PAGE}/accept", {"code": codes["maria"], "more": "x" * 5000})
-        assert long.status == 403
-        wrong = await browser.request("POST", f"{PAGE}/accept", {"code": 3})
-        assert (wrong.status, wrong.body["reason"]) == (400, "bad_request")
-        assert (await accept(browser, codes["maria"])).status == 200
-
-    run(scenario())
+    codes = await begin(stack, "maria")
+    assert (await accept(Browser(stack.gateway_url), codes["maria"], xsrf=False)).status == 403
+    browser = Browser(stack.gateway_url)
+    await browser.request("GET", PAGE)
+    long = await browser.request("POST", f"{PAGE}/accept", {"code": codes["maria"], "more": "x" * 5000})
+    assert long.status == 403
+    wrong = await browser.request("POST", f"{PAGE}/accept", {"code": 3})
+    assert (wrong.status, wrong.body["reason"]) == (400, "bad_request")
+    assert (await accept(browser, codes["maria"])).status == 200
 
 
-def test_codes_are_in_no_file_and_no_log(stack: Stack) -> None:
+async def test_codes_are_in_no_file_and_no_log(stack: Stack) -> None:
     """Nor are the tokens that they give; the page is the same for every code."""
     seen: list[str] = []
 
-    async def scenario() -> None:
-        codes = await begin(stack, "maria", "niels")
-        token = await join(stack, codes["maria"])
-        await Browser(stack.gateway_url).request("GET", f"{PAGE}?code={codes['niels']}")  # what no page of ours sends
-        pages = [(await Browser(stack.gateway_url).request("GET", PAGE)).body for _ in range(2)]
-        assert pages[0] == pages[1]
-        seen.extend([codes["maria"].partition("-")[2], token.rpartition("-")[2]])
-
-    run(scenario())
+    codes = await begin(stack, "maria", "niels")
+    token = await join(stack, codes["maria"])
+    await Browser(stack.gateway_url).request("GET", f"{PAGE}?code={codes['niels']}")  # what no page of ours sends
+    pages = [(await Browser(stack.gateway_url).request("GET", PAGE)).body for _ in range(2)]
+    assert pages[0] == pages[1]
+    seen.extend([codes["maria"].partition("-")[2], token.rpartition("-")[2]])
     files = [stack.gateway.log_path, *stack.directory.glob("*.json"), stack.runtime_directory / "audit.jsonl"]
     assert stack.directory / "sharedkernel_class.json" in files
     assert [path for path in files for secret in seen if secret in path.read_text()] == []
 
 
-def test_codes_cannot_be_guessed(stack: Stack) -> None:
+async def test_codes_cannot_be_guessed(stack: Stack) -> None:
     """Wrong ones count as wrong tokens do, and are recorded; a right one still works."""
     elsewhere = {"X-Forwarded-For": "10.1.2.3"}  # whose wrong codes no other test counts
 
-    async def scenario() -> None:
-        codes = await begin(stack, "maria")
-        known = codes["maria"].partition("-")[0]
-        statuses = []
-        for _ in range(12):
-            browser = Browser(stack.gateway_url)
-            answer = await accept(browser, f"{known}-{secrets.token_hex(16)}", **elsewhere)
-            statuses.append(answer.status)
-        assert set(statuses) == {403, 429}
-        assert statuses == sorted(statuses)
-        assert (await accept(Browser(stack.gateway_url), codes["maria"], **elsewhere)).status == 200
-
-    run(scenario())
+    codes = await begin(stack, "maria")
+    known = codes["maria"].partition("-")[0]
+    statuses = []
+    for _ in range(12):
+        browser = Browser(stack.gateway_url)
+        answer = await accept(browser, f"{known}-{secrets.token_hex(16)}", **elsewhere)
+        statuses.append(answer.status)
+    assert set(statuses) == {403, 429}
+    assert statuses == sorted(statuses)
+    assert (await accept(Browser(stack.gateway_url), codes["maria"], **elsewhere)).status == 200
     assert '"action": "refuse invitation"' in (stack.runtime_directory / "audit.jsonl").read_text()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from sharedkernel.scheduling.policies.registry import POLICIES
 from tests.gateway.client import Client
 from tests.gateway.conftest import Stack, run
+from tests.gateway.devices import until
 
 PATH = "/sharedkernel/api/policy"
 
@@ -22,11 +22,6 @@ while not pathlib.Path({end!r}).exists():
         steps += 1
 print(steps, weights.min().item() == weights.max().item() == steps)
 """
-
-
-async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
-    while not await is_so():  # noqa: ASYNC110
-        await asyncio.sleep(0.02)
 
 
 async def served(admin: Client) -> dict[str, float]:
@@ -77,29 +72,25 @@ def test_trainings_go_on_whatever_the_policy_becomes(stack: Stack, tmp_path: Pat
         end.touch()
 
 
-def test_only_admins_set_the_policy_and_only_to_one_that_there_is(stack: Stack) -> None:
+async def test_only_admins_set_the_policy_and_only_to_one_that_there_is(stack: Stack) -> None:
     """Anybody sees it; a user's PUT and a wrong one are refused in one sentence, and change nothing."""
-
-    async def scenario() -> None:
-        ada, grace = stack.client("ada"), stack.client("grace")
-        before = (await grace.request("GET", PATH)).body
-        assert before["policy"] == "fair"
-        assert list(before["devices"].values()) == ["fair"]
-        answer = await grace.request("PUT", PATH, {"policy": "las"})
-        assert (answer.status, answer.body["message"]) == (403, "only admins may change the policy.")
-        for body, part in (
-            (
-                {"policy": "fare"},
-                f"unknown policy 'fare'; choose one of {', '.join(POLICIES)}.",
-            ),
-            ({"policy": 3}, "`policy` is 3; it should be text."),
-            ({}, 'no `policy` is named; send one such as {"policy": "fair"}.'),
-        ):
-            answer = await ada.request("PUT", PATH, body)
-            assert (answer.status, answer.body["message"]) == (400, part)
-        assert (await ada.request("GET", PATH)).body == before
-
-    run(scenario())
+    ada, grace = stack.client("ada"), stack.client("grace")
+    before = (await grace.request("GET", PATH)).body
+    assert before["policy"] == "fair"
+    assert list(before["devices"].values()) == ["fair"]
+    answer = await grace.request("PUT", PATH, {"policy": "las"})
+    assert (answer.status, answer.body["message"]) == (403, "only admins may change the policy.")
+    for body, part in (
+        (
+            {"policy": "fare"},
+            f"unknown policy 'fare'; choose one of {', '.join(POLICIES)}.",
+        ),
+        ({"policy": 3}, "`policy` is 3; it should be text."),
+        ({}, 'no `policy` is named; send one such as {"policy": "fair"}.'),
+    ):
+        answer = await ada.request("PUT", PATH, body)
+        assert (answer.status, answer.body["message"]) == (400, part)
+    assert (await ada.request("GET", PATH)).body == before
 
 
 def test_the_configuration_sets_the_policy_of_executors_that_come_later_too(stack: Stack) -> None:

@@ -55,13 +55,6 @@ def test_the_values_of_a_start_are_the_command_line_s_then_the_files_then_defaul
     ]  # fmt: skip
 
 
-def test_a_value_that_no_start_takes_is_refused_with_its_file(tmp_path: Path) -> None:
-    """Also where it was changed in place, so that only its sum is wrong."""
-    path = written(tmp_path, "c.SharedKernelGateway.admins.add('ada')\nc.SharedKernelGateway.admins.add(3)\n")
-    with pytest.raises(ConfigError, match=re.escape(f"{path}: The 'admins' trait")):
-        value_at_start(SharedKernelGateway(), read_settings([], str(path)), "admins")
-
-
 @pytest.mark.parametrize(
     ("text", "line", "sentence"),
     [
@@ -86,40 +79,20 @@ def test_a_missing_file_is_refused_only_when_it_was_named(tmp_path: Path) -> Non
         read_settings([], str(tmp_path / "missing.py"))
 
 
-def test_a_bad_quota_is_refused_with_the_line_of_its_entry(tmp_path: Path) -> None:
-    """Not only the statement: the very line of the entry."""
-    path = written(
-        tmp_path,
-        "c = get_config()\n"
-        "c.SharedKernelGateway.quotas = {\n"
-        '    "default": {"memory": "1GiB"},\n'
-        '    "users": {\n'
-        '        "ada": {\n'
-        '            "share": 2,\n'
-        '            "memory": "8-Gb",\n'
-        "        },\n"
-        "    },\n"
-        "}\n",
-    )
-    settings = read_settings([], str(path))
-    with pytest.raises(ConfigError) as refused:
-        build_quotas(settings.config.SharedKernelGateway.quotas, {}, settings.files)
-    assert str(refused.value).startswith(f"{path}, line 7: quotas['users']['ada']['memory']: '8-Gb' is not")
-
-
-def test_a_bad_quota_made_by_code_is_refused_with_its_statement(tmp_path: Path) -> None:
-    """Where the entry is not written out, its assignment is named."""
-    path = written(tmp_path, "\nc.SharedKernelGateway.quotas = dict(default=dict(share=-1))\n")
-    settings = read_settings([], str(path))
-    with pytest.raises(ConfigError, match="line 2: "):
-        build_quotas(settings.config.SharedKernelGateway.quotas, {}, settings.files)
-
-
-@pytest.mark.parametrize("first", [b"# -*- coding: latin-1 -*- \xe9", b"# \x80"])
-def test_the_line_is_found_in_a_file_of_any_encoding(tmp_path: Path, first: bytes) -> None:
-    """What Python reads has a place, too."""
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"c.SharedKernelGateway.quotas = {\n 'default': {'memory': '1GiB'},\n 'users': {\n"
+         b"  'ada': {\n   'share': 2,\n   'memory': '8-Gb',\n  },\n },\n}\n", 6),
+        (b"\nc.SharedKernelGateway.quotas = dict(default=dict(share=-1))\n", 2),
+        (b"# -*- coding: latin-1 -*- \xe9\nc.SharedKernelGateway.quotas = {'default': {'memory': '8-Gb'}}\n", 2),
+        (b"# \x80\nc.SharedKernelGateway.quotas = {'default': {'memory': '8-Gb'}}\n", 2),
+    ],
+)  # fmt: skip
+def test_a_bad_quota_is_refused_with_the_line_of_its_entry(tmp_path: Path, content: bytes, line: int) -> None:
+    """Not only the statement: the very line of the entry, where it is written out; in a file of any encoding."""
     path = tmp_path / "config.py"
-    path.write_bytes(first + b"\nc.SharedKernelGateway.quotas = {'default': {'memory': '8-Gb'}}\n")
+    path.write_bytes(content)
     settings = read_settings([], str(path))
-    with pytest.raises(ConfigError, match="line 2: "):
+    with pytest.raises(ConfigError, match=re.escape(f"{path}, line {line}: ")):
         build_quotas(settings.config.SharedKernelGateway.quotas, {}, settings.files)

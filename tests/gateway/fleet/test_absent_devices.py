@@ -126,23 +126,6 @@ def test_a_gateway_serves_before_all_executors_are_there(devices: Stack) -> None
     run(scenario())
 
 
-async def test_an_executor_that_does_not_answer_keeps_nobody_waiting(devices: Stack) -> None:
-    """It is stopped, not gone: status says so, and sessions start on the other."""
-    process = devices.executors["host:1"].process
-    assert process is not None
-
-    grace = devices.client("grace")
-    os.kill(process.pid, signal.SIGSTOP)
-    try:
-        kernels = [await grace.start() for _ in range(3)]
-        status = await status_of(devices)
-        assert "does not answer" in status["devices"][1]["message"]
-        assert await devices_of(devices, *kernels) == ["host"] * 3
-    finally:
-        os.kill(process.pid, signal.SIGCONT)
-    await until(lambda: is_available(devices))
-
-
 async def test_an_executor_that_hangs_is_named_and_holds_up_nobody_else(devices: Stack) -> None:
     """Readiness names its device; whatever concerns the other one, or all, is answered meanwhile."""
     ada, grace = devices.client("ada"), devices.client("grace")
@@ -154,11 +137,17 @@ async def test_an_executor_that_hangs_is_named_and_holds_up_nobody_else(devices:
         assert answer.body == "there, but does not answer; its log may say why: the executor of host:1\n"
         entries = {entry["name"]: entry for entry in (await status_of(devices))["devices"]}
         assert [entries[name]["available"] for name in ("host", "host:1")] == [True, False]
+        assert "does not answer" in entries["host:1"]["message"]
+        kernels = await asyncio.gather(grace.start(), grace.start())
+        assert await devices_of(devices, *kernels) == ["host"] * 2
         assert await execute(grace, kernel, "1 + 1") == "2"
         quotas = {"users": {"mary": {"memory": "1MiB"}}}
-        assert (await ada.request("PUT", "/sharedkernel/api/quotas", quotas)).status == 200
-        assert (await ada.request("PUT", "/sharedkernel/api/policy", {"policy": "fifo"})).status == 200
-        assert (await ada.request("GET", "/metrics")).status == 200
+        requests = (
+            ada.request("PUT", "/sharedkernel/api/quotas", quotas),
+            ada.request("PUT", "/sharedkernel/api/policy", {"policy": "fifo"}),
+            ada.request("GET", "/metrics"),
+        )
+        assert [answer.status for answer in await asyncio.gather(*requests)] == [200] * 3
         assert (await grace.request("DELETE", f"/api/kernels/{kernel}")).status == 204
     await until(lambda: is_available(devices))
     policies = (await ada.request("GET", "/sharedkernel/api/policy")).body["devices"]
@@ -182,7 +171,9 @@ async def test_who_has_a_shelf_waits_for_an_executor_that_hangs(devices: Stack) 
     grace, linus = devices.client("grace"), devices.client("linus")
     kernels = await start_on_each(devices, grace)
     await execute(grace, kernels["host:1"], "import torch; from sharedkernel import shelf; shelf['x'] = torch.ones(3)")
-    assert await devices_of(devices, await grace.start()) == ["host:1"]
+    there = await grace.start()
+    assert await devices_of(devices, there) == ["host:1"], "though there is more to do"
+    assert await execute(grace, there, "from sharedkernel import shelf; print(shelf['x'].sum())") == "tensor(3.)"
     with stopped(devices, "host:1"):
         starting = asyncio.create_task(grace.start())
         await until(lambda: is_away(devices))
@@ -190,6 +181,7 @@ async def test_who_has_a_shelf_waits_for_an_executor_that_hangs(devices: Stack) 
         assert not starting.done()
     assert await devices_of(devices, await starting) == ["host:1"]
     await execute(grace, kernels["host:1"], "del shelf['x']")
+    assert await devices_of(devices, await grace.start()) == ["host"]
 
 
 @contextlib.contextmanager

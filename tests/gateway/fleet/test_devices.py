@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import re
 
 import pytest
 
 from tests.gateway.conftest import Stack, run, wait_for
-from tests.gateway.devices import DEVICES, KEEP, STATUS, devices_of, execute, keep, start_on_each, status_of
+from tests.gateway.devices import DEVICES, KEEP, devices_of, execute, keep, start_on_each, status_of
 from tests.status.documents import to_json
 
 
@@ -68,29 +67,6 @@ async def test_all_that_can_be_done_to_a_session_reaches_its_executor(devices: S
     assert (await status_of(devices))["sessions"] == []
 
 
-async def test_status_is_one_document(devices: Stack) -> None:
-    """The fixed fields sum up, the new ones tell apart, and others' notebooks stay hidden; watchers get the same."""
-    grace = devices.client("grace")
-    kernels = await start_on_each(devices, grace)
-    for kernel in kernels.values():
-        await keep(devices, grace, kernel, 8)
-    whole = await status_of(devices)
-    assert whole["device"]["capacity_bytes"] == 2 << 30
-    assert whole["device"]["name"] == "host + host:1"
-    assert [(device["name"], device["kind"], device["available"]) for device in whole["devices"]] == [
-        ("host", "host", True),
-        ("host:1", "host", True),
-    ]
-    assert re.match(r"host:1 \(", whole["devices"][1]["description"])
-    assert whole["device"]["used_bytes"] == sum(device["used_bytes"] for device in whole["devices"]) >= 16 << 20
-    user = next(user for user in whole["users"] if user["name"] == "grace")
-    assert [entry["device"] for entry in user["devices"]] == DEVICES
-    assert user["persistent_bytes"] >= 16 << 20
-    assert user["quota_bytes"] == 2 << 30  # each device has a quota of its own
-    seen = (await devices.client("linus").request("GET", STATUS)).body
-    assert {session["device"]: session["notebook"] for session in seen["sessions"]} == dict.fromkeys(DEVICES)
-
-
 async def test_the_number_of_sessions_is_limited_over_all_devices(devices: Stack) -> None:
     """Two allowed: one on each device, and no third anywhere, at once or later."""
     linus = devices.client("linus")
@@ -113,19 +89,6 @@ async def test_a_memory_quota_holds_on_each_device(devices: Stack) -> None:
     user = next(user for user in (await status_of(devices))["users"] if user["name"] == "linus")
     assert [entry["quota_bytes"] for entry in user["devices"]] == [512 << 20] * 2
     assert user["quota_bytes"] == 1 << 30
-
-
-async def test_who_has_a_shelf_gets_sessions_where_it_is(devices: Stack) -> None:
-    """Though there is more to do: elsewhere it could not be had."""
-    grace = devices.client("grace")
-    kernels = await start_on_each(devices, grace)
-    await execute(grace, kernels["host:1"], "import torch; from sharedkernel import shelf; shelf['x'] = torch.ones(3)")
-    for _ in range(2):
-        later = await grace.start()
-        assert await devices_of(devices, later) == ["host:1"]
-        assert await execute(grace, later, "from sharedkernel import shelf; print(shelf['x'].sum())") == "tensor(3.)"
-    await execute(grace, later, "del shelf['x']")
-    assert await devices_of(devices, await grace.start()) == ["host"]
 
 
 @pytest.mark.heavy

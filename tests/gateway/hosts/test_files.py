@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.gateway.client import Client
-from tests.gateway.conftest import run
 from tests.gateway.hosts.conftest import Cluster
 
 pytestmark = pytest.mark.heavy
 
 
-def test_files_are_reached_through_a_front(cluster: Cluster, tmp_path: Path) -> None:
+async def test_files_are_reached_through_a_front(cluster: Cluster, tmp_path: Path) -> None:
     """Whole, by the command; a host's refusal arrives as it says it; terminals, which are one host's, are off."""
     ada = cluster.client("ada")
     source, back = tmp_path / "source.bin", tmp_path / "back.bin"
@@ -28,15 +27,12 @@ def test_files_are_reached_through_a_front(cluster: Cluster, tmp_path: Path) -> 
         command = [sys.executable, "-m", "sharedkernel", "files", *words]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
 
-    async def scenario() -> None:
-        host = (await ada.request("GET", "/sharedkernel/api/host")).body
-        assert host["files"] is True
-        answer = await ada.request("GET", "/api/contents/sk-none")
-        assert answer.status == 404
-        assert (await ada.request("GET", "/api/terminals")).status == 403
-        assert (await Client(cluster.gateway_url, "wrong").request("GET", "/api/contents")).status == 403
-
-    run(scenario())
+    host = (await ada.request("GET", "/sharedkernel/api/host")).body
+    assert host["files"] is True
+    answer = await ada.request("GET", "/api/contents/sk-none")
+    assert answer.status == 404
+    assert (await ada.request("GET", "/api/terminals")).status == 403
+    assert (await Client(cluster.gateway_url, "wrong").request("GET", "/api/contents")).status == 403
     try:
         for words in (("put", str(source), name), ("get", name, str(back))):
             done = files(*words)

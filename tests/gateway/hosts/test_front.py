@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tornado.httpclient import HTTPClientError
 
 from sharedkernel.gateway.auth.tickets import host_prefix
 from tests.gateway.client import Answer, Client
 from tests.gateway.conftest import Stack, run, wait_for
 from tests.gateway.devices import until
 from tests.gateway.hosts.conftest import HOSTS, Cluster
-from tests.gateway.test_stock_clients import stock_server
+from tests.gateway.test_stock_clients import stock_server, use_as_any_gateway
 
 pytestmark = pytest.mark.heavy
 
@@ -51,117 +46,67 @@ async def start_on_both(client: Client) -> dict[str, str]:
     return kernels
 
 
-def test_sessions_are_on_all_hosts_and_every_front_knows_them(cluster: Cluster) -> None:
+async def test_sessions_are_on_all_hosts_and_every_front_knows_them(cluster: Cluster) -> None:
     """Started, used, listed, shown in the status and ended, through either front, by their users alone."""
+    grace = cluster.client("grace")
+    kernels = await start_on_both(grace)
+    for number, kernel in enumerate(kernels.values()):
+        assert await execute(grace, kernel, f"import torch; x = torch.tensor({number}); print(int(x))") == f"{number}"
+    other = cluster.client("grace", front=1)
+    for number, kernel in enumerate(kernels.values()):
+        assert await execute(other, kernel, "print(int(x) + 1)") == f"{number + 1}"
+    listed = (await other.request("GET", "/api/kernels")).body
+    assert {entry["id"] for entry in listed} == set(kernels.values())
 
-    async def test() -> None:
-        grace = cluster.client("grace")
-        kernels = await start_on_both(grace)
-        for number, kernel in enumerate(kernels.values()):
-            assert (
-                await execute(grace, kernel, f"import torch; x = torch.tensor({number}); print(int(x))") == f"{number}"
-            )
-        other = cluster.client("grace", front=1)
-        for number, kernel in enumerate(kernels.values()):
-            assert await execute(other, kernel, "print(int(x) + 1)") == f"{number + 1}"
-        listed = (await other.request("GET", "/api/kernels")).body
-        assert {entry["id"] for entry in listed} == set(kernels.values())
+    linus = cluster.client("linus")
+    assert (await linus.request("GET", "/api/kernels")).body == []
+    assert (await linus.request("GET", f"/api/kernels/{kernels['h1']}")).status == 404
+    assert (await Client(grace.url, "wrong").request("GET", f"/api/kernels/{kernels['h1']}")).status == 403
 
-        linus = cluster.client("linus")
-        assert (await linus.request("GET", "/api/kernels")).body == []
-        assert (await linus.request("GET", f"/api/kernels/{kernels['h1']}")).status == 404
-        assert (await Client(grace.url, "wrong").request("GET", f"/api/kernels/{kernels['h1']}")).status == 403
+    async def is_unknown() -> bool:  # once the front is sure that all its hosts have registered
+        return (await grace.request("GET", "/api/kernels/00000000-0000-0000-0000-000000000000")).status == 404
 
-        async def is_unknown() -> bool:  # once the front is sure that all its hosts have registered
-            return (await grace.request("GET", "/api/kernels/00000000-0000-0000-0000-000000000000")).status == 404
+    await until(is_unknown)
 
-        await until(is_unknown)
-
-        status = (await grace.request("GET", STATUS)).body
-        assert {entry["host"] for entry in status["devices"]} == set(HOSTS)
-        assert {(entry["name"], entry["answering"]) for entry in status["hosts"]} == {(name, True) for name in HOSTS}
-        places = {entry["kernel_id"]: (entry["host"], entry["device"]) for entry in status["sessions"]}
-        timelines = (await grace.request("GET", "/sharedkernel/api/timeline?seconds=3600")).body["devices"]
-        ran = {(entry["device"], row["session"]) for entry in timelines for row in entry["rows"]}
-        assert set(kernels.items()) <= ran
-        audited = (await cluster.client("ada").request("GET", "/sharedkernel/api/audit?user=grace")).body["entries"]
-        started = {(entry["host"], entry["session"]) for entry in audited if entry["action"] == "start session"}
-        assert set(kernels.items()) <= started
-        assert [entry["time"] for entry in audited] == sorted((entry["time"] for entry in audited), reverse=True)
-        for host, kernel in kernels.items():
-            assert places[kernel] == (host, f"{host}/host")
-        interrupted = await other.request("POST", f"/api/kernels/{kernels['h2']}/interrupt")
-        assert interrupted.status == 204, interrupted
-        for kernel in kernels.values():
-            await other.end(kernel)
-        assert (await grace.request("GET", "/api/kernels")).body == []
-
-    run(test())
+    status = (await grace.request("GET", STATUS)).body
+    assert {entry["host"] for entry in status["devices"]} == set(HOSTS)
+    assert {(entry["name"], entry["answering"]) for entry in status["hosts"]} == {(name, True) for name in HOSTS}
+    places = {entry["kernel_id"]: (entry["host"], entry["device"]) for entry in status["sessions"]}
+    timelines = (await grace.request("GET", "/sharedkernel/api/timeline?seconds=3600")).body["devices"]
+    ran = {(entry["device"], row["session"]) for entry in timelines for row in entry["rows"]}
+    assert set(kernels.items()) <= ran
+    audited = (await cluster.client("ada").request("GET", "/sharedkernel/api/audit?user=grace")).body["entries"]
+    started = {(entry["host"], entry["session"]) for entry in audited if entry["action"] == "start session"}
+    assert set(kernels.items()) <= started
+    assert (await grace.request("GET", "/sharedkernel/api/audit")).status == 403
+    assert [entry["time"] for entry in audited] == sorted((entry["time"] for entry in audited), reverse=True)
+    for host, kernel in kernels.items():
+        assert places[kernel] == (host, f"{host}/host")
+    interrupted = await other.request("POST", f"/api/kernels/{kernels['h2']}/interrupt")
+    assert interrupted.status == 204, interrupted
+    for kernel in kernels.values():
+        await other.end(kernel)
+    assert (await grace.request("GET", "/api/kernels")).body == []
 
 
-def test_users_have_one_colour_on_all_hosts(cluster: Cluster) -> None:
+async def test_users_have_one_colour_on_all_hosts(cluster: Cluster) -> None:
     """Whichever host they came to first, and through whichever front; nobody else has it."""
 
     async def colours(client: Client) -> dict[str, str]:
         return {user["name"]: user["colour"] for user in (await client.request("GET", STATUS)).body["users"]}
 
-    async def test() -> None:
-        for number, user in enumerate(("linus", "grace", "ada")):
-            client = cluster.client(user, front=number % 2)
-            await (start_on_both(client) if number else client.start())
-            for front in range(2):
-                found = await colours(cluster.client("ada", front))
-                assert user in found
-        assert len(set(found.values())) == len(found)
-        for host in cluster.hosts.values():
-            assert found | await colours(host.client("ada")) == found
-
-    run(test())
+    for number, user in enumerate(("linus", "grace", "ada")):
+        client = cluster.client(user, front=number % 2)
+        await (start_on_both(client) if number else client.start())
+        for front in range(2):
+            found = await colours(cluster.client("ada", front))
+            assert user in found
+    assert len(set(found.values())) == len(found)
+    for host in cluster.hosts.values():
+        assert found | await colours(host.client("ada")) == found
 
 
-def test_a_limit_on_sessions_counts_over_all_hosts(cluster: Cluster) -> None:
-    """With the sentence that one host would give."""
-
-    async def test() -> None:
-        linus = cluster.client("linus")
-        await linus.start()
-        await linus.start()
-        answer = await linus.request("POST", "/api/kernels", {"name": "shared-gpu"})
-        assert answer.status == 429
-        assert answer.body["reason"] == "quota"
-
-    run(test())
-
-
-def test_a_trace_has_the_processes_of_each_host_together(cluster: Cluster, tmp_path: Path) -> None:
-    """Labelled with the host, whose name stands for all of its devices."""
-
-    async def start() -> None:
-        grace = cluster.client("grace")
-        for kernel in (await start_on_both(grace)).values():
-            await execute(grace, kernel, "import torch; print(torch.ones(1).sum())")
-
-    def traced(*arguments: str) -> dict[str, set[str]]:
-        out = tmp_path / "trace.json"
-        environment = os.environ | cluster.client_environment("grace")
-        subprocess.run(
-            [sys.executable, "-m", "sharedkernel", "trace", "--seconds", "1", "--out", str(out), *arguments],
-            env=environment, check=True, timeout=60,
-        )  # fmt: skip
-        events = json.loads(out.read_text())["traceEvents"]
-        names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
-        labels = [(event["args"]["labels"], event["pid"]) for event in events if event["name"] == "process_labels"]
-        assert [label for label, _ in labels] == sorted(label for label, _ in labels)
-        return {label: {names[pid] for each, pid in labels if each == label} for label, _ in labels}
-
-    asyncio.run(start())
-    h1, h2 = ({f"{name}/host: lanes"} for name in HOSTS)
-    found = traced()
-    assert (h1, h2) == (found["host h1"] & h1, found["host h2"] & h2)
-    assert set(traced("--device", "h2")) == {"host h2"}
-
-
-def test_a_waiting_cell_names_the_host_whose_device_it_waits_for(cluster: Cluster) -> None:
+async def test_a_waiting_cell_names_the_host_whose_device_it_waits_for(cluster: Cluster) -> None:
     """Its notebook may be on any of them; what its client claims about that is not believed."""
 
     async def start_two_on_one(client: Client) -> tuple[str, str, str]:
@@ -171,153 +116,78 @@ def test_a_waiting_cell_names_the_host_whose_device_it_waits_for(cluster: Cluste
             if (other := kernels.setdefault(host_of(kernel), kernel)) != kernel:
                 return host_of(kernel), other, kernel
 
-    async def test() -> None:
-        grace = cluster.client("grace")
-        host, first, second = await start_two_on_one(grace)
-        async with grace.attach(first) as holder, grace.attach(second) as waiter:
-            much = "import torch; x = torch.ones(80 * 2**20)"
-            await holder.send("execute_request", {"code": f"{much}; print('has it'); import time; time.sleep(600)"})
-            await holder.until("stream")
-            cell = await waiter.send("execute_request", {"code": much})
-            line = (await waiter.until("display_data", cell))[-1]["content"]["data"]["text/plain"]
-            assert line.startswith(f"⏳ Waiting on {host}: device memory is full"), line
-            for kernel in (second, first):
-                await grace.request("POST", f"/api/kernels/{kernel}/interrupt")
-            await waiter.until("execute_reply", cell, status="error")
-
-    run(test())
+    grace = cluster.client("grace")
+    host, first, second = await start_two_on_one(grace)
+    async with grace.attach(first) as holder, grace.attach(second) as waiter:
+        much = "import torch; x = torch.ones(80 * 2**20)"
+        await holder.send("execute_request", {"code": f"{much}; print('has it'); import time; time.sleep(600)"})
+        await holder.until("stream")
+        cell = await waiter.send("execute_request", {"code": much})
+        line = (await waiter.until("display_data", cell))[-1]["content"]["data"]["text/plain"]
+        assert line.startswith(f"⏳ Waiting on {host}: device memory is full"), line
+        for kernel in (second, first):
+            await grace.request("POST", f"/api/kernels/{kernel}/interrupt")
+        await waiter.until("execute_reply", cell, status="error")
 
 
-def test_a_front_has_no_class(cluster: Cluster) -> None:
+async def test_a_front_has_no_class(cluster: Cluster) -> None:
     """It says so, instead of having one that no host knows."""
-
-    async def test() -> None:
-        for method in ("GET", "PUT", "DELETE"):
-            body = {"users": ["maria"]} if method == "PUT" else None
-            refused = await cluster.client("ada").request(method, "/sharedkernel/api/class", body)
-            assert (refused.status, refused.body["reason"]) == (403, "not_allowed")
-            assert refused.body["message"] == "a front of a cluster has no classes; each host has its own."
-
-    run(test())
+    for method in ("GET", "PUT", "DELETE"):
+        body = {"users": ["maria"]} if method == "PUT" else None
+        refused = await cluster.client("ada").request(method, "/sharedkernel/api/class", body)
+        assert (refused.status, refused.body["reason"]) == (403, "not_allowed")
+        assert refused.body["message"] == "a front of a cluster has no classes; each host has its own."
 
 
-def test_requests_at_the_same_moment_do_not_exceed_the_limit(cluster: Cluster) -> None:
+async def test_requests_at_the_same_moment_do_not_exceed_the_limit(cluster: Cluster) -> None:
     """Also where others have just ended, which the hosts' summaries still count."""
+    linus = cluster.client("linus")
+    for _ in range(3):
+        asked = [linus.request("POST", "/api/kernels", {"name": "shared-gpu"}) for _ in range(5)]
+        answers = await asyncio.gather(*asked)
+        assert sorted(answer.status for answer in answers) == [201, 201, 429, 429, 429]
+        assert {answer.body["reason"] for answer in answers if answer.status == 429} == {"quota"}
+        await asyncio.gather(*(linus.end(answer.body["id"]) for answer in answers if answer.status == 201))
+    await linus.end(await linus.start(KERNEL_CLIENT_KEY="key"))
+    await linus.start()
+    await linus.start()
+    again = {"name": "shared-gpu", "env": {"KERNEL_CLIENT_KEY": "key"}}
+    assert (await linus.request("POST", "/api/kernels", again)).status == 429, "its session has ended"
 
-    async def test() -> None:
-        linus = cluster.client("linus")
-        for _ in range(3):
-            asked = [linus.request("POST", "/api/kernels", {"name": "shared-gpu"}) for _ in range(5)]
-            answers = await asyncio.gather(*asked)
-            assert sorted(answer.status for answer in answers) == [201, 201, 429, 429, 429]
-            await asyncio.gather(*(linus.end(answer.body["id"]) for answer in answers if answer.status == 201))
 
-    run(test())
-
-
-def test_a_client_that_asks_again_gets_its_session(cluster: Cluster) -> None:
+async def test_a_client_that_asks_again_gets_its_session(cluster: Cluster) -> None:
     """At the front that started it, and at another one, which asks the hosts."""
+    grace, other = cluster.client("grace"), cluster.client("grace", front=1)
+    first = await grace.start(KERNEL_CLIENT_KEY="key")
+    assert await grace.start(KERNEL_CLIENT_KEY="key") == first
 
-    async def test() -> None:
-        grace, other = cluster.client("grace"), cluster.client("grace", front=1)
-        first = await grace.start(KERNEL_CLIENT_KEY="key")
-        assert await grace.start(KERNEL_CLIENT_KEY="key") == first
+    async def is_known() -> bool:
+        hosts = (await cluster.client("ada", front=1).request("GET", "/sharedkernel/api/hosts")).body["hosts"]
+        # On that host: what tests before have had elsewhere may still be counted.
+        return any("grace" in host["users"] for host in hosts if host["name"] == host_of(first))
 
-        async def is_known() -> bool:
-            hosts = (await cluster.client("ada", front=1).request("GET", "/sharedkernel/api/hosts")).body["hosts"]
-            # On that host: what tests before have had elsewhere may still be counted.
-            return any("grace" in host["users"] for host in hosts if host["name"] == host_of(first))
-
-        await until(is_known)
-        assert await other.start(KERNEL_CLIENT_KEY="key") == first
-
-    run(test())
+    await until(is_known)
+    assert await other.start(KERNEL_CLIENT_KEY="key") == first
 
 
-def test_a_client_that_asks_twice_at_once_gets_one_session(cluster: Cluster) -> None:
+async def test_a_client_that_asks_twice_at_once_gets_one_session(cluster: Cluster) -> None:
     """Wherever it is placed; the same for a notebook that two tabs open."""
-
-    async def test() -> None:
-        grace = cluster.client("grace")
-        assert len(set(await asyncio.gather(*(grace.start(KERNEL_CLIENT_KEY="key") for _ in range(4))))) == 1
-        body = {"path": "a.ipynb", "name": "a.ipynb", "type": "notebook", "kernel": {"name": "shared-gpu"}}
-        made = await asyncio.gather(*(grace.request("POST", "/api/sessions", body) for _ in range(4)))
-        assert {answer.status for answer in made} == {201}
-        assert len({answer.body["id"] for answer in made}) == 1
-        assert len((await grace.request("GET", "/api/kernels")).body) == 2
-
-    run(test())
-
-
-def test_a_client_whose_session_has_ended_starts_another_as_anybody(cluster: Cluster) -> None:
-    """The limit counts for it."""
-
-    async def test() -> None:
-        linus = cluster.client("linus")
-        await linus.end(await linus.start(KERNEL_CLIENT_KEY="key"))
-        await linus.start()
-        await linus.start()
-        answer = await linus.request(
-            "POST", "/api/kernels", {"name": "shared-gpu", "env": {"KERNEL_CLIENT_KEY": "key"}}
-        )
-        assert answer.status == 429, answer
-
-    run(test())
-
-
-def test_a_websocket_that_its_host_refuses_is_refused_with_its_reason(cluster: Cluster) -> None:
-    """Not left open."""
-
-    async def test() -> None:
-        grace = cluster.client("grace")
-        unknown = host_prefix("h1") + "-1111-4111-8111-111111111111"
-        with pytest.raises(HTTPClientError) as refused:
-            await grace.attach(unknown).open()
-        assert refused.value.code == 404
-        assert refused.value.response is not None
-        assert b"404" in refused.value.response.body
-
-    run(test())
+    grace = cluster.client("grace")
+    assert len(set(await asyncio.gather(*(grace.start(KERNEL_CLIENT_KEY="key") for _ in range(4))))) == 1
+    body = {"path": "a.ipynb", "name": "a.ipynb", "type": "notebook", "kernel": {"name": "shared-gpu"}}
+    made = await asyncio.gather(*(grace.request("POST", "/api/sessions", body) for _ in range(4)))
+    assert {answer.status for answer in made} == {201}
+    assert len({answer.body["id"] for answer in made}) == 1
+    listed = (await grace.request("GET", "/api/sessions")).body
+    assert [entry["id"] for entry in listed] == [made[0].body["id"]]
+    assert len((await grace.request("GET", "/api/kernels")).body) == 2
+    assert (await grace.request("DELETE", f"/api/sessions/{made[0].body['id']}")).status == 204
 
 
 def test_a_stock_server_uses_a_front_as_any_gateway(cluster: Cluster, tmp_path: Path) -> None:
     """Kernelspecs, start, cells, interrupt, restart, list and shutdown go through."""
-
-    async def scenario(server: Client) -> None:
-        specs = (await server.request("GET", "/api/kernelspecs")).body["kernelspecs"]
-        logo = await server.request("GET", specs["shared-gpu"]["resources"]["logo-64x64"])
-        assert logo.status == 200
-        kernel = await server.start()
-        async with server.attach(kernel, legacy=True) as channels:
-            assert (await channels.run("x = 41; x + 1"))["text"] == "42"
-            await channels.send("execute_request", {"code": "print('on')\nwhile True: pass", "silent": False})
-            await channels.until("stream", text="on\n")
-            assert (await server.request("POST", f"/api/kernels/{kernel}/interrupt")).status == 204
-            await channels.until("execute_reply", status="error")
-            assert [model["id"] for model in (await server.request("GET", "/api/kernels")).body] == [kernel]
-            assert (await server.request("POST", f"/api/kernels/{kernel}/restart")).status == 200
-            assert (await channels.run("'x' in dir()"))["text"] == "False"
-        await server.end(kernel)
-
     with stock_server(cast("Stack", cluster), tmp_path) as server:
-        run(scenario(server))
-
-
-def test_notebook_sessions_are_routed_too(cluster: Cluster) -> None:
-    """A notebook that is opened twice has one session."""
-
-    async def test() -> None:
-        grace = cluster.client("grace")
-        body = {"path": "a.ipynb", "name": "a.ipynb", "type": "notebook", "kernel": {"name": "shared-gpu"}}
-        made = await grace.request("POST", "/api/sessions", body)
-        assert made.status == 201, made
-        again = await grace.request("POST", "/api/sessions", body)
-        assert again.body["id"] == made.body["id"]
-        listed = (await grace.request("GET", "/api/sessions")).body
-        assert [entry["id"] for entry in listed] == [made.body["id"]]
-        assert (await grace.request("DELETE", f"/api/sessions/{made.body['id']}")).status == 204
-
-    run(test())
+        run(use_as_any_gateway(server))
 
 
 def test_a_killed_front_costs_nothing(cluster: Cluster) -> None:
@@ -439,23 +309,20 @@ def test_sessions_that_a_host_did_not_start_are_not_counted_there(cluster: Clust
     assert asyncio.run(listed()) == kernels
 
 
-def test_a_revoked_user_s_websocket_is_closed(cluster: Cluster) -> None:
+async def test_a_revoked_user_s_websocket_is_closed(cluster: Cluster) -> None:
     """By the front, which checks tokens while websockets are open."""
     from sharedkernel.gateway.auth.tokens import TokenFile
 
-    async def test() -> None:
-        tokens = TokenFile(cluster.directory / "tokens.json")
-        cluster.tokens["mary"] = tokens.add("mary")
-        mary = cluster.client("mary")
-        kernel = await mary.start()
-        async with mary.attach(kernel) as channels:
-            await channels.run("pass")
-            tokens.remove("mary")
-            while await channels.receive() is not None:
-                pass
-        assert (await mary.request("GET", "/api/kernels")).status == 403
-
-    run(test())
+    tokens = TokenFile(cluster.directory / "tokens.json")
+    cluster.tokens["mary"] = tokens.add("mary")
+    mary = cluster.client("mary")
+    kernel = await mary.start()
+    async with mary.attach(kernel) as channels:
+        await channels.run("pass")
+        tokens.remove("mary")
+        while await channels.receive() is not None:
+            pass
+    assert (await mary.request("GET", "/api/kernels")).status == 403
 
 
 def test_a_cordoned_host_gets_no_sessions_and_loses_none(cluster: Cluster) -> None:

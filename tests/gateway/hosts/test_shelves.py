@@ -71,42 +71,38 @@ def whole(cluster: Cluster) -> Iterator[Cluster]:
         run(host.client("ada").request("DELETE", "/sharedkernel/api/shelves/grace"))
 
 
-def test_a_shelf_stays_on_a_host_that_is_drained(whole: Cluster) -> None:
+async def test_a_shelf_stays_on_a_host_that_is_drained(whole: Cluster) -> None:
     """The drain names who has one, and ends without them only if told so; afterwards it is there again."""
+    grace = whole.client("grace")
+    kernel = await start_on_h2(grace)
+    await execute(grace, kernel, IMPORT + "shelf['model'] = torch.ones(3)")
+    await grace.end(kernel)
+    await wait_for_left(whole, 0)
+    again = await grace.start()
+    assert host_of(again) == "h2", "where the shelf is, the next session starts"
+    await grace.end(again)
+    await wait_for_left(whole, 0)
 
-    async def test() -> None:
-        grace = whole.client("grace")
-        kernel = await start_on_h2(grace)
-        await execute(grace, kernel, IMPORT + "shelf['model'] = torch.ones(3)")
-        await grace.end(kernel)
-        await wait_for_left(whole, 0)
-        again = await grace.start()
-        assert host_of(again) == "h2", "where the shelf is, the next session starts"
-        await grace.end(again)
-        await wait_for_left(whole, 0)
+    code, said = await command(whole, "drain", "h2", "--timeout", "0s")
+    assert code == 1
+    assert "grace: a shelf\n" in said
+    elsewhere = await grace.start()
+    assert host_of(elsewhere) == "h1"
+    said = await execute(grace, elsewhere, IMPORT + "print(list(shelf))")
+    assert "Your shelf is on h2, which is to be taken out of service (ask its admin); it stays there." in said
+    assert said.endswith("[]")
+    await grace.end(elsewhere)
+    assert not (await h2(whole))["drained"]
+    code, said = await command(whole, "drain", "h2", "--leave-shelves")
+    assert (code, said.splitlines()[-1]) == (
+        0,
+        "h2 is drained: no user has a session there; shelves remain of grace.",
+    )
 
-        code, said = await command(whole, "drain", "h2", "--timeout", "0s")
-        assert code == 1
-        assert "grace: a shelf\n" in said
-        elsewhere = await grace.start()
-        assert host_of(elsewhere) == "h1"
-        said = await execute(grace, elsewhere, IMPORT + "print(list(shelf))")
-        assert "Your shelf is on h2, which is to be taken out of service (ask its admin); it stays there." in said
-        assert said.endswith("[]")
-        await grace.end(elsewhere)
-        assert not (await h2(whole))["drained"]
-        code, said = await command(whole, "drain", "h2", "--leave-shelves")
-        assert (code, said.splitlines()[-1]) == (
-            0,
-            "h2 is drained: no user has a session there; shelves remain of grace.",
-        )
-
-        assert (await command(whole, "undrain", "h2"))[0] == 0
-        back = await grace.start()
-        assert host_of(back) == "h2"
-        assert await execute(grace, back, IMPORT + "print(list(shelf))") == "['model']"
-
-    run(test())
+    assert (await command(whole, "undrain", "h2"))[0] == 0
+    back = await grace.start()
+    assert host_of(back) == "h2"
+    assert await execute(grace, back, IMPORT + "print(list(shelf))") == "['model']"
 
 
 def test_a_session_says_where_the_shelf_is(whole: Cluster) -> None:

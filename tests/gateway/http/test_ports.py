@@ -18,6 +18,7 @@ import pytest
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
 from tornado.websocket import websocket_connect
 
+from sharedkernel.gateway.app import SharedKernelGateway
 from sharedkernel.gateway.http.ports import MOST_CONNECTIONS, UserPorts
 from sharedkernel.ipc.seqpacket import allow_many_descriptors
 from tests.gateway.client import Client
@@ -25,6 +26,7 @@ from tests.gateway.conftest import Stack
 from tests.gateway.devices import execute, until
 from tests.gateway.http.port_programs import ECHO, NEVER, SUM, connect, executors_of, forwarded, refusal, start
 from tests.gateway.page.browser import Browser
+from tests.gateway.test_command import in_process
 from tests.warm_stack import WarmStack
 
 PORTS = "/sharedkernel/api/ports"
@@ -105,18 +107,6 @@ async def test_a_thread_of_the_notebook_is_a_program_too(stack: Stack) -> None:
     async with forwarded(ada, port) as forward:
         answer = await AsyncHTTPClient().fetch(f"http://127.0.0.1:{forward.local_port}/")
         assert b"Directory listing" in answer.body
-
-
-async def test_either_side_can_end_first(stack: Stack) -> None:
-    """What was sent before arrives; an end of one direction leaves the other one open."""
-    ada = stack.client("ada")
-    port = await start(ada, await ada.start(), ECHO)
-    async with forwarded(ada, port) as forward:
-        reader, writer = await connect(forward)
-        writer.write(b"last words")
-        writer.write_eof()
-        assert await reader.read() == b"last words"
-        writer.close()
 
 
 async def test_neither_side_is_read_faster_than_the_other_takes(stack: Stack, tmp_path: Path) -> None:
@@ -430,18 +420,18 @@ async def test_what_was_opened_and_refused_is_in_the_audit_log(stack: Stack) -> 
     assert found[0]["program"]
 
 
-@pytest.fixture
-def off() -> Iterator[Stack]:
-    with WarmStack(users=["ada"], capacity="1GiB", config="c.SharedKernelGateway.ports = False") as stack:
-        yield stack  # type: ignore[misc]
-
-
-async def test_an_admin_can_switch_it_off(off: Stack) -> None:
+def test_an_admin_can_switch_it_off(tmp_path: Path) -> None:
     """Neither a list nor a connection, and the sentence names the setting."""
-    ada = Client(off.gateway_url, off.token("ada"))
-    port = await start(ada, await ada.start(), ECHO)
-    for path in (PORTS, f"{PORTS}/{port}"):
-        answer = await ada.request("GET", path)
-        assert answer.status == 403
-        assert "c.SharedKernelGateway.ports" in answer.body["message"]
-    assert "forwards no ports" in await refusal(ada, port)
+    token, config = "a-token-of-a-test", tmp_path / "config.py"
+    config.write_text(f"c.SharedKernelGateway.ports = False\nc.IdentityProvider.token = {token!r}\n")
+
+    async def scenario(gateway: SharedKernelGateway) -> None:
+        await asyncio.sleep(0)  # it binds its port in the loop's first round
+        user = Client(f"http://127.0.0.1:{gateway.port}", token)
+        for path in (PORTS, f"{PORTS}/6006"):
+            answer = await user.request("GET", path)
+            assert (answer.status, "c.SharedKernelGateway.ports" in answer.body["message"]) == (403, True)
+        assert "forwards no ports" in await refusal(user, 6006)
+
+    with in_process("--config", str(config), directory=tmp_path) as (gateway, loop):
+        loop.run(scenario(gateway))

@@ -15,7 +15,7 @@ from sharedkernel.gateway.auth.identity import GatewayUser
 from sharedkernel.gateway.http.status_feed import FeedText, StatusFeed
 from sharedkernel.status.document import StatusDocument
 from tests.gateway.client import PATIENCE, Client
-from tests.gateway.conftest import Stack, run
+from tests.gateway.conftest import Stack
 from tests.status.documents import document, session, to_json
 
 
@@ -85,22 +85,18 @@ async def test_a_refused_question_does_not_end_the_feed() -> None:
     feed.remove(watcher)  # type: ignore[arg-type]
 
 
-def test_a_feed_that_met_an_error_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_feed_that_met_an_error_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
     """Its watchers are hung up on rather than left with what was true once; who connects again is told."""
+    answers: list[dict[str, StatusDocument]] = [{}, {"status": document()}]
 
-    async def scenario() -> None:
-        answers: list[dict[str, StatusDocument]] = [{}, {"status": document()}]
+    async def ask() -> StatusDocument:
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        return answer["status"]
 
-        async def ask() -> StatusDocument:
-            answer = answers.pop(0) if len(answers) > 1 else answers[0]
-            return answer["status"]
-
-        feed, first, second = StatusFeed(ask, at_once), Watcher(), Watcher()
-        feed.add(first)  # type: ignore[arg-type]
-        assert (await first.shown.get())[0] == 1011
-        feed.add(second)  # type: ignore[arg-type]
-        assert await second.shown.get() == to_json(document())
-        feed.remove(second)  # type: ignore[arg-type]
-
-    run(scenario())
+    feed, first, second = StatusFeed(ask, at_once), Watcher(), Watcher()
+    feed.add(first)  # type: ignore[arg-type]
+    assert (await first.shown.get())[0] == 1011
+    feed.add(second)  # type: ignore[arg-type]
+    assert await second.shown.get() == to_json(document())
+    feed.remove(second)  # type: ignore[arg-type]
     assert "the status feed ended unexpectedly" in caplog.text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from tests.gateway.client import Channels, Client
 from tests.gateway.conftest import Stack, clean_gateway
+from tests.gateway.devices import until
 
 QUOTAS = {"default": {"linger": "10m"}, "users": {"grace": {"sessions": 2}, "mary": {"linger": "200ms"}}}
 NOTEBOOK = "/home/me/a.ipynb"
@@ -26,12 +26,6 @@ def whole_lingering_stack() -> Iterator[Stack]:
 def lingering_stack(whole_lingering_stack: Stack) -> Iterator[Stack]:
     """Return it, looked after."""
     yield from clean_gateway(whole_lingering_stack)
-
-
-async def until(condition: Any) -> None:
-    """Return when *condition* is true."""
-    while not await condition():  # noqa: ASYNC110 (it is asked for)
-        await asyncio.sleep(0.02)
 
 
 async def sessions(client: Client) -> dict[str, dict[str, Any]]:

@@ -38,7 +38,7 @@ def test_a_device_is_awaited_for_a_limited_time(path: Path) -> None:
     assert OwnersFile(path, ["host"]).awaited_by("grace") == ["host"]
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"owners": 1}', '{"owners": {"host": 1}}', "\xff"])
+@pytest.mark.parametrize("content", ["", "[]", '{"owners": {"host": 1}}', "\xff"])
 def test_an_invalid_file_is_taken_for_empty(tmp_path: Path, content: str) -> None:
     """And replaced by the next change."""
     path = tmp_path / "owners.json"

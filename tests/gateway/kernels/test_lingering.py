@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 from tests.gateway.conftest import Stack
-from tests.gateway.kernels.conftest import NOTEBOOK, attach, end_at_once, has_given_way, leave, sessions, until
+from tests.gateway.devices import until
+from tests.gateway.kernels.conftest import NOTEBOOK, attach, end_at_once, has_given_way, leave, sessions
 
 
 async def test_what_lingers_does_not_give_way_to_its_own_notebook(lingering_stack: Stack) -> None:

@@ -31,25 +31,16 @@ def numbers(path: Path, user: str = "", **bounds: int) -> tuple[list[int], bool]
 
 
 def test_the_newest_come_first_over_the_border_of_files(path: Path) -> None:
-    """As many as are wanted."""
+    """As many as are wanted, without a line that begins before what may be read."""
     assert len(path.read_bytes().splitlines()) < 50
     assert numbers(path, most=90) == (list(range(99, 9, -1)), True)
     assert numbers(path, most=100) == numbers(path) == (list(range(99, -1, -1)), False)
-
-
-def test_a_log_that_was_just_set_aside_is_read_on(path: Path) -> None:
-    """The file itself is not there then."""
-    path.unlink()
-    (newest, *_), _ = numbers(path)
-    last = json.loads(path.with_name("audit.jsonl.1").read_bytes().splitlines()[-1])
-    assert newest == last["number"]
-
-
-def test_no_more_is_read_than_is_allowed(path: Path) -> None:
-    """A line that begins before is left out."""
     size = len(path.read_bytes().splitlines(keepends=True)[-1])
     assert numbers(path, most_bytes=3 * size + size // 2) == ([99, 98, 97], True)
     assert numbers(path, most_bytes=3 * size + size // 2, user="ada") == ([], True)
+    path.unlink()  # as when it has just been set aside
+    last = json.loads(path.with_name("audit.jsonl.1").read_bytes().splitlines()[-1])
+    assert numbers(path)[0][0] == last["number"]
 
 
 def test_users_are_found_by_a_part_of_their_names(tmp_path: Path) -> None:

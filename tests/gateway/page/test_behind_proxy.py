@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -21,13 +22,14 @@ from urllib.parse import urlencode
 import pytest
 import trustme
 
+from sharedkernel.gateway.app import SharedKernelGateway
 from sharedkernel.local_stack import free_port
-from sharedkernel.services import Service
 from tests.client.gateway.connect_proxy import ConnectProxy
 from tests.client.relay.support import TIMEOUT, Notebook, wait_until
 from tests.gateway.client import Client
-from tests.gateway.conftest import Stack, run
+from tests.gateway.conftest import Stack
 from tests.gateway.page.browser import FORM, Browser
+from tests.gateway.test_command import in_process
 
 GUIDE = Path(__file__).parents[3] / "docs" / "admin-guide.md"
 #: of the guide's blocks
@@ -66,28 +68,20 @@ async def test_a_page_behind_a_proxy_that_names_another_host_is_told_so(stack: S
 
 def test_the_base_url_without_its_slash_leads_to_the_page(tmp_path: Path) -> None:
     """As people type it; without an executor."""
-    port, log = free_port(), tmp_path / "log"
-    service = Service(
-        ["gateway", "--port", str(port), "--runtime-dir", str(tmp_path / "run"), "--ServerApp.base_url=/team/gpu"],
-        log_path=log, is_ready=lambda: "Serving on" in log.read_text(), scratch=tmp_path,
-    )  # fmt: skip
-    service.start()
-    try:
-        service.wait_until_ready()
 
-        async def scenario() -> None:
-            browser = Browser(f"http://127.0.0.1:{port}")
-            for path, place in (
-                ("/team/gpu", "/team/gpu/"), ("/team/gpu?a=b", "/team/gpu/"), ("/team/gpu/", f"/team/gpu{FORM}"),
-            ):  # fmt: skip
-                answer = await browser.request("GET", path)
-                assert (answer.status, answer.headers["Location"]) == (302, place)
-            assert (await browser.request("GET", "/team/gpus")).status == 404
-            assert (await browser.request("GET", "/")).status == 404
+    async def scenario(gateway: SharedKernelGateway) -> None:
+        await asyncio.sleep(0)  # it binds its port in the loop's first round
+        browser = Browser(f"http://127.0.0.1:{gateway.port}")
+        for path, place in (
+            ("/team/gpu", "/team/gpu/"), ("/team/gpu?a=b", "/team/gpu/"), ("/team/gpu/", f"/team/gpu{FORM}"),
+        ):  # fmt: skip
+            answer = await browser.request("GET", path)
+            assert (answer.status, answer.headers["Location"]) == (302, place)
+        for path in ("/team/gpus", "/"):
+            assert (await browser.request("GET", path)).status == 404
 
-        run(scenario())
-    finally:
-        service.stop()
+    with in_process("--ServerApp.base_url=/team/gpu", directory=tmp_path) as (gateway, loop):
+        loop.run(scenario(gateway))
 
 
 # --- real proxies -----------------------------------------------------------------------------------------------------
@@ -219,20 +213,3 @@ def test_everything_passes_the_guides_proxy(
             notebook.restart()
             assert notebook.run("print('x' in globals())").text() == "False\n"
         assert set(tunnel.connected) == {f"{HOST}:{port}"}
-
-
-@pytest.mark.heavy
-@pytest.mark.skipif(sys.platform != "linux", reason="the executor runs on Linux only")
-def test_nginx_as_it_comes_is_told_what_it_lacks(proxied: tuple[Stack, Path]) -> None:
-    """It sends the gateway's own address as the host."""
-    stack, directory = proxied
-    port = free_port()
-    block = (
-        f"server {{ listen 127.0.0.1:{port} ssl; ssl_certificate {directory}/gpu.crt; "
-        f"ssl_certificate_key {directory}/gpu.key; location / {{ proxy_pass http://127.0.0.1:{stack.port}; }} }}"
-    )
-    with real_proxy("nginx", block, port, directory), ConnectProxy({HOST: "127.0.0.1"}) as tunnel:
-        browser = Public(f"https://{HOST}:{port}", str(directory / "ca.pem"), tunnel)
-        status, text = browser.sign_in(stack.token("ada"))
-    assert status == 403
-    assert SENTENCE in text

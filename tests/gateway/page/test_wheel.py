@@ -16,20 +16,16 @@ import pytest
 
 from sharedkernel.gateway.page.wheel import pack
 from tests.client.relay.support import TIMEOUT, wait_until
-from tests.gateway.conftest import Stack, run
+from tests.gateway.conftest import Stack
 
 
-def test_a_gateway_of_a_checkout_has_no_wheel_and_says_that_people_need_one(stack: Stack) -> None:
+async def test_a_gateway_of_a_checkout_has_no_wheel_and_says_that_people_need_one(stack: Stack) -> None:
     """They are told to run pip there."""
-
-    async def scenario() -> None:
-        ada = stack.client("ada")
-        me = (await ada.request("GET", "/sharedkernel/page/me")).body
-        assert me["needs_checkout"] is True
-        assert me["install_command"].startswith("pip install .\n")
-        assert (await ada.request("GET", "/sharedkernel/package/x.whl")).status == 404
-
-    run(scenario())
+    ada = stack.client("ada")
+    me = (await ada.request("GET", "/sharedkernel/page/me")).body
+    assert me["needs_checkout"] is True
+    assert me["install_command"].startswith("pip install .\n")
+    assert (await ada.request("GET", "/sharedkernel/package/x.whl")).status == 404
 
 
 def _install(site: Path, record: list[str], **files: str) -> metadata.Distribution:
