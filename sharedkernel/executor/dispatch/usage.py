@@ -13,8 +13,7 @@ from pathlib import Path
 import msgspec
 
 from sharedkernel.errors import Refused
-from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.progress import PastWaits
+from sharedkernel.executor.processes.process import PastWaits, SessionHandle
 from sharedkernel.protocol import Limits
 from sharedkernel.scheduling.model import events
 from sharedkernel.scheduling.model.types import UserId
