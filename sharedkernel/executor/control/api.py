@@ -19,8 +19,7 @@ from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.socket_owners import SocketOwners
 from sharedkernel.executor.processes.user_quota import hard_limit
 from sharedkernel.executor.sessions.detached import DetachTimers
-from sharedkernel.executor.sessions.requests import check_reclaim
-from sharedkernel.executor.sessions.starting import SessionLauncher
+from sharedkernel.executor.sessions.starting import SessionLauncher, check_reclaim
 from sharedkernel.executor.sessions.user_servers import UserServers
 from sharedkernel.executor.shelf.store import ShelfStore
 from sharedkernel.executor.supervision.supervisor import Supervisor
