@@ -30,14 +30,13 @@ from sharedkernel.executor.dispatch.action_runner import resume
 from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.dispatch.usage import UsageFile
 from sharedkernel.executor.history.event_log import EventLog
-from sharedkernel.executor.history.log_files import bound_logs
 from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.isolation.policy import Isolation, IsolationOptions
 from sharedkernel.executor.processes.connections import ControlConnection, UngreetedConnections
 from sharedkernel.executor.processes.process import SessionHandle, describe_end, start_time
 from sharedkernel.executor.processes.process_tree import real_user
 from sharedkernel.executor.processes.programs import resume_recorded
-from sharedkernel.executor.runtime_directory import DirectoryGuard, RuntimeDirectory
+from sharedkernel.executor.runtime_directory import DirectoryGuard, RuntimeDirectory, bound_logs
 from sharedkernel.executor.sessions.detached import DetachTimers
 from sharedkernel.executor.sessions.idle_monitor import IdleMonitor
 from sharedkernel.executor.sessions.interventions import Interventions
