@@ -43,9 +43,7 @@ from sharedkernel.executor.sessions.interventions import Interventions
 from sharedkernel.executor.sessions.pool import IN_DEMAND, SessionPool
 from sharedkernel.executor.sessions.starting import SessionLauncher
 from sharedkernel.executor.sessions.user_servers import UserServers
-from sharedkernel.executor.shelf.room import Room, room_for
-from sharedkernel.executor.shelf.session_requests import ShelfRequests
-from sharedkernel.executor.shelf.store import ShelfStore
+from sharedkernel.executor.shelf.store import Room, ShelfStore, room_for
 from sharedkernel.executor.supervision.environments import OWN, Environment, own_environment
 from sharedkernel.executor.supervision.supervisor import ForkTraits, Supervisor
 from sharedkernel.ipc.fd_server import FdServer
@@ -153,10 +151,7 @@ class ExecutorService:
         self._channel = FdServer(
             path / DESCRIPTOR_SOCKET,
             self._session_of,
-            {
-                **ShelfRequests(self._shelves).handlers(),
-                **(lanes.handlers() if lanes is not None else {}),
-            },
+            {**self._shelves.handlers(), **(lanes.handlers() if lanes is not None else {})},
         )
         self._launcher = SessionLauncher(
             self._controller,

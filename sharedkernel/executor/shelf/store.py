@@ -10,7 +10,7 @@ place once the session has written it. Until then it is charged as a reservation
 To replace a name or to take it off the shelf does not free what a session still has mapped, so that stays charged
 until nobody uses it.
 
-What sessions ask is answered by `session_requests.py`, what gateways ask by `control/api.py`. The layout of what is
+Sessions ask over the descriptor socket (`ipc/fd_server.py`), gateways through `control/api.py`. The layout of what is
 shelved is :mod:`sharedkernel.shelf.layout`'s.
 """
 
@@ -20,14 +20,20 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from sharedkernel import protocol
-from sharedkernel.errors import Refused, SharedKernelError
+from sharedkernel.errors import QuotaExceeded, Refused, SharedKernelError
+from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.executor.processes.user_quota import by_user, held_by, quota_use
 from sharedkernel.executor.shelf.files import FileState, ShelfFile, escaped, find_files, in_pages
-from sharedkernel.executor.shelf.room import Room
+from sharedkernel.ipc.fd_server import FdHandler, FdReply
 from sharedkernel.paths import make_private_directory
+from sharedkernel.protocol import Device
+from sharedkernel.quota_check import QuotaUse
+from sharedkernel.status.refusal_text import explain_shelf_shortage
 from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
@@ -35,6 +41,69 @@ log = logging.getLogger(__name__)
 #: names on one shelf at most, so that a listing is one packet; bytes of a name in UTF-8, and in the name of its file,
 #: which has number, length and state besides
 MOST_NAMES, LONGEST_NAME, LONGEST_ESCAPED = 256, 200, 210
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """The room that more on a user's shelf has to fit into."""
+
+    #: the user's quota, with what is on the shelf
+    use: QuotaUse
+    #: bytes that everybody's sessions and shelves leave of the device
+    device_left: int
+
+    @property
+    def left(self) -> int:
+        """Bytes that fit, never negative."""
+        of_quota = self.use.left
+        return max(0, self.device_left if of_quota is None else min(of_quota, self.device_left))
+
+    def check(self, name: str, size: int, *, replaced: int | None) -> None:
+        """Return if *size* bytes more fit, to be shelved as *name*.
+
+        Parameters
+        ----------
+        name, size
+            The entry that is to be shelved, and its size in bytes.
+        replaced
+            Bytes of what has that name now; None: nothing has.
+
+        Raises
+        ------
+        QuotaExceeded
+            When the quota does not leave them, with what to do.
+        Refused
+            When the device does not.
+        """
+        beyond_quota, beyond_device = self.use.exceeded_by(size), max(0, size - self.device_left)
+        if beyond_device > beyond_quota:
+            text = explain_shelf_shortage(name, size, left=self.left, use=None, replaced=replaced)
+            raise Refused(text, reason="memory")
+        if beyond_quota:
+            raise QuotaExceeded(explain_shelf_shortage(name, size, left=self.left, use=self.use, replaced=replaced))
+
+
+def room_for(user: str, sessions: Collection[SessionHandle], device: Device, *, shelf: int, shelves: int) -> Room:
+    """Return what more on a shelf has to fit into.
+
+    Parameters
+    ----------
+    user
+        Whose shelf it is.
+    sessions
+        All sessions of the device.
+    device
+        The device.
+    shelf, shelves
+        Bytes that this shelf is charged with, and all shelves together.
+    """
+    users = by_user(sessions)
+    # That leaves room for the iterations of open sections, as far as they are known.
+    resident = sum(map(held_by, users.values()))
+    return Room(
+        use=quota_use(users.get(user, ()), device, shelf=shelf),
+        device_left=max(0, device.usable_bytes - resident - shelves),
+    )
 
 
 class NotShelved(SharedKernelError):
@@ -269,6 +338,48 @@ class ShelfStore:
         del self._files[file.number]
         self._tasks.spawn(asyncio.to_thread(file.remove))
 
+    # --- what sessions ask --------------------------------------------------------------------------------------------
+
+    def handlers(self) -> dict[type[protocol.Message], FdHandler[SessionHandle]]:
+        """Return what answers each message of sessions."""
+        return {
+            protocol.ReserveShelf: self._reserve,
+            protocol.Shelve: self._shelve,
+            protocol.FetchShelved: self._fetch,
+            protocol.Unshelve: self._unshelve,
+            protocol.ListShelf: self._list,
+        }
+
+    async def _reserve(self, process: SessionHandle, message: protocol.ReserveShelf, _: list[int]) -> FdReply:
+        number, descriptor = await self.reserve(_user(process), message.name, max(0, message.bytes))
+        return FdReply(protocol.ShelfReserved(request=message.request, number=number), [descriptor])
+
+    def _shelve(self, process: SessionHandle, message: protocol.Shelve, _: list[int]) -> FdReply:
+        self.put(_user(process), message.number)
+        return FdReply(protocol.Done(request=message.request))
+
+    def _fetch(self, process: SessionHandle, message: protocol.FetchShelved, _: list[int]) -> FdReply:
+        size, descriptor = self.lend(_user(process), message.name)
+        return FdReply(protocol.Shelved(request=message.request, bytes=size), [descriptor])
+
+    def _unshelve(self, process: SessionHandle, message: protocol.Unshelve, _: list[int]) -> FdReply:
+        user = _user(process)
+        self.find(user, message.name)
+        self.take_off(user, message.name)
+        return FdReply(protocol.Done(request=message.request))
+
+    def _list(self, process: SessionHandle, message: protocol.ListShelf, _: list[int]) -> FdReply:
+        user = _user(process)
+        self.look(user)
+        shelf = self.listing(user)
+        listing = protocol.ShelfListing(
+            request=message.request,
+            entries=shelf.entries,
+            charged_bytes=shelf.charged_bytes,
+            left_bytes=self.room(user).left,
+        )
+        return FdReply(listing)
+
 
 def _change(file: ShelfFile, state: FileState) -> None:
     """Change a file's state.
@@ -295,3 +406,8 @@ def _entries(files: Iterable[ShelfFile]) -> list[protocol.ShelfEntry]:
 
 def _sum(files: Iterable[ShelfFile]) -> int:
     return sum(file.size for file in files)
+
+
+def _user(process: SessionHandle) -> str:
+    assert process.user is not None
+    return process.user
