@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.executor.isolation.policy import Isolation
-from sharedkernel.executor.supervision.build_id import check_left
+from sharedkernel.executor.supervision.environments import check_left
 from sharedkernel.paths import (
     DESCRIPTOR_SOCKET,
     EXECUTOR_SOCKET,

@@ -130,7 +130,7 @@ class PersistedSession(SessionIdentity, kw_only=True):
     isolation: str = "none"
     #: how it has memory on a GPU (see `device_memory/mode.py`)
     memory_mode: str = "shared"
-    #: of the code that it was forked with (see `build_id.py`)
+    #: of the code that it was forked with (see `environments.py`)
     stamp: str = ""
     #: when it ends, on `time.monotonic`'s axis, since its user has shut it down; None: they have not
     lingers_until: float | None = None

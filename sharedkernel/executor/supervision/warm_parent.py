@@ -8,7 +8,7 @@ nor a session for :data:`PATIENCE` seconds. Programs that an executor has stoppe
 :data:`_STOPPED_PATIENCE` seconds.
 
 Run as ``python -m sharedkernel.executor.supervision.warm_parent SOCKET EXECUTOR_SOCKET STAMP`` with a scrubbed
-environment; the stamp is for executors to read (`build_id.py`).
+environment; the stamp is for executors to read (`environments.py`).
 """
 
 from __future__ import annotations

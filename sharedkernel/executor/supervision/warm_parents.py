@@ -16,8 +16,7 @@ from typing import Any
 from weakref import WeakSet
 
 from sharedkernel import protocol
-from sharedkernel.executor.supervision.build_id import listener_of, process_build_id
-from sharedkernel.executor.supervision.environments import OWN, Environment
+from sharedkernel.executor.supervision.environments import OWN, Environment, listener_of, process_build_id
 from sharedkernel.ipc.helper_process import PATIENCE, kill_peer, reach, wait_for_end
 from sharedkernel.ipc.seqpacket import PacketSocket, connect
 from sharedkernel.paths import EXECUTOR_SOCKET, LOGS_DIRECTORY, RETIRED_SOCKETS

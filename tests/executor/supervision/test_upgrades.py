@@ -17,7 +17,7 @@ import sharedkernel
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable, Refused
 from sharedkernel.executor.processes.records import read_record
-from sharedkernel.executor.supervision.build_id import folders_build_id, listener_of
+from sharedkernel.executor.supervision.environments import folders_build_id, listener_of
 from sharedkernel.paths import EXECUTOR_SOCKET, RECORDS_DIRECTORY, RETIRED_SOCKETS, WARM_PARENT_SOCKET
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import PATIENCE, Executor, Notebook, until

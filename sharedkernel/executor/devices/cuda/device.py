@@ -36,7 +36,7 @@ from sharedkernel.executor.devices.ungranted import Ungranted
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.records import are_there_sessions
 from sharedkernel.executor.processes.user_quota import quota_of
-from sharedkernel.executor.supervision.build_id import listener_of
+from sharedkernel.executor.supervision.environments import listener_of
 from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.paths import RECORDS_DIRECTORY, WARM_PARENT_SOCKET
 from sharedkernel.protocol import Allowance, Device, Limits
