@@ -2,7 +2,7 @@
 
 A process is recorded on disk before it is stopped. This executor continues the recorded processes, or the next one, or
 the warm parent after a while without an executor. Processes that somebody else has stopped, such as a debugger, stay
-stopped. `devices/programs.py` finds programs, `dispatch/program_turns.py` says when they are stopped.
+stopped. `devices/cuda/monitor.py` finds programs, `dispatch/program_turns.py` says when they are stopped.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sharedkernel.executor.devices.ungranted import Ungranted
+from sharedkernel.executor.devices.cuda.monitor import Ungranted
 from tests.executor.devices.support import Recorder, make_process
 
 #: ids that no process has

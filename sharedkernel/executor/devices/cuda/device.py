@@ -4,7 +4,7 @@ A CUDA context does not survive a fork, so the warm parent must not make one: se
 `CUDA_VISIBLE_DEVICES` which GPU is theirs, see it as ``cuda:0``, and make their context when their user's code first
 needs it. A session's lease holds by a limit on torch's allocator in its process (`session/memory/cuda_meter.py`); what
 other libraries take, which programs compute, and who does so without a grant, is watched from outside (`monitor.py`,
-`overuse.py`, `programs.py`, `ungranted.py`).
+`overuse.py`).
 
 Whose sessions may share a lane's bytes is `lane_sharing`: memory that is mapped stays readable to who has it mapped,
 so lanes are shared among one user's sessions, one group's, or all. Where the driver can share memory at all, the
@@ -26,13 +26,11 @@ from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.executor.devices import SessionControl
 from sharedkernel.executor.devices.cuda.checkpoint import ProcessCheckpoint, Suspensions, unavailable_because
-from sharedkernel.executor.devices.cuda.monitor import GpuMonitor
+from sharedkernel.executor.devices.cuda.monitor import GpuMonitor, Ungranted, find_programs
 from sharedkernel.executor.devices.cuda.mps import Mps, MpsMode
 from sharedkernel.executor.devices.lane_server import LaneServer
 from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases, UserMemory
 from sharedkernel.executor.devices.overuse import Overuse
-from sharedkernel.executor.devices.programs import find_programs
-from sharedkernel.executor.devices.ungranted import Ungranted
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.records import are_there_sessions
 from sharedkernel.executor.processes.user_quota import quota_of
