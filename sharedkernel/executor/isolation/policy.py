@@ -23,17 +23,20 @@ from pathlib import Path
 
 from sharedkernel import protocol
 from sharedkernel.errors import ConfigError, Refused
-from sharedkernel.executor.isolation.accounts import Accounts, Login, Numbers, parse_uid_range
-from sharedkernel.executor.isolation.cgroups import Cgroups, find_base
-from sharedkernel.paths import GATEWAY_DIRECTORY, OFFLOAD_VARIABLE, SERVERS_DIRECTORY, make_private_directory
-from sharedkernel.system.lock_file import lend_gateway_lock
-from sharedkernel.system.processes import may_look_into_others
-from sharedkernel.system.secure_directories import (
+from sharedkernel.executor.isolation.accounts import (
+    Accounts,
+    Login,
+    Numbers,
     closed_ancestor,
     directory_name,
     make_directory_of,
     make_shared_directory,
+    parse_uid_range,
 )
+from sharedkernel.executor.isolation.cgroups import Cgroups, find_base
+from sharedkernel.paths import GATEWAY_DIRECTORY, OFFLOAD_VARIABLE, SERVERS_DIRECTORY, make_private_directory
+from sharedkernel.system.lock_file import lend_gateway_lock
+from sharedkernel.system.processes import may_look_into_others
 
 log = logging.getLogger(__name__)
 
