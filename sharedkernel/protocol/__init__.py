@@ -13,12 +13,11 @@ package covers what is said and how it is framed. It does not cover who says wha
 from __future__ import annotations
 
 from sharedkernel.protocol.common import *  # noqa: F403 (all of it)
-from sharedkernel.protocol.descriptors import *  # noqa: F403 (all of it)
+from sharedkernel.protocol.packets import *  # noqa: F403 (all of it)
 from sharedkernel.protocol.requests import *  # noqa: F403 (all of it)
 from sharedkernel.protocol.requests import FromGateway
 from sharedkernel.protocol.sessions import *  # noqa: F403 (all of it)
 from sharedkernel.protocol.sessions import FromSession
-from sharedkernel.protocol.warm_parent import *  # noqa: F403 (all of it)
 
 PROTOCOL_VERSION = 5
 
