@@ -26,6 +26,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     """Base of all control messages."""
 
 
+class Numbered(Message, frozen=True, kw_only=True):
+    """Base of requests, and of the answers to them."""
+
+    #: of the request; its answer repeats it
+    request: int
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The limits of one user; absent values mean "not limited"."""
 
@@ -111,16 +118,13 @@ class Welcome(Message, frozen=True, kw_only=True):
     requests: list[str] = []
 
 
-class Done(Message, frozen=True, kw_only=True):
+class Done(Numbered, frozen=True, kw_only=True):
     """A request was carried out."""
 
-    request: int
 
-
-class Failed(Message, frozen=True, kw_only=True):
+class Failed(Numbered, frozen=True, kw_only=True):
     """A request was not carried out."""
 
-    request: int
     reason: str
     message: str
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from sharedkernel.protocol.common import Done, Failed, Limits, Message, ShelfEntry, Welcome
+from sharedkernel.protocol.common import Done, Failed, Limits, Message, Numbered, ShelfEntry, Welcome
 
 # --- opening a connection -----------------------------------
 
@@ -224,24 +224,21 @@ class SessionRecord(SessionIdentity, kw_only=True):
     restarted: bool = False
 
 
-class SessionReady(Message, frozen=True, kw_only=True):
+class SessionReady(Numbered, frozen=True, kw_only=True):
     """Answer to :class:`StartSession`."""
 
-    request: int
     record: SessionRecord
 
 
-class Sessions(Message, frozen=True, kw_only=True):
+class Sessions(Numbered, frozen=True, kw_only=True):
     """Answer to :class:`ListSessions`."""
 
-    request: int
     records: list[SessionRecord]
 
 
-class Status(Message, frozen=True, kw_only=True):
+class Status(Numbered, frozen=True, kw_only=True):
     """Answer to :class:`GetStatus`."""
 
-    request: int
     #: a :class:`~sharedkernel.status.document.StatusDocument`, packed: one that cannot be read costs no connection
     status: msgspec.Raw
 
@@ -261,10 +258,9 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     waited_seconds: float
 
 
-class CountsAnswer(Message, frozen=True, kw_only=True):
+class CountsAnswer(Numbered, frozen=True, kw_only=True):
     """Answer to :class:`GetCounts`."""
 
-    request: int
     counts: Counts
 
 
@@ -280,35 +276,31 @@ class UserShelf(msgspec.Struct, frozen=True, kw_only=True):
     used_bytes: int
 
 
-class Shelves(Message, frozen=True, kw_only=True):
+class Shelves(Numbered, frozen=True, kw_only=True):
     """Answer to :class:`ListShelves`: the shelves that anything is charged for, in the order of users."""
 
-    request: int
     shelves: list[UserShelf]
 
 
-class TakenOffShelf(Message, frozen=True, kw_only=True):
+class TakenOffShelf(Numbered, frozen=True, kw_only=True):
     """Answer to :class:`TakeOffShelf`."""
 
-    request: int
     #: what was taken off
     entries: list[ShelfEntry]
     #: bytes of them that sessions still use
     used_bytes: int
 
 
-class TimelineAnswer(Message, frozen=True, kw_only=True):
+class TimelineAnswer(Numbered, frozen=True, kw_only=True):
     """Answer to :class:`GetTimeline`."""
 
-    request: int
     #: a :class:`~sharedkernel.status.timeline.DeviceTimeline`, packed
     timeline: msgspec.Raw
 
 
-class UserServerOpen(Message, frozen=True, kw_only=True):
+class UserServerOpen(Numbered, frozen=True, kw_only=True):
     """Answer to :class:`OpenUserServer`."""
 
-    request: int
     #: of the unix socket at which it answers, perhaps in a second
     path: str
 
@@ -323,10 +315,9 @@ class OwnedSocket(msgspec.Struct, frozen=True, kw_only=True):
     session: str | None = None
 
 
-class OwnedSockets(Message, frozen=True, kw_only=True):
+class OwnedSockets(Numbered, frozen=True, kw_only=True):
     """Answer to :class:`FindSockets`: those of them that are the user's and nobody else's."""
 
-    request: int
     sockets: list[OwnedSocket]
 
 
