@@ -36,7 +36,7 @@ from sharedkernel.status.text import safe_text
 from sharedkernel.units import parse_duration
 
 if TYPE_CHECKING:
-    from sharedkernel.cluster.connection import ClusterConnection
+    from sharedkernel.cluster.directory import ClusterConnection
 
 #: seconds between two looks at what is waited for
 _INTERVAL = 1.0
@@ -51,24 +51,20 @@ class RayCommandApp(CommandApp):
         config=True
     )
 
-    def connect(self) -> ClusterConnection:
-        """Return a connection to the Ray cluster.
-
-        Raises
-        ------
-        SystemExit
-            With 1 where Ray is not installed.
-        RayUnavailable
-            When it does not answer.
-        """
-        return connect(self.address)
-
 
 def connect(address: str) -> ClusterConnection:
-    """Return a connection to the Ray cluster at *address*; see :meth:`RayCommandApp.connect`."""
+    """Return a connection to the Ray cluster at *address*; empty: the one of this machine.
+
+    Raises
+    ------
+    SystemExit
+        With 1 where Ray is not installed.
+    RayUnavailable
+        When it does not answer.
+    """
     if importlib.util.find_spec("ray") is None:
         fail(f"Ray is not installed; install it with {install_hint('cluster')}.")
-    from sharedkernel.cluster.connection import ClusterConnection
+    from sharedkernel.cluster.directory import ClusterConnection
 
     return ClusterConnection(address)
 
@@ -133,7 +129,7 @@ class ClusterUpApp(RayCommandApp):
         except SharedKernelError as error:
             fail(str(error), status=2)
         self._check(faults)
-        connection = self.connect()
+        connection = connect(self.address)
         self._check([open_to_strangers(connection.address)])
         connection.put_directory(settings)
         hosts = self._wait(connection, seconds)
@@ -207,7 +203,7 @@ class ClusterDownApp(RayCommandApp):
         SystemExit
             With 1 when a host's services have not ended.
         """
-        connection = self.connect()
+        connection = connect(self.address)
         left = connection.stop_hosts(_STOP_TIMEOUT) if self.stop_hosts else []
         connection.end()
         print("The agents have ended; sessions run on.")  # noqa: T201

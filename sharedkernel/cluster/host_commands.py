@@ -25,7 +25,7 @@ from sharedkernel.status.text import safe_text
 from sharedkernel.units import format_seconds, parse_duration
 
 if TYPE_CHECKING:
-    from sharedkernel.cluster.connection import ClusterConnection
+    from sharedkernel.cluster.directory import ClusterConnection
 
 #: of a front: its hosts
 HOSTS_PATH = "/sharedkernel/api/hosts"
