@@ -12,7 +12,7 @@ import pytest
 
 from sharedkernel import protocol
 from sharedkernel.session.kernel.interrupts import Interrupts
-from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
+from sharedkernel.system.deferred_signals import InterruptSafeEvent
 from tests.session.harness import PATIENCE, SessionUnderTest
 
 
