@@ -1,6 +1,6 @@
 """The requests of gateways and commands to an executor, and the news that gateways get unasked.
 
-Each request is answered, by what it asked for or by why that was not done. Who may ask at all, `handshake.py` sees to.
+Each request is answered, by what it asked for or by why that was not done. Who may ask at all, `router.py` sees to.
 """
 
 from __future__ import annotations

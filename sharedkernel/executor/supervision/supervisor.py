@@ -211,7 +211,7 @@ class Supervisor:
     def _set_pid(self, process: SessionHandle, pid: int) -> None:
         """Record the process id, as its parent says it."""
         process.pid = pid
-        with contextlib.suppress(OSError):  # the handshake looks again
+        with contextlib.suppress(OSError):  # its greeting has it looked at again
             process.started = start_time(pid) or 0
         self._watch_end(process)
         _handle_early(process)
