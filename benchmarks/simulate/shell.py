@@ -25,8 +25,7 @@ from benchmarks.simulate import tables
 from sharedkernel import protocol
 from sharedkernel.executor.control.api import ControlApi
 from sharedkernel.executor.control.router import MessageRouter
-from sharedkernel.executor.control.status_builder import StatusBuilder
-from sharedkernel.executor.control.status_stream import StatusStream
+from sharedkernel.executor.control.status_builder import StatusBuilder, StatusStream
 from sharedkernel.executor.control.wait_notifier import WaitNotifier
 from sharedkernel.executor.devices import SessionControl
 from sharedkernel.executor.devices.host import HostLimits

@@ -22,8 +22,7 @@ from pathlib import Path
 from sharedkernel.errors import Refused
 from sharedkernel.executor.control.api import ControlApi
 from sharedkernel.executor.control.router import MessageRouter
-from sharedkernel.executor.control.status_builder import StatusBuilder
-from sharedkernel.executor.control.status_stream import StatusStream
+from sharedkernel.executor.control.status_builder import StatusBuilder, StatusStream
 from sharedkernel.executor.control.wait_notifier import WaitNotifier
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.action_runner import resume

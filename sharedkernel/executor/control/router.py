@@ -25,7 +25,7 @@ from typing import Any, TypeVar, get_args
 from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError
 from sharedkernel.executor.control.api import ControlApi
-from sharedkernel.executor.control.status_stream import StatusStream
+from sharedkernel.executor.control.status_builder import StatusStream
 from sharedkernel.executor.control.wait_notifier import WaitNotifier
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.controller import SessionController
