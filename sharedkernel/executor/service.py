@@ -27,6 +27,7 @@ from sharedkernel.executor.control.wait_notifier import WaitNotifier
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.action_runner import resume
 from sharedkernel.executor.dispatch.controller import SessionController
+from sharedkernel.executor.dispatch.idleness import IdleMonitor
 from sharedkernel.executor.dispatch.usage import UsageFile
 from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.workload import WorkloadHistory
@@ -37,7 +38,6 @@ from sharedkernel.executor.processes.process_tree import real_user
 from sharedkernel.executor.processes.programs import resume_recorded
 from sharedkernel.executor.runtime_directory import DirectoryGuard, RuntimeDirectory, bound_logs
 from sharedkernel.executor.sessions.detached import DetachTimers
-from sharedkernel.executor.sessions.idle_monitor import IdleMonitor
 from sharedkernel.executor.sessions.interventions import Interventions
 from sharedkernel.executor.sessions.pool import IN_DEMAND, SessionPool
 from sharedkernel.executor.sessions.starting import SessionLauncher

@@ -15,7 +15,7 @@ from sharedkernel.errors import ConfigError, SessionNotFound
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.action_runner import SessionActions, expected_context, resume
 from sharedkernel.executor.dispatch.driver import Counters, SchedulerDriver
-from sharedkernel.executor.dispatch.idle_holders import IdleHolders
+from sharedkernel.executor.dispatch.idleness import IdleHolders
 from sharedkernel.executor.dispatch.lease_renewal import LeaseRenewal
 from sharedkernel.executor.dispatch.offloads import Offloads, answer_requests
 from sharedkernel.executor.dispatch.program_turns import ProgramTurns

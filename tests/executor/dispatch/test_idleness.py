@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from sharedkernel.executor.dispatch.idle_holders import processor_seconds
+from sharedkernel.executor.dispatch.idleness import processor_seconds
 from tests.executor.harness import Executor, ExecutorProcess, until
 
 #: turns that nobody lives to see the end of: only an idle holder's grant is asked back
