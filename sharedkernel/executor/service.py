@@ -15,11 +15,11 @@ import contextlib
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sharedkernel.errors import Refused
+from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.executor.control.api import ControlApi
 from sharedkernel.executor.control.router import MessageRouter
 from sharedkernel.executor.control.status_builder import StatusBuilder, StatusStream
@@ -35,10 +35,9 @@ from sharedkernel.executor.isolation.policy import Isolation, IsolationOptions
 from sharedkernel.executor.processes.connections import ControlConnection, UngreetedConnections
 from sharedkernel.executor.processes.process import SessionHandle, describe_end, start_time
 from sharedkernel.executor.processes.process_tree import real_user
-from sharedkernel.executor.processes.programs import resume_recorded
+from sharedkernel.executor.processes.programs import Program, resume_recorded
 from sharedkernel.executor.runtime_directory import DirectoryGuard, RuntimeDirectory, bound_logs
 from sharedkernel.executor.sessions.detached import DetachTimers
-from sharedkernel.executor.sessions.interventions import Interventions
 from sharedkernel.executor.sessions.pool import IN_DEMAND, SessionPool
 from sharedkernel.executor.sessions.starting import SessionLauncher
 from sharedkernel.executor.sessions.user_servers import UserServers
@@ -64,6 +63,58 @@ log = logging.getLogger(__name__)
 _KEEP_INTERVAL = 2.0
 #: seconds between measurements of users' own servers
 _MEASURE_INTERVAL = 5.0
+
+
+class Interventions:
+    """The sessions of one executor, as :class:`~sharedkernel.executor.devices.SessionControl` has them.
+
+    Parameters
+    ----------
+    controller, supervisor
+        Who has the device, and who ends processes.
+    tasks
+        Background tasks.
+    """
+
+    def __init__(self, controller: SessionController, supervisor: Supervisor, tasks: BackgroundTasks) -> None:
+        self._controller = controller
+        self._supervisor = supervisor
+        self._tasks = tasks
+
+    def sessions(self) -> Iterable[SessionHandle]:
+        """Return the processes that serve a session now."""
+        return self._controller.sessions.values()
+
+    def warn(self, process: SessionHandle, text: str) -> None:
+        """Show *text*, a sentence, in the session's notebook."""
+        process.warn(text)
+
+    def offload(self, process: SessionHandle) -> None:
+        """Offload the session's memory, if it is idle."""
+        self._tasks.spawn(self._try_offload(process))
+
+    async def _try_offload(self, process: SessionHandle) -> None:
+        try:
+            await self._controller.offloads.request(process)
+        except SharedKernelError as error:
+            log.info("session %s is not offloaded: %s", process.session, error)
+
+    def end(self, process: SessionHandle, reason: str, message: str) -> None:
+        """End the session; its user is told *message*, and metrics count the slug *reason*."""
+        process.end_reason = (reason, message)
+        self._tasks.spawn(self._supervisor.end(process))
+
+    def list_programs(self, process: SessionHandle, programs: Sequence[Program]) -> None:
+        """Take all the programs of a session that use the device; those that compute take turns with it."""
+        self._controller.programs.look(process, programs)
+
+    def attained(self) -> Mapping[str, float]:
+        """Return what each session, by its id, was served so far, in device-seconds."""
+        return self._controller.attained()
+
+    def charge(self, process: SessionHandle, seconds: float) -> None:
+        """Count *seconds* in which the session used the device without a grant as served."""
+        self._controller.charge(process, seconds)
 
 
 @dataclass(frozen=True, slots=True)
