@@ -31,8 +31,8 @@ import psutil
 
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import ConfigError
-from sharedkernel.executor.devices import SessionControl
-from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases, UserMemory
+from sharedkernel.executor.devices import ServedDevice, SessionControl
+from sharedkernel.executor.devices.leases import is_worth_telling
 from sharedkernel.executor.devices.overuse import Overuse
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.process_tree import all_children, memory_figure, tree
@@ -98,29 +98,21 @@ def describe(capacity: int | None, reserve: int, name: str = "host") -> Device:
     return Device(name=whole_name, kind="host", capacity_bytes=capacity, reserve_bytes=reserve)
 
 
-class HostLimits:
+class HostLimits(ServedDevice):
     """The host device as the executor serves it: leases hold by a limit on each session's private memory."""
 
-    #: no bytes are shared
-    lane_server = None
     memory_mode = DeviceMemoryMode.PRIVATE
-    check_lanes = False
 
     def __init__(self, device: Device, overuse_patience: float = 30.0) -> None:
-        #: its public description
-        self.device = device
+        super().__init__(device)
         self._overuse_patience = overuse_patience
         self._watching: asyncio.Task[None] | None = None
         #: user ids of sessions, until nothing runs under them
         self._accounts: set[int] = set()
-        self._leases = Leases(device, self._notify)
 
     async def start(self, runtime_directory: Path, control: SessionControl) -> None:
         """Look from now on for memory that no limit sees."""
         self._watching = asyncio.create_task(self._watch(control))
-
-    def hurry(self) -> None:
-        """Do nothing: it starts at once."""
 
     async def stop(self, *, end_sessions: bool) -> None:
         """Look no more."""
@@ -160,17 +152,6 @@ class HostLimits:
         """Return the one domain there is: no bytes are shared."""
         return TRUST_DOMAIN
 
-    def check_start(self, limits: Limits, others: Iterable[SessionHandle]) -> None:
-        """Let every session start."""
-
-    def environment(self, limits: Limits) -> dict[str, str]:
-        """Return nothing: a session needs no variables to find the processor."""
-        return {}
-
-    def update(self, users: Iterable[UserMemory]) -> None:
-        """Set the limits of all sessions of *users*."""
-        self._leases.update(users)
-
     def seen_bytes(self, process: SessionHandle) -> int:
         """Return what the process has of the machine's memory, as the system counts it."""
         return memory_figure(process.pid, 1)
@@ -178,13 +159,6 @@ class HostLimits:
     def utilisation(self, process: SessionHandle, reported: float | None) -> float | None:
         """Return what was *reported*: sessions measure their own processor time."""
         return reported
-
-    async def suspend(self, process: SessionHandle) -> int:
-        """Free nothing: what offloading leaves is the process itself."""
-        return 0
-
-    async def resume(self, process: SessionHandle) -> None:
-        """Bring nothing back."""
 
     def details(self) -> DeviceDetails:
         """Return that lanes count bytes here and share none."""
@@ -196,13 +170,7 @@ class HostLimits:
         if session.transport is None and not session.data_limit:
             return  # just adopted: until it greets, nobody knows what it needs, and its last limit holds
         limit = session.data_bytes + allowance.limit_bytes + SLACK_BYTES
-        sent = session.sent_allowance
-        if (
-            sent is not None
-            and sent.quota_bytes == allowance.quota_bytes
-            and abs(sent.others_bytes - allowance.others_bytes) < WORTH_TELLING_BYTES
-            and abs(limit - session.data_limit) < WORTH_TELLING_BYTES
-        ):
+        if not is_worth_telling(session.sent_allowance, allowance, limit - session.data_limit):
             return
         if limit < session.data_limit:
             # What it has by now stays possible: at its limit not even its sockets could send what went wrong.

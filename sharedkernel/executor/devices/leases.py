@@ -25,7 +25,7 @@ IDLE_GROWTH_BYTES = 64 << 20
 #: other users whom a session's error messages name as those who hold most
 NUM_HOLDERS = 3
 #: allowances that differ by less are not worth telling
-WORTH_TELLING_BYTES = 1 << 20
+_WORTH_TELLING_BYTES = 1 << 20
 _NOTHING = CountedMemory(persistent=0)
 
 
@@ -118,6 +118,13 @@ class Leases:
                 holders=holders,
             )
             self._notify(session, allowance)
+
+
+def is_worth_telling(sent: Allowance | None, allowance: Allowance, moved: int) -> bool:
+    """Return whether a session should know *allowance*; *moved*: bytes by which its limit differs from the one sent."""
+    if sent is None or sent.quota_bytes != allowance.quota_bytes:
+        return True
+    return max(abs(sent.others_bytes - allowance.others_bytes), abs(moved)) >= _WORTH_TELLING_BYTES
 
 
 def _is_working(session: SessionHandle) -> bool:
