@@ -27,6 +27,7 @@ from sharedkernel.paths import (
     log_name,
     make_private_directory,
 )
+from sharedkernel.system.atomic_file import closing_descriptor
 from sharedkernel.system.lock_file import EXECUTOR_LOCK, lock_directory
 
 log = logging.getLogger(__name__)
@@ -101,14 +102,12 @@ class RuntimeDirectory:
 
     def _close_to_readers(self) -> None:
         """Close the directory to others who can read it; what others can write to is no place for sockets of ours."""
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        with closing_descriptor(os.open(self.path, flags)) as descriptor:
             found = os.fstat(descriptor)
             is_readable = bool(found.st_mode & self._closed_bits)
             if found.st_uid == os.getuid() and is_readable and not found.st_mode & 0o022:
                 os.fchmod(descriptor, 0o700)
-        finally:
-            os.close(descriptor)
 
     def _is_locked(self) -> bool:
         try:
@@ -199,14 +198,11 @@ def bound_logs(directory: Path, live: Container[str]) -> None:
 
 def _keep_end(path: Path) -> None:
     """Cut off the beginning of the file; processes that append to it continue at its new end."""
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with closing_descriptor(os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)) as descriptor:
         size = os.fstat(descriptor).st_size
         end = os.pread(descriptor, KEPT_LOG_BYTES, size - KEPT_LOG_BYTES)
         os.ftruncate(descriptor, 0)
         os.write(descriptor, b"(the beginning is cut off)\n" + end.partition(b"\n")[2])
-    finally:
-        os.close(descriptor)
 
 
 def _written_at(path: Path) -> float:

@@ -10,12 +10,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from sharedkernel.errors import ConfigError, ExecutorUnavailable
 from sharedkernel.ipc.seqpacket import PacketSocket, connect
+from sharedkernel.system.atomic_file import closing_descriptor
 
 #: variables of the executor's environment that sessions may see; all others stay with it
 _PASSED_ON = frozenset({
@@ -86,7 +87,13 @@ async def reach(
     """
     with contextlib.suppress(OSError):
         return connect(str(path), accepted)
-    with _open_log(log_path) as output:
+    try:
+        log_file = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write the log {log_path}: {error.strerror}; free some space or name another --runtime-dir."
+        ) from None
+    with closing_descriptor(log_file) as output:
         child = subprocess.Popen(  # noqa: ASYNC220 (starting takes a millisecond; it outlives this loop)
             [python, "-m", module, str(path), *arguments],
             stdin=subprocess.DEVNULL,
@@ -135,24 +142,6 @@ def kill_peer(small: PacketSocket) -> None:
 
 def signal_peer(small: PacketSocket, signum: int) -> None:
     """Send a signal to the process that listened at the other end; never to a later one with its id."""
-    with contextlib.suppress(ProcessLookupError):
-        descriptor = os.pidfd_open(small.peer().pid)
-        try:
-            if not small.is_at_end():  # its end of the connection is open, so its id was its own when that was opened
-                signal.pidfd_send_signal(descriptor, signum)
-        finally:
-            os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _open_log(path: Path) -> Iterator[int]:
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write the log {path}: {error.strerror}; free some space or name another --runtime-dir."
-        ) from None
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    with contextlib.suppress(ProcessLookupError), closing_descriptor(os.pidfd_open(small.peer().pid)) as descriptor:
+        if not small.is_at_end():  # its end of the connection is open, so its id was its own when that was opened
+            signal.pidfd_send_signal(descriptor, signum)

@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import quote
 
 from sharedkernel.errors import ConfigError, Refused
-from sharedkernel.system.atomic_file import replace_file
+from sharedkernel.system.atomic_file import closing_descriptor, replace_file
 
 #: in the directory of homes
 NUMBERS_FILE = ".uids.json"
@@ -66,7 +66,7 @@ def make_shared_directory(path: Path, *, named_by: str) -> Path:
         descriptor = os.open(path, _OPEN)
     except OSError:
         raise ConfigError(f"{path} is not a directory; remove it or name another with {named_by}.") from None
-    try:
+    with closing_descriptor(descriptor):
         found = os.fstat(descriptor)
         if found.st_uid != os.getuid():
             raise ConfigError(f"{path} belongs to another user; name another directory with {named_by}.")
@@ -75,8 +75,6 @@ def make_shared_directory(path: Path, *, named_by: str) -> Path:
                 f"others may write to {path}; run `chmod 711 {path}` or name another directory with {named_by}."
             )
         os.fchmod(descriptor, found.st_mode & 0o755 | 0o711)
-    finally:
-        os.close(descriptor)
     return path
 
 
@@ -98,33 +96,25 @@ def make_directory_of(parent: Path, name: str, uid: int, gid: int) -> Path:
     Refused
         When something else is in its place, or it belongs to another user.
     """
-    parent_descriptor = os.open(parent, _OPEN)
-    try:
-        try:
+    with closing_descriptor(os.open(parent, _OPEN)) as parent_descriptor:
+        with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=parent_descriptor)
-            is_new = True
-        except FileExistsError:
-            is_new = False
         try:
             descriptor = os.open(name, _OPEN, dir_fd=parent_descriptor)
         except OSError as error:
             raise Refused(
                 f"{parent / name} is no directory ({error.strerror}); the admin has to remove it.", reason="account"
             ) from None
-    finally:
-        os.close(parent_descriptor)
-    try:
+    with closing_descriptor(descriptor):
         owner = os.fstat(descriptor).st_uid
-        # An empty one of our own: the process that made it ended before it set the owner.
-        if owner != uid and (is_new or (owner == os.getuid() and not os.listdir(descriptor))):
+        # An empty one of our own is new, or the process that made it ended before it set the owner.
+        if owner != uid and owner == os.getuid() and not os.listdir(descriptor):
             os.fchown(descriptor, uid, gid)
         elif owner != uid:
             raise Refused(
                 f"{parent / name} belongs to user id {owner}, not {uid}; the admin has to change that.",
                 reason="account",
             )
-    finally:
-        os.close(descriptor)
     return parent / name
 
 
@@ -243,12 +233,9 @@ class Numbers:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        descriptor = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
+        with closing_descriptor(os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
-        finally:
-            os.close(descriptor)
 
 
 class Accounts:
