@@ -28,7 +28,7 @@ from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.action_runner import resume
 from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.dispatch.idleness import IdleMonitor
-from sharedkernel.executor.dispatch.usage import UsageFile
+from sharedkernel.executor.dispatch.usage import USAGE_NAME, PastUsage
 from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.isolation.policy import Isolation, IsolationOptions
@@ -55,6 +55,7 @@ from sharedkernel.paths import (
     log_name,
 )
 from sharedkernel.scheduling.model.config import SchedulerConfig
+from sharedkernel.system.state_file import StateFile
 from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
@@ -176,7 +177,7 @@ class ExecutorService:
         self._guard = DirectoryGuard(self._directory, self._listen_anew)
         self._isolation = isolation
         self._tasks = BackgroundTasks()
-        self._totals = UsageFile(lasting.state)
+        self._totals = StateFile(lasting.state / USAGE_NAME, PastUsage)
         self._workload = WorkloadHistory(lasting.state)
         events = EventLog(path / LOGS_DIRECTORY / "events.jsonl")
         self._controller = SessionController(
@@ -268,7 +269,8 @@ class ExecutorService:
         attained: defaultdict[str, float] = defaultdict(float)
         for process in adopted:
             attained[process.user or ""] += process.attained
-        self._controller.users.recall(self._totals.open(), attained)
+        past = self._totals.read()
+        self._controller.users.recall(past.users if past is not None else (), attained)
         for process in adopted:
             if not process.ended.is_set():
                 self._adopt(process)
@@ -334,7 +336,7 @@ class ExecutorService:
         if self._isolation.cgroups is not None:
             self._isolation.cgroups.close()
         await self._served.stop(end_sessions=end_sessions)
-        self._totals.close(self._controller.totals())
+        self._totals.write(self._controller.totals())
         self._controller.close()
         (self._directory.path / EXECUTOR_SOCKET).unlink(missing_ok=True)
         self._directory.release()

@@ -19,7 +19,7 @@ from sharedkernel.executor.dispatch.idleness import IdleHolders
 from sharedkernel.executor.dispatch.lease_renewal import LeaseRenewal
 from sharedkernel.executor.dispatch.offloads import Offloads, answer_requests
 from sharedkernel.executor.dispatch.program_turns import ProgramTurns
-from sharedkernel.executor.dispatch.usage import Users, UserTotals, user_configured
+from sharedkernel.executor.dispatch.usage import PastUsage, Users, user_configured
 from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.processes.process import SessionHandle, id_of, profile_of
@@ -116,10 +116,9 @@ class SessionController:
         record = self.users.records.get(user or "")
         return () if record is None else record.sessions.values()
 
-    def totals(self) -> list[UserTotals]:
-        """Return what every user who has come has had so far."""
-        snapshot = self.snapshot()
-        return self.users.totals({view.id: view.attained for view in snapshot.users})
+    def totals(self) -> PastUsage:
+        """Return what every user has had so far."""
+        return self.users.totals({view.id: view.attained for view in self.snapshot().users})
 
     def set_policy(self, policy: str) -> None:
         """Let another policy rank from now on; it is not kept for the next executor.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 
@@ -17,7 +16,6 @@ from sharedkernel.executor.processes.process import PastWaits, SessionHandle
 from sharedkernel.protocol import Limits
 from sharedkernel.scheduling.model import events
 from sharedkernel.scheduling.model.types import UserId
-from sharedkernel.system.state_file import StateFile
 
 #: the file's name in the state directory
 USAGE_NAME = "users.json"
@@ -89,24 +87,26 @@ class Users:
             if (record := self.records.get(user)) is not None:
                 record.has_left = True
 
-    def recall(self, totals: Mapping[str, UserTotals], attained: Mapping[str, float]) -> None:
+    def recall(self, totals: Iterable[UserTotals], attained: Mapping[str, float]) -> None:
         """Record what users had of earlier executors, before any of them comes.
 
         Parameters
         ----------
         totals
-            By user.
+            Theirs.
         attained
             Device-seconds of each user's sessions that are adopted: these count by themselves.
         """
         self._recalled = {
-            user: msgspec.structs.replace(found, attained=max(0.0, found.attained - attained.get(user, 0.0)))
-            for user, found in totals.items()
+            found.user: msgspec.structs.replace(
+                found, attained=max(0.0, found.attained - attained.get(found.user, 0.0))
+            )
+            for found in totals
         }
 
-    def totals(self, attained: Mapping[str, float]) -> list[UserTotals]:
+    def totals(self, attained: Mapping[str, float]) -> PastUsage:
         """Return what everybody has had so far; *attained*: device-seconds since this executor started, by user."""
-        return [
+        come = [
             UserTotals(
                 user=user,
                 attained=record.attained_before + attained.get(user, 0.0),
@@ -115,38 +115,7 @@ class Users:
             )
             for user, record in self.records.items()
         ]
-
-
-class UsageFile:
-    """Keeps everybody's totals.
-
-    Parameters
-    ----------
-    directory
-        Where the file is.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._file = StateFile(directory / USAGE_NAME, PastUsage)
-        self._users: dict[str, UserTotals] = {}
-
-    def open(self) -> Mapping[str, UserTotals]:
-        """Return what the executors before this one have kept, by user."""
-        if (past := self._file.read()) is not None:
-            self._users = {record.user: record for record in past.users}
-        return self._users
-
-    async def keep(self, totals: Iterable[UserTotals]) -> None:
-        """Write what has changed; users who are not named stay as they were."""
-        await self._file.keep(self._with(totals))
-
-    def close(self, totals: Iterable[UserTotals]) -> None:
-        """Write what is left."""
-        self._file.write(self._with(totals))
-
-    def _with(self, totals: Iterable[UserTotals]) -> PastUsage:
-        self._users |= {record.user: record for record in totals}
-        return PastUsage([*self._users.values()])
+        return PastUsage([*self._recalled.values(), *come])
 
 
 def user_configured(limits: Limits) -> events.UserConfigured:
