@@ -263,12 +263,12 @@ async def _measure(sessions: int, iterations: int, directory: Path) -> Cost:
         loop.set_exception_handler(failed)
 
         each = iterations // sessions
-        before, began = executor.controller.revision, time.process_time()
+        before, began = executor.controller.driver.revision, time.process_time()
         for process in processes:
             loop.call_soon(_FakeSession(process, executor.router, each, ended).begin)
         await over
         seconds = time.process_time() - began
-        events = executor.controller.revision - before
+        events = executor.controller.driver.revision - before
         document, again, viewer = _status(executor, processes)
         return Cost(
             seconds=seconds, events=events, iterations=each * sessions, document=document, again=again, viewer=viewer

@@ -143,9 +143,9 @@ class ControlApi:
             case protocol.GetStatus():
                 return protocol.Status(request=message.request, status=pack_status(self._status.document()))
             case protocol.AwaitChange():
-                await self._controller.wait_for_change()
+                await self._controller.driver.wait_for_change()
             case protocol.GetCounts():
-                return protocol.CountsAnswer(request=message.request, counts=self._controller.counts())
+                return protocol.CountsAnswer(request=message.request, counts=self._controller.driver.counters.counts())
             case protocol.GetTimeline(seconds=seconds, columns=columns, end=end, user=user):
                 window = TimelineWindow(seconds=seconds, columns=columns, end=end)
                 timeline = self._controller.timeline(window, user)

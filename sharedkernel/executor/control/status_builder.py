@@ -64,7 +64,7 @@ class StatusBuilder:
 
     def document(self) -> StatusDocument:
         """Return the whole document, nothing hidden; all who ask share it for as long as its figures are fresh."""
-        now, revision = time.monotonic(), self._controller.revision
+        now, revision = time.monotonic(), self._controller.driver.revision
         if self._document is None or self._revision != revision or now > self._fresh_until:
             self._document, self._revision = self._build(), revision
             self._fresh_until = time.monotonic() + _FRESH_SECONDS
@@ -104,7 +104,7 @@ class StatusBuilder:
 
     def _device(self, used_bytes: int) -> DeviceStatus:
         """Return what the device is and how it is scheduled."""
-        device, config = self._served.device, self._controller.config
+        device, config = self._served.device, self._controller.driver.scheduler.config
         policy = POLICIES[config.policy]
         return DeviceStatus(
             name=device.name,

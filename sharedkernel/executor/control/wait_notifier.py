@@ -47,13 +47,13 @@ class WaitNotifier:
 
     def notify_soon(self) -> None:
         """Notify the sessions that wait now."""
-        if self._due is None and self._controller.has_queue:
+        if self._due is None and self._controller.driver.scheduler.has_queue:
             interval = max(_INTERVAL, _INTERVAL_EACH * self._num_waiting)
             self._due = asyncio.get_running_loop().call_later(interval, self._notify)
 
     def _notify(self) -> None:
         self._due = None
-        now, config = asyncio.get_running_loop().time(), self._controller.config
+        now, config = asyncio.get_running_loop().time(), self._controller.driver.scheduler.config
         views = self._controller.snapshot().sessions
         running = sorted({view.user for view in views if view.state is SessionState.RUNNING})
         idle = _idle(views)

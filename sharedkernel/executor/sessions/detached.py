@@ -188,7 +188,8 @@ class DetachTimers:
 
     def _num_refusals(self) -> int:
         # Not those over a quota: no end of another's session would help there.
-        return sum(number for reason, number in self._controller.counts().refusals.items() if reason != "quota")
+        refusals = self._controller.driver.counters.counts().refusals
+        return sum(refusals.values()) - refusals.get("quota", 0)
 
 
 def _waits_for_memory(view: SessionView) -> bool:
