@@ -289,11 +289,15 @@ class SessionController:
                 cell = self.driver.scheduler.sessions[session]
                 self._workload.cell_ended(cell.user.id, cell.cell.source, cell.cell_service)
                 self.limits.update(process)
-            case protocol.OffloadedReport() | protocol.OffloadDeclinedReport() | protocol.RestoredReport():
-                self.offloads.handle(process, message)
-            case protocol.NotRestoredReport() if self._state(session) is SessionState.RESTORING:
+            case protocol.OffloadedReport():
+                self.offloads.offloaded(process, message)
+            case protocol.OffloadDeclinedReport():
+                self.offloads.declined(process, message)
+            case protocol.RestoredReport():
+                self.offloads.restored(process, message)
+            case protocol.NotRestoredReport(memory=memory) if self._state(session) is SessionState.RESTORING:
                 self._wait_begins(process)
-                self.offloads.handle(process, message)
+                self.offloads.not_restored(process, memory)
             case protocol.IdleReport():
                 self._idle(process)
             case protocol.Interrupted() if self._state(session) is SessionState.RESTORING:
