@@ -33,6 +33,7 @@ from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.isolation.policy import Isolation, IsolationOptions
 from sharedkernel.executor.processes.connections import ControlConnection, UngreetedConnections
+from sharedkernel.executor.processes.fd_server import FdServer
 from sharedkernel.executor.processes.process import SessionHandle, describe_end, start_time
 from sharedkernel.executor.processes.process_tree import real_user
 from sharedkernel.executor.processes.programs import Program, resume_recorded
@@ -44,7 +45,6 @@ from sharedkernel.executor.sessions.user_servers import UserServers
 from sharedkernel.executor.shelf.store import Room, ShelfStore, room_for
 from sharedkernel.executor.supervision.environments import OWN, Environment, own_environment
 from sharedkernel.executor.supervision.supervisor import ForkTraits, Supervisor
-from sharedkernel.ipc.fd_server import FdServer
 from sharedkernel.ipc.seqpacket import allow_many_descriptors
 from sharedkernel.paths import (
     DESCRIPTOR_SOCKET,

@@ -10,8 +10,8 @@ place once the session has written it. Until then it is charged as a reservation
 To replace a name or to take it off the shelf does not free what a session still has mapped, so that stays charged
 until nobody uses it.
 
-Sessions ask over the descriptor socket (`ipc/fd_server.py`), gateways through `control/api.py`. The layout of what is
-shelved is :mod:`sharedkernel.shelf.layout`'s.
+Sessions ask over the descriptor socket (`processes/fd_server.py`), gateways through `control/api.py`. The layout of
+what is shelved is :mod:`sharedkernel.shelf.layout`'s.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from pathlib import Path
 
 from sharedkernel import protocol
 from sharedkernel.errors import QuotaExceeded, Refused, SharedKernelError
+from sharedkernel.executor.processes.fd_server import FdHandler, FdReply
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.user_quota import by_user, held_by, quota_use
 from sharedkernel.executor.shelf.files import FileState, ShelfFile, escaped, find_files, in_pages
-from sharedkernel.ipc.fd_server import FdHandler, FdReply
 from sharedkernel.paths import make_private_directory
 from sharedkernel.protocol import Device
 from sharedkernel.quota_check import QuotaUse
@@ -340,7 +340,7 @@ class ShelfStore:
 
     # --- what sessions ask --------------------------------------------------------------------------------------------
 
-    def handlers(self) -> dict[type[protocol.Message], FdHandler[SessionHandle]]:
+    def handlers(self) -> dict[type[protocol.Message], FdHandler]:
         """Return what answers each message of sessions."""
         return {
             protocol.ReserveShelf: self._reserve,
@@ -354,19 +354,17 @@ class ShelfStore:
         number, descriptor = await self.reserve(_user(process), message.name, max(0, message.bytes))
         return FdReply(protocol.ShelfReserved(request=message.request, number=number), [descriptor])
 
-    def _shelve(self, process: SessionHandle, message: protocol.Shelve, _: list[int]) -> FdReply:
+    def _shelve(self, process: SessionHandle, message: protocol.Shelve, _: list[int]) -> None:
         self.put(_user(process), message.number)
-        return FdReply(protocol.Done(request=message.request))
 
     def _fetch(self, process: SessionHandle, message: protocol.FetchShelved, _: list[int]) -> FdReply:
         size, descriptor = self.lend(_user(process), message.name)
         return FdReply(protocol.Shelved(request=message.request, bytes=size), [descriptor])
 
-    def _unshelve(self, process: SessionHandle, message: protocol.Unshelve, _: list[int]) -> FdReply:
+    def _unshelve(self, process: SessionHandle, message: protocol.Unshelve, _: list[int]) -> None:
         user = _user(process)
         self.find(user, message.name)
         self.take_off(user, message.name)
-        return FdReply(protocol.Done(request=message.request))
 
     def _list(self, process: SessionHandle, message: protocol.ListShelf, _: list[int]) -> FdReply:
         user = _user(process)

@@ -25,10 +25,10 @@ from sharedkernel.errors import (
     Refused,
     SharedKernelError,
 )
+from sharedkernel.executor.processes.fd_server import FdServer
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.shelf.store import LONGEST_NAME, MOST_NAMES, Room, ShelfStore
 from sharedkernel.ipc.fd_client import Descriptor, DescriptorClient
-from sharedkernel.ipc.fd_server import FdServer
 from sharedkernel.ipc.seqpacket import PacketSocket, connect
 from sharedkernel.ipc.shared_page import Page
 from sharedkernel.paths import DESCRIPTOR_SOCKET, EXECUTOR_SOCKET
