@@ -47,6 +47,8 @@ class RuntimeDirectory:
         Where all processes of the executor meet.
     isolation
         How users are kept apart.
+    on_restored
+        Puts into a directory that was made anew what the executor has there.
 
     Raises
     ------
@@ -54,7 +56,7 @@ class RuntimeDirectory:
         When it cannot be used, another executor serves it, or what is in it speaks another version.
     """
 
-    def __init__(self, path: Path, isolation: Isolation) -> None:
+    def __init__(self, path: Path, isolation: Isolation, on_restored: Callable[[], Awaitable[None]]) -> None:
         if len(os.fsencode(path)) > LONGEST_RUNTIME_DIRECTORY:
             raise ConfigError(
                 f"{path} is too long a path for sockets; name one of at most {LONGEST_RUNTIME_DIRECTORY} "
@@ -62,13 +64,44 @@ class RuntimeDirectory:
             )
         self.path = path
         self._isolation = isolation
+        self._on_restored = on_restored
+        self._checking = asyncio.Lock()
+        #: why it could not be made anew, as last logged
+        self._trouble: str | None = None
         if not isolation.uses_accounts:  # or sessions pass through it
             make_private_directory(path)
         self._lock_descriptor = lock_directory(path)
         check_left(path)
         self._make_subdirectories()
 
-    def is_whole(self) -> bool:
+    async def check(self) -> None:
+        """Return once the directory is as it has to be; called before each start, and now and then.
+
+        Raises
+        ------
+        Refused
+            When it cannot be made anew, with what to do: no session could start.
+        """
+        async with self._checking:
+            try:
+                if self._is_whole():
+                    return
+                self._restore()
+                await self._on_restored()
+            except (ConfigError, OSError) as error:
+                why = f"the runtime directory {self.path} is gone, and nothing starts without it: {error}"
+                if why != self._trouble:
+                    log.error("%s", why)
+                self._trouble = why
+                raise Refused(f"{why.rstrip('.')}; tell the administrator of this machine.", reason="start") from None
+            self._trouble = None
+            log.error(
+                "the runtime directory %s was removed or changed; it is made anew, and new notebooks start. Those that "
+                "run go on, but no other gateway reaches them: leave this one running until their users have saved.",
+                self.path,
+            )
+
+    def _is_whole(self) -> bool:
         """Whether it is still the directory that was locked, closed to others, with all that a start needs."""
         needed = (LOGS_DIRECTORY, SESSIONS_DIRECTORY, RECORDS_DIRECTORY, EXECUTOR_SOCKET, DESCRIPTOR_SOCKET)
         return (
@@ -77,7 +110,7 @@ class RuntimeDirectory:
             and all((self.path / name).exists() for name in needed)
         )
 
-    def restore(self) -> None:
+    def _restore(self) -> None:
         """Make it anew where it was removed, or what is missing of it, and lock it; a mode too open is mended.
 
         Raises
@@ -127,53 +160,6 @@ class RuntimeDirectory:
     def release(self) -> None:
         """Let another executor serve it."""
         os.close(self._lock_descriptor)
-
-
-class DirectoryGuard:
-    """Notices that a runtime directory was removed or changed while an executor serves from it, and makes it anew.
-
-    Parameters
-    ----------
-    directory
-        The executor's.
-    on_restored
-        Puts into it what the executor has there.
-    """
-
-    def __init__(self, directory: RuntimeDirectory, on_restored: Callable[[], Awaitable[None]]) -> None:
-        self._directory = directory
-        self._on_restored = on_restored
-        self._lock = asyncio.Lock()
-        #: why it could not be made anew, as last logged
-        self._trouble: str | None = None
-
-    async def check(self) -> None:
-        """Return once the directory is as it has to be; called before each start, and now and then.
-
-        Raises
-        ------
-        Refused
-            When it cannot be made anew, with what to do: no session could start.
-        """
-        path = self._directory.path
-        async with self._lock:
-            try:
-                if self._directory.is_whole():
-                    return
-                self._directory.restore()
-                await self._on_restored()
-            except (ConfigError, OSError) as error:
-                why = f"the runtime directory {path} is gone, and nothing starts without it: {error}"
-                if why != self._trouble:
-                    log.error("%s", why)
-                self._trouble = why
-                raise Refused(f"{why.rstrip('.')}; tell the administrator of this machine.", reason="start") from None
-            self._trouble = None
-            log.error(
-                "the runtime directory %s was removed or changed; it is made anew, and new notebooks start. Those that "
-                "run go on, but no other gateway reaches them: leave this one running until their users have saved.",
-                path,
-            )
 
 
 def bound_logs(directory: Path, live: Container[str]) -> None:

@@ -37,7 +37,7 @@ from sharedkernel.executor.processes.fd_server import FdServer
 from sharedkernel.executor.processes.process import SessionHandle, describe_end, start_time
 from sharedkernel.executor.processes.process_tree import real_user
 from sharedkernel.executor.processes.programs import Program, resume_recorded
-from sharedkernel.executor.runtime_directory import DirectoryGuard, RuntimeDirectory, bound_logs
+from sharedkernel.executor.runtime_directory import RuntimeDirectory, bound_logs
 from sharedkernel.executor.sessions.detached import DetachTimers
 from sharedkernel.executor.sessions.pool import IN_DEMAND, SessionPool
 from sharedkernel.executor.sessions.starting import SessionLauncher
@@ -172,9 +172,8 @@ class ExecutorService:
         lasting = lasting or LastingDirectories(path, path / SHELF_DIRECTORY)
         isolation = isolation or Isolation(IsolationOptions(isolate="off"), path)
         environments = environments or {OWN: own_environment()}
-        self._directory = RuntimeDirectory(path, isolation)
+        self._directory = RuntimeDirectory(path, isolation, self._listen_anew)
         self._served = served
-        self._guard = DirectoryGuard(self._directory, self._listen_anew)
         self._isolation = isolation
         self._tasks = BackgroundTasks()
         self._totals = StateFile(lasting.state / USAGE_NAME, PastUsage)
@@ -212,7 +211,7 @@ class ExecutorService:
             isolation,
             environments,
             self._tasks,
-            self._guard.check,
+            self._directory.check,
             timeout=start_timeout,
         )
         status = StatusBuilder(served, self._isolation, self._controller)
@@ -416,7 +415,7 @@ class ExecutorService:
         while True:
             await asyncio.sleep(_KEEP_INTERVAL)
             with contextlib.suppress(Refused):  # the log has it
-                await self._guard.check()
+                await self._directory.check()
             self._keep_all()
             self._shelves.look()
             with contextlib.suppress(OSError):  # no descriptor is free: the next look tries again
