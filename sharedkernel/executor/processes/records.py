@@ -142,24 +142,22 @@ def find_page(kept: PersistedSession) -> int | None:
     OSError
         When it can open no more files.
     """
-    try:
-        for link in Path(f"/proc/{kept.pid}/fd").iterdir():
-            with _unless_starved():
-                if os.readlink(link).startswith(f"/memfd:sharedkernel-{kept.process}"):
-                    # it may be another file by now, whose opening would wait
-                    found = os.open(link, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-                    if is_page(found):
-                        return found
-                    os.close(found)
-    except PermissionError:  # for its own account's processes: it is just ending
-        if kept.uid != os.getuid():
-            raise ConfigError(
-                f"cannot look at process {kept.pid} of session {kept.session}, so no session is taken over; they are "
-                "unharmed. Start the executor with the capability CAP_SYS_PTRACE."
-            ) from None
-    except OSError as error:
-        if error.errno in _STARVED:
-            raise
+    with _unless_starved():
+        try:
+            for link in Path(f"/proc/{kept.pid}/fd").iterdir():
+                with _unless_starved():
+                    if os.readlink(link).startswith(f"/memfd:sharedkernel-{kept.process}"):
+                        # it may be another file by now, whose opening would wait
+                        found = os.open(link, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+                        if is_page(found):
+                            return found
+                        os.close(found)
+        except PermissionError:  # for its own account's processes: it is just ending
+            if kept.uid != os.getuid():
+                raise ConfigError(
+                    f"cannot look at process {kept.pid} of session {kept.session}, so no session is taken over; they "
+                    "are unharmed. Start the executor with the capability CAP_SYS_PTRACE."
+                ) from None
     return None
 
 
