@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
+import psutil
+
 from sharedkernel import protocol
 from sharedkernel.executor.isolation.policy import Isolation
 from sharedkernel.executor.processes.process import SessionHandle
@@ -90,10 +92,10 @@ class SocketOwners:
 def _look(leaders: list[_Member], accounts: Mapping[int, str]) -> dict[int, list[_Member]]:
     """Return who holds each socket, by inode, of the processes below *leaders* and those of *accounts*."""
     members: dict[int, _Member] = {}
-    for name in os.listdir("/proc") if accounts else ():
+    for pid in psutil.pids() if accounts else ():
         with contextlib.suppress(OSError):
-            if name.isdecimal() and (user := accounts.get(os.stat(f"/proc/{name}").st_uid)) is not None:
-                members[int(name)] = _Member(user, None, int(name))
+            if (user := accounts.get(os.stat(f"/proc/{pid}").st_uid)) is not None:
+                members[pid] = _Member(user, None, pid)
     children = all_children()
     for leader in leaders:
         members |= {pid: leader._replace(pid=pid) for pid in tree([leader.pid], children)}
