@@ -61,27 +61,20 @@ class ControlApi:
         self._device = device
         self._user_servers = user_servers
         self._sockets = SocketOwners(controller.sessions, isolation)
-        self._connected: set[ControlConnection] = set()
+        #: those that are connected: they are notified of what happens
+        self.gateways: set[ControlConnection] = set()
 
     # --- unasked ------------------------------------------------------------------------------------------------------
 
-    def joined(self, peer: ControlConnection) -> None:
-        """Notify *peer*, a gateway, of what happens from now on."""
-        self._connected.add(peer)
-
-    def left(self, peer: ControlConnection) -> None:
-        """Notify *peer* no more, if it is a gateway."""
-        self._connected.discard(peer)
-
     def notify(self, message: protocol.Message) -> None:
         """Send *message* to all gateways."""
-        for gateway in self._connected:
+        for gateway in self.gateways:
             gateway.send(message)
 
     def want_earlier(self, process: SessionHandle, question: int) -> None:
         """Pass on that the user of *process* wants the earlier session of the same notebook in its place."""
         assert process.session is not None
-        if not self._connected:
+        if not self.gateways:
             absent = "The gateway, which knows your earlier sessions, is not there; try again later."
             process.warn(absent, question=question)
         self.notify(protocol.EarlierWanted(session=process.session, question=question))

@@ -103,7 +103,7 @@ class MessageRouter:
 
     def disconnected(self, peer: ControlConnection) -> None:
         """Forget a gateway; a session's end is another matter (its process is watched)."""
-        self._api.left(peer)
+        self._api.gateways.discard(peer)
         if isinstance(peer.session, SessionHandle) and peer.session.transport is peer.transport:
             peer.session.transport = None
 
@@ -139,7 +139,7 @@ class MessageRouter:
         else:
             peer.role = message.role
             if message.role == "gateway":
-                self._api.joined(peer)
+                self._api.gateways.add(peer)
             peer.send(self._welcome)
 
     def _identify(self, peer: ControlConnection, hello: protocol.SessionHello) -> None:

@@ -6,7 +6,7 @@ What the core decides, `action_runner.py` does to them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,15 +107,10 @@ class SessionController:
         """
         configured = user_configured(limits)
         self.users.set_limits(limits)
-        for process in self._own(limits.user):
+        for process in self.users.records[limits.user].sessions.values():
             process.limits, process.most_bytes = limits, most_of(limits, self._served.device)
         self.limits.changed(limits.user)
         self.driver.handle(configured)
-
-    def _own(self, user: str | None) -> Collection[SessionHandle]:
-        """Return the processes that serve *user*'s sessions."""
-        record = self.users.records.get(user or "")
-        return () if record is None else record.sessions.values()
 
     def totals(self) -> PastUsage:
         """Return what every user has had so far."""

@@ -150,10 +150,6 @@ class DetachTimers:
         self._stop_timer(process)
         self._timers[process.process] = asyncio.get_running_loop().call_later(max(0.0, seconds), then)
 
-    def _end_in_time(self, process: SessionHandle) -> None:
-        why = "it has lingered for long enough"
-        self._set(process, _left(process), partial(self._end_now, process, why))
-
     def _end_now(self, process: SessionHandle, why: str) -> None:
         log.info("session %s of %s ends: %s", process.session, process.user, why)
         process.end_asked = True
@@ -162,7 +158,7 @@ class DetachTimers:
 
     def _look_again(self, process: SessionHandle, patient_until: float, num_refusals: int) -> None:
         if _left(process) <= _LOOK_INTERVAL:
-            self._end_in_time(process)
+            self._set(process, _left(process), partial(self._end_now, process, "it has lingered for long enough"))
         else:
             self._set(process, _LOOK_INTERVAL, partial(self._look, process, patient_until, num_refusals))
 
