@@ -199,22 +199,6 @@ class ShelfStore:
 
     # --- what is there, and what comes --------------------------------------------------------------------------------
 
-    def lend(self, user: str, name: str) -> tuple[int, int]:
-        """Return what is on the shelf of *user* under *name*: its bytes, and a descriptor to give away.
-
-        Raises
-        ------
-        NotShelved
-            When there is nothing of that name.
-        Refused
-            When it cannot be had now.
-        """
-        file = self.find(user, name)
-        try:
-            return file.size, file.lend()
-        except OSError as error:
-            raise _unusable(file, error) from None
-
     def find(self, user: str, name: str) -> ShelfFile:
         """Return what is on the shelf of *user* under *name*.
 
@@ -230,53 +214,6 @@ class ShelfStore:
 
     def _named(self, user: str, name: str) -> ShelfFile | None:
         return next((file for file in self._files_of(user, FileState.SHELVED) if file.name == name), None)
-
-    async def reserve(self, user: str, name: str, size: int) -> tuple[int, int]:
-        """Make a file of *size* bytes for a later entry *name* of *user*; return its number and a descriptor to lend.
-
-        Raises
-        ------
-        SharedKernelError
-            When the name cannot be had, or there is no room.
-        """
-        self.look(user)
-        self._check_name(user, name)
-        older = self._named(user, name)
-        self.room(user).check(name, in_pages(size), replaced=None if older is None else older.size)
-        self._number = max(self._number + 1, time.time_ns() // 1000)
-        file = ShelfFile(self._directory / escaped(user), user, name, self._number, size, FileState.RESERVED)
-        self._files[file.number] = file
-        self._making.add(file.number)
-        self._tell_changes()
-        try:
-            descriptor = await asyncio.to_thread(file.create)
-        except OSError as error:
-            del self._files[file.number]
-            raise Refused(
-                f"there is no room on the disk for {name!r} ({error.strerror}); nothing was changed: free some space "
-                "there, or ask the administrator of this machine.",
-                reason="memory",
-            ) from None
-        finally:
-            self._making.discard(file.number)
-            self._tell_changes()
-        return file.number, descriptor
-
-    def put(self, user: str, number: int) -> None:
-        """Put what was reserved as *number*, and is written now, on the shelf of *user*; once more it changes nothing.
-
-        Raises
-        ------
-        NotShelved
-            When it is not there (any more).
-        """
-        file = self._files.get(number)
-        if file is None or file.user != user or file.state is FileState.OFF:
-            raise NotShelved("what was written for the shelf is gone; shelve it again.")
-        if file.state is FileState.RESERVED:
-            _change(file, FileState.SHELVED)  # before the older one goes: there is never neither
-            self._keep_latest(user, file.name)
-            self.look(user)
 
     def _keep_latest(self, user: str, name: str) -> None:
         """Take off all files of a name but the one that was begun last."""
@@ -351,23 +288,54 @@ class ShelfStore:
         }
 
     async def _reserve(self, process: SessionHandle, message: protocol.ReserveShelf, _: list[int]) -> FdReply:
-        number, descriptor = await self.reserve(_user(process), message.name, max(0, message.bytes))
-        return FdReply(protocol.ShelfReserved(request=message.request, number=number), [descriptor])
+        """Make a file for a later entry, and lend it."""
+        user, name, size = process.user or "", message.name, max(0, message.bytes)
+        self.look(user)
+        self._check_name(user, name)
+        older = self._named(user, name)
+        self.room(user).check(name, in_pages(size), replaced=None if older is None else older.size)
+        self._number = max(self._number + 1, time.time_ns() // 1000)
+        file = ShelfFile(self._directory / escaped(user), user, name, self._number, size, FileState.RESERVED)
+        self._files[file.number] = file
+        self._making.add(file.number)
+        self._tell_changes()
+        try:
+            descriptor = await asyncio.to_thread(file.create)
+        except OSError as error:
+            del self._files[file.number]
+            raise Refused(
+                f"there is no room on the disk for {name!r} ({error.strerror}); nothing was changed: free some space "
+                "there, or ask the administrator of this machine.",
+                reason="memory",
+            ) from None
+        finally:
+            self._making.discard(file.number)
+            self._tell_changes()
+        return FdReply(protocol.ShelfReserved(request=message.request, number=file.number), [descriptor])
 
     def _shelve(self, process: SessionHandle, message: protocol.Shelve, _: list[int]) -> None:
-        self.put(_user(process), message.number)
+        """Put what was reserved, and is written now, on the shelf; once more it changes nothing."""
+        file = self._files.get(message.number)
+        if file is None or file.user != process.user or file.state is FileState.OFF:
+            raise NotShelved("what was written for the shelf is gone; shelve it again.")
+        if file.state is FileState.RESERVED:
+            _change(file, FileState.SHELVED)  # before the older one goes: there is never neither
+            self._keep_latest(file.user, file.name)
+            self.look(file.user)
 
     def _fetch(self, process: SessionHandle, message: protocol.FetchShelved, _: list[int]) -> FdReply:
-        size, descriptor = self.lend(_user(process), message.name)
-        return FdReply(protocol.Shelved(request=message.request, bytes=size), [descriptor])
+        file = self.find(process.user or "", message.name)
+        try:
+            return FdReply(protocol.Shelved(request=message.request, bytes=file.size), [file.lend()])
+        except OSError as error:
+            raise _unusable(file, error) from None
 
     def _unshelve(self, process: SessionHandle, message: protocol.Unshelve, _: list[int]) -> None:
-        user = _user(process)
-        self.find(user, message.name)
-        self.take_off(user, message.name)
+        file = self.find(process.user or "", message.name)
+        self.take_off(file.user, file.name)
 
     def _list(self, process: SessionHandle, message: protocol.ListShelf, _: list[int]) -> FdReply:
-        user = _user(process)
+        user = process.user or ""
         self.look(user)
         shelf = self.listing(user)
         listing = protocol.ShelfListing(
@@ -404,8 +372,3 @@ def _entries(files: Iterable[ShelfFile]) -> list[protocol.ShelfEntry]:
 
 def _sum(files: Iterable[ShelfFile]) -> int:
     return sum(file.size for file in files)
-
-
-def _user(process: SessionHandle) -> str:
-    assert process.user is not None
-    return process.user
