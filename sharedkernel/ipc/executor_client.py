@@ -22,7 +22,6 @@ from sharedkernel.paths import (
     only_executor_directory,
     subdirectories_served,
 )
-from sharedkernel.protocol import Limits, SessionRecord
 from sharedkernel.status.document import StatusDocument, read_status
 from sharedkernel.status.timeline import DeviceTimeline, TimelineWindow, read_timeline
 
@@ -266,7 +265,7 @@ class ExecutorClient:
         self._writer.write(protocol.encode(msgspec.structs.replace(message, request=number)))
         return await future
 
-    async def start_session(self, session: str, limits: Limits, **options: Any) -> SessionRecord:
+    async def start_session(self, session: str, limits: protocol.Limits, **options: Any) -> protocol.SessionRecord:
         """Start a session and return it once it is ready to be talked to.
 
         Parameters
@@ -286,7 +285,7 @@ class ExecutorClient:
 
     async def reclaim_session(
         self, session: str, *, kernel: str, notebook: str | None, client_key: str | None, if_lingering: bool = False
-    ) -> SessionRecord:
+    ) -> protocol.SessionRecord:
         """Give a session to the client of *kernel*, and return it.
 
         Raises
@@ -294,16 +293,10 @@ class ExecutorClient:
         Refused
             With *if_lingering*, when it has been given to another client meanwhile.
         """
-        answer = await self._ask(
-            protocol.ReclaimSession(
-                session=session,
-                kernel=kernel,
-                notebook=notebook,
-                client_key=client_key,
-                if_lingering=if_lingering,
-            )
+        request = protocol.ReclaimSession(
+            session=session, kernel=kernel, notebook=notebook, client_key=client_key, if_lingering=if_lingering
         )
-        return answer.record
+        return (await self._ask(request)).record
 
     async def notify_session(self, session: str, text: str, *, question: int = 0, holds_cells: bool = False) -> None:
         """Show *text*, a sentence, in a session's notebook, as the answer to its user's *question* if not 0.
@@ -336,11 +329,11 @@ class ExecutorClient:
         """Send a signal to a session's process."""
         await self._ask(protocol.SignalSession(session=session, signum=signum))
 
-    async def sessions(self) -> list[SessionRecord]:
+    async def sessions(self) -> list[protocol.SessionRecord]:
         """Return every live session."""
         return (await self._ask(protocol.ListSessions())).records
 
-    async def configure_users(self, limits: list[Limits], *, left: Sequence[str] = ()) -> None:
+    async def configure_users(self, limits: list[protocol.Limits], *, left: Sequence[str] = ()) -> None:
         """Set users' limits, for running sessions too.
 
         Parameters

@@ -22,7 +22,6 @@ from sharedkernel.executor.isolation.policy import Isolation
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.sanitize import believe_iterations
 from sharedkernel.executor.processes.user_quota import quota_of, used_by
-from sharedkernel.protocol import Device
 from sharedkernel.scheduling.policies.registry import POLICIES
 from sharedkernel.scheduling.snapshot import SessionView, UserView
 from sharedkernel.status.document import (
@@ -182,7 +181,7 @@ def _session(view: SessionView, process: SessionHandle) -> SessionStatus:
     )
 
 
-def _user(view: UserView, record: UserRecord, device: Device, sessions: Sequence[SessionStatus]) -> UserStatus:
+def _user(view: UserView, record: UserRecord, device: protocol.Device, sessions: Sequence[SessionStatus]) -> UserStatus:
     wait_p50, wait_p95 = record.waits.percentiles()
     live = sum(entry.live_bytes for entry in sessions)
     return UserStatus(

@@ -26,7 +26,6 @@ from sharedkernel.executor.processes.process import SessionHandle, id_of, profil
 from sharedkernel.executor.processes.sanitize import believe_iterations
 from sharedkernel.executor.processes.user_quota import most_of, used_by
 from sharedkernel.ipc.shared_page import Word
-from sharedkernel.protocol import Limits, Memory
 from sharedkernel.scheduling.model import events
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.types import HOLDING_STATES, SessionId, SessionState, UserId
@@ -97,7 +96,7 @@ class SessionController:
 
     # --- users and sessions come and go -------------------------------------------------------------------------------
 
-    def configure(self, limits: Limits) -> None:
+    def configure(self, limits: protocol.Limits) -> None:
         """Set one user's limits, for running sessions too.
 
         Raises
@@ -298,7 +297,7 @@ class SessionController:
             case protocol.Interrupted() if self._state(session) is SessionState.RESTORING:
                 self.programs.handle(events.CellInterrupted(session=session))
 
-    def _measured(self, process: SessionHandle, memory: Memory) -> None:
+    def _measured(self, process: SessionHandle, memory: protocol.Memory) -> None:
         process.memory = memory
         record = self.users.records[process.user or ""]
         record.peak_bytes = max(record.peak_bytes, used_by(record.sessions.values()))

@@ -16,7 +16,6 @@ from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.driver import SchedulerDriver
 from sharedkernel.executor.processes.process import SessionHandle, id_of, profile_of
-from sharedkernel.protocol import Memory
 from sharedkernel.scheduling.model import events
 from sharedkernel.scheduling.model.types import SessionState
 from sharedkernel.system.tasks import BackgroundTasks
@@ -46,7 +45,7 @@ class Offloads:
         self,
         driver: SchedulerDriver,
         served: ServedDevice,
-        measured: Callable[[SessionHandle, Memory], None],
+        measured: Callable[[SessionHandle, protocol.Memory], None],
         update_limits: Callable[[SessionHandle], None],
         tasks: BackgroundTasks,
     ) -> None:
@@ -137,7 +136,7 @@ class Offloads:
         self._driver.handle(events.Restored(session=id_of(process), memory=profile_of(message.memory)))
         self._update_limits(process)
 
-    def not_restored(self, process: SessionHandle, memory: Memory) -> None:
+    def not_restored(self, process: SessionHandle, memory: protocol.Memory) -> None:
         """Handle that a session's memory could not be brought back."""
         log.warning("memory of session %s could not be restored; it waits again", process.session)
         self._measured(process, memory)
