@@ -18,11 +18,11 @@ import pwd
 import re
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from sharedkernel import protocol
 from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.system.atomic_file import closing_descriptor, replace_file
 
@@ -125,20 +125,6 @@ def closed_ancestor(path: Path) -> Path | None:
         if not stat.S_IMODE(folder.stat().st_mode) & 0o001:
             return folder
     return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Login:
-    """An account."""
-
-    name: str
-    uid: int
-    gid: int
-    #: supplementary groups
-    groups: tuple[int, ...]
-    #: None: in the directory of homes
-    home: Path | None
-    shell: str = "/bin/sh"
 
 
 def parse_uid_range(text: str) -> range:
@@ -254,8 +240,8 @@ class Accounts:
         self._device_groups = device_groups
         self._least_uid = least_login_uid()
 
-    def find(self, user: str) -> Login:
-        """Return *user*'s account.
+    def find(self, user: str) -> protocol.Account:
+        """Return *user*'s account; without a home where that is to be in the directory of homes.
 
         Raises
         ------
@@ -267,13 +253,8 @@ class Accounts:
         if entry is not None:
             groups = {*os.getgrouplist(entry.pw_name, entry.pw_gid), *self._device_groups} - {0, entry.pw_gid}
             shell = entry.pw_shell if entry.pw_shell and not entry.pw_shell.endswith(_NO_SHELLS) else "/bin/sh"
-            return Login(
-                name=user,
-                uid=entry.pw_uid,
-                gid=entry.pw_gid,
-                groups=tuple(sorted(groups)),
-                home=Path(entry.pw_dir),
-                shell=shell,
+            return protocol.Account(
+                name=user, uid=entry.pw_uid, gid=entry.pw_gid, groups=sorted(groups), home=entry.pw_dir, shell=shell
             )
         if self._numbers is None:
             raise Refused(
@@ -282,7 +263,9 @@ class Accounts:
                 reason="account",
             )
         number = number or self._numbers.give(user)
-        return Login(name=user, uid=number, gid=number, groups=self._device_groups, home=None)
+        return protocol.Account(
+            name=user, uid=number, gid=number, groups=list(self._device_groups), home="", shell="/bin/sh"
+        )
 
     def _entry(self, user: str) -> pwd.struct_passwd | None:
         """Return the machine's account of that very name, if it is a person's."""
