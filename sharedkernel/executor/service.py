@@ -28,7 +28,7 @@ from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.action_runner import resume
 from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.dispatch.idleness import IdleMonitor
-from sharedkernel.executor.dispatch.usage import USAGE_NAME, PastUsage
+from sharedkernel.executor.dispatch.users import USAGE_NAME, PastUsage
 from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.isolation.policy import Isolation, IsolationOptions

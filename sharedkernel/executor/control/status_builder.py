@@ -17,7 +17,7 @@ from msgspec import UNSET
 from sharedkernel import protocol
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.controller import SessionController
-from sharedkernel.executor.dispatch.usage import UserRecord
+from sharedkernel.executor.dispatch.users import UserRecord
 from sharedkernel.executor.isolation.policy import Isolation
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.sanitize import believe_iterations

@@ -5,7 +5,7 @@ takes a part of it leaves less to the others at the next look, but never less th
 known to need. Idle sessions may only keep what they have. Nobody is leased what the device has not got. How a lease is
 made to hold is the device's own matter: a limit on the process (host) or on torch's allocator (CUDA).
 
-What each user holds is kept. `dispatch/lease_renewal.py` knows whose leases are to be renewed when.
+What each user holds is kept. `dispatch/users.py` knows whose leases are to be renewed when.
 """
 
 from __future__ import annotations

@@ -16,10 +16,9 @@ from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.action_runner import SessionActions, expected_context, resume
 from sharedkernel.executor.dispatch.driver import Counters, SchedulerDriver
 from sharedkernel.executor.dispatch.idleness import IdleHolders
-from sharedkernel.executor.dispatch.lease_renewal import LeaseRenewal
 from sharedkernel.executor.dispatch.offloads import Offloads, answer_requests
 from sharedkernel.executor.dispatch.program_turns import ProgramTurns
-from sharedkernel.executor.dispatch.usage import PastUsage, Users, user_configured
+from sharedkernel.executor.dispatch.users import LeaseRenewal, PastUsage, Users, user_configured
 from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.processes.process import SessionHandle, id_of, profile_of

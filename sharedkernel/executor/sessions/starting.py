@@ -18,7 +18,7 @@ from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import Refused
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.controller import SessionController
-from sharedkernel.executor.dispatch.usage import user_configured
+from sharedkernel.executor.dispatch.users import user_configured
 from sharedkernel.executor.isolation.policy import Isolation
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.user_quota import hard_limit
