@@ -165,17 +165,12 @@ class LaneServer:
         it is much larger than what has been needed for some seconds, or the device is nearly full.
         """
         present = self._store.layout(lane).size
-        if present == size:
-            self._large_since.pop(lane, None)
-            return True
-        if present < size or self._store.is_nearly_full:
-            self._large_since.pop(lane, None)
-            return False
-        if present * (1 - _LARGE_PART) <= size:
-            self._large_since.pop(lane, None)
-            return True
-        since = self._large_since.setdefault(lane, self._now())
-        return self._now() < since + _SHRINK_AFTER
+        may_stay = present == size or (present > size and not self._store.is_nearly_full)
+        if may_stay and present * (1 - _LARGE_PART) > size:
+            since = self._large_since.setdefault(lane, self._now())
+            return self._now() < since + _SHRINK_AFTER
+        self._large_since.pop(lane, None)
+        return may_stay
 
     def removed(self, lane: int) -> None:
         """Free a lane that the core has no more, as soon as no turn is left in it."""
