@@ -31,7 +31,7 @@ from sharedkernel.executor.dispatch.idleness import IdleMonitor
 from sharedkernel.executor.dispatch.users import USAGE_NAME, PastUsage
 from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.workload import WorkloadHistory
-from sharedkernel.executor.isolation.policy import Isolation, IsolationOptions
+from sharedkernel.executor.isolation.policy import Isolation
 from sharedkernel.executor.processes.connections import ControlConnection, UngreetedConnections
 from sharedkernel.executor.processes.fd_server import FdServer
 from sharedkernel.executor.processes.process import SessionHandle, describe_end, start_time
@@ -39,18 +39,17 @@ from sharedkernel.executor.processes.process_tree import real_user
 from sharedkernel.executor.processes.programs import Program, resume_recorded
 from sharedkernel.executor.runtime_directory import RuntimeDirectory, bound_logs
 from sharedkernel.executor.sessions.detached import DetachTimers
-from sharedkernel.executor.sessions.pool import IN_DEMAND, SessionPool
+from sharedkernel.executor.sessions.pool import SessionPool
 from sharedkernel.executor.sessions.starting import SessionLauncher
 from sharedkernel.executor.sessions.user_servers import UserServers
 from sharedkernel.executor.shelf.store import Room, ShelfStore, room_for
-from sharedkernel.executor.supervision.environments import OWN, Environment, own_environment
+from sharedkernel.executor.supervision.environments import OWN, Environment
 from sharedkernel.executor.supervision.supervisor import ForkTraits, Supervisor
 from sharedkernel.ipc.seqpacket import allow_many_descriptors
 from sharedkernel.paths import (
     DESCRIPTOR_SOCKET,
     EXECUTOR_SOCKET,
     LOGS_DIRECTORY,
-    SHELF_DIRECTORY,
     STOPPED_DIRECTORY,
     log_name,
 )
@@ -140,11 +139,11 @@ class ExecutorService:
     config
         Of the scheduler.
     lasting
-        What outlives a reboot is kept here; None: in the runtime directory.
+        What outlives a reboot is kept here.
     isolation
-        How users are kept apart; None: not at all.
+        How users are kept apart.
     environments
-        Python environments that sessions can have, by name; None: the executor's own.
+        Python environments that sessions can have, by name.
     spares
         Initialised sessions kept ready for the next users, and how many while sessions are started within a minute of
         each other.
@@ -163,15 +162,12 @@ class ExecutorService:
         served: ServedDevice,
         config: SchedulerConfig,
         *,
-        lasting: LastingDirectories | None = None,
-        isolation: Isolation | None = None,
-        environments: Mapping[str, Environment] | None = None,
-        spares: tuple[int, int] = (1, IN_DEMAND),
-        start_timeout: float = 50.0,
+        lasting: LastingDirectories,
+        isolation: Isolation,
+        environments: Mapping[str, Environment],
+        spares: tuple[int, int],
+        start_timeout: float,
     ) -> None:
-        lasting = lasting or LastingDirectories(path, path / SHELF_DIRECTORY)
-        isolation = isolation or Isolation(IsolationOptions(isolate="off"), path)
-        environments = environments or {OWN: own_environment()}
         self._directory = RuntimeDirectory(path, isolation, self._listen_anew)
         self._served = served
         self._isolation = isolation
