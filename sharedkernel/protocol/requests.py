@@ -49,25 +49,27 @@ class StartSession(ControlRequest, frozen=True, kw_only=True):
     environment: str = ""
 
 
-class EndSession(ControlRequest, frozen=True, kw_only=True):
+class RequestAboutSession(ControlRequest, frozen=True, kw_only=True):
+    """Base of what they ask for about one session."""
+
+    session: str
+
+
+class EndSession(RequestAboutSession, frozen=True, kw_only=True):
     """End a session's process, kindly first; answered by :class:`Done` once it is reaped."""
 
-    session: str
 
-
-class LingerSession(ControlRequest, frozen=True, kw_only=True):
+class LingerSession(RequestAboutSession, frozen=True, kw_only=True):
     """Let a session that was shut down stay for `seconds`, unless it never ran anything. Answered by :class:`Done`."""
 
-    session: str
     seconds: float
     #: a new one takes its place: its cell is interrupted, and it ends soon unless its memory can be moved away
     restarted: bool = False
 
 
-class ReclaimSession(ControlRequest, frozen=True, kw_only=True):
+class ReclaimSession(RequestAboutSession, frozen=True, kw_only=True):
     """Give a session, lingering or left by its client, to the client of `kernel`; answered by :class:`SessionReady`."""
 
-    session: str
     kernel: str
     notebook: str | None = None
     client_key: str | None = None
@@ -75,10 +77,9 @@ class ReclaimSession(ControlRequest, frozen=True, kw_only=True):
     if_lingering: bool = False
 
 
-class NotifySession(ControlRequest, frozen=True, kw_only=True):
+class NotifySession(RequestAboutSession, frozen=True, kw_only=True):
     """Show `text`, a sentence, in the session's notebook; answered by :class:`Done`."""
 
-    session: str
     #: empty: only what is said besides
     text: str
     #: of :class:`EarlierWanted`, where this answers it; 0: it answers nothing
@@ -87,22 +88,17 @@ class NotifySession(ControlRequest, frozen=True, kw_only=True):
     holds_cells: bool = False
 
 
-class OffloadSession(ControlRequest, frozen=True, kw_only=True):
+class OffloadSession(RequestAboutSession, frozen=True, kw_only=True):
     """Offload an idle session now, even if nobody waits; answered by :class:`Done` once its memory is free."""
 
-    session: str
 
-
-class EndPrograms(ControlRequest, frozen=True, kw_only=True):
+class EndPrograms(RequestAboutSession, frozen=True, kw_only=True):
     """End a session's programs on the device; answered by :class:`Done` once they are gone."""
 
-    session: str
 
-
-class SignalSession(ControlRequest, frozen=True, kw_only=True):
+class SignalSession(RequestAboutSession, frozen=True, kw_only=True):
     """Send a signal to a session's process; answered by :class:`Done`."""
 
-    session: str
     signum: int
 
 
