@@ -103,17 +103,14 @@ class StatusBuilder:
 
     def _device(self, used_bytes: int) -> DeviceStatus:
         """Return what the device is and how it is scheduled."""
-        device, config = self._served.device, self._controller.driver.scheduler.config
+        config = self._controller.driver.scheduler.config
         policy = POLICIES[config.policy]
         return DeviceStatus(
-            name=device.name,
-            kind=device.kind,
-            capacity_bytes=device.capacity_bytes,
-            reserve_bytes=device.reserve_bytes,
             used_bytes=used_bytes,
             policy=config.policy,
             quantum_seconds=config.quantum,
             **{
+                **msgspec.structs.asdict(self._served.device),
                 **msgspec.structs.asdict(self._served.details()),
                 "isolation": self._isolation.kind,
                 "isolation_note": self._isolation.sentence,

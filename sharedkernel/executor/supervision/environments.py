@@ -82,11 +82,8 @@ def listener_of(path: Path) -> int:
     OSError
         When there is none.
     """
-    connection = connect(str(path), FromWarmParent)
-    try:
+    with contextlib.closing(connect(str(path), FromWarmParent)) as connection:
         return connection.peer().pid
-    finally:
-        connection.close()
 
 
 def own_folders() -> list[str]:

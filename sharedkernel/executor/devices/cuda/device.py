@@ -318,6 +318,7 @@ class CudaDevice(ServedDevice):
             nvml, note = "ok", None
         if self._gpu.facts.is_instance and nvml in ("ok", "totals"):
             note = f"{note} {_OF_INSTANCES}" if note else _OF_INSTANCES
+        checkpoint = self._checkpoint_note or "process checkpoint is on."
         return DeviceDetails(
             uuid=self._gpu.facts.uuid,
             driver_version=self._gpu.facts.driver_version,
@@ -328,7 +329,7 @@ class CudaDevice(ServedDevice):
             lanes_shared_reason=self._unshared or f"lanes are shared within one {self._options.lane_sharing}.",
             mps="on" if self._mps.is_on else "off",
             mps_note=self._mps.note,
-            process_checkpoint=self._describe_checkpoint(),
+            process_checkpoint=checkpoint if self._options.process_checkpoint else "process checkpoint is off.",
             utilisation=None if sample is None else sample.utilisation,
             temperature_celsius=None if sample is None else sample.temperature_celsius,
             power_watts=None if sample is None else sample.power_watts,
@@ -337,8 +338,3 @@ class CudaDevice(ServedDevice):
             nvml=nvml,
             nvml_note=note,
         )
-
-    def _describe_checkpoint(self) -> str:
-        if not self._options.process_checkpoint:
-            return "process checkpoint is off."
-        return self._checkpoint_note or "process checkpoint is on."
