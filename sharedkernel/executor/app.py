@@ -14,6 +14,7 @@ from typing import Any
 
 from traitlets import Bool, Dict, Enum, Float, Int, List, Unicode, Union
 
+from sharedkernel import paths
 from sharedkernel.cli.base import CommandApp, fail
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.executor.devices import ServedDevice, host
@@ -24,13 +25,6 @@ from sharedkernel.executor.isolation.policy import DEFAULT_HOMES, Isolation, Iso
 from sharedkernel.executor.service import ExecutorService, LastingDirectories
 from sharedkernel.executor.sessions.pool import IN_DEMAND
 from sharedkernel.executor.supervision.environments import open_environments
-from sharedkernel.paths import (
-    default_runtime_directory,
-    device_directory,
-    make_private_directory,
-    make_state_directory,
-    shelf_directory,
-)
 from sharedkernel.protocol import Device
 from sharedkernel.scheduling.model.config import DEFAULT_POLICY, SchedulerConfig
 from sharedkernel.scheduling.policies.registry import POLICY_HELP
@@ -219,18 +213,18 @@ class ExecutorApp(CommandApp):
             log.info("no GPU was found: serving the processor")
         elif is_chosen:
             log.info("serving %s; `--device host` serves the processor instead", self.device)
-        parent = Path(self.runtime_dir) if self.runtime_dir else default_runtime_directory()
-        directory = device_directory(parent, self.device)
+        parent = Path(self.runtime_dir) if self.runtime_dir else paths.default_runtime_directory()
+        directory = paths.device_directory(parent, self.device)
         try:
             environments = open_environments(self.environments)
             isolation = self._isolate(directory, parent)
             for environment in environments.values():
                 isolation.check_python(environment.python, environment.folders)
             if directory != parent:  # made on the way to the subdirectory, it would be open to others
-                make_private_directory(parent)
-            state = make_state_directory(self.state_dir, parent, directory, self.device)
+                paths.make_private_directory(parent)
+            state = paths.make_state_directory(self.state_dir, parent, directory, self.device)
             lasts = self.state_dir or state != directory
-            shelves = shelf_directory(self.shelf_dir, isolation.homes, state if lasts else None, directory)
+            shelves = paths.shelf_directory(self.shelf_dir, isolation.homes, state if lasts else None, directory)
             make = partial(
                 ExecutorService,
                 directory,

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sharedkernel import paths
 from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.executor.control.api import ControlApi
 from sharedkernel.executor.control.router import MessageRouter
@@ -46,13 +47,6 @@ from sharedkernel.executor.shelf.store import Room, ShelfStore, room_for
 from sharedkernel.executor.supervision.environments import OWN, Environment
 from sharedkernel.executor.supervision.supervisor import ForkTraits, Supervisor
 from sharedkernel.ipc.seqpacket import allow_many_descriptors
-from sharedkernel.paths import (
-    DESCRIPTOR_SOCKET,
-    EXECUTOR_SOCKET,
-    LOGS_DIRECTORY,
-    STOPPED_DIRECTORY,
-    log_name,
-)
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.system.state_file import StateFile
 from sharedkernel.system.tasks import BackgroundTasks
@@ -174,14 +168,14 @@ class ExecutorService:
         self._tasks = BackgroundTasks()
         self._totals = StateFile(lasting.state / USAGE_NAME, PastUsage)
         self._workload = WorkloadHistory(lasting.state)
-        events = EventLog(path / LOGS_DIRECTORY / "events.jsonl")
+        events = EventLog(path / paths.LOGS_DIRECTORY / "events.jsonl")
         self._controller = SessionController(
             served,
             config,
             events,
             self._workload,
             lambda process, reason, message: self._interventions.end(process, reason, message),
-            path / STOPPED_DIRECTORY,
+            path / paths.STOPPED_DIRECTORY,
         )
         self._supervisor = Supervisor(path, environments, self._fork_traits, self._on_end)
         self._pool = SessionPool(self._supervisor, spares[0], in_demand=spares[1])
@@ -195,7 +189,7 @@ class ExecutorService:
         self._shelves = ShelfStore(lasting.shelves, self._shelf_room, self._controller.shelf_changed)
         lanes = served.lane_server
         self._channel = FdServer(
-            path / DESCRIPTOR_SOCKET,
+            path / paths.DESCRIPTOR_SOCKET,
             self._session_of,
             {**self._shelves.handlers(), **(lanes.handlers() if lanes is not None else {})},
         )
@@ -211,7 +205,7 @@ class ExecutorService:
             timeout=start_timeout,
         )
         status = StatusBuilder(served, self._isolation, self._controller)
-        self._user_servers = UserServers(isolation, path / LOGS_DIRECTORY)
+        self._user_servers = UserServers(isolation, path / paths.LOGS_DIRECTORY)
         self._waits = WaitNotifier(self._controller)
         self._status_stream = StatusStream(status.view)
         self._api = ControlApi(
@@ -257,9 +251,9 @@ class ExecutorService:
         """
         allow_many_descriptors()
         path = self._directory.path
-        resume_recorded(path / STOPPED_DIRECTORY)
+        resume_recorded(path / paths.STOPPED_DIRECTORY)
         await self._served.start(path, self._interventions)
-        (path / EXECUTOR_SOCKET).unlink(missing_ok=True)
+        (path / paths.EXECUTOR_SOCKET).unlink(missing_ok=True)
         adopted = await self._supervisor.start()
         attained: defaultdict[str, float] = defaultdict(float)
         for process in adopted:
@@ -282,19 +276,19 @@ class ExecutorService:
     async def _listen(self) -> None:
         """Open the control socket, and let sessions use it and the descriptor socket."""
         path = self._directory.path
-        loop, socket = asyncio.get_running_loop(), path / EXECUTOR_SOCKET
+        loop, socket = asyncio.get_running_loop(), path / paths.EXECUTOR_SOCKET
         self._server = await loop.create_unix_server(
             lambda: ControlConnection(self._router, self._ungreeted), str(socket)
         )
         socket.chmod(self._socket_mode)
-        (path / DESCRIPTOR_SOCKET).chmod(self._socket_mode)
+        (path / paths.DESCRIPTOR_SOCKET).chmod(self._socket_mode)
 
     async def _listen_anew(self) -> None:
         """Put into a runtime directory that was made anew what this executor has there."""
         self._channel.listen_anew()
         if self._server is not None:
             self._server.close()
-        (self._directory.path / EXECUTOR_SOCKET).unlink(missing_ok=True)
+        (self._directory.path / paths.EXECUTOR_SOCKET).unlink(missing_ok=True)
         await self._listen()
         self._supervisor.keep_anew()
         self._end_spares()
@@ -333,7 +327,7 @@ class ExecutorService:
         await self._served.stop(end_sessions=end_sessions)
         self._totals.write(self._controller.totals())
         self._controller.close()
-        (self._directory.path / EXECUTOR_SOCKET).unlink(missing_ok=True)
+        (self._directory.path / paths.EXECUTOR_SOCKET).unlink(missing_ok=True)
         self._directory.release()
 
     def _fork_traits(self) -> ForkTraits:
@@ -385,7 +379,7 @@ class ExecutorService:
         log.info("session %s of %s: %s", process.session, process.user, died.message)
         if self._isolation.cgroups is not None:
             self._isolation.cgroups.end(process.uid, process.process)
-        self._isolation.forget(process.uid, process.pid, log_name(process.process) if process.end_asked else None)
+        self._isolation.forget(process.uid, process.pid, paths.log_name(process.process) if process.end_asked else None)
         if self._controller.sessions.get(process.session) is not process:
             return  # it ended before this executor adopted it: it is in no list of sessions
         self._channel.hang_up(process)
@@ -415,7 +409,7 @@ class ExecutorService:
             self._keep_all()
             self._shelves.look()
             with contextlib.suppress(OSError):  # no descriptor is free: the next look tries again
-                bound_logs(self._directory.path / LOGS_DIRECTORY, self._supervisor.processes)
+                bound_logs(self._directory.path / paths.LOGS_DIRECTORY, self._supervisor.processes)
             if self._isolation.cgroups is not None:
                 self._isolation.cgroups.end_left()
 

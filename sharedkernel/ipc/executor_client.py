@@ -13,15 +13,8 @@ from typing import Any
 
 import msgspec
 
-from sharedkernel import protocol
+from sharedkernel import paths, protocol
 from sharedkernel.errors import ExecutorUnavailable, ProtocolError, QuotaExceeded, Refused, SessionNotFound
-from sharedkernel.paths import (
-    EXECUTOR_SOCKET,
-    default_runtime_directory,
-    device_directory,
-    only_executor_directory,
-    subdirectories_served,
-)
 from sharedkernel.status.document import StatusDocument, read_status
 from sharedkernel.status.timeline import DeviceTimeline, TimelineWindow, read_timeline
 
@@ -76,7 +69,7 @@ class ExecutorClient:
     ) -> None:
         self._runtime_directory = runtime_directory
         self._served = served
-        self.path = device_directory(runtime_directory, served or "host") / EXECUTOR_SOCKET
+        self.path = paths.device_directory(runtime_directory, served or "host") / paths.EXECUTOR_SOCKET
         self.role = role
         self.on_died = on_died
         self.on_connected = on_connected
@@ -107,13 +100,13 @@ class ExecutorClient:
         words = ["sharedkernel executor"]
         if self._served is not None:
             words.append(f"--device {self._served}")
-        if self._runtime_directory != default_runtime_directory():
+        if self._runtime_directory != paths.default_runtime_directory():
             words.append(f"--runtime-dir {self._runtime_directory}")
         return " ".join(words)
 
     def absence(self) -> str:
         """Return the sentence that says where nobody answers and what to do, for those who run this machine."""
-        others = subdirectories_served(self._runtime_directory)
+        others = paths.subdirectories_served(self._runtime_directory)
         if self._served is None and self.device is None and len(others) > 1:
             return (
                 f"no executor answers at {self.path}, and several beside it ({', '.join(map(str, others))}); "
@@ -136,7 +129,7 @@ class ExecutorClient:
             When the executor speaks another version.
         """
         if self._served is None and self.device is None:  # once met, it is that one and no other
-            self.path = only_executor_directory(self._runtime_directory) / EXECUTOR_SOCKET
+            self.path = paths.only_executor_directory(self._runtime_directory) / paths.EXECUTOR_SOCKET
         try:
             reader, writer = await asyncio.open_unix_connection(str(self.path))
         except OSError as error:
