@@ -157,7 +157,6 @@ class IdleMonitor:
 
     def start(self) -> None:
         """Look from now on."""
-        self._looked_at = time.monotonic()
         self._due = asyncio.get_running_loop().call_later(INTERVAL, self._look)
 
     def close(self) -> None:

@@ -17,7 +17,6 @@ import os
 import pwd
 import re
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -203,7 +202,8 @@ class Numbers:
         Refused
             When none is left.
         """
-        with self._locked():
+        with closing_descriptor(os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             uids = self.read()
             if user not in uids:
                 uids[user] = self._next(uids)
@@ -216,12 +216,6 @@ class Numbers:
             if uid not in taken and not _is_account(uid):
                 return uid
         raise Refused("no user id is left in --uid-range; the admin has to widen it.", reason="account")
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        with closing_descriptor(os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as descriptor:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
 
 
 class Accounts:

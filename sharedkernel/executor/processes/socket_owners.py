@@ -76,17 +76,13 @@ class SocketOwners:
         found = []
         for inode, uid in sockets.items():
             members = holders.get(inode, [])
-            if {member.user for member in members} == {user} and self._may_be_of(own[0], uid):
+            may_be_theirs = not apart or (uid == own[0].uid and not self._isolation.is_trusted(uid))
+            if may_be_theirs and {member.user for member in members} == {user}:
                 first = min(members, key=lambda member: member.pid)
                 is_notebook = any(first.pid == process.pid for process in own)
                 program = _NOTEBOOK if is_notebook else program_name(first.pid)
                 found.append(protocol.OwnedSocket(inode=inode, program=program, session=first.session))
         return found
-
-    def _may_be_of(self, process: SessionHandle, uid: int) -> bool:
-        if not self._isolation.uses_accounts:
-            return True
-        return uid == process.uid and not self._isolation.is_trusted(uid)
 
 
 def _look(leaders: list[_Member], accounts: Mapping[int, str]) -> dict[int, list[_Member]]:

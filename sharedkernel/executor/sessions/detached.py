@@ -164,7 +164,8 @@ class DetachTimers:
 
     def _look(self, process: SessionHandle, patient_until: float, num_refusals: int) -> None:
         """End a session that is in the way; *num_refusals* of memory were before it lingered."""
-        if _is_machine_full():
+        memory = psutil.virtual_memory()
+        if memory.available < _FREE_PART * memory.total:
             self._end_now(process, "the machine's memory runs short")
             return
         if not process.restarted and process.memory.framework <= _MOST_LEFT:
@@ -191,11 +192,6 @@ class DetachTimers:
 def _waits_for_memory(view: SessionView) -> bool:
     is_restore_due = view.waiting_for == "restore" and view.queue_position is not None  # else it is under way
     return view.waiting_for == "memory" or is_restore_due
-
-
-def _is_machine_full() -> bool:
-    memory = psutil.virtual_memory()
-    return memory.available < _FREE_PART * memory.total
 
 
 def _left(process: SessionHandle) -> float:

@@ -189,7 +189,8 @@ class ShelfStore:
             try:
                 file.measure()
                 if file.state is not FileState.SHELVED and not file.is_in_use():
-                    self._free(file)
+                    del self._files[file.number]
+                    self._tasks.spawn(asyncio.to_thread(file.remove))
             except FileNotFoundError:
                 log.error("somebody has removed %s", file.path)
                 del self._files[file.number]
@@ -270,10 +271,6 @@ class ShelfStore:
         finally:
             self.look(user)
         return _entries(files), _sum(file for file in files if file.number in self._files)
-
-    def _free(self, file: ShelfFile) -> None:
-        del self._files[file.number]
-        self._tasks.spawn(asyncio.to_thread(file.remove))
 
     # --- what sessions ask --------------------------------------------------------------------------------------------
 
