@@ -93,12 +93,7 @@ class Leases:
             self._held[memory.user] = held
 
     def _update_user(
-        self,
-        memory: UserMemory,
-        figures: Sequence[CountedMemory],
-        *,
-        free: int,
-        holders: tuple[tuple[str, int], ...],
+        self, memory: UserMemory, figures: Sequence[CountedMemory], *, free: int, holders: tuple[tuple[str, int], ...]
     ) -> None:
         own = list(memory.sessions)
         use = quota_use(own, self._device, figures, shelf=memory.shelf)

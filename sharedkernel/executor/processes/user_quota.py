@@ -48,11 +48,7 @@ def hard_limit(limits: Limits | None, device: Device) -> int | None:
 
 
 def quota_use(
-    own: Collection[SessionHandle],
-    device: Device,
-    figures: Sequence[CountedMemory] | None = None,
-    *,
-    shelf: int = 0,
+    own: Collection[SessionHandle], device: Device, figures: Sequence[CountedMemory] | None = None, *, shelf: int = 0
 ) -> QuotaUse:
     """Return the quota of one user on *device*, and what they have of it.
 
