@@ -23,12 +23,14 @@ from pathlib import Path
 from typing import Protocol
 
 from sharedkernel.device_memory.mode import DeviceMemoryMode
+from sharedkernel.errors import ConfigError
 from sharedkernel.executor.devices.lane_server import LaneServer
 from sharedkernel.executor.devices.leases import Leases, UserMemory
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.programs import Program
 from sharedkernel.protocol import Allowance, Device, Limits
 from sharedkernel.status.document import DeviceDetails
+from sharedkernel.units import format_bytes
 
 
 class SessionControl(Protocol):
@@ -149,3 +151,29 @@ class ServedDevice(ABC):
     @abstractmethod
     def details(self) -> DeviceDetails:
         """Return more fields for `device` in the status document."""
+
+
+def check_capacity(device: Device, total: int, whole: str) -> Device:
+    """Return *device* if it can have the bytes that it is to serve.
+
+    Parameters
+    ----------
+    device
+        As it is to be served.
+    total, whole
+        Bytes that there are, and the same in words.
+
+    Raises
+    ------
+    ConfigError
+        When it has not.
+    """
+    capacity = format_bytes(device.capacity_bytes)
+    if device.capacity_bytes > total:
+        raise ConfigError(f"a capacity of {capacity} is more than {whole}; name less with --capacity.")
+    if device.usable_bytes <= 0:
+        raise ConfigError(
+            f"a reserve of {format_bytes(device.reserve_bytes)} leaves nothing of the capacity of {capacity}; name "
+            "less with --reserve, or more with --capacity."
+        )
+    return device

@@ -31,7 +31,7 @@ import psutil
 
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import ConfigError
-from sharedkernel.executor.devices import ServedDevice, SessionControl
+from sharedkernel.executor.devices import ServedDevice, SessionControl, check_capacity
 from sharedkernel.executor.devices.leases import is_worth_telling
 from sharedkernel.executor.devices.overuse import Overuse
 from sharedkernel.executor.processes.process import SessionHandle
@@ -79,23 +79,14 @@ def describe(capacity: int | None, reserve: int, name: str = "host") -> Device:
     total = psutil.virtual_memory().total
     if capacity is None:
         capacity = int(total * _DEFAULT_PART)
-    if capacity > total:
-        raise ConfigError(
-            f"a capacity of {format_bytes(capacity)} is more than this machine's {format_bytes(total)}; "
-            "name less with --capacity."
-        )
     if capacity < _LEAST_CAPACITY:
         raise ConfigError(
             f"a capacity of {format_bytes(capacity)} is too little for any notebook; name "
             f"{format_bytes(_LEAST_CAPACITY)} or more with --capacity, as in 8GiB."
         )
-    if reserve >= capacity:
-        raise ConfigError(
-            f"a reserve of {format_bytes(reserve)} leaves nothing of the capacity of {format_bytes(capacity)}; "
-            "name less with --reserve."
-        )
     whole_name = f"{name} ({os.cpu_count()} x {platform.machine()})"
-    return Device(name=whole_name, kind="host", capacity_bytes=capacity, reserve_bytes=reserve)
+    device = Device(name=whole_name, kind="host", capacity_bytes=capacity, reserve_bytes=reserve)
+    return check_capacity(device, total, f"this machine's {format_bytes(total)}")
 
 
 class HostLimits(ServedDevice):
