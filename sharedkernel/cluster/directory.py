@@ -147,18 +147,9 @@ class Directory:
         for agent in gone:
             ray.kill(agent, no_restart=True)
         for name in wanted:
-            # Returns the one that is there; makes one if it was killed for good.
-            agent = self._agent(name)
-            with self._lock:
-                if not self._ended.is_set():
-                    self._agents[name] = agent
-
-    @staticmethod
-    def _agent(name: str) -> Any:
-        # By its label and not by its node: a raylet that was started again is another node.
-        return (
-            ray.remote(HostAgent)
-            .options(
+            # Returns the one that is there; makes one if it was killed for good. By its label and not by its node: a
+            # raylet that was started again is another node.
+            options = ray.remote(HostAgent).options(
                 name=f"{NAMESPACE}-host-{name}",
                 namespace=NAMESPACE,
                 lifetime="detached",
@@ -167,8 +158,10 @@ class Directory:
                 max_restarts=-1,
                 label_selector={LABEL: name},
             )
-            .remote(name)
-        )
+            agent = options.remote(name)
+            with self._lock:
+                if not self._ended.is_set():
+                    self._agents[name] = agent
 
 
 def _refuse(name: str) -> str | None:

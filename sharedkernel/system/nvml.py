@@ -155,8 +155,8 @@ class Gpu:
             utilisation=self._utilisation(),
             # a MIG instance is as hot as its GPU; what it draws of the GPU's power nobody measures
             temperature_celsius=self._read("nvmlDeviceGetTemperature", _TEMPERATURE_GPU, of=self._card),
-            power_watts=_in_watts(self._read("nvmlDeviceGetPowerUsage")),
-            power_limit_watts=_in_watts(self._read("nvmlDeviceGetEnforcedPowerLimit")),
+            power_watts=self._read("nvmlDeviceGetPowerUsage", unit=1000),
+            power_limit_watts=self._read("nvmlDeviceGetEnforcedPowerLimit", unit=1000),
             processes=self._processes(),
             busy=self._busy(),
             elsewhere=self._elsewhere(),
@@ -260,10 +260,13 @@ class Gpu:
                     nvml.nvmlGpmSampleFree(unused)
         return None
 
-    def _read(self, name: str, *arguments: Any, of: Any = None) -> float | None:
-        """Return the figure of NVML's function *name*, *of* another device if named; None where there is none."""
+    def _read(self, name: str, *arguments: Any, of: Any = None, unit: int = 1) -> float | None:
+        """Return the figure of NVML's function *name*, *of* another device if named; None where there is none.
+
+        *unit*: how many of the function's units are one of the result's.
+        """
         with contextlib.suppress(self._nvml.NVMLError, AttributeError):
-            return float(getattr(self._nvml, name)(self._handle if of is None else of, *arguments))
+            return float(getattr(self._nvml, name)(self._handle if of is None else of, *arguments)) / unit
         return None
 
     def _processes(self) -> dict[int, int] | None:
@@ -406,10 +409,6 @@ def device_numbers(name: str) -> tuple[int, str]:
             "device M."
         )
     return int(found[1] or 0), found[2] or ""
-
-
-def _in_watts(milliwatts: float | None) -> float | None:
-    return None if milliwatts is None else milliwatts / 1000
 
 
 def _text(value: str | bytes) -> str:

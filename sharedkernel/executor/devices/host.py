@@ -117,8 +117,10 @@ class HostLimits(ServedDevice):
             await asyncio.sleep(max(_LOOK_INTERVAL, took / _MOST_LOOKING))
             began = loop.time()
             sessions = list(control.sessions())
+            owners = by_user(sessions).values()
+            users = [([process.pid for process in own], quota_of(own[0].limits, self.device)) for own in owners]
             try:
-                found = await asyncio.to_thread(host_usage, self._users(sessions))
+                found = await asyncio.to_thread(host_usage, users)
                 await asyncio.to_thread(self._remove_leftovers, {process.uid for process in sessions})
             except OSError as error:  # out of descriptors: the next look may have some
                 log.warning("cannot see what sessions have of the machine's memory: %s", error.strerror)
@@ -132,12 +134,6 @@ class HostLimits(ServedDevice):
         for uid in without_processes(self._accounts - present - {os.getuid()}):
             self._accounts.discard(uid)
             remove_shared_memory(uid)
-
-    def _users(self, sessions: Iterable[SessionHandle]) -> list[tuple[list[int], int]]:
-        return [
-            ([process.pid for process in own], quota_of(own[0].limits, self.device))
-            for own in by_user(sessions).values()
-        ]
 
     def trust_domain(self, limits: Limits) -> str:
         """Return the one domain there is: no bytes are shared."""

@@ -106,7 +106,6 @@ class SessionLauncher:
             process.session = None
             raise _exists(message.session)
         self._give(process, message, account)
-        self._assign(process, message, account)
         await self._wait(process)
         self._controller.limits.update(process)
         return process
@@ -123,7 +122,7 @@ class SessionLauncher:
             )
 
     def _give(self, process: SessionHandle, message: protocol.StartSession, account: protocol.Account | None) -> None:
-        """Record whose *process* is.
+        """Record whose *process* is, and notify it.
 
         Raises
         ------
@@ -148,9 +147,6 @@ class SessionLauncher:
             raise
         process.assignment = asyncio.get_running_loop().create_future()
         self._controller.add(process)
-
-    def _assign(self, process: SessionHandle, message: protocol.StartSession, account: protocol.Account | None) -> None:
-        """Notify *process* whose it is."""
         process.send(
             protocol.Assign(
                 session=message.session,
