@@ -8,7 +8,7 @@ Code that enforces a quota fills in a :class:`QuotaUse` and asks it:
 
 - the core, before a grant and before a restore: `scheduling/memory/refusals.py`;
 - the session, when its memory was measured: `session/memory/lease_check.py`;
-- the executor, for the shelf: `executor/shelf/room.py`;
+- the executor, for the shelf: `executor/shelf/store.py`;
 - the executor, for memory outside torch: `executor/devices/overuse.py`.
 
 `gateway/config/quotas.py` has the quotas, `executor/processes/user_quota.py` what counts against them,

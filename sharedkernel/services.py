@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.system import lifetime
+from sharedkernel.system.processes import bound_command
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +189,7 @@ class Service:
         with self.log_path.open("ab") as output:
             # A session of its own: a terminal's Ctrl-C is for the starter, who then ends its services in order.
             self.process = subprocess.Popen(
-                lifetime.command(self.program, self.arguments),
+                bound_command(self.program, self.arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

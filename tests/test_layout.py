@@ -84,7 +84,6 @@ LARGE_CLASSES = frozenset(
         "device_memory.drivers.cuda.CudaDriver",
         "device_memory.lane_memory.LaneMemory",
         "device_memory.store.LaneStore",
-        "executor.devices.cuda.device.CudaDevice",
         "executor.dispatch.controller.SessionController",
         "gateway.kernels.kernel.SessionKernel",
         "gateway.kernels.manager.SessionKernels",

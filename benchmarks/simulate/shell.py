@@ -25,8 +25,7 @@ from benchmarks.simulate import tables
 from sharedkernel import protocol
 from sharedkernel.executor.control.api import ControlApi
 from sharedkernel.executor.control.router import MessageRouter
-from sharedkernel.executor.control.status_builder import StatusBuilder
-from sharedkernel.executor.control.status_stream import StatusStream
+from sharedkernel.executor.control.status_builder import StatusBuilder, StatusStream
 from sharedkernel.executor.control.wait_notifier import WaitNotifier
 from sharedkernel.executor.devices import SessionControl
 from sharedkernel.executor.devices.host import HostLimits
@@ -264,12 +263,12 @@ async def _measure(sessions: int, iterations: int, directory: Path) -> Cost:
         loop.set_exception_handler(failed)
 
         each = iterations // sessions
-        before, began = executor.controller.revision, time.process_time()
+        before, began = executor.controller.driver.revision, time.process_time()
         for process in processes:
             loop.call_soon(_FakeSession(process, executor.router, each, ended).begin)
         await over
         seconds = time.process_time() - began
-        events = executor.controller.revision - before
+        events = executor.controller.driver.revision - before
         document, again, viewer = _status(executor, processes)
         return Cost(
             seconds=seconds, events=events, iterations=each * sessions, document=document, again=again, viewer=viewer

@@ -19,8 +19,8 @@ from sharedkernel.errors import SharedKernelError
 from sharedkernel.jupyter.names import KERNEL_NAME
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.services import stop_process
-from sharedkernel.system import lifetime
 from sharedkernel.system.nvml import visible_gpus
+from sharedkernel.system.processes import bound_command
 from sharedkernel.system.signals import ended_by_signals, left_to_child
 from sharedkernel.units import format_bytes
 
@@ -103,7 +103,7 @@ class LabApp(StackCommandApp):
             )
             environment = os.environ | stack.client_environment(user) | {"PATH": _path_with_commands()}
             with left_to_child(signal.SIGINT):  # JupyterLab asks whether it is meant
-                lab = subprocess.Popen(lifetime.command("jupyterlab", arguments), env=environment)
+                lab = subprocess.Popen(bound_command("jupyterlab", arguments), env=environment)
                 try:
                     status = lab.wait()
                 finally:

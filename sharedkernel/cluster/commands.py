@@ -1,4 +1,4 @@
-"""``sharedkernel cluster up`` and ``down``, and the choice of a sub-command."""
+"""``sharedkernel cluster up`` and ``down``, the choice of a sub-command, and the table of hosts that they print."""
 
 from __future__ import annotations
 
@@ -7,26 +7,36 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import msgspec
 from rich.console import Console
 from traitlets import Bool, Unicode
 
 from sharedkernel.cli.base import CommandApp, fail
-from sharedkernel.cluster.report import host_entry, merge_hosts_known, messages
-from sharedkernel.cluster.settings import LABEL, RESOURCE, ClusterSettings, split_options
-from sharedkernel.cluster.trust import open_to_strangers, readable_token, shared_account
+from sharedkernel.cluster.settings import (
+    LABEL,
+    RESOURCE,
+    ClusterSettings,
+    open_to_strangers,
+    readable_token,
+    shared_account,
+    split_options,
+)
 from sharedkernel.distribution import install_hint
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.gateway.auth.tickets import read_key
 from sharedkernel.gateway.config.settings import parse_fronts
 from sharedkernel.paths import parse_devices
+from sharedkernel.status.hosts import HostEntry
 from sharedkernel.status.tables import hosts_table
+from sharedkernel.status.text import safe_text
 from sharedkernel.units import parse_duration
 
 if TYPE_CHECKING:
-    from sharedkernel.cluster.connection import ClusterConnection
+    from sharedkernel.cluster.directory import ClusterConnection
 
 #: seconds between two looks at what is waited for
 _INTERVAL = 1.0
@@ -41,24 +51,20 @@ class RayCommandApp(CommandApp):
         config=True
     )
 
-    def connect(self) -> ClusterConnection:
-        """Return a connection to the Ray cluster.
-
-        Raises
-        ------
-        SystemExit
-            With 1 where Ray is not installed.
-        RayUnavailable
-            When it does not answer.
-        """
-        return connect(self.address)
-
 
 def connect(address: str) -> ClusterConnection:
-    """Return a connection to the Ray cluster at *address*; see :meth:`RayCommandApp.connect`."""
+    """Return a connection to the Ray cluster at *address*; empty: the one of this machine.
+
+    Raises
+    ------
+    SystemExit
+        With 1 where Ray is not installed.
+    RayUnavailable
+        When it does not answer.
+    """
     if importlib.util.find_spec("ray") is None:
         fail(f"Ray is not installed; install it with {install_hint('cluster')}.")
-    from sharedkernel.cluster.connection import ClusterConnection
+    from sharedkernel.cluster.directory import ClusterConnection
 
     return ClusterConnection(address)
 
@@ -123,7 +129,7 @@ class ClusterUpApp(RayCommandApp):
         except SharedKernelError as error:
             fail(str(error), status=2)
         self._check(faults)
-        connection = self.connect()
+        connection = connect(self.address)
         self._check([open_to_strangers(connection.address)])
         connection.put_directory(settings)
         hosts = self._wait(connection, seconds)
@@ -197,7 +203,7 @@ class ClusterDownApp(RayCommandApp):
         SystemExit
             With 1 when a host's services have not ended.
         """
-        connection = self.connect()
+        connection = connect(self.address)
         left = connection.stop_hosts(_STOP_TIMEOUT) if self.stop_hosts else []
         connection.end()
         print("The agents have ended; sessions run on.")  # noqa: T201
@@ -258,3 +264,50 @@ def report(hosts: list[dict[str, Any]], *, as_json: bool) -> None:
 def _is_up(host: dict[str, Any]) -> bool:
     """Whether a host's services run, or it is drained."""
     return bool(host["drained"] or (host["in_ray"] and host["version"] and not host["message"]))
+
+
+def merge_hosts_known(at_front: Sequence[dict[str, Any]], in_ray: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one entry for each host, by name.
+
+    Parameters
+    ----------
+    at_front
+        Of the front's `/sharedkernel/api/hosts`; empty where none was asked.
+    in_ray
+        Of the directory; empty where Ray was not asked, or does not answer.
+    """
+    fronts, members = ({host["name"]: host for host in hosts} for hosts in (at_front, in_ray))
+    return [_merge(name, fronts.get(name), members.get(name)) for name in sorted({*fronts, *members})]
+
+
+def _merge(name: str, front: dict[str, Any] | None, member: dict[str, Any] | None) -> dict[str, Any]:
+    said = member or {}
+    host = {
+        "name": name,
+        "answering": None,
+        "version": said.get("version"),
+        "devices": [f"{name}/{device}" for device in said.get("devices", ())],
+        "num_sessions": said.get("num_sessions"),
+        "cordoned": said.get("is_cordoned"),
+        "drained": said.get("is_drained") or said.get("has_left"),
+        "in_ray": None,
+        "adopted": None,
+        "message": None,
+        **(front or {}),
+    }
+    if member is not None:
+        host["in_ray"] = member["in_ray"]
+        if member.get("adopted") is not None:
+            host["adopted"] = member["adopted"]
+        host["message"] = member.get("problem") or host["message"]
+    return host
+
+
+def host_entry(host: dict[str, Any]) -> HostEntry:
+    """Return a host as status documents have it."""
+    return msgspec.convert(host | {"num_devices": len(host["devices"])}, HostEntry)
+
+
+def messages(hosts: Sequence[dict[str, Any]]) -> list[str]:
+    """Return what is wrong with hosts, a line for each."""
+    return [safe_text(f"{host['name']}: {host['message']}") for host in hosts if host["message"]]

@@ -1,12 +1,14 @@
 """The directory: the actor that knows which nodes of the Ray cluster are hosts, and has an agent on each.
 
 It hands out hosts' keys and what they are started with. It knows no session: whatever it forgets when it is started
-again, agents and nodes tell it within seconds.
+again, agents and nodes tell it within seconds. Commands reach it, and Ray, by a connection that bounds every wait.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -17,12 +19,15 @@ import ray
 from ray.exceptions import RayError
 
 from sharedkernel.cluster.agent import HostAgent
-from sharedkernel.cluster.settings import INTERVAL, LABEL, NAMESPACE, PATIENCE, RESOURCE, ClusterSettings
-from sharedkernel.errors import ConfigError
+from sharedkernel.cluster.settings import DIRECTORY, INTERVAL, LABEL, NAMESPACE, PATIENCE, RESOURCE, ClusterSettings
+from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.gateway.auth.tickets import check_host_name, host_key, read_key
 from sharedkernel.gateway.hosts.registry import MAX_HOSTS
 
 log = logging.getLogger(__name__)
+
+#: seconds that Ray may take to let this process in, and an actor to answer
+_CONNECT, _ANSWER = 45.0, 30.0
 
 
 class Directory:
@@ -142,18 +147,9 @@ class Directory:
         for agent in gone:
             ray.kill(agent, no_restart=True)
         for name in wanted:
-            # Returns the one that is there; makes one if it was killed for good.
-            agent = self._agent(name)
-            with self._lock:
-                if not self._ended.is_set():
-                    self._agents[name] = agent
-
-    @staticmethod
-    def _agent(name: str) -> Any:
-        # By its label and not by its node: a raylet that was started again is another node.
-        return (
-            ray.remote(HostAgent)
-            .options(
+            # Returns the one that is there; makes one if it was killed for good. By its label and not by its node: a
+            # raylet that was started again is another node.
+            options = ray.remote(HostAgent).options(
                 name=f"{NAMESPACE}-host-{name}",
                 namespace=NAMESPACE,
                 lifetime="detached",
@@ -162,8 +158,10 @@ class Directory:
                 max_restarts=-1,
                 label_selector={LABEL: name},
             )
-            .remote(name)
-        )
+            agent = options.remote(name)
+            with self._lock:
+                if not self._ended.is_set():
+                    self._agents[name] = agent
 
 
 def _refuse(name: str) -> str | None:
@@ -173,3 +171,118 @@ def _refuse(name: str) -> str | None:
     except ConfigError as error:
         return str(error)
     return None
+
+
+class RayUnavailable(SharedKernelError):
+    """Ray does not answer, or has no directory."""
+
+    reason = "ray_unavailable"
+
+
+class ClusterConnection:
+    """A connection to the Ray cluster, which must have a node on this machine.
+
+    Parameters
+    ----------
+    address
+        Of the cluster; empty: the one of this machine.
+
+    Raises
+    ------
+    RayUnavailable
+        When it does not answer.
+    """
+
+    def __init__(self, address: str) -> None:
+        # Where a head has gone, Ray's own code waits without a bound, and nothing in Python can interrupt it.
+        watchdog = threading.Timer(_CONNECT, _give_up)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            ray.init(address or "auto", namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+        except (RayError, ConnectionError, RuntimeError, ValueError) as error:
+            raise RayUnavailable(f"{_first_line(error)}; check --address, and `ray status`.") from None
+        finally:
+            watchdog.cancel()
+        #: of the cluster's head
+        self.address = ray.get_runtime_context().gcs_address
+
+    def _directory(self) -> Any:
+        try:
+            return ray.get_actor(DIRECTORY, namespace=NAMESPACE)
+        except ValueError:
+            raise RayUnavailable(
+                "no sharedkernel is in this Ray cluster; start it with `sharedkernel cluster up`."
+            ) from None
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        try:
+            return ray.get(getattr(self._directory(), method).remote(*arguments), timeout=_ANSWER)
+        except RayError as error:
+            raise RayUnavailable(
+                f"the cluster's directory does not answer ({_first_line(error)}); try again."
+            ) from None
+
+    def put_directory(self, settings: ClusterSettings) -> None:
+        """Start the directory on this machine, or have the one that runs use *settings*.
+
+        It stays where the file with the cluster's secret is, also after Ray has restarted there.
+        """
+        plain = msgspec.to_builtins(settings)
+        here = ray.util.get_node_ip_address()
+        ray.remote(Directory).options(
+            name=DIRECTORY,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=-1,
+            max_concurrency=4,
+            resources={f"node:{here}": 0.001},
+        ).remote(plain)
+        self._ask("configure", plain)
+
+    def hosts(self) -> list[dict[str, Any]]:
+        """Return what the directory knows of each host."""
+        return self._ask("hosts")
+
+    def undrain(self, host: str) -> None:
+        """Have an agent on *host* again."""
+        self._ask("undrain", host)
+
+    def forget(self, host: str) -> None:
+        """Forget *host*."""
+        self._ask("forget", host)
+
+    def stop_hosts(self, seconds: float) -> list[str]:
+        """End the services of all hosts that answer; return those that did not end within *seconds*."""
+        names = [host["name"] for host in self.hosts() if host["in_ray"]]
+        asked: dict[Any, str] = {}
+        for name in names:
+            try:
+                asked[ray.get_actor(f"{NAMESPACE}-host-{name}", namespace=NAMESPACE).stop_host.remote()] = name
+            except ValueError:
+                continue
+        done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=seconds) if asked else ([], [])
+        ended = set()
+        for answer in done:
+            try:
+                ended |= {asked[answer]} if ray.get(answer) else set()
+            except RayError:
+                continue
+        return sorted(set(asked.values()) - ended)
+
+    def end(self) -> None:
+        """End the agents and the directory; hosts and sessions run on."""
+        directory = self._directory()
+        self._ask("end_agents")
+        ray.kill(directory, no_restart=True)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")[:200]
+
+
+def _give_up() -> None:
+    print(f"sharedkernel: Ray did not answer within {_CONNECT:g} s; check --address.", file=sys.stderr)  # noqa: T201
+    sys.stderr.flush()
+    os._exit(1)

@@ -19,14 +19,13 @@ from sharedkernel.cli.base import fail
 from sharedkernel.cli.options import GatewayCommandApp
 from sharedkernel.client.gateway.connection import fetch
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
-from sharedkernel.cluster.commands import connect, report
-from sharedkernel.cluster.report import left_words, merge_hosts_known
+from sharedkernel.cluster.commands import connect, merge_hosts_known, report
 from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.status.text import safe_text
 from sharedkernel.units import format_seconds, parse_duration
 
 if TYPE_CHECKING:
-    from sharedkernel.cluster.connection import ClusterConnection
+    from sharedkernel.cluster.directory import ClusterConnection
 
 #: of a front: its hosts
 HOSTS_PATH = "/sharedkernel/api/hosts"
@@ -245,3 +244,14 @@ class ForgetApp(_HostCommandApp):
         self.ask_front(f"/{quote(name, safe='')}", "DELETE")
         self.with_ray(lambda connection: connection.forget(name))
         print(f"{safe_text(name)} is forgotten.")  # noqa: T201
+
+
+def left_words(host: dict[str, Any]) -> list[str]:
+    """Return a line for each user who still has something on a host."""
+    lines = []
+    for name, user in sorted(host.get("users", {}).items()):
+        number_of = user["sessions"]
+        parts = [f"{number_of} session{'s' * (number_of != 1)}"] if number_of else []
+        parts += ["a shelf"] * user["has_shelf"] + ["a session to have back"] * user["lingers"]
+        lines.append(safe_text(f"{name}: {' and '.join(parts) or 'something'}"))
+    return lines

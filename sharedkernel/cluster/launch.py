@@ -19,6 +19,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from sharedkernel.system.atomic_file import closing_descriptor
+
 #: of `prctl`
 _PR_GET_CHILD_SUBREAPER = 37
 #: seconds that the process in between may take
@@ -55,16 +57,13 @@ def start_detached(command: Sequence[str], log: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         if log.stat().st_size > _MAX_LOG_BYTES:
             log.replace(log.with_suffix(".1"))
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
+    with closing_descriptor(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)) as descriptor:
         subprocess.run(
             [sys.executable, "-m", __name__, *command],
             env=host_environment(os.environ),
             cwd="/",
             stdin=subprocess.DEVNULL, stdout=descriptor, stderr=descriptor, timeout=_TIMEOUT, check=True,
         )  # fmt: skip
-    finally:
-        os.close(descriptor)
 
 
 def main(command: Sequence[str]) -> None:

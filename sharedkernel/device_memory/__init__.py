@@ -26,8 +26,8 @@ A turn of a session in a lane:
    :meth:`LaneStore.begin_turn` says whether the lane has to be scrubbed. The lane is occupied.
 2. The session fetches the units that it lacks (:meth:`LaneStore.share_lane`, :meth:`LaneStore.exported`) and imports
    them (:meth:`LaneMemory.set_lane`, :meth:`Arena.import_lane`); then :meth:`LaneMemory.begin_turn`.
-   `executor/devices/lane_server.py` gives them, `session/lanes/lane_turns.py` fetches them, and `ipc/fd_server.py` and
-   `ipc/fd_client.py` carry their descriptors.
+   `executor/devices/lane_server.py` gives them, `session/lanes/lane_turns.py` fetches them, and
+   `executor/processes/fd_server.py` and `ipc/fd_client.py` carry their descriptors.
 3. The session calls :meth:`LaneMemory.begin_iteration`, and :meth:`LaneMemory.next_iteration` at each boundary that it
    passes without being asked to stop.
 4. It is asked: :meth:`LaneMemory.hand_over` moves what survives to private pages, and the executor, told so, calls

@@ -10,9 +10,11 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from traitlets import Bool, Dict, Enum, Float, Int, List, Unicode, Union
 
+from sharedkernel import paths
 from sharedkernel.cli.base import CommandApp, fail
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.executor.devices import ServedDevice, host
@@ -23,13 +25,6 @@ from sharedkernel.executor.isolation.policy import DEFAULT_HOMES, Isolation, Iso
 from sharedkernel.executor.service import ExecutorService, LastingDirectories
 from sharedkernel.executor.sessions.pool import IN_DEMAND
 from sharedkernel.executor.supervision.environments import open_environments
-from sharedkernel.paths import (
-    default_runtime_directory,
-    device_directory,
-    make_private_directory,
-    make_state_directory,
-    shelf_directory,
-)
 from sharedkernel.protocol import Device
 from sharedkernel.scheduling.model.config import DEFAULT_POLICY, SchedulerConfig
 from sharedkernel.scheduling.policies.registry import POLICY_HELP
@@ -43,6 +38,11 @@ log = logging.getLogger(__name__)
 
 #: of a GPU: its launches are queued far ahead, and what lives in the middle of an iteration has to be moved out
 _PREEMPT_ITERATIONS = 2.0
+
+
+def _duration(default: str, help: str) -> Any:
+    """Return an option that is a number of seconds, or a text such as 50ms."""
+    return Union([Float(), Unicode()], default_value=default, help=help).tag(config=True)
 
 
 class ExecutorApp(CommandApp):
@@ -83,27 +83,20 @@ class ExecutorApp(CommandApp):
         "state_dir.",
     ).tag(config=True)
     policy = Unicode(DEFAULT_POLICY, help=f"Who is served first. {POLICY_HELP}").tag(config=True)
-    quantum = Union(
-        [Float(), Unicode()], default_value="50ms", help="How far a holder may get ahead before others are served."
-    ).tag(config=True)
-    preempt_patience = Union(
-        [Float(), Unicode()],
-        default_value="50ms",
-        help="How long a holder may take to its next iteration boundary before it is made to yield.",
-    ).tag(config=True)
-    growth_patience = Union(
-        [Float(), Unicode()],
-        # others have to end their cells, and be idle for their `offload_after`, until their memory can be moved
-        default_value="5m",
-        help="How long a cell waits for memory that it comes to need in its middle, before it gets an error.",
-    ).tag(config=True)
-    memory_quantum = Union(
-        [Float(), Unicode()],
-        default_value="20s",
-        help="How long a notebook's memory stays on the device at least while others wait for room; then it is moved "
+    quantum = _duration("50ms", "How far a holder may get ahead before others are served.")
+    preempt_patience = _duration(
+        "50ms", "How long a holder may take to its next iteration boundary before it is made to yield."
+    )
+    # others have to end their cells, and be idle for their `offload_after`, until their memory can be moved
+    growth_patience = _duration(
+        "5m", "How long a cell waits for memory that it comes to need in its middle, before it gets an error."
+    )
+    memory_quantum = _duration(
+        "20s",
+        "How long a notebook's memory stays on the device at least while others wait for room; then it is moved "
         "out in the middle of its cell, and comes back in its turn. At least twelve times what moving takes; `never` "
         "leaves it there until the cell ends.",
-    ).tag(config=True)
+    )
     parallel_lanes = Int(
         1, min=1, help="Sessions that may compute at the same time, if they leave each other enough of the device."
     ).tag(config=True)
@@ -118,18 +111,16 @@ class ExecutorApp(CommandApp):
         help="NVIDIA's MPS, for lanes side by side on a GPU: `off`, `auto` (if it starts) or `require`. "
         "With it, one session's fatal fault on the GPU ends the others' work there.",
     ).tag(config=True)
-    start_timeout = Union(
-        [Float(), Unicode()],
-        default_value="50s",
-        help="How long a session may take until it is ready for its user, IPython startup files and all; then it is "
+    start_timeout = _duration(
+        "50s",
+        "How long a session may take until it is ready for its user, IPython startup files and all; then it is "
         "ended, and the start refused.",
-    ).tag(config=True)
-    overuse_patience = Union(
-        [Float(), Unicode()],
-        default_value="30s",
-        help="How long a session that exceeds its user's quota outside PyTorch, or lifts its limit on the host device, "
+    )
+    overuse_patience = _duration(
+        "30s",
+        "How long a session that exceeds its user's quota outside PyTorch, or lifts its limit on the host device, "
         "has between warning, offloading and its end.",
-    ).tag(config=True)
+    )
     process_checkpoint = Bool(
         False, help="Let the driver suspend offloaded sessions on a GPU as processes, contexts and all (driver 570)."
     ).tag(config=True)
@@ -222,18 +213,18 @@ class ExecutorApp(CommandApp):
             log.info("no GPU was found: serving the processor")
         elif is_chosen:
             log.info("serving %s; `--device host` serves the processor instead", self.device)
-        parent = Path(self.runtime_dir) if self.runtime_dir else default_runtime_directory()
-        directory = device_directory(parent, self.device)
+        parent = Path(self.runtime_dir) if self.runtime_dir else paths.default_runtime_directory()
+        directory = paths.device_directory(parent, self.device)
         try:
             environments = open_environments(self.environments)
             isolation = self._isolate(directory, parent)
             for environment in environments.values():
                 isolation.check_python(environment.python, environment.folders)
             if directory != parent:  # made on the way to the subdirectory, it would be open to others
-                make_private_directory(parent)
-            state = make_state_directory(self.state_dir, parent, directory, self.device)
+                paths.make_private_directory(parent)
+            state = paths.make_state_directory(self.state_dir, parent, directory, self.device)
             lasts = self.state_dir or state != directory
-            shelves = shelf_directory(self.shelf_dir, isolation.homes, state if lasts else None, directory)
+            shelves = paths.shelf_directory(self.shelf_dir, isolation.homes, state if lasts else None, directory)
             make = partial(
                 ExecutorService,
                 directory,

@@ -15,51 +15,40 @@ import contextlib
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sharedkernel.errors import Refused
+from sharedkernel import paths
+from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.executor.control.api import ControlApi
 from sharedkernel.executor.control.router import MessageRouter
-from sharedkernel.executor.control.status_builder import StatusBuilder
-from sharedkernel.executor.control.status_stream import StatusStream
+from sharedkernel.executor.control.status_builder import StatusBuilder, StatusStream
 from sharedkernel.executor.control.wait_notifier import WaitNotifier
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.action_runner import resume
 from sharedkernel.executor.dispatch.controller import SessionController
-from sharedkernel.executor.dispatch.usage import UsageFile
+from sharedkernel.executor.dispatch.idleness import IdleMonitor
+from sharedkernel.executor.dispatch.users import USAGE_NAME, PastUsage
 from sharedkernel.executor.history.event_log import EventLog
-from sharedkernel.executor.history.log_files import bound_logs
 from sharedkernel.executor.history.workload import WorkloadHistory
-from sharedkernel.executor.isolation.policy import Isolation, IsolationOptions
+from sharedkernel.executor.isolation.policy import Isolation
 from sharedkernel.executor.processes.connections import ControlConnection, UngreetedConnections
+from sharedkernel.executor.processes.fd_server import FdServer
 from sharedkernel.executor.processes.process import SessionHandle, describe_end, start_time
 from sharedkernel.executor.processes.process_tree import real_user
-from sharedkernel.executor.processes.programs import resume_recorded
-from sharedkernel.executor.runtime_directory import DirectoryGuard, RuntimeDirectory
+from sharedkernel.executor.processes.programs import Program, resume_recorded
+from sharedkernel.executor.runtime_directory import RuntimeDirectory, bound_logs
 from sharedkernel.executor.sessions.detached import DetachTimers
-from sharedkernel.executor.sessions.idle_monitor import IdleMonitor
-from sharedkernel.executor.sessions.interventions import Interventions
-from sharedkernel.executor.sessions.pool import IN_DEMAND, SessionPool
+from sharedkernel.executor.sessions.pool import SessionPool
 from sharedkernel.executor.sessions.starting import SessionLauncher
 from sharedkernel.executor.sessions.user_servers import UserServers
-from sharedkernel.executor.shelf.room import Room, room_for
-from sharedkernel.executor.shelf.session_requests import ShelfRequests
-from sharedkernel.executor.shelf.store import ShelfStore
-from sharedkernel.executor.supervision.environments import OWN, Environment, own_environment
+from sharedkernel.executor.shelf.store import Room, ShelfStore, room_for
+from sharedkernel.executor.supervision.environments import OWN, Environment
 from sharedkernel.executor.supervision.supervisor import ForkTraits, Supervisor
-from sharedkernel.ipc.fd_server import FdServer
 from sharedkernel.ipc.seqpacket import allow_many_descriptors
-from sharedkernel.paths import (
-    DESCRIPTOR_SOCKET,
-    EXECUTOR_SOCKET,
-    LOGS_DIRECTORY,
-    SHELF_DIRECTORY,
-    STOPPED_DIRECTORY,
-    log_name,
-)
 from sharedkernel.scheduling.model.config import SchedulerConfig
+from sharedkernel.system.state_file import StateFile
 from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
@@ -68,6 +57,58 @@ log = logging.getLogger(__name__)
 _KEEP_INTERVAL = 2.0
 #: seconds between measurements of users' own servers
 _MEASURE_INTERVAL = 5.0
+
+
+class Interventions:
+    """The sessions of one executor, as :class:`~sharedkernel.executor.devices.SessionControl` has them.
+
+    Parameters
+    ----------
+    controller, supervisor
+        Who has the device, and who ends processes.
+    tasks
+        Background tasks.
+    """
+
+    def __init__(self, controller: SessionController, supervisor: Supervisor, tasks: BackgroundTasks) -> None:
+        self._controller = controller
+        self._supervisor = supervisor
+        self._tasks = tasks
+
+    def sessions(self) -> Iterable[SessionHandle]:
+        """Return the processes that serve a session now."""
+        return self._controller.sessions.values()
+
+    def warn(self, process: SessionHandle, text: str) -> None:
+        """Show *text*, a sentence, in the session's notebook."""
+        process.warn(text)
+
+    def offload(self, process: SessionHandle) -> None:
+        """Offload the session's memory, if it is idle."""
+        self._tasks.spawn(self._try_offload(process))
+
+    async def _try_offload(self, process: SessionHandle) -> None:
+        try:
+            await self._controller.offloads.request(process)
+        except SharedKernelError as error:
+            log.info("session %s is not offloaded: %s", process.session, error)
+
+    def end(self, process: SessionHandle, reason: str, message: str) -> None:
+        """End the session; its user is told *message*, and metrics count the slug *reason*."""
+        process.end_reason = (reason, message)
+        self._tasks.spawn(self._supervisor.end(process))
+
+    def list_programs(self, process: SessionHandle, programs: Sequence[Program]) -> None:
+        """Take all the programs of a session that use the device; those that compute take turns with it."""
+        self._controller.programs.look(process, programs)
+
+    def attained(self) -> Mapping[str, float]:
+        """Return what each session, by its id, was served so far, in device-seconds."""
+        return self._controller.attained()
+
+    def charge(self, process: SessionHandle, seconds: float) -> None:
+        """Count *seconds* in which the session used the device without a grant as served."""
+        self._controller.charge(process, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +133,11 @@ class ExecutorService:
     config
         Of the scheduler.
     lasting
-        What outlives a reboot is kept here; None: in the runtime directory.
+        What outlives a reboot is kept here.
     isolation
-        How users are kept apart; None: not at all.
+        How users are kept apart.
     environments
-        Python environments that sessions can have, by name; None: the executor's own.
+        Python environments that sessions can have, by name.
     spares
         Initialised sessions kept ready for the next users, and how many while sessions are started within a minute of
         each other.
@@ -115,30 +156,26 @@ class ExecutorService:
         served: ServedDevice,
         config: SchedulerConfig,
         *,
-        lasting: LastingDirectories | None = None,
-        isolation: Isolation | None = None,
-        environments: Mapping[str, Environment] | None = None,
-        spares: tuple[int, int] = (1, IN_DEMAND),
-        start_timeout: float = 50.0,
+        lasting: LastingDirectories,
+        isolation: Isolation,
+        environments: Mapping[str, Environment],
+        spares: tuple[int, int],
+        start_timeout: float,
     ) -> None:
-        lasting = lasting or LastingDirectories(path, path / SHELF_DIRECTORY)
-        isolation = isolation or Isolation(IsolationOptions(isolate="off"), path)
-        environments = environments or {OWN: own_environment()}
-        self._directory = RuntimeDirectory(path, isolation)
+        self._directory = RuntimeDirectory(path, isolation, self._listen_anew)
         self._served = served
-        self._guard = DirectoryGuard(self._directory, self._listen_anew)
         self._isolation = isolation
         self._tasks = BackgroundTasks()
-        self._totals = UsageFile(lasting.state)
+        self._totals = StateFile(lasting.state / USAGE_NAME, PastUsage)
         self._workload = WorkloadHistory(lasting.state)
-        events = EventLog(path / LOGS_DIRECTORY / "events.jsonl")
+        events = EventLog(path / paths.LOGS_DIRECTORY / "events.jsonl")
         self._controller = SessionController(
             served,
             config,
             events,
             self._workload,
             lambda process, reason, message: self._interventions.end(process, reason, message),
-            path / STOPPED_DIRECTORY,
+            path / paths.STOPPED_DIRECTORY,
         )
         self._supervisor = Supervisor(path, environments, self._fork_traits, self._on_end)
         self._pool = SessionPool(self._supervisor, spares[0], in_demand=spares[1])
@@ -152,12 +189,9 @@ class ExecutorService:
         self._shelves = ShelfStore(lasting.shelves, self._shelf_room, self._controller.shelf_changed)
         lanes = served.lane_server
         self._channel = FdServer(
-            path / DESCRIPTOR_SOCKET,
+            path / paths.DESCRIPTOR_SOCKET,
             self._session_of,
-            {
-                **ShelfRequests(self._shelves).handlers(),
-                **(lanes.handlers() if lanes is not None else {}),
-            },
+            {**self._shelves.handlers(), **(lanes.handlers() if lanes is not None else {})},
         )
         self._launcher = SessionLauncher(
             self._controller,
@@ -167,11 +201,11 @@ class ExecutorService:
             isolation,
             environments,
             self._tasks,
-            self._guard.check,
+            self._directory.check,
             timeout=start_timeout,
         )
         status = StatusBuilder(served, self._isolation, self._controller)
-        self._user_servers = UserServers(isolation, path / LOGS_DIRECTORY)
+        self._user_servers = UserServers(isolation, path / paths.LOGS_DIRECTORY)
         self._waits = WaitNotifier(self._controller)
         self._status_stream = StatusStream(status.view)
         self._api = ControlApi(
@@ -217,14 +251,15 @@ class ExecutorService:
         """
         allow_many_descriptors()
         path = self._directory.path
-        resume_recorded(path / STOPPED_DIRECTORY)
+        resume_recorded(path / paths.STOPPED_DIRECTORY)
         await self._served.start(path, self._interventions)
-        (path / EXECUTOR_SOCKET).unlink(missing_ok=True)
+        (path / paths.EXECUTOR_SOCKET).unlink(missing_ok=True)
         adopted = await self._supervisor.start()
         attained: defaultdict[str, float] = defaultdict(float)
         for process in adopted:
             attained[process.user or ""] += process.attained
-        self._controller.users.recall(self._totals.open(), attained)
+        past = self._totals.read()
+        self._controller.users.recall(past.users if past is not None else (), attained)
         for process in adopted:
             if not process.ended.is_set():
                 self._adopt(process)
@@ -241,19 +276,19 @@ class ExecutorService:
     async def _listen(self) -> None:
         """Open the control socket, and let sessions use it and the descriptor socket."""
         path = self._directory.path
-        loop, socket = asyncio.get_running_loop(), path / EXECUTOR_SOCKET
+        loop, socket = asyncio.get_running_loop(), path / paths.EXECUTOR_SOCKET
         self._server = await loop.create_unix_server(
             lambda: ControlConnection(self._router, self._ungreeted), str(socket)
         )
         socket.chmod(self._socket_mode)
-        (path / DESCRIPTOR_SOCKET).chmod(self._socket_mode)
+        (path / paths.DESCRIPTOR_SOCKET).chmod(self._socket_mode)
 
     async def _listen_anew(self) -> None:
         """Put into a runtime directory that was made anew what this executor has there."""
         self._channel.listen_anew()
         if self._server is not None:
             self._server.close()
-        (self._directory.path / EXECUTOR_SOCKET).unlink(missing_ok=True)
+        (self._directory.path / paths.EXECUTOR_SOCKET).unlink(missing_ok=True)
         await self._listen()
         self._supervisor.keep_anew()
         self._end_spares()
@@ -290,9 +325,9 @@ class ExecutorService:
         if self._isolation.cgroups is not None:
             self._isolation.cgroups.close()
         await self._served.stop(end_sessions=end_sessions)
-        self._totals.close(self._controller.totals())
+        self._totals.write(self._controller.totals())
         self._controller.close()
-        (self._directory.path / EXECUTOR_SOCKET).unlink(missing_ok=True)
+        (self._directory.path / paths.EXECUTOR_SOCKET).unlink(missing_ok=True)
         self._directory.release()
 
     def _fork_traits(self) -> ForkTraits:
@@ -344,7 +379,7 @@ class ExecutorService:
         log.info("session %s of %s: %s", process.session, process.user, died.message)
         if self._isolation.cgroups is not None:
             self._isolation.cgroups.end(process.uid, process.process)
-        self._isolation.forget(process.uid, process.pid, log_name(process.process) if process.end_asked else None)
+        self._isolation.forget(process.uid, process.pid, paths.log_name(process.process) if process.end_asked else None)
         if self._controller.sessions.get(process.session) is not process:
             return  # it ended before this executor adopted it: it is in no list of sessions
         self._channel.hang_up(process)
@@ -370,11 +405,11 @@ class ExecutorService:
         while True:
             await asyncio.sleep(_KEEP_INTERVAL)
             with contextlib.suppress(Refused):  # the log has it
-                await self._guard.check()
+                await self._directory.check()
             self._keep_all()
             self._shelves.look()
             with contextlib.suppress(OSError):  # no descriptor is free: the next look tries again
-                bound_logs(self._directory.path / LOGS_DIRECTORY, self._supervisor.processes)
+                bound_logs(self._directory.path / paths.LOGS_DIRECTORY, self._supervisor.processes)
             if self._isolation.cgroups is not None:
                 self._isolation.cgroups.end_left()
 

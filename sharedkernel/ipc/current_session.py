@@ -20,7 +20,7 @@ from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError, SharedKernelError
 from sharedkernel.ipc.fd_client import DescriptorClient
 from sharedkernel.status.document import WatchedStatus, read_view
-from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
+from sharedkernel.system.deferred_signals import InterruptSafeEvent
 
 log = logging.getLogger(__name__)
 

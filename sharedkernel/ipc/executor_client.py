@@ -13,16 +13,8 @@ from typing import Any
 
 import msgspec
 
-from sharedkernel import protocol
+from sharedkernel import paths, protocol
 from sharedkernel.errors import ExecutorUnavailable, ProtocolError, QuotaExceeded, Refused, SessionNotFound
-from sharedkernel.paths import (
-    EXECUTOR_SOCKET,
-    default_runtime_directory,
-    device_directory,
-    only_executor_directory,
-    subdirectories_served,
-)
-from sharedkernel.protocol import Limits, SessionRecord
 from sharedkernel.status.document import StatusDocument, read_status
 from sharedkernel.status.timeline import DeviceTimeline, TimelineWindow, read_timeline
 
@@ -77,7 +69,7 @@ class ExecutorClient:
     ) -> None:
         self._runtime_directory = runtime_directory
         self._served = served
-        self.path = device_directory(runtime_directory, served or "host") / EXECUTOR_SOCKET
+        self.path = paths.device_directory(runtime_directory, served or "host") / paths.EXECUTOR_SOCKET
         self.role = role
         self.on_died = on_died
         self.on_connected = on_connected
@@ -108,13 +100,13 @@ class ExecutorClient:
         words = ["sharedkernel executor"]
         if self._served is not None:
             words.append(f"--device {self._served}")
-        if self._runtime_directory != default_runtime_directory():
+        if self._runtime_directory != paths.default_runtime_directory():
             words.append(f"--runtime-dir {self._runtime_directory}")
         return " ".join(words)
 
     def absence(self) -> str:
         """Return the sentence that says where nobody answers and what to do, for those who run this machine."""
-        others = subdirectories_served(self._runtime_directory)
+        others = paths.subdirectories_served(self._runtime_directory)
         if self._served is None and self.device is None and len(others) > 1:
             return (
                 f"no executor answers at {self.path}, and several beside it ({', '.join(map(str, others))}); "
@@ -137,7 +129,7 @@ class ExecutorClient:
             When the executor speaks another version.
         """
         if self._served is None and self.device is None:  # once met, it is that one and no other
-            self.path = only_executor_directory(self._runtime_directory) / EXECUTOR_SOCKET
+            self.path = paths.only_executor_directory(self._runtime_directory) / paths.EXECUTOR_SOCKET
         try:
             reader, writer = await asyncio.open_unix_connection(str(self.path))
         except OSError as error:
@@ -266,7 +258,7 @@ class ExecutorClient:
         self._writer.write(protocol.encode(msgspec.structs.replace(message, request=number)))
         return await future
 
-    async def start_session(self, session: str, limits: Limits, **options: Any) -> SessionRecord:
+    async def start_session(self, session: str, limits: protocol.Limits, **options: Any) -> protocol.SessionRecord:
         """Start a session and return it once it is ready to be talked to.
 
         Parameters
@@ -286,7 +278,7 @@ class ExecutorClient:
 
     async def reclaim_session(
         self, session: str, *, kernel: str, notebook: str | None, client_key: str | None, if_lingering: bool = False
-    ) -> SessionRecord:
+    ) -> protocol.SessionRecord:
         """Give a session to the client of *kernel*, and return it.
 
         Raises
@@ -294,16 +286,10 @@ class ExecutorClient:
         Refused
             With *if_lingering*, when it has been given to another client meanwhile.
         """
-        answer = await self._ask(
-            protocol.ReclaimSession(
-                session=session,
-                kernel=kernel,
-                notebook=notebook,
-                client_key=client_key,
-                if_lingering=if_lingering,
-            )
+        request = protocol.ReclaimSession(
+            session=session, kernel=kernel, notebook=notebook, client_key=client_key, if_lingering=if_lingering
         )
-        return answer.record
+        return (await self._ask(request)).record
 
     async def notify_session(self, session: str, text: str, *, question: int = 0, holds_cells: bool = False) -> None:
         """Show *text*, a sentence, in a session's notebook, as the answer to its user's *question* if not 0.
@@ -336,11 +322,11 @@ class ExecutorClient:
         """Send a signal to a session's process."""
         await self._ask(protocol.SignalSession(session=session, signum=signum))
 
-    async def sessions(self) -> list[SessionRecord]:
+    async def sessions(self) -> list[protocol.SessionRecord]:
         """Return every live session."""
         return (await self._ask(protocol.ListSessions())).records
 
-    async def configure_users(self, limits: list[Limits], *, left: Sequence[str] = ()) -> None:
+    async def configure_users(self, limits: list[protocol.Limits], *, left: Sequence[str] = ()) -> None:
         """Set users' limits, for running sessions too.
 
         Parameters

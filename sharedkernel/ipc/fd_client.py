@@ -24,8 +24,7 @@ from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable, ProtocolError, QuotaExceeded, Refused, SharedKernelError
 from sharedkernel.ipc.seqpacket import PacketSocket, connect
 from sharedkernel.paths import DESCRIPTOR_SOCKET
-from sharedkernel.system.deferred_signals import signals_held
-from sharedkernel.system.interrupt_safe_event import wait_for
+from sharedkernel.system.deferred_signals import signals_held, wait_for
 
 #: a restart takes two seconds, more on a busy machine
 PATIENCE = 20.0

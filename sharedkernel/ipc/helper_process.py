@@ -1,21 +1,16 @@
-"""Start the warm parents beside an executor, or connect to those that another executor left."""
+"""The environment of the processes beside an executor, and the end of those that it reaches by a socket."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from sharedkernel.errors import ConfigError, ExecutorUnavailable
-from sharedkernel.ipc.seqpacket import PacketSocket, connect
+from sharedkernel.ipc.seqpacket import PacketSocket
+from sharedkernel.system.atomic_file import closing_descriptor
 
 #: variables of the executor's environment that sessions may see; all others stay with it
 _PASSED_ON = frozenset({
@@ -39,8 +34,6 @@ _NAMED_BY_ADMIN = "SHAREDKERNEL_SESSION_VARIABLES"
 #: of these, what belongs to the executor's own Python
 _OF_OWN_PYTHON = frozenset({"PYTHONPATH", "VIRTUAL_ENV"})
 
-#: seconds to wait for one to listen
-_START_TIMEOUT = 30.0
 #: seconds to wait for one to answer, or to end with all that it has started
 PATIENCE = 10.0
 
@@ -59,49 +52,6 @@ def _is_passed_on(name: str, value: str) -> bool:
     if any(word in name.upper() for word in _SECRET) or _HAS_CREDENTIALS.search(value):
         return False
     return name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES) or name.lower() in _PROXIES
-
-
-async def reach(
-    path: Path, module: str, arguments: Sequence[str], accepted: Any, *, log_path: Path, python: str = sys.executable
-) -> PacketSocket:
-    """Connect to the warm parent listening at *path*, and start it if nobody does.
-
-    Parameters
-    ----------
-    path
-        Its socket.
-    module, arguments
-        What *python* runs, with the socket's path before the arguments.
-    accepted
-        As in :class:`~sharedkernel.ipc.seqpacket.PacketSocket`.
-    log_path
-        Where its output goes.
-
-    Raises
-    ------
-    ExecutorUnavailable
-        When it does not start.
-    ConfigError
-        When its log cannot be written.
-    """
-    with contextlib.suppress(OSError):
-        return connect(str(path), accepted)
-    with _open_log(log_path) as output:
-        child = subprocess.Popen(  # noqa: ASYNC220 (starting takes a millisecond; it outlives this loop)
-            [python, "-m", module, str(path), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=scrubbed_environment(python),
-            cwd="/",
-        )
-    deadline = time.monotonic() + _START_TIMEOUT
-    while True:
-        with contextlib.suppress(OSError):
-            return connect(str(path), accepted)
-        if child.poll() is not None or time.monotonic() > deadline:
-            raise ExecutorUnavailable(f"{module} did not start; see {log_path}.")
-        await asyncio.sleep(0.01)
 
 
 def wait_for_end(small: PacketSocket, patience: float = PATIENCE) -> None:
@@ -135,24 +85,6 @@ def kill_peer(small: PacketSocket) -> None:
 
 def signal_peer(small: PacketSocket, signum: int) -> None:
     """Send a signal to the process that listened at the other end; never to a later one with its id."""
-    with contextlib.suppress(ProcessLookupError):
-        descriptor = os.pidfd_open(small.peer().pid)
-        try:
-            if not small.is_at_end():  # its end of the connection is open, so its id was its own when that was opened
-                signal.pidfd_send_signal(descriptor, signum)
-        finally:
-            os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _open_log(path: Path) -> Iterator[int]:
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write the log {path}: {error.strerror}; free some space or name another --runtime-dir."
-        ) from None
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    with contextlib.suppress(ProcessLookupError), closing_descriptor(os.pidfd_open(small.peer().pid)) as descriptor:
+        if not small.is_at_end():  # its end of the connection is open, so its id was its own when that was opened
+            signal.pidfd_send_signal(descriptor, signum)

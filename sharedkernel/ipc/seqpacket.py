@@ -44,11 +44,6 @@ class PeerCredentials(NamedTuple):
     pid: int
     uid: int
 
-    @property
-    def is_own(self) -> bool:
-        """Whether it is of this process's own user, or of root, who may do anything anyway."""
-        return self.uid in (0, os.getuid())
-
 
 def peer_of(connection: socket.socket) -> PeerCredentials:
     """Return who connected the unix socket *connection*."""
@@ -91,7 +86,7 @@ def accept_own(listener: socket.socket, accepted: Any) -> PacketSocket | None:
         print(f"cannot accept a connection: {error.strerror}", file=sys.stderr)  # noqa: T201 (its log)
         time.sleep(_ACCEPT_PAUSE)
         return None
-    if not (peer := peer_of(connection)).is_own:
+    if (peer := peer_of(connection)).uid not in (0, os.getuid()):
         print(f"hung up on process {peer.pid} of user id {peer.uid}", file=sys.stderr)  # noqa: T201 (its log)
         connection.close()
         return None

@@ -6,20 +6,18 @@ another :data:`PROTOCOL_VERSION` is refused there, so every later message is und
 unpickled. Bytes are integers, times are seconds.
 
 Each module has one conversation, and which messages either end of it accepts; here are all of them together. This
-package covers what is said and how it is framed (:mod:`.framing`). It does not cover who says what when: see
+package covers what is said and how it is framed. It does not cover who says what when: see
 `executor/control/router.py` and `session/connection.py`.
 """
 
 from __future__ import annotations
 
 from sharedkernel.protocol.common import *  # noqa: F403 (all of it)
-from sharedkernel.protocol.descriptors import *  # noqa: F403 (all of it)
-from sharedkernel.protocol.framing import *  # noqa: F403 (all of it)
+from sharedkernel.protocol.packets import *  # noqa: F403 (all of it)
 from sharedkernel.protocol.requests import *  # noqa: F403 (all of it)
 from sharedkernel.protocol.requests import FromGateway
 from sharedkernel.protocol.sessions import *  # noqa: F403 (all of it)
 from sharedkernel.protocol.sessions import FromSession
-from sharedkernel.protocol.warm_parent import *  # noqa: F403 (all of it)
 
 PROTOCOL_VERSION = 5
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from sharedkernel.protocol.common import Done, Failed, Limits, Message, ShelfEntry, Welcome
+from sharedkernel.protocol.common import Done, Failed, Limits, Message, Numbered, ShelfEntry, Welcome
 
 # --- opening a connection -----------------------------------
 
@@ -49,25 +49,27 @@ class StartSession(ControlRequest, frozen=True, kw_only=True):
     environment: str = ""
 
 
-class EndSession(ControlRequest, frozen=True, kw_only=True):
+class RequestAboutSession(ControlRequest, frozen=True, kw_only=True):
+    """Base of what they ask for about one session."""
+
+    session: str
+
+
+class EndSession(RequestAboutSession, frozen=True, kw_only=True):
     """End a session's process, kindly first; answered by :class:`Done` once it is reaped."""
 
-    session: str
 
-
-class LingerSession(ControlRequest, frozen=True, kw_only=True):
+class LingerSession(RequestAboutSession, frozen=True, kw_only=True):
     """Let a session that was shut down stay for `seconds`, unless it never ran anything. Answered by :class:`Done`."""
 
-    session: str
     seconds: float
     #: a new one takes its place: its cell is interrupted, and it ends soon unless its memory can be moved away
     restarted: bool = False
 
 
-class ReclaimSession(ControlRequest, frozen=True, kw_only=True):
+class ReclaimSession(RequestAboutSession, frozen=True, kw_only=True):
     """Give a session, lingering or left by its client, to the client of `kernel`; answered by :class:`SessionReady`."""
 
-    session: str
     kernel: str
     notebook: str | None = None
     client_key: str | None = None
@@ -75,10 +77,9 @@ class ReclaimSession(ControlRequest, frozen=True, kw_only=True):
     if_lingering: bool = False
 
 
-class NotifySession(ControlRequest, frozen=True, kw_only=True):
+class NotifySession(RequestAboutSession, frozen=True, kw_only=True):
     """Show `text`, a sentence, in the session's notebook; answered by :class:`Done`."""
 
-    session: str
     #: empty: only what is said besides
     text: str
     #: of :class:`EarlierWanted`, where this answers it; 0: it answers nothing
@@ -87,22 +88,17 @@ class NotifySession(ControlRequest, frozen=True, kw_only=True):
     holds_cells: bool = False
 
 
-class OffloadSession(ControlRequest, frozen=True, kw_only=True):
+class OffloadSession(RequestAboutSession, frozen=True, kw_only=True):
     """Offload an idle session now, even if nobody waits; answered by :class:`Done` once its memory is free."""
 
-    session: str
 
-
-class EndPrograms(ControlRequest, frozen=True, kw_only=True):
+class EndPrograms(RequestAboutSession, frozen=True, kw_only=True):
     """End a session's programs on the device; answered by :class:`Done` once they are gone."""
 
-    session: str
 
-
-class SignalSession(ControlRequest, frozen=True, kw_only=True):
+class SignalSession(RequestAboutSession, frozen=True, kw_only=True):
     """Send a signal to a session's process; answered by :class:`Done`."""
 
-    session: str
     signum: int
 
 
@@ -224,24 +220,21 @@ class SessionRecord(SessionIdentity, kw_only=True):
     restarted: bool = False
 
 
-class SessionReady(Message, frozen=True, kw_only=True):
+class SessionReady(Numbered, frozen=True, kw_only=True):
     """Answer to :class:`StartSession`."""
 
-    request: int
     record: SessionRecord
 
 
-class Sessions(Message, frozen=True, kw_only=True):
+class Sessions(Numbered, frozen=True, kw_only=True):
     """Answer to :class:`ListSessions`."""
 
-    request: int
     records: list[SessionRecord]
 
 
-class Status(Message, frozen=True, kw_only=True):
+class Status(Numbered, frozen=True, kw_only=True):
     """Answer to :class:`GetStatus`."""
 
-    request: int
     #: a :class:`~sharedkernel.status.document.StatusDocument`, packed: one that cannot be read costs no connection
     status: msgspec.Raw
 
@@ -261,10 +254,9 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     waited_seconds: float
 
 
-class CountsAnswer(Message, frozen=True, kw_only=True):
+class CountsAnswer(Numbered, frozen=True, kw_only=True):
     """Answer to :class:`GetCounts`."""
 
-    request: int
     counts: Counts
 
 
@@ -280,35 +272,31 @@ class UserShelf(msgspec.Struct, frozen=True, kw_only=True):
     used_bytes: int
 
 
-class Shelves(Message, frozen=True, kw_only=True):
+class Shelves(Numbered, frozen=True, kw_only=True):
     """Answer to :class:`ListShelves`: the shelves that anything is charged for, in the order of users."""
 
-    request: int
     shelves: list[UserShelf]
 
 
-class TakenOffShelf(Message, frozen=True, kw_only=True):
+class TakenOffShelf(Numbered, frozen=True, kw_only=True):
     """Answer to :class:`TakeOffShelf`."""
 
-    request: int
     #: what was taken off
     entries: list[ShelfEntry]
     #: bytes of them that sessions still use
     used_bytes: int
 
 
-class TimelineAnswer(Message, frozen=True, kw_only=True):
+class TimelineAnswer(Numbered, frozen=True, kw_only=True):
     """Answer to :class:`GetTimeline`."""
 
-    request: int
     #: a :class:`~sharedkernel.status.timeline.DeviceTimeline`, packed
     timeline: msgspec.Raw
 
 
-class UserServerOpen(Message, frozen=True, kw_only=True):
+class UserServerOpen(Numbered, frozen=True, kw_only=True):
     """Answer to :class:`OpenUserServer`."""
 
-    request: int
     #: of the unix socket at which it answers, perhaps in a second
     path: str
 
@@ -323,10 +311,9 @@ class OwnedSocket(msgspec.Struct, frozen=True, kw_only=True):
     session: str | None = None
 
 
-class OwnedSockets(Message, frozen=True, kw_only=True):
+class OwnedSockets(Numbered, frozen=True, kw_only=True):
     """Answer to :class:`FindSockets`: those of them that are the user's and nobody else's."""
 
-    request: int
     sockets: list[OwnedSocket]
 
 

@@ -312,19 +312,6 @@ FromSession = (
     | Watch | WantEarlier | Foreseen | MemoryMeasuredReport
 )  # fmt: skip
 ToSession = (
-    Welcome
-    | Failed
-    | Assign
-    | Granted
-    | WithdrawalSeen
-    | Waiting
-    | RefusedGrant
-    | AskIdle
-    | AskActivity
-    | EndCommand
-    | OffloadCommand
-    | RestoreCommand
-    | Allowance
-    | Notice
-    | View
-)
+    Welcome | Failed | Assign | Granted | WithdrawalSeen | Waiting | RefusedGrant | AskIdle | AskActivity | EndCommand
+    | OffloadCommand | RestoreCommand | Allowance | Notice | View
+)  # fmt: skip

@@ -20,8 +20,7 @@ from typing import Any
 
 from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError
-from sharedkernel.system.deferred_signals import signals_held
-from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
+from sharedkernel.system.deferred_signals import InterruptSafeEvent, signals_held
 
 log = logging.getLogger(__name__)
 

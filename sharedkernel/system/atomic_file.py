@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 #: the file's numeric user and group ids
@@ -52,6 +53,15 @@ def replace_file(
         with contextlib.suppress(OSError):
             os.unlink(fresh)
         raise
+
+
+@contextlib.contextmanager
+def closing_descriptor(descriptor: int) -> Iterator[int]:
+    """Close *descriptor* at the end of the block."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _change_owner(descriptor: int, owner: Owner) -> None:

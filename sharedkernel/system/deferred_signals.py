@@ -12,6 +12,9 @@ off: the handlers themselves have to. Handlers are one for the whole process, an
 A function that C++ calls, such as torch's allocator or dispatcher, must not handle a signal itself either: with
 :func:`raise_after` it comes where the C++ returns to.
 
+An interrupt may leave the lock of a `threading.Event`, which is Python code, half done as well. What the main thread
+waits for and looks at is an :class:`InterruptSafeEvent`.
+
 Two other modules have to do with signals. :mod:`sharedkernel.system.signals` is about commands, which signals end.
 :mod:`sharedkernel.session.kernel.interrupts` says which of a kernel's work interrupts end: the user's.
 """
@@ -22,7 +25,9 @@ import contextlib
 import ctypes
 import functools
 import os
+import queue
 import threading
+import time
 import weakref
 
 # Those of `signal` look each handler up among the enumerated ones, which takes ten times as long, several times a turn.
@@ -30,6 +35,7 @@ from _signal import getsignal as _getsignal
 from _signal import signal as _set_handler
 from _thread import get_ident as _get_ident
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from signal import SIGINT, raise_signal
 from typing import Any, TypeVar, cast
 
@@ -243,3 +249,63 @@ os.register_at_fork(after_in_child=_set_main)
 
 def _is_main() -> bool:
     return _get_ident() == _main
+
+
+class InterruptSafeEvent:
+    """A `threading.Event` that the main thread may wait for.
+
+    An interrupt may leave the lock of a `threading.Event` locked; setting it would then block forever.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def is_set(self) -> bool:
+        """Return whether it is set."""
+        return self._is_set
+
+    def set(self) -> None:
+        """End the wait, and those to come."""
+        self._is_set = True
+        self._news.put(None)
+
+    def clear(self) -> None:
+        """Let the next one wait again."""
+        self._is_set = False
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._news.get_nowait()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set, for *timeout* seconds at most; return whether it is."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._is_set:
+            try:
+                self._news.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                break
+            if self._is_set:
+                self._news.put(None)  # for other waiting threads
+        return self._is_set
+
+
+class InterruptSafeThread(threading.Thread):
+    """A thread that the main thread may ask whether it runs.
+
+    An interrupt in the middle of that leaves a `threading.Thread` marked as ended for ever, in Python 3.11 and 3.12
+    (bpo-45274).
+    """
+
+    @signals_held()
+    def is_alive(self) -> bool:
+        """Return whether it runs."""
+        return super().is_alive()
+
+
+def wait_for(coming: Future[Any]) -> None:
+    """Wait until *coming* is done; to wait for the future itself is to take its lock, which is Python code as well."""
+    came = InterruptSafeEvent()
+    with signals_held():
+        coming.add_done_callback(lambda _: came.set())
+    came.wait()

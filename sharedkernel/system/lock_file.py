@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from sharedkernel.errors import ConfigError
+from sharedkernel.system.atomic_file import closing_descriptor
 
 #: the file in the runtime directory that its executor locks
 EXECUTOR_LOCK = "executor.lock"
@@ -59,8 +60,5 @@ def lend_gateway_lock(directory: Path, uid: int, gid: int) -> None:
         The gateway's account.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(directory / GATEWAY_LOCK, flags, 0o600)
-    try:
+    with closing_descriptor(os.open(directory / GATEWAY_LOCK, flags, 0o600)) as descriptor:
         os.fchown(descriptor, uid, gid)
-    finally:
-        os.close(descriptor)

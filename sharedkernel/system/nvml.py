@@ -15,7 +15,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -28,6 +28,8 @@ _HOST_PID_NAMESPACE = 0xEFFFFFFC
 
 #: how UUIDs of GPUs and of MIG instances begin
 UUIDS = ("GPU-", "MIG-")
+#: NVML_TEMPERATURE_GPU
+_TEMPERATURE_GPU = 0
 _NAME = re.compile(r"cuda(?::([0-9]+)(?::([0-9]+))?)?")
 
 #: microseconds that one of NVML's figures of a process's use is taken to be about at most: it looks each second
@@ -145,17 +147,16 @@ class Gpu:
         NvmlUnavailable
             When it does not answer this time.
         """
-        try:
+        with self._errors_as_sentences():
             memory = self._memory()
-        except self._nvml.NVMLError as error:
-            raise self._translate(error) from None
         return GpuSample(
             used_bytes=int(memory.used),
             free_bytes=int(memory.free),
             utilisation=self._utilisation(),
-            temperature_celsius=self._temperature(),
-            power_watts=_in_watts(self._read("nvmlDeviceGetPowerUsage")),
-            power_limit_watts=_in_watts(self._read("nvmlDeviceGetEnforcedPowerLimit")),
+            # a MIG instance is as hot as its GPU; what it draws of the GPU's power nobody measures
+            temperature_celsius=self._read("nvmlDeviceGetTemperature", _TEMPERATURE_GPU, of=self._card),
+            power_watts=self._read("nvmlDeviceGetPowerUsage", unit=1000),
+            power_limit_watts=self._read("nvmlDeviceGetEnforcedPowerLimit", unit=1000),
             processes=self._processes(),
             busy=self._busy(),
             elsewhere=self._elsewhere(),
@@ -164,10 +165,8 @@ class Gpu:
     # --- opening ------------------------------------------------------------------------------------------------------
 
     def _open(self, name: str) -> GpuFacts:
-        try:
+        with self._errors_as_sentences():
             self._nvml.nvmlInit()
-        except self._nvml.NVMLError as error:
-            raise self._translate(error) from None
         try:
             self._handle = self._find(name)
             return self._describe()
@@ -176,7 +175,7 @@ class Gpu:
             raise
 
     def _find(self, name: str) -> Any:
-        try:
+        with self._errors_as_sentences():
             count = self._nvml.nvmlDeviceGetCount()
             if not count:
                 raise NvmlUnavailable(
@@ -195,8 +194,6 @@ class Gpu:
             if not instance and not is_partitioned(handle, self._nvml):
                 return handle
             return self._find_instance(handle, name, instance)
-        except self._nvml.NVMLError as error:
-            raise self._translate(error) from None
 
     def _find_instance(self, card: Any, name: str, instance: str) -> Any:
         found = instances(card, self._nvml)
@@ -209,7 +206,7 @@ class Gpu:
 
     def _describe(self) -> GpuFacts:
         nvml = self._nvml
-        try:
+        with self._errors_as_sentences():
             self._card = None
             with contextlib.suppress(nvml.NVMLError, AttributeError):  # drivers without MIG lack the call
                 if nvml.nvmlDeviceIsMigDeviceHandle(self._handle):
@@ -223,8 +220,6 @@ class Gpu:
                 driver_version=_text(nvml.nvmlSystemGetDriverVersion()),
                 is_instance=self._card is not None,
             )
-        except nvml.NVMLError as error:
-            raise self._translate(error) from None
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
@@ -265,18 +260,13 @@ class Gpu:
                     nvml.nvmlGpmSampleFree(unused)
         return None
 
-    def _temperature(self) -> float | None:
-        # a MIG instance is as hot as its GPU; what it draws of the GPU's power nobody measures
-        handle = self._handle if self._card is None else self._card
-        with contextlib.suppress(self._nvml.NVMLError, AttributeError):
-            sensor = getattr(self._nvml, "NVML_TEMPERATURE_GPU", 0)
-            return float(self._nvml.nvmlDeviceGetTemperature(handle, sensor))
-        return None
+    def _read(self, name: str, *arguments: Any, of: Any = None, unit: int = 1) -> float | None:
+        """Return the figure of NVML's function *name*, *of* another device if named; None where there is none.
 
-    def _read(self, name: str) -> float | None:
-        """Return the figure of NVML's function *name*; None where the GPU or the driver has none."""
+        *unit*: how many of the function's units are one of the result's.
+        """
         with contextlib.suppress(self._nvml.NVMLError, AttributeError):
-            return float(getattr(self._nvml, name)(self._handle))
+            return float(getattr(self._nvml, name)(self._handle if of is None else of, *arguments)) / unit
         return None
 
     def _processes(self) -> dict[int, int] | None:
@@ -339,8 +329,13 @@ class Gpu:
                     return []
         return None
 
-    def _translate(self, error: Exception) -> NvmlUnavailable:
-        return _translated(error, self._nvml)
+    @contextlib.contextmanager
+    def _errors_as_sentences(self) -> Iterator[None]:
+        """Raise the library's errors as what they mean."""
+        try:
+            yield
+        except self._nvml.NVMLError as error:
+            raise _translated(error, self._nvml) from None
 
 
 def list_gpus(*, library: Any = None) -> list[str]:
@@ -414,10 +409,6 @@ def device_numbers(name: str) -> tuple[int, str]:
             "device M."
         )
     return int(found[1] or 0), found[2] or ""
-
-
-def _in_watts(milliwatts: float | None) -> float | None:
-    return None if milliwatts is None else milliwatts / 1000
 
 
 def _text(value: str | bytes) -> str:

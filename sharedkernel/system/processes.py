@@ -2,6 +2,11 @@
 
 All of it holds for the calling thread, and for threads and processes that it starts afterwards: call it before there
 are others.
+
+``python -m sharedkernel.system.processes PID MODULE ARGUMENT…`` is ``python -m MODULE ARGUMENT…`` until PID ends, for
+what one command starts for itself (:mod:`sharedkernel.services`): however the starter ends, even by SIGKILL, the
+operating system sends SIGTERM there. The signal is tied to the *thread* that started the process, so the starter must
+do that from a thread that lives as long as it wants the process.
 """
 
 from __future__ import annotations
@@ -12,13 +17,16 @@ import ctypes
 import functools
 import os
 import platform
+import runpy
 import signal
 import sys
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import setproctitle
+
+from sharedkernel.distribution import skip_address_grammar
 
 #: what is added to a session's score by which the system chooses whom to end when memory runs out (out of 1000)
 _OOM_SCORE = 300
@@ -175,3 +183,24 @@ def end_process(code: int) -> NoReturn:
     with contextlib.suppress(BaseException):
         sys.stderr.flush()
     os._exit(code)
+
+
+def bound_command(module: str, arguments: Sequence[str]) -> list[str]:
+    """Return the command line of a process that ends when the present one does.
+
+    Parameters
+    ----------
+    module, arguments
+        What it runs.
+    """
+    return [sys.executable, "-m", "sharedkernel.system.processes", str(os.getpid()), module, *arguments]
+
+
+if __name__ == "__main__":
+    end_with_parent(signal.SIGTERM)
+    if os.getppid() != int(sys.argv[1]):  # it ended before the call above: then nothing would ever tell
+        sys.exit(1)
+    # a JupyterLab among them; somebody waits for it
+    skip_address_grammar()
+    sys.argv = sys.argv[2:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -12,16 +12,17 @@ from typing import Any
 
 import pytest
 
-from sharedkernel.cluster import trust
+import sharedkernel
+from sharedkernel.cluster.commands import host_entry, merge_hosts_known, messages
+from sharedkernel.cluster.host_commands import left_words
 from sharedkernel.cluster.launch import ends_with_ray, host_environment, start_detached
-from sharedkernel.cluster.report import host_entry, left_words, merge_hosts_known, messages
-from sharedkernel.cluster.settings import ClusterSettings
+from sharedkernel.cluster.settings import ClusterSettings, readable_token, shared_account
 from sharedkernel.errors import ConfigError
 from sharedkernel.status.text import NOTHING
 from tests.cli.support import wait_until
 from tests.command import run_here
 
-PACKAGE = Path(trust.__file__).parents[1]
+PACKAGE = Path(sharedkernel.__file__).parent
 COMMANDS = ("up", "status", "drain", "undrain", "forget", "down")
 
 
@@ -78,8 +79,8 @@ def test_a_token_that_others_can_read_is_refused(tmp_path: Path, key: str, monke
     assert f"others can read Ray's token in {token} (mode 0644)" in done.stderr
     assert "With --insecure it is done all the same" in done.stderr
     token.chmod(0o600)
-    assert trust.readable_token(os.environ) is None
-    assert trust.readable_token({"RAY_AUTH_TOKEN": "x", "HOME": str(tmp_path)}) is None
+    assert readable_token(os.environ) is None
+    assert readable_token({"RAY_AUTH_TOKEN": "x", "HOME": str(tmp_path)}) is None
 
 
 @pytest.mark.parametrize(
@@ -95,8 +96,8 @@ def test_a_token_that_others_can_read_is_refused(tmp_path: Path, key: str, monke
 def test_several_users_under_one_account_are_refused(options: str, is_refused: bool) -> None:
     """Unless one person uses the cluster, or something else starts the hosts."""
     settings = ClusterSettings(key_file="k", fronts=[], executor_options=options)
-    assert bool(trust.shared_account(settings, is_single=False)) == is_refused
-    assert trust.shared_account(settings, is_single=True) is None
+    assert bool(shared_account(settings, is_single=False)) == is_refused
+    assert shared_account(settings, is_single=True) is None
 
 
 def test_a_host_serves_as_many_devices_as_its_node_has() -> None:
@@ -195,7 +196,7 @@ def test_only_three_modules_import_ray() -> None:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if any(name.partition(".")[0] == "ray" for name in names):
                 found.add(str(path.relative_to(PACKAGE)))
-    assert found == {"cluster/agent.py", "cluster/connection.py", "cluster/directory.py"}
+    assert found == {"cluster/agent.py", "cluster/directory.py"}
 
 
 def test_a_gateway_of_its_own_imports_nothing_of_a_cluster(tmp_path: Path) -> None:

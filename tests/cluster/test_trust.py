@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sharedkernel.system.secure_directories import closed_ancestor
+from sharedkernel.executor.isolation.accounts import closed_ancestor
 from tests.cli.support import wait_until
 from tests.cluster.machines import Machine
 from tests.cluster.ray_cluster import RayCluster

@@ -187,7 +187,7 @@ def _role(words: list[str], names: list[str]) -> str:
     if words and words[0].startswith("sharedkernel: "):
         return "session"
     arguments = [word for word in words[words.index("-m") + 1 :] if not word.isdigit()] if "-m" in words else words
-    role = next((word for word in arguments if word not in ("sharedkernel.system.lifetime", "sharedkernel")), "")
+    role = next((word for word in arguments if word not in ("sharedkernel.system.processes", "sharedkernel")), "")
     is_session = role.endswith("warm_parent") and any(name.startswith("/memfd:sharedkernel-N") for name in names)
     return "session" if is_session else role
 

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 
 from sharedkernel.client.gateway.credentials import CA_VARIABLE
+from sharedkernel.executor.isolation.accounts import directory_name
 from sharedkernel.local_stack import LocalStack
-from sharedkernel.system.secure_directories import directory_name
 from tests.executor.harness import Executor
 from tests.executor.isolation import ADA, GRACE, HEDY, ApartExecutor
 from tests.gateway.client import Client

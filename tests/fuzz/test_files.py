@@ -11,7 +11,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.executor.dispatch.usage import user_configured
+from sharedkernel.executor.dispatch.users import user_configured
 from sharedkernel.gateway.app import SharedKernelGateway
 from sharedkernel.gateway.config.settings import PARSERS, build_quotas, parse_setting, read_settings
 from sharedkernel.gateway.config.validation import (

@@ -16,7 +16,7 @@ from typing import Any
 from sharedkernel.client.relay.kernelspec import write_kernelspec
 from sharedkernel.jupyter.names import KERNEL_NAME
 from sharedkernel.local_stack import free_port
-from sharedkernel.system import lifetime
+from sharedkernel.system.processes import bound_command
 from tests.gateway.conftest import wait_for
 
 SERVICE = "sharedkernel"
@@ -24,7 +24,7 @@ ADMIN_SCOPE = "custom:sharedkernel:admin"
 
 _CONFIG = """
 from jupyterhub.proxy import Proxy
-from sharedkernel.system import lifetime
+from sharedkernel.system.processes import bound_command
 
 class NoProxy(Proxy):
     should_start = False
@@ -45,7 +45,7 @@ c.JupyterHub.authenticator_class = "dummy"
 c.Authenticator.allowed_users = {users!r}
 c.JupyterHub.spawner_class = "simple"
 c.SimpleLocalProcessSpawner.home_dir_template = {homes!r}
-c.Spawner.cmd = lifetime.command("jupyterhub.singleuser", ["--allow-root"])
+c.Spawner.cmd = bound_command("jupyterhub.singleuser", ["--allow-root"])
 c.Spawner.port = {server_port}
 c.Spawner.start_timeout = c.Spawner.http_timeout = 120
 c.Spawner.environment = {{
@@ -116,7 +116,7 @@ class Hub:
         """Start it; :meth:`wait_until_ready` says when it answers."""
         with (self.directory / "hub.log").open("ab") as log:
             self._process = subprocess.Popen(
-                lifetime.command("jupyterhub", ["-f", "hub_config.py"]),
+                bound_command("jupyterhub", ["-f", "hub_config.py"]),
                 cwd=self.directory, stdout=log, stderr=subprocess.STDOUT, env=os.environ | {"PYTHONWARNINGS": "ignore"},
             )  # fmt: skip
 

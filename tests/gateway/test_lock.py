@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from sharedkernel.executor.isolation.accounts import make_directory_of
 from sharedkernel.gateway.lock import GatewayLock
 from sharedkernel.paths import GATEWAY_DIRECTORY
 from sharedkernel.system.lock_file import GATEWAY_LOCK, lend_gateway_lock
-from sharedkernel.system.secure_directories import make_directory_of
 from tests.executor.isolation import FIRST_UID, GATEWAY, ApartExecutor, needs_root, readable_by_all
 from tests.gateway.conftest import wait_for
 from tests.small_disk import fill

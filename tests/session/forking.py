@@ -21,7 +21,7 @@ from sharedkernel import protocol
 from sharedkernel.executor.supervision.warm_parent import WarmParent, preload
 from sharedkernel.ipc.seqpacket import PacketSocket, connect
 from sharedkernel.paths import EXECUTOR_SOCKET, OFFLOAD_VARIABLE
-from sharedkernel.system import lifetime, processes
+from sharedkernel.system import processes
 
 #: seconds that anything may take, on a busy machine
 _PATIENCE = 60.0
@@ -35,7 +35,9 @@ class Forks:
     def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="sk-")
         path = f"{self._directory.name}/warm.sock"
-        self._process = subprocess.Popen(lifetime.command("tests.session.forking", [path]), stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            processes.bound_command("tests.session.forking", [path]), stdin=subprocess.DEVNULL
+        )
         self._connection = self._connect(path)
         self._connection.set_timeout(_PATIENCE)
         self._ended: set[str] = set()

@@ -6,7 +6,7 @@ import _thread
 import threading
 import time
 
-from sharedkernel.system.interrupt_safe_event import InterruptSafeThread
+from sharedkernel.system.deferred_signals import InterruptSafeThread
 
 
 def test_a_thread_that_runs_is_never_said_to_have_ended() -> None:

@@ -1,6 +1,6 @@
 """The requests of gateways and commands to an executor, and the news that gateways get unasked.
 
-Each request is answered, by what it asked for or by why that was not done. Who may ask at all, `handshake.py` sees to.
+Each request is answered, by what it asked for or by why that was not done. Who may ask at all, `router.py` sees to.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.socket_owners import SocketOwners
 from sharedkernel.executor.processes.user_quota import hard_limit
 from sharedkernel.executor.sessions.detached import DetachTimers
-from sharedkernel.executor.sessions.requests import check_reclaim
-from sharedkernel.executor.sessions.starting import SessionLauncher
+from sharedkernel.executor.sessions.starting import SessionLauncher, check_reclaim
 from sharedkernel.executor.sessions.user_servers import UserServers
 from sharedkernel.executor.shelf.store import ShelfStore
 from sharedkernel.executor.supervision.supervisor import Supervisor
@@ -62,27 +61,20 @@ class ControlApi:
         self._device = device
         self._user_servers = user_servers
         self._sockets = SocketOwners(controller.sessions, isolation)
-        self._connected: set[ControlConnection] = set()
+        #: those that are connected: they are notified of what happens
+        self.gateways: set[ControlConnection] = set()
 
     # --- unasked ------------------------------------------------------------------------------------------------------
 
-    def joined(self, peer: ControlConnection) -> None:
-        """Notify *peer*, a gateway, of what happens from now on."""
-        self._connected.add(peer)
-
-    def left(self, peer: ControlConnection) -> None:
-        """Notify *peer* no more, if it is a gateway."""
-        self._connected.discard(peer)
-
     def notify(self, message: protocol.Message) -> None:
         """Send *message* to all gateways."""
-        for gateway in self._connected:
+        for gateway in self.gateways:
             gateway.send(message)
 
     def want_earlier(self, process: SessionHandle, question: int) -> None:
         """Pass on that the user of *process* wants the earlier session of the same notebook in its place."""
         assert process.session is not None
-        if not self._connected:
+        if not self.gateways:
             absent = "The gateway, which knows your earlier sessions, is not there; try again later."
             process.warn(absent, question=question)
         self.notify(protocol.EarlierWanted(session=process.session, question=question))
@@ -144,9 +136,9 @@ class ControlApi:
             case protocol.GetStatus():
                 return protocol.Status(request=message.request, status=pack_status(self._status.document()))
             case protocol.AwaitChange():
-                await self._controller.wait_for_change()
+                await self._controller.driver.wait_for_change()
             case protocol.GetCounts():
-                return protocol.CountsAnswer(request=message.request, counts=self._controller.counts())
+                return protocol.CountsAnswer(request=message.request, counts=self._controller.driver.counters.counts())
             case protocol.GetTimeline(seconds=seconds, columns=columns, end=end, user=user):
                 window = TimelineWindow(seconds=seconds, columns=columns, end=end)
                 timeline = self._controller.timeline(window, user)

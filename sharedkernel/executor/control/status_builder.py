@@ -1,4 +1,4 @@
-"""The status document, whose names are a contract, and what of it a user may see.
+"""The status document, whose names are a contract, and what of it a user may see, once or again and again.
 
 It is built from three sources: the core's snapshot, what the executor remembers of sessions and users, and the words
 that each session writes into its shared page, which are newer than what it last reported.
@@ -6,25 +6,24 @@ that each session writes into its shared page, which are newer than what it last
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec import UNSET
 
+from sharedkernel import protocol
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.controller import SessionController
-from sharedkernel.executor.dispatch.usage import UserRecord
+from sharedkernel.executor.dispatch.users import UserRecord
 from sharedkernel.executor.isolation.policy import Isolation
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.sanitize import believe_iterations
 from sharedkernel.executor.processes.user_quota import quota_of, used_by
-from sharedkernel.protocol import Device
-from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.policies.registry import POLICIES
-from sharedkernel.scheduling.snapshot import LaneView, SessionView, Snapshot, UserView
+from sharedkernel.scheduling.snapshot import SessionView, UserView
 from sharedkernel.status.document import (
     DeviceStatus,
     LaneStatus,
@@ -33,6 +32,7 @@ from sharedkernel.status.document import (
     StatusDocument,
     UserStatus,
     WatchedStatus,
+    pack_status,
 )
 from sharedkernel.status.timeline import TimelineWindow
 
@@ -40,14 +40,8 @@ from sharedkernel.status.timeline import TimelineWindow
 _FRESH_SECONDS = 0.05
 #: the timeline in a watching session's document: its window, and most sessions
 _LAST_MINUTES, _MOST_ROWS = TimelineWindow(seconds=150.0, columns=60), 8
-
-
-@dataclass(frozen=True, slots=True)
-class _Built:
-    document: StatusDocument
-    revision: int
-    #: seconds, on `time.monotonic`'s axis
-    at: float
+#: the shortest interval between two views, seconds
+_SHORTEST = 0.1
 
 
 class StatusBuilder:
@@ -63,14 +57,17 @@ class StatusBuilder:
         self._served = served
         self._isolation = isolation
         self._controller = controller
-        self._built: _Built | None = None
+        self._document: StatusDocument | None = None
+        #: of the controller when that was built, and until when its figures count as new, on `time.monotonic`'s axis
+        self._revision, self._fresh_until = 0, 0.0
 
     def document(self) -> StatusDocument:
         """Return the whole document, nothing hidden; all who ask share it for as long as its figures are fresh."""
-        now, revision = time.monotonic(), self._controller.revision
-        if self._built is None or self._built.revision != revision or now > self._built.at + _FRESH_SECONDS:
-            self._built = _Built(self._build(), revision, time.monotonic())
-        return self._built.document
+        now, revision = time.monotonic(), self._controller.driver.revision
+        if self._document is None or self._revision != revision or now > self._fresh_until:
+            self._document, self._revision = self._build(), revision
+            self._fresh_until = time.monotonic() + _FRESH_SECONDS
+        return self._document
 
     def view(self, user: str) -> WatchedStatus:
         """Return what *user*, who is no admin, may see, with the last minutes."""
@@ -81,72 +78,46 @@ class StatusBuilder:
 
     def forget(self) -> None:
         """Build the document anew next time: something has changed that is no event of the core."""
-        self._built = None
+        self._document = None
 
     def _build(self) -> StatusDocument:
-        controller = self._controller
-        users = controller.users.records
-        device = _device(self._served, self._isolation, controller.config)
-        return build_status(self._served.device, device, controller.snapshot(), controller.sessions, users)
+        snapshot, users, device = self._controller.snapshot(), self._controller.users.records, self._served.device
+        sessions = [_session(view, self._controller.sessions[view.id]) for view in snapshot.sessions]
+        by_user: defaultdict[str, list[SessionStatus]] = defaultdict(list)
+        for entry in sessions:
+            by_user[entry.user].append(entry)
+        used = sum(entry.persistent_bytes + entry.framework_bytes + entry.live_bytes for entry in sessions)
+        return StatusDocument(
+            device=self._device(min(used + snapshot.shelf, device.capacity_bytes)),
+            lanes=[
+                LaneStatus(id=view.id, size_bytes=view.size, holder=view.holder, queue=list(view.queue))
+                for view in snapshot.lanes
+            ],
+            users=[
+                _user(view, record, device, by_user[view.id])
+                for view in snapshot.users
+                if (record := users.get(view.id)) is not None and (record.sessions or view.shelf or not record.has_left)
+            ],
+            sessions=sessions,
+        )
 
-
-def build_status(
-    served: Device,
-    device: DeviceStatus,
-    snapshot: Snapshot,
-    processes: Mapping[str, SessionHandle],
-    users: Mapping[str, UserRecord],
-) -> StatusDocument:
-    """Return the whole document, nothing hidden.
-
-    Parameters
-    ----------
-    served, device
-        The device, and its entry, into which the memory in use is filled.
-    snapshot
-        What the core knows.
-    processes, users
-        What the executor remembers of sessions and users, by id and by name.
-    """
-    sessions = [_session(view, processes[view.id]) for view in snapshot.sessions]
-    by_user: defaultdict[str, list[SessionStatus]] = defaultdict(list)
-    for entry in sessions:
-        by_user[entry.user].append(entry)
-    used = sum(entry.persistent_bytes + entry.framework_bytes + entry.live_bytes for entry in sessions)
-    return StatusDocument(
-        device=msgspec.structs.replace(device, used_bytes=min(used + snapshot.shelf, device.capacity_bytes)),
-        lanes=[_lane(view) for view in snapshot.lanes],
-        users=[
-            _user(view, record, served, by_user[view.id])
-            for view in snapshot.users
-            if (record := users.get(view.id)) is not None and (record.sessions or view.shelf or not record.has_left)
-        ],
-        sessions=sessions,
-    )
-
-
-def _device(served: ServedDevice, isolation: Isolation, config: SchedulerConfig) -> DeviceStatus:
-    """Return what the device is and how it is scheduled, without the memory in use."""
-    device = served.device
-    return DeviceStatus(
-        name=device.name,
-        kind=device.kind,
-        capacity_bytes=device.capacity_bytes,
-        reserve_bytes=device.reserve_bytes,
-        policy=config.policy,
-        quantum_seconds=config.quantum,
-        **{
-            **msgspec.structs.asdict(served.details()),
-            "isolation": isolation.kind,
-            "isolation_note": isolation.sentence,
-            "policy_summary": POLICIES[config.policy].summary,
-            "waits_foreseen_by": POLICIES[config.policy].foreseen_by,
-        },
-    )
-
-
-def _lane(view: LaneView) -> LaneStatus:
-    return LaneStatus(id=view.id, size_bytes=view.size, holder=view.holder, queue=list(view.queue))
+    def _device(self, used_bytes: int) -> DeviceStatus:
+        """Return what the device is and how it is scheduled."""
+        config = self._controller.driver.scheduler.config
+        policy = POLICIES[config.policy]
+        return DeviceStatus(
+            used_bytes=used_bytes,
+            policy=config.policy,
+            quantum_seconds=config.quantum,
+            **{
+                **msgspec.structs.asdict(self._served.device),
+                **msgspec.structs.asdict(self._served.details()),
+                "isolation": self._isolation.kind,
+                "isolation_note": self._isolation.sentence,
+                "policy_summary": policy.summary,
+                "waits_foreseen_by": policy.foreseen_by,
+            },
+        )
 
 
 def _session(view: SessionView, process: SessionHandle) -> SessionStatus:
@@ -168,13 +139,8 @@ def _session(view: SessionView, process: SessionHandle) -> SessionStatus:
         client_key=process.client_key,
         threads=process.num_threads,
         programs=[
-            ProgramStatus(
-                name=program.name,
-                processes=len(program.pids),
-                bytes=program.bytes,
-                note=program.exempt,
-            )
-            for program in process.programs
+            ProgramStatus(name=each.name, processes=len(each.pids), bytes=each.bytes, note=each.exempt)
+            for each in process.programs
         ],
         lane=view.lane,
         lane_note=process.lane_note,
@@ -212,7 +178,7 @@ def _session(view: SessionView, process: SessionHandle) -> SessionStatus:
     )
 
 
-def _user(view: UserView, record: UserRecord, device: Device, sessions: Sequence[SessionStatus]) -> UserStatus:
+def _user(view: UserView, record: UserRecord, device: protocol.Device, sessions: Sequence[SessionStatus]) -> UserStatus:
     wait_p50, wait_p95 = record.waits.percentiles()
     live = sum(entry.live_bytes for entry in sessions)
     return UserStatus(
@@ -234,3 +200,42 @@ def _user(view: UserView, record: UserRecord, device: Device, sessions: Sequence
         wait_p50_seconds=wait_p50,
         wait_p95_seconds=wait_p95,
     )
+
+
+class StatusStream:
+    """Sends views to sessions while they watch; needs a running event loop.
+
+    Parameters
+    ----------
+    view
+        Returns what a user may see now.
+    """
+
+    def __init__(self, view: Callable[[str], StatusDocument]) -> None:
+        self._view = view
+        #: by process
+        self._watching: dict[str, asyncio.Task[None]] = {}
+
+    def watch(self, process: SessionHandle, interval: float) -> None:
+        """Send a view to *process* every *interval* seconds from now on; 0: none any more."""
+        self.forget(process)
+        if interval > 0:
+            sending = self._send(process, max(_SHORTEST, interval))
+            self._watching[process.process] = asyncio.get_running_loop().create_task(sending)
+
+    def forget(self, process: SessionHandle) -> None:
+        """Send *process* nothing any more."""
+        if (watching := self._watching.pop(process.process, None)) is not None:
+            watching.cancel()
+
+    def close(self) -> None:
+        """Send nobody anything any more."""
+        for watching in self._watching.values():
+            watching.cancel()
+        self._watching.clear()
+
+    async def _send(self, process: SessionHandle, interval: float) -> None:
+        while process.user is not None:
+            if process.has_read_all:  # a view is worth nothing once there is a newer one
+                process.send(protocol.View(status=pack_status(self._view(process.user))))
+            await asyncio.sleep(interval)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 
 import msgspec
 
@@ -12,7 +11,6 @@ from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.scheduling.model.types import SessionState
 from sharedkernel.scheduling.policies.registry import POLICIES
-from sharedkernel.scheduling.snapshot import SessionView
 from sharedkernel.shortage import LEAST_ROOM
 from sharedkernel.status.text import expected_waits, notebook_in_words
 
@@ -47,16 +45,17 @@ class WaitNotifier:
 
     def notify_soon(self) -> None:
         """Notify the sessions that wait now."""
-        if self._due is None and self._controller.has_queue:
+        if self._due is None and self._controller.driver.scheduler.has_queue:
             interval = max(_INTERVAL, _INTERVAL_EACH * self._num_waiting)
             self._due = asyncio.get_running_loop().call_later(interval, self._notify)
 
     def _notify(self) -> None:
         self._due = None
-        now, config = asyncio.get_running_loop().time(), self._controller.config
+        now, config = asyncio.get_running_loop().time(), self._controller.driver.scheduler.config
         views = self._controller.snapshot().sessions
         running = sorted({view.user for view in views if view.state is SessionState.RUNNING})
-        idle = _idle(views)
+        idle = [view for view in views if view.state is SessionState.IDLE and view.persistent >= LEAST_ROOM]
+        idle.sort(key=lambda view: -view.persistent)  # who is asked for memory has most of it
         expected = expected_waits(views, foreseen_by=POLICIES[config.policy].foreseen_by, quantum=config.quantum)
         self._num_waiting = 0
         for view in views:
@@ -88,12 +87,6 @@ class WaitNotifier:
         own = maker.user == user
         is_idle = self._controller.is_idle(maker)
         return notebook_in_words(maker.user or "", maker.notebook, is_own=own, is_idle=is_idle)
-
-
-def _idle(views: Iterable[SessionView]) -> list[SessionView]:
-    """Return the idle sessions that hold enough to be asked for, those with the most first."""
-    idle = [view for view in views if view.state is SessionState.IDLE and view.persistent >= LEAST_ROOM]
-    return sorted(idle, key=lambda view: -view.persistent)
 
 
 def _is_news(message: protocol.Waiting, now: float, sent: protocol.Waiting, sent_at: float) -> bool:

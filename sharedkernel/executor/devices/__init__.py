@@ -9,7 +9,7 @@ holds one :class:`ServedDevice`, made by the command line (`executor/app.py`), a
 - whose sessions may share a lane's bytes (:meth:`ServedDevice.trust_domain`), and who gives them (`lane_server`);
 - whenever memory was measured, to lease it anew (:meth:`ServedDevice.update`);
 - when a session was offloaded, for what that left behind (:meth:`ServedDevice.suspend`), and before it is restored;
-- for status (:meth:`ServedDevice.status`), what only this kind of device has to say.
+- for status (:meth:`ServedDevice.details`), what only this kind of device has to say.
 
 A device that watches what sessions do to it acts on them through :class:`SessionControl`, which the service implements.
 Scheduling is none of a device's business: that is the core's.
@@ -17,17 +17,20 @@ Scheduling is none of a device's business: that is the core's.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from sharedkernel.device_memory.mode import DeviceMemoryMode
+from sharedkernel.errors import ConfigError
 from sharedkernel.executor.devices.lane_server import LaneServer
-from sharedkernel.executor.devices.leases import UserMemory
+from sharedkernel.executor.devices.leases import Leases, UserMemory
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.programs import Program
-from sharedkernel.protocol import Device, Limits
+from sharedkernel.protocol import Allowance, Device, Limits
 from sharedkernel.status.document import DeviceDetails
+from sharedkernel.units import format_bytes
 
 
 class SessionControl(Protocol):
@@ -55,25 +58,27 @@ class SessionControl(Protocol):
         """Count *seconds* in which the session used the device without a grant as served."""
 
 
-class ServedDevice(Protocol):
-    """One device, on the executor's side."""
+class ServedDevice(ABC):
+    """One device, on the executor's side.
 
-    @property
-    def device(self) -> Device:
-        """Its public description."""
+    Parameters
+    ----------
+    device
+        Its public description.
+    """
 
-    @property
-    def memory_mode(self) -> DeviceMemoryMode:
-        """The memory mode of new sessions; known once :meth:`start` has returned."""
+    #: the memory mode of new sessions; known once :meth:`start` has returned
+    memory_mode: DeviceMemoryMode
+    #: the server of device memory, also where only sessions of an executor before this share any; None: there is none
+    lane_server: LaneServer | None = None
+    #: whether sessions poison a lane when they hand it over, to find what still uses it
+    check_lanes = False
 
-    @property
-    def lane_server(self) -> LaneServer | None:
-        """The server of device memory, also where only sessions of an executor before this share any; or None."""
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._leases = Leases(device, self._notify)
 
-    @property
-    def check_lanes(self) -> bool:
-        """Whether sessions poison a lane when they hand it over, to find what still uses it."""
-
+    @abstractmethod
     async def start(self, runtime_directory: Path, control: SessionControl) -> None:
         """Try what has not been tried, and start what runs beside the service, before the first session.
 
@@ -83,16 +88,18 @@ class ServedDevice(Protocol):
             When something that was required does not start.
         """
 
-    def hurry(self) -> None:
+    def hurry(self) -> None:  # noqa: B027 (does nothing by default)
         """Return soon from :meth:`start`, if that is under way: the executor is to end."""
 
+    @abstractmethod
     async def stop(self, *, end_sessions: bool) -> None:
         """Stop what :meth:`start` started; what sessions that run on need stays."""
 
+    @abstractmethod
     def trust_domain(self, limits: Limits) -> str:
         """Return the name that sessions have in common which may share a lane's bytes."""
 
-    def check_start(self, limits: Limits, others: Iterable[SessionHandle]) -> None:
+    def check_start(self, limits: Limits, others: Iterable[SessionHandle]) -> None:  # noqa: B027
         """Return if a session of this user may start beside *others*.
 
         Raises
@@ -103,13 +110,21 @@ class ServedDevice(Protocol):
 
     def environment(self, limits: Limits) -> dict[str, str]:
         """Return the variables that a session of this user is assigned with; they win over its client's."""
+        return {}
 
     def update(self, users: Iterable[UserMemory]) -> None:
         """Lease memory anew to the sessions of *users*, whose figures may have changed; a user may have none left."""
+        self._leases.update(users)
 
+    @abstractmethod
+    def _notify(self, session: SessionHandle, allowance: Allowance) -> None:
+        """Have the lease of a session hold, and tell the session of it if that is worth it."""
+
+    @abstractmethod
     def seen_bytes(self, process: SessionHandle) -> int:
         """Return how much memory a session's process has at most, whatever it says itself."""
 
+    @abstractmethod
     def utilisation(self, process: SessionHandle, reported: float | None) -> float | None:
         """Return how busy the device was (0 to 1) while this session held it, as measured since this was asked last.
 
@@ -128,9 +143,37 @@ class ServedDevice(Protocol):
 
     async def suspend(self, process: SessionHandle) -> int:
         """Free what offloading left of a session's memory, if that can be; return the bytes freed."""
+        return 0
 
-    async def resume(self, process: SessionHandle) -> None:
+    async def resume(self, process: SessionHandle) -> None:  # noqa: B027
         """Bring back what :meth:`suspend` freed, before the session restores the rest; does nothing else."""
 
+    @abstractmethod
     def details(self) -> DeviceDetails:
         """Return more fields for `device` in the status document."""
+
+
+def check_capacity(device: Device, total: int, whole: str) -> Device:
+    """Return *device* if it can have the bytes that it is to serve.
+
+    Parameters
+    ----------
+    device
+        As it is to be served.
+    total, whole
+        Bytes that there are, and the same in words.
+
+    Raises
+    ------
+    ConfigError
+        When it has not.
+    """
+    capacity = format_bytes(device.capacity_bytes)
+    if device.capacity_bytes > total:
+        raise ConfigError(f"a capacity of {capacity} is more than {whole}; name less with --capacity.")
+    if device.usable_bytes <= 0:
+        raise ConfigError(
+            f"a reserve of {format_bytes(device.reserve_bytes)} leaves nothing of the capacity of {capacity}; name "
+            "less with --reserve, or more with --capacity."
+        )
+    return device

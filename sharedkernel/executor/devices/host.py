@@ -3,17 +3,27 @@
 Everything is as on a GPU but for two things. Bytes of a lane are not the same bytes for its sessions, since each
 process has its own heap: lanes only count. And what a session may use is enforced by a limit on its process's private
 memory (`RLIMIT_DATA`, set from outside), past which its allocations fail cleanly.
+
+Beyond that limit counts what a session has with all that it started (:func:`host_usage`): private memory and shared
+mappings of all processes below its own, by proportional shares, so what forked workers have in common counts once. The
+page cache of files does not count: the system takes it back. To look closely costs some 15 ms for each process. So
+counters that are too high rather than too low are read first, and only users who could be beyond their quota by these
+are looked at closely.
+
+Not seen is memory that no such process has mapped: memory files that are only open, files in `/dev/shm`, System V
+segments, and processes that have left the session. Control groups count all of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import os
 import platform
 import resource
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,12 +31,12 @@ import psutil
 
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import ConfigError
-from sharedkernel.executor.devices import SessionControl, host_usage
-from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases, UserMemory
+from sharedkernel.executor.devices import ServedDevice, SessionControl, check_capacity
+from sharedkernel.executor.devices.leases import is_worth_telling
 from sharedkernel.executor.devices.overuse import Overuse
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.process_tree import memory_figure
-from sharedkernel.executor.processes.user_quota import HOST_CONTEXT_BYTES, quota_of
+from sharedkernel.executor.processes.process_tree import all_children, memory_figure, tree
+from sharedkernel.executor.processes.user_quota import HOST_CONTEXT_BYTES, by_user, quota_of
 from sharedkernel.protocol import Allowance, Device, Limits
 from sharedkernel.quota_check import SLACK_BYTES
 from sharedkernel.status.document import DeviceDetails
@@ -45,6 +55,10 @@ _DEFAULT_PART = 0.5
 _LEAST_CAPACITY = 16 << 20
 #: lanes on this device count bytes and share none, so all sessions may share them
 TRUST_DOMAIN = "host"
+#: where users can leave files that are memory
+_SHARED_PLACE = Path("/dev/shm")
+_KIB = 1024
+_IPC_RMID = 0
 
 
 def describe(capacity: int | None, reserve: int, name: str = "host") -> Device:
@@ -65,48 +79,31 @@ def describe(capacity: int | None, reserve: int, name: str = "host") -> Device:
     total = psutil.virtual_memory().total
     if capacity is None:
         capacity = int(total * _DEFAULT_PART)
-    if capacity > total:
-        raise ConfigError(
-            f"a capacity of {format_bytes(capacity)} is more than this machine's {format_bytes(total)}; "
-            "name less with --capacity."
-        )
     if capacity < _LEAST_CAPACITY:
         raise ConfigError(
             f"a capacity of {format_bytes(capacity)} is too little for any notebook; name "
             f"{format_bytes(_LEAST_CAPACITY)} or more with --capacity, as in 8GiB."
         )
-    if reserve >= capacity:
-        raise ConfigError(
-            f"a reserve of {format_bytes(reserve)} leaves nothing of the capacity of {format_bytes(capacity)}; "
-            "name less with --reserve."
-        )
     whole_name = f"{name} ({os.cpu_count()} x {platform.machine()})"
-    return Device(name=whole_name, kind="host", capacity_bytes=capacity, reserve_bytes=reserve)
+    device = Device(name=whole_name, kind="host", capacity_bytes=capacity, reserve_bytes=reserve)
+    return check_capacity(device, total, f"this machine's {format_bytes(total)}")
 
 
-class HostLimits:
+class HostLimits(ServedDevice):
     """The host device as the executor serves it: leases hold by a limit on each session's private memory."""
 
-    #: no bytes are shared
-    lane_server = None
     memory_mode = DeviceMemoryMode.PRIVATE
-    check_lanes = False
 
     def __init__(self, device: Device, overuse_patience: float = 30.0) -> None:
-        #: its public description
-        self.device = device
+        super().__init__(device)
         self._overuse_patience = overuse_patience
         self._watching: asyncio.Task[None] | None = None
         #: user ids of sessions, until nothing runs under them
         self._accounts: set[int] = set()
-        self._leases = Leases(device, self._notify)
 
     async def start(self, runtime_directory: Path, control: SessionControl) -> None:
         """Look from now on for memory that no limit sees."""
         self._watching = asyncio.create_task(self._watch(control))
-
-    def hurry(self) -> None:
-        """Do nothing: it starts at once."""
 
     async def stop(self, *, end_sessions: bool) -> None:
         """Look no more."""
@@ -120,8 +117,10 @@ class HostLimits:
             await asyncio.sleep(max(_LOOK_INTERVAL, took / _MOST_LOOKING))
             began = loop.time()
             sessions = list(control.sessions())
+            owners = by_user(sessions).values()
+            users = [([process.pid for process in own], quota_of(own[0].limits, self.device)) for own in owners]
             try:
-                found = await asyncio.to_thread(host_usage.look, self._users(sessions))
+                found = await asyncio.to_thread(host_usage, users)
                 await asyncio.to_thread(self._remove_leftovers, {process.uid for process in sessions})
             except OSError as error:  # out of descriptors: the next look may have some
                 log.warning("cannot see what sessions have of the machine's memory: %s", error.strerror)
@@ -132,36 +131,13 @@ class HostLimits:
 
     def _remove_leftovers(self, present: set[int]) -> None:
         """Remove the shared memory of users who have no process any more: nobody would ever be asked to free it."""
-        for uid in host_usage.without_processes(self._accounts - present - {os.getuid()}):
+        for uid in without_processes(self._accounts - present - {os.getuid()}):
             self._accounts.discard(uid)
-            host_usage.remove_shared_memory(uid)
-
-    def _users(self, sessions: Iterable[SessionHandle]) -> list[host_usage.UserProcesses]:
-        by_user: dict[str, list[SessionHandle]] = {}
-        for process in sessions:
-            by_user.setdefault(process.user or "", []).append(process)
-        return [
-            host_usage.UserProcesses(
-                leaders=[process.pid for process in own],
-                enough=quota_of(own[0].limits, self.device),
-            )
-            for own in by_user.values()
-        ]
+            remove_shared_memory(uid)
 
     def trust_domain(self, limits: Limits) -> str:
         """Return the one domain there is: no bytes are shared."""
         return TRUST_DOMAIN
-
-    def check_start(self, limits: Limits, others: Iterable[SessionHandle]) -> None:
-        """Let every session start."""
-
-    def environment(self, limits: Limits) -> dict[str, str]:
-        """Return nothing: a session needs no variables to find the processor."""
-        return {}
-
-    def update(self, users: Iterable[UserMemory]) -> None:
-        """Set the limits of all sessions of *users*."""
-        self._leases.update(users)
 
     def seen_bytes(self, process: SessionHandle) -> int:
         """Return what the process has of the machine's memory, as the system counts it."""
@@ -170,13 +146,6 @@ class HostLimits:
     def utilisation(self, process: SessionHandle, reported: float | None) -> float | None:
         """Return what was *reported*: sessions measure their own processor time."""
         return reported
-
-    async def suspend(self, process: SessionHandle) -> int:
-        """Free nothing: what offloading leaves is the process itself."""
-        return 0
-
-    async def resume(self, process: SessionHandle) -> None:
-        """Bring nothing back."""
 
     def details(self) -> DeviceDetails:
         """Return that lanes count bytes here and share none."""
@@ -188,13 +157,7 @@ class HostLimits:
         if session.transport is None and not session.data_limit:
             return  # just adopted: until it greets, nobody knows what it needs, and its last limit holds
         limit = session.data_bytes + allowance.limit_bytes + SLACK_BYTES
-        sent = session.sent_allowance
-        if (
-            sent is not None
-            and sent.quota_bytes == allowance.quota_bytes
-            and abs(sent.others_bytes - allowance.others_bytes) < WORTH_TELLING_BYTES
-            and abs(limit - session.data_limit) < WORTH_TELLING_BYTES
-        ):
+        if not is_worth_telling(session.sent_allowance, allowance, limit - session.data_limit):
             return
         if limit < session.data_limit:
             # What it has by now stays possible: at its limit not even its sockets could send what went wrong.
@@ -213,3 +176,70 @@ class HostLimits:
             except PermissionError:  # another account's, and a container without the right to (CAP_SYS_RESOURCE)
                 allowance = msgspec.structs.replace(allowance, data_limit_bytes=limit)
         session.send(allowance)
+
+
+def host_usage(users: Iterable[tuple[Sequence[int], int]]) -> dict[int, int]:
+    """Return the bytes that each session of *users* has, by its leader's process id (up to milliseconds a process).
+
+    Sessions of users who have little for certain are left out.
+
+    Parameters
+    ----------
+    users
+        Process ids of each one's sessions, and the bytes up to which nobody needs to look closely.
+    """
+    children = all_children()
+    found: dict[int, int] = {}
+    for leaders, enough in users:
+        trees = {leader: tree([leader], children) for leader in leaders}
+        if sum(_most(pid) for pids in trees.values() for pid in pids) > enough:
+            found |= {leader: sum(map(_closely, pids)) for leader, pids in trees.items()}
+    return found
+
+
+def _most(pid: int) -> int:
+    """Return what a process has at most: with all that it shares with its parent and with others."""
+    return sum(_figures(pid, "status", ("RssAnon", "VmSwap", "RssShmem")))
+
+
+def _closely(pid: int) -> int:
+    """Return what a process has; one that is not to be looked into has the most that it can have."""
+    return sum(_figures(pid, "smaps_rollup", ("Pss_Anon", "SwapPss", "Pss_Shmem"))) or _most(pid)
+
+
+def _figures(pid: int, name: str, labels: Sequence[str]) -> list[int]:
+    """Return these lines of a file of a process, in bytes; 0 for all of a process that is gone."""
+    found = dict.fromkeys(labels, 0)
+    with contextlib.suppress(OSError):
+        for line in Path("/proc", str(pid), name).read_text(errors="replace").splitlines():
+            label, _, rest = line.partition(":")
+            if label in found:
+                found[label] = int(rest.split()[0]) * _KIB
+    return list(found.values())
+
+
+# --- what is left -----------------------------------------------------------------------------------------------------
+
+
+def without_processes(uids: Collection[int]) -> set[int]:
+    """Return those of *uids* under which nothing runs."""
+    left = set(uids)
+    for process in psutil.process_iter() if left else ():
+        with contextlib.suppress(psutil.Error):
+            left -= set(process.uids())
+    return left
+
+
+def remove_shared_memory(uid: int) -> None:
+    """Remove what an account that has no process any more has left in shared memory: it would stay for ever."""
+    for _, _, names, folder in os.fwalk(_SHARED_PLACE):  # a path could lead elsewhere a moment later
+        for name in names:
+            with contextlib.suppress(OSError):
+                if os.stat(name, dir_fd=folder, follow_symlinks=False).st_uid == uid:
+                    os.unlink(name, dir_fd=folder)
+    with contextlib.suppress(OSError):
+        heading, *lines = Path("/proc/sysvipc/shm").read_text().splitlines()
+        for line in lines:
+            segment = dict(zip(heading.split(), map(int, line.split()), strict=True))
+            if segment["cuid"] == uid:
+                ctypes.CDLL(None).shmctl(segment["shmid"], _IPC_RMID, None)

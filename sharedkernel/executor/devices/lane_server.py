@@ -30,8 +30,8 @@ from sharedkernel.device_memory.layout import UnitInfo, lane_bytes
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.device_memory.stored_units import StoredUnit
 from sharedkernel.errors import ProtocolError, Refused
+from sharedkernel.executor.processes.fd_server import FdHandler, FdReply
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.ipc.fd_server import FdHandler, FdReply
 from sharedkernel.ipc.seqpacket import MAX_DESCRIPTORS
 
 log = logging.getLogger(__name__)
@@ -165,17 +165,12 @@ class LaneServer:
         it is much larger than what has been needed for some seconds, or the device is nearly full.
         """
         present = self._store.layout(lane).size
-        if present == size:
-            self._large_since.pop(lane, None)
-            return True
-        if present < size or self._store.is_nearly_full:
-            self._large_since.pop(lane, None)
-            return False
-        if present * (1 - _LARGE_PART) <= size:
-            self._large_since.pop(lane, None)
-            return True
-        since = self._large_since.setdefault(lane, self._now())
-        return self._now() < since + _SHRINK_AFTER
+        may_stay = present == size or (present > size and not self._store.is_nearly_full)
+        if may_stay and present * (1 - _LARGE_PART) > size:
+            since = self._large_since.setdefault(lane, self._now())
+            return self._now() < since + _SHRINK_AFTER
+        self._large_since.pop(lane, None)
+        return may_stay
 
     def removed(self, lane: int) -> None:
         """Free a lane that the core has no more, as soon as no turn is left in it."""
@@ -201,7 +196,7 @@ class LaneServer:
 
     # --- what sessions ask --------------------------------------------------------------------------------------------
 
-    def handlers(self) -> dict[type[protocol.Message], FdHandler[SessionHandle]]:
+    def handlers(self) -> dict[type[protocol.Message], FdHandler]:
         """Return what answers each message about units."""
         return {
             protocol.TakeLane: self._take_lane,
@@ -245,21 +240,18 @@ class LaneServer:
         new = self._store.share_lane(lane, process.process, set(message.units))
         return self._give(process, message.request, [by_number[number] for number in message.units], new)
 
-    def _handed_over(self, process: SessionHandle, message: protocol.LaneHandedOver, _: list[int]) -> FdReply:
+    def _handed_over(self, process: SessionHandle, message: protocol.LaneHandedOver, _: list[int]) -> None:
         lane = self._turns.pop(process.process, None)
         if lane is not None:
             self._store.end_turn(lane, process.process, unused=message.unused)
             self._free_removed()
-        return FdReply(protocol.Done(request=message.request))
 
-    def _record_unused(self, process: SessionHandle, message: protocol.LaneUnused, _: list[int]) -> FdReply:
+    def _record_unused(self, process: SessionHandle, message: protocol.LaneUnused, _: list[int]) -> None:
         if process.process not in self._adopted:
             process.lane_note = message.note
-        return FdReply(protocol.Done(request=message.request))
 
-    def _keep_units(self, process: SessionHandle, message: protocol.KeepUnits, _: list[int]) -> FdReply:
+    def _keep_units(self, process: SessionHandle, message: protocol.KeepUnits, _: list[int]) -> None:
         self._store.keep(process.process, message.units)
-        return FdReply(protocol.Done(request=message.request))
 
     async def _give_private(self, process: SessionHandle, message: protocol.WantPrivateUnits, _: list[int]) -> FdReply:
         if len(message.sizes) > UNITS_PER_ANSWER:
@@ -298,15 +290,13 @@ class LaneServer:
             raise
         return FdReply(protocol.Units(request=request, units=[(unit.unit, unit.size) for unit in units]), descriptors)
 
-    def _imported(self, process: SessionHandle, message: protocol.UnitsImported, _: list[int]) -> FdReply:
+    def _imported(self, process: SessionHandle, message: protocol.UnitsImported, _: list[int]) -> None:
         self._forget_requests(process, message.units)
         self._store.confirm(process.process, message.units)
-        return FdReply(protocol.Done(request=message.request))
 
-    def _release_units(self, process: SessionHandle, message: protocol.UnitsLetGo, _: list[int]) -> FdReply:
+    def _release_units(self, process: SessionHandle, message: protocol.UnitsLetGo, _: list[int]) -> None:
         self._forget_requests(process, message.units)
         self._store.take_back(process.process, message.units)
-        return FdReply(protocol.Done(request=message.request))
 
     def _forget_requests(self, process: SessionHandle, units: Collection[int]) -> None:
         """Forget the requests for private units whose answer, as these units show, has come."""

@@ -5,7 +5,7 @@ takes a part of it leaves less to the others at the next look, but never less th
 known to need. Idle sessions may only keep what they have. Nobody is leased what the device has not got. How a lease is
 made to hold is the device's own matter: a limit on the process (host) or on torch's allocator (CUDA).
 
-What each user holds is kept. `dispatch/lease_renewal.py` knows whose leases are to be renewed when.
+What each user holds is kept. `dispatch/users.py` knows whose leases are to be renewed when.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ IDLE_GROWTH_BYTES = 64 << 20
 #: other users whom a session's error messages name as those who hold most
 NUM_HOLDERS = 3
 #: allowances that differ by less are not worth telling
-WORTH_TELLING_BYTES = 1 << 20
+_WORTH_TELLING_BYTES = 1 << 20
 _NOTHING = CountedMemory(persistent=0)
 
 
@@ -93,12 +93,7 @@ class Leases:
             self._held[memory.user] = held
 
     def _update_user(
-        self,
-        memory: UserMemory,
-        figures: Sequence[CountedMemory],
-        *,
-        free: int,
-        holders: tuple[tuple[str, int], ...],
+        self, memory: UserMemory, figures: Sequence[CountedMemory], *, free: int, holders: tuple[tuple[str, int], ...]
     ) -> None:
         own = list(memory.sessions)
         use = quota_use(own, self._device, figures, shelf=memory.shelf)
@@ -118,6 +113,13 @@ class Leases:
                 holders=holders,
             )
             self._notify(session, allowance)
+
+
+def is_worth_telling(sent: Allowance | None, allowance: Allowance, moved: int) -> bool:
+    """Return whether a session should know *allowance*; *moved*: bytes by which its limit differs from the one sent."""
+    if sent is None or sent.quota_bytes != allowance.quota_bytes:
+        return True
+    return max(abs(sent.others_bytes - allowance.others_bytes), abs(moved)) >= _WORTH_TELLING_BYTES
 
 
 def _is_working(session: SessionHandle) -> bool:

@@ -3,7 +3,7 @@
 On a GPU torch's memory is bounded where it is allocated. This is about the rest: libraries such as CuPy or JAX, which
 ask the driver themselves. NVML says what each process holds; what is neither torch's nor a context's counts to its
 user's quota, too. Where NVML cannot tell processes apart nobody is accused. On the host device it is all memory of a
-session's processes beyond what it reports, and beyond what interpreter and libraries take (`host_usage.py`).
+session's processes beyond what it reports, and beyond what interpreter and libraries take (`host.py`).
 
 A user's shelf counts as well; what sessions have mapped of it is a file, and no memory of theirs. Beyond the quota the
 session that holds most is warned in its notebook, then offloaded if it is idle, then ended, with `patience` seconds
@@ -14,28 +14,62 @@ can have: a report that is too high counts as use, and one that is too low leave
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from enum import IntEnum
 
 from sharedkernel.executor.devices import SessionControl
-from sharedkernel.executor.devices.escalation import Escalation, EscalationStep
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.sanitize import within
-from sharedkernel.executor.processes.user_quota import HOST_CONTEXT_BYTES, quota_of, quota_use
+from sharedkernel.executor.processes.user_quota import HOST_CONTEXT_BYTES, by_user, quota_of, quota_use
 from sharedkernel.ipc.shared_page import Word
 from sharedkernel.protocol import Device
 from sharedkernel.status.refusal_text import describe_overuse
+from sharedkernel.units import format_seconds
+
+log = logging.getLogger(__name__)
 
 #: device memory that a process may hold besides torch's before it counts: its context, libraries' code
 CONTEXT_BYTES = 1 << 30
 
 
-@dataclass(frozen=True, slots=True)
-class _Excess:
-    process: SessionHandle
-    #: bytes outside torch, and of these beyond the user's quota
-    outside: int
-    beyond: int
+class EscalationStep(IntEnum):
+    """The measures against a session, in their order."""
+
+    #: seen once: it may be about to free it
+    NOTED = 0
+    WARNED = 1
+    OFFLOADED = 2
+    ENDED = 3
+
+
+class Escalation:
+    """Decides which step is due for whom.
+
+    Parameters
+    ----------
+    patience
+        Seconds between the warning, the offloading and the end.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._steps: dict[str, tuple[EscalationStep, float]] = {}
+
+    def look(self, now: float, guilty: Iterable[str]) -> list[tuple[str, EscalationStep]]:
+        """Return the steps due at *now* (seconds), given all names that are beyond their quota at this moment."""
+        steps = {name: self._steps.get(name) for name in guilty}
+        self._steps = {}
+        due = []
+        for name, known in steps.items():
+            step, since = known or (EscalationStep.NOTED, now)
+            if known and (
+                step is EscalationStep.NOTED or (step < EscalationStep.ENDED and now >= since + self._patience)
+            ):
+                step, since = EscalationStep(step + 1), now
+                due.append((name, step))
+            self._steps[name] = step, since
+        return due
 
 
 class Overuse:
@@ -58,6 +92,7 @@ class Overuse:
     ) -> None:
         self._device = device
         self._control = control
+        self._patience = patience
         self._escalation = Escalation(patience)
         self._shelf_of = shelf_of
         self._outside = _outside_heap if device.kind == "host" else _outside_torch
@@ -72,31 +107,44 @@ class Overuse:
         used
             Bytes that each process (by its id) holds on the device.
         """
-        by_user: dict[str, list[SessionHandle]] = {}
-        for process in sessions:
-            by_user.setdefault(process.user or "", []).append(process)
-        found = [excess for own in by_user.values() if (excess := self._excess(own, used)) is not None]
-        by_name = {excess.process.process: excess for excess in found}
-        for name, step in self._escalation.look(asyncio.get_running_loop().time(), by_name):
-            self._take(step, by_name[name])
+        guilty: dict[str, tuple[SessionHandle, str]] = {}
+        for own in by_user(sessions).values():
+            if (found := self._excess(own, used)) is not None:
+                guilty[found[0].process] = found
+        for name, step in self._escalation.look(asyncio.get_running_loop().time(), guilty):
+            self._take(step, *guilty[name])
 
-    def _excess(self, own: list[SessionHandle], used: Mapping[int, int]) -> _Excess | None:
-        """Return the one session by which a user exceeds their quota outside torch, if they do."""
+    def _excess(self, own: list[SessionHandle], used: Mapping[int, int]) -> tuple[SessionHandle, str] | None:
+        """Return the one session by which a user exceeds their quota outside torch, and what it holds, if they do."""
         outside = {process.process: self._outside(process, used.get(process.pid, 0)) for process in own}
         worst = max(own, key=lambda process: outside[process.process])
         use = quota_use(own, self._device, shelf=self._shelf_of(own[0].user or ""))
-        beyond = min(outside[worst.process], use.exceeded_by(sum(outside.values())))
-        return _Excess(worst, outside[worst.process], beyond) if beyond > 0 else None
+        most = outside[worst.process]
+        beyond = min(most, use.exceeded_by(sum(outside.values())))
+        if beyond <= 0:
+            return None
+        quota = quota_of(worst.limits, self._device)
+        return worst, describe_overuse(most, beyond, quota, on_host=self._device.kind == "host")
 
-    def _take(self, step: EscalationStep, excess: _Excess) -> None:
-        process = excess.process
-        what = describe_overuse(
-            excess.outside,
-            excess.beyond,
-            quota_of(process.limits, self._device),
-            on_host=self._device.kind == "host",
-        )
-        self._escalation.carry_out(step, process, what, self._control)
+    def _take(self, step: EscalationStep, process: SessionHandle, what: str) -> None:
+        """Do to a session what is due, and say why: it holds *what*."""
+        patience = format_seconds(self._patience)
+        log.warning("session %s of %s holds %s: %s", process.session, process.user, what, step.name.lower())
+        if step is EscalationStep.WARNED:
+            self._control.warn(
+                process,
+                f"This notebook holds {what}. Free it within {patience}, or its memory is moved away if it is idle, "
+                f"and {patience} later it is ended.",
+            )
+        elif step is EscalationStep.OFFLOADED:
+            self._control.offload(process)
+        else:
+            self._control.end(
+                process,
+                "overuse",
+                f"Your session was ended: it held {what}, and still did {patience} after its warning and more. Its "
+                "variables are gone; other sessions are not affected.",
+            )
 
 
 def _outside_torch(process: SessionHandle, used: int) -> int:

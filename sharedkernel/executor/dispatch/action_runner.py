@@ -21,7 +21,7 @@ from sharedkernel import protocol
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.devices.lane_server import LaneServer
 from sharedkernel.executor.dispatch.driver import Counters, Effects
-from sharedkernel.executor.dispatch.usage import Users
+from sharedkernel.executor.dispatch.users import Users
 from sharedkernel.executor.processes.process import SessionHandle, id_of, profile_of
 from sharedkernel.ipc.shared_page import FORCE_SIGNAL, Word
 from sharedkernel.scheduling.model import actions, events

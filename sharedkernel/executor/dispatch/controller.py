@@ -6,7 +6,7 @@ What the core decides, `action_runner.py` does to them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,16 @@ from sharedkernel.errors import ConfigError, SessionNotFound
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.action_runner import SessionActions, expected_context, resume
 from sharedkernel.executor.dispatch.driver import Counters, SchedulerDriver
-from sharedkernel.executor.dispatch.idle_holders import IdleHolders
-from sharedkernel.executor.dispatch.lease_renewal import LeaseRenewal
+from sharedkernel.executor.dispatch.idleness import IdleHolders
 from sharedkernel.executor.dispatch.offloads import Offloads, answer_requests
 from sharedkernel.executor.dispatch.program_turns import ProgramTurns
-from sharedkernel.executor.dispatch.usage import Users, UserTotals, user_configured
+from sharedkernel.executor.dispatch.users import LeaseRenewal, PastUsage, Users, user_configured
 from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.executor.processes.process import SessionHandle, id_of, profile_of
 from sharedkernel.executor.processes.sanitize import believe_iterations
 from sharedkernel.executor.processes.user_quota import most_of, used_by
 from sharedkernel.ipc.shared_page import Word
-from sharedkernel.protocol import Limits, Memory
 from sharedkernel.scheduling.model import events
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.types import HOLDING_STATES, SessionId, SessionState, UserId
@@ -76,27 +74,28 @@ class SessionController:
         update = self.limits.update
         actions = SessionActions(scheduler, served, self.sessions, self.users, counters, update, end, self._tasks)
         #: turns of the sessions' programs
-        self.programs = ProgramTurns(scheduler, actions, lambda event: self._driver.handle(event), stopped)
-        self._driver = SchedulerDriver(scheduler, event_log, self.programs, counters)
-        self.offloads = Offloads(self._driver, served, self._measured, self.limits.update, self._tasks)
+        self.programs = ProgramTurns(scheduler, actions, lambda event: self.driver.handle(event), stopped)
+        #: the core, and what it decided
+        self.driver = SchedulerDriver(scheduler, event_log, self.programs, counters)
+        self.offloads = Offloads(self.driver, served, self._measured, self.limits.update, self._tasks)
         self._workload = workload
-        self._driver.handle(workload.open())
+        self.driver.handle(workload.open())
         idle_holders = IdleHolders(
             scheduler, self.sessions, self._idle, computes_elsewhere=served.device.kind != "host"
         )
-        self._tasks.spawn(idle_holders.watch(self._driver.wait_for_change))
+        self._tasks.spawn(idle_holders.watch(self.driver.wait_for_change))
 
     def close(self) -> None:
         """Decide nothing any more."""
         self.programs.close()
         self._tasks.cancel()
         self.limits.close()
-        self._driver.stop()
+        self.driver.stop()
         self._workload.close()
 
     # --- users and sessions come and go -------------------------------------------------------------------------------
 
-    def configure(self, limits: Limits) -> None:
+    def configure(self, limits: protocol.Limits) -> None:
         """Set one user's limits, for running sessions too.
 
         Raises
@@ -106,20 +105,14 @@ class SessionController:
         """
         configured = user_configured(limits)
         self.users.set_limits(limits)
-        for process in self._own(limits.user):
+        for process in self.users.records[limits.user].sessions.values():
             process.limits, process.most_bytes = limits, most_of(limits, self._served.device)
         self.limits.changed(limits.user)
-        self._driver.handle(configured)
+        self.driver.handle(configured)
 
-    def _own(self, user: str | None) -> Collection[SessionHandle]:
-        """Return the processes that serve *user*'s sessions."""
-        record = self.users.records.get(user or "")
-        return () if record is None else record.sessions.values()
-
-    def totals(self) -> list[UserTotals]:
-        """Return what every user who has come has had so far."""
-        snapshot = self.snapshot()
-        return self.users.totals({view.id: view.attained for view in snapshot.users})
+    def totals(self) -> PastUsage:
+        """Return what every user has had so far."""
+        return self.users.totals({view.id: view.attained for view in self.snapshot().users})
 
     def set_policy(self, policy: str) -> None:
         """Let another policy rank from now on; it is not kept for the next executor.
@@ -133,18 +126,18 @@ class SessionController:
             event = events.PolicyConfigured(policy=policy)
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        self._driver.handle(event)
+        self.driver.handle(event)
 
     def add(self, process: SessionHandle) -> None:
         """Take in a process that has been given a session."""
         assert process.session
         assert process.limits is not None
         self.sessions[process.session] = process
-        self._driver.spans.name(process.session, process.notebook)
+        self.driver.spans.name(process.session, process.notebook)
         self.users.set_limits(process.limits)
         self.users.records[process.limits.user].sessions[process.session] = process
         self.configure(process.limits)
-        self._driver.handle(
+        self.driver.handle(
             events.SessionStarted(
                 session=id_of(process),
                 user=UserId(process.limits.user),
@@ -156,7 +149,7 @@ class SessionController:
 
     def remove(self, process: SessionHandle) -> None:
         """Release a process that ended."""
-        attained = self._driver.scheduler.sessions[id_of(process)].service.attained
+        attained = self.driver.scheduler.sessions[id_of(process)].service.attained
         record, session = self.users.records[process.user or ""], process.session or ""
         record.iterations_before += believe_iterations(process.page, attained)
         del self.sessions[session], record.sessions[session]
@@ -170,18 +163,18 @@ class SessionController:
     def shelf_changed(self, user: str, size: int) -> None:
         """Charge *user* for *size* bytes on the shelf from now on."""
         self.limits.shelf_changed(user, size)
-        self._driver.handle(events.ShelfMeasured(user=UserId(user), bytes=size))
+        self.driver.handle(events.ShelfMeasured(user=UserId(user), bytes=size))
         self.limits.update()
 
     def detached(self, process: SessionHandle) -> None:
         """Count a session, from now on, as kept only to be had back, or as its user's again."""
         is_detached = process.lingers_until is not None
-        self._driver.handle(events.SessionDetached(session=id_of(process), detached=is_detached))
+        self.driver.handle(events.SessionDetached(session=id_of(process), detached=is_detached))
         self.limits.update(process)
 
     def charge(self, process: SessionHandle, seconds: float) -> None:
         """Count *seconds* in which a session used the device without a grant as served."""
-        self._driver.handle(events.UsedWithoutGrant(session=id_of(process), seconds=seconds))
+        self.driver.handle(events.UsedWithoutGrant(session=id_of(process), seconds=seconds))
 
     def _idle(self, process: SessionHandle) -> None:
         """Handle that a session holds the device and computes nothing."""
@@ -191,7 +184,7 @@ class SessionController:
 
     def attained(self) -> dict[str, float]:
         """Return each session's attained service in device-seconds."""
-        return self._driver.scheduler.attained(self._driver.now())
+        return self.driver.scheduler.attained(self.driver.now())
 
     # --- what sessions say --------------------------------------------------------------------------------------------
 
@@ -206,17 +199,17 @@ class SessionController:
         process.promised_bytes = process.growth = 0
         session = id_of(process)
         self._reset(process)
-        self._driver.handle(events.MemoryMeasured(session=session, memory=profile_of(hello.memory)))
+        self.driver.handle(events.MemoryMeasured(session=session, memory=profile_of(hello.memory)))
         self.offloads.take_over(process, hello)
         if hello.cell_open or hello.holding or hello.wanting:
-            self._driver.handle(events.CellOpened(session=session))
-            self._driver.handle(events.WorkForeseen(session=session, source=hello.source))
+            self.driver.handle(events.CellOpened(session=session))
+            self.driver.handle(events.WorkForeseen(session=session, source=hello.source))
         if hello.holding:
             process.grant.is_unsanctioned = True  # until the grant that it has is granted
             self._want(process)
             if process.grant.is_unsanctioned:
                 if self._state(session) is not SessionState.READY:  # it may have been refused outright
-                    self._driver.handle(events.DeviceWantWithdrawn(session=session))
+                    self.driver.handle(events.DeviceWantWithdrawn(session=session))
                 process.page.words[Word.PREEMPT] = 1
         elif hello.wanting:
             self._want(process)
@@ -227,18 +220,18 @@ class SessionController:
         session, memory = id_of(process), profile_of(process.memory)
         state = self._state(session)
         if state not in (SessionState.OFFLOADED, SessionState.RESTORING):  # a wish to move away may have been lost
-            self._driver.handle(events.OffloadDeclined(session=session, for_now=True))
+            self.driver.handle(events.OffloadDeclined(session=session, for_now=True))
         if state in HOLDING_STATES:
-            self._driver.handle(events.GrantReleased(session=session, at="boundary", memory=memory))
+            self.driver.handle(events.GrantReleased(session=session, at="boundary", memory=memory))
         if state is SessionState.OFFLOADED:
-            self._driver.handle(events.CellOpened(session=session))
+            self.driver.handle(events.CellOpened(session=session))
         if state in (SessionState.OFFLOADED, SessionState.RESTORING):
-            self._driver.handle(events.Restored(session=session, memory=memory))
+            self.driver.handle(events.Restored(session=session, memory=memory))
         if state is not SessionState.IDLE:
-            self._driver.handle(events.CellClosed(session=session, memory=memory))
+            self.driver.handle(events.CellClosed(session=session, memory=memory))
 
     def _state(self, session: SessionId) -> SessionState:
-        return self._driver.scheduler.sessions[session].state
+        return self.driver.scheduler.sessions[session].state
 
     def handle(self, process: SessionHandle, message: Any) -> None:
         """Handle one message of a session that is not about its own start."""
@@ -286,20 +279,24 @@ class SessionController:
                 _let_run(process)
                 self._measured(process, memory)
                 self.programs.handle(events.CellClosed(session=session, memory=profile_of(memory)))
-                cell = self._driver.scheduler.sessions[session]
+                cell = self.driver.scheduler.sessions[session]
                 self._workload.cell_ended(cell.user.id, cell.cell.source, cell.cell_service)
                 self.limits.update(process)
-            case protocol.OffloadedReport() | protocol.OffloadDeclinedReport() | protocol.RestoredReport():
-                self.offloads.handle(process, message)
-            case protocol.NotRestoredReport() if self._state(session) is SessionState.RESTORING:
+            case protocol.OffloadedReport():
+                self.offloads.offloaded(process, message)
+            case protocol.OffloadDeclinedReport():
+                self.offloads.declined(process, message)
+            case protocol.RestoredReport():
+                self.offloads.restored(process, message)
+            case protocol.NotRestoredReport(memory=memory) if self._state(session) is SessionState.RESTORING:
                 self._wait_begins(process)
-                self.offloads.handle(process, message)
+                self.offloads.not_restored(process, memory)
             case protocol.IdleReport():
                 self._idle(process)
             case protocol.Interrupted() if self._state(session) is SessionState.RESTORING:
                 self.programs.handle(events.CellInterrupted(session=session))
 
-    def _measured(self, process: SessionHandle, memory: Memory) -> None:
+    def _measured(self, process: SessionHandle, memory: protocol.Memory) -> None:
         process.memory = memory
         record = self.users.records[process.user or ""]
         record.peak_bytes = max(record.peak_bytes, used_by(record.sessions.values()))
@@ -338,23 +335,9 @@ class SessionController:
         )
 
     def _wait_begins(self, process: SessionHandle) -> None:
-        process.wait.since, process.wait.sent = self._driver.now(), None
+        process.wait.since, process.wait.sent = self.driver.now(), None
 
     # --- what can be seen ---------------------------------------------------------------------------------------------
-
-    async def wait_for_change(self) -> None:
-        """Return once more than figures has changed in the status document."""
-        await self._driver.wait_for_change()
-
-    @property
-    def revision(self) -> int:
-        """A number that changes with every event."""
-        return self._driver.revision
-
-    @property
-    def config(self) -> SchedulerConfig:
-        """The present configuration."""
-        return self._driver.scheduler.config
 
     def is_idle(self, process: SessionHandle) -> bool:
         """Whether nothing runs in a session, and its memory is on the device."""
@@ -362,22 +345,13 @@ class SessionController:
 
     def snapshot(self) -> Snapshot:
         """Return the views of all sessions, users and lanes as the core has them now."""
-        return self._driver.scheduler.snapshot(self._driver.now())
-
-    @property
-    def has_queue(self) -> bool:
-        """Whether any session wants the device or memory."""
-        return self._driver.scheduler.has_queue
+        return self.driver.scheduler.snapshot(self.driver.now())
 
     def timeline(self, window: TimelineWindow, user: str | None, *, most_rows: int = MAX_ROWS) -> DeviceTimeline:
         """Return what sessions did in *window*, as *user* may see it (None: an admin), *most_rows* of them."""
         for session, process in self.sessions.items():  # a session may have been given to another notebook
-            self._driver.spans.name(session, process.notebook)
-        return self._driver.timeline(window, user, most_rows=most_rows)
-
-    def counts(self) -> protocol.Counts:
-        """Return how often what happened."""
-        return self._driver.counters.counts()
+            self.driver.spans.name(session, process.notebook)
+        return self.driver.timeline(window, user, most_rows=most_rows)
 
 
 def _let_run(process: SessionHandle) -> None:

@@ -16,7 +16,6 @@ from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.driver import SchedulerDriver
 from sharedkernel.executor.processes.process import SessionHandle, id_of, profile_of
-from sharedkernel.protocol import Memory
 from sharedkernel.scheduling.model import events
 from sharedkernel.scheduling.model.types import SessionState
 from sharedkernel.system.tasks import BackgroundTasks
@@ -46,7 +45,7 @@ class Offloads:
         self,
         driver: SchedulerDriver,
         served: ServedDevice,
-        measured: Callable[[SessionHandle, Memory], None],
+        measured: Callable[[SessionHandle, protocol.Memory], None],
         update_limits: Callable[[SessionHandle], None],
         tasks: BackgroundTasks,
     ) -> None:
@@ -90,33 +89,16 @@ class Offloads:
             offloaded = hello.offloaded_bytes
             self._driver.handle(events.Offloaded(session=id_of(process), memory=memory, offloaded=offloaded))
 
-    def handle(
-        self,
-        process: SessionHandle,
-        message: protocol.OffloadedReport
-        | protocol.OffloadDeclinedReport
-        | protocol.RestoredReport
-        | protocol.NotRestoredReport,
-    ) -> None:
-        """Handle a report of a session about its memory."""
-        match message:
-            case protocol.OffloadedReport():
-                self._offloaded(process, message)
-            case protocol.OffloadDeclinedReport(message=reason):
-                process.offload.declined, process.offload.is_unmovable = reason, message.reason != "busy"
-                log.info("session %s is not offloaded: %s", process.session, reason)
-                is_for_now = message.reason == "busy"
-                self._driver.handle(events.OffloadDeclined(session=id_of(process), for_now=is_for_now))
-                answer_requests(process, Refused(reason, reason=message.reason))
-            case protocol.RestoredReport():
-                self._restored(process, message)
-            case protocol.NotRestoredReport(memory=memory):
-                log.warning("memory of session %s could not be restored; it waits again", process.session)
-                self._measured(process, memory)
-                self._driver.handle(events.NotRestored(session=id_of(process), memory=profile_of(memory)))
-                self._update_limits(process)
+    def declined(self, process: SessionHandle, message: protocol.OffloadDeclinedReport) -> None:
+        """Handle that a session keeps its memory where it is."""
+        is_for_now = message.reason == "busy"
+        process.offload.declined, process.offload.is_unmovable = message.message, not is_for_now
+        log.info("session %s is not offloaded: %s", process.session, message.message)
+        self._driver.handle(events.OffloadDeclined(session=id_of(process), for_now=is_for_now))
+        answer_requests(process, Refused(message.message, reason=message.reason))
 
-    def _offloaded(self, process: SessionHandle, message: protocol.OffloadedReport) -> None:
+    def offloaded(self, process: SessionHandle, message: protocol.OffloadedReport) -> None:
+        """Handle that a session's memory was moved away."""
         offload = process.offload
         offload.bytes, offload.stayed, offload.declined = message.offloaded_bytes, message.kept, None
         offload.is_unmovable = False
@@ -143,7 +125,8 @@ class Offloads:
             events.Offloaded(session=id_of(process), memory=profile_of(left), offloaded=process.offload.bytes + freed)
         )
 
-    def _restored(self, process: SessionHandle, message: protocol.RestoredReport) -> None:
+    def restored(self, process: SessionHandle, message: protocol.RestoredReport) -> None:
+        """Handle that a session's memory is back."""
         process.offload.bytes = 0
         process.promised_bytes = process.growth  # what it lacked when it was offloaded in the middle of a cell
         process.offload.stayed = None
@@ -151,6 +134,13 @@ class Offloads:
         process.offload.restore_seconds += message.seconds
         self._measured(process, message.memory)
         self._driver.handle(events.Restored(session=id_of(process), memory=profile_of(message.memory)))
+        self._update_limits(process)
+
+    def not_restored(self, process: SessionHandle, memory: protocol.Memory) -> None:
+        """Handle that a session's memory could not be brought back."""
+        log.warning("memory of session %s could not be restored; it waits again", process.session)
+        self._measured(process, memory)
+        self._driver.handle(events.NotRestored(session=id_of(process), memory=profile_of(memory)))
         self._update_limits(process)
 
     def _state(self, process: SessionHandle) -> SessionState:

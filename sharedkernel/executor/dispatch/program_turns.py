@@ -93,11 +93,7 @@ class ProgramTurns:
     """
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        inner: Actions,
-        handle: Callable[[events.Event], None],
-        directory: Path,
+        self, scheduler: Scheduler, inner: Actions, handle: Callable[[events.Event], None], directory: Path
     ) -> None:
         self._scheduler = scheduler
         self._inner = inner

@@ -143,11 +143,6 @@ class EventLog:
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._file = os.fdopen(descriptor, "ab", buffering=0)
 
-    def _most_bytes(self) -> float:
-        """Return the bytes after which the file is set aside."""
-        found = os.statvfs(self._path)
-        return min(ROTATE_BYTES, ROTATE_PART * found.f_frsize * found.f_blocks)
-
     def _go_on(self) -> bool:
         """Try to record again; False if it is not time to, or fails."""
         if self._is_closed or not self._retrying.begin():
@@ -169,7 +164,8 @@ class EventLog:
             return
         try:
             self._write(b"\n".join(lines) + b"\n")
-            if self._file.tell() > self._most_bytes():
+            found = os.statvfs(self._path)
+            if self._file.tell() > min(ROTATE_BYTES, ROTATE_PART * found.f_frsize * found.f_blocks):
                 self._file.close()
                 os.replace(self._path, self._path.with_suffix(".1"))
                 self._open()

@@ -85,15 +85,12 @@ class _Tier:
             return
         row.append(segment.copy())
         self.order.append(session)
-        while len(self.order) > self.most or self._is_old(segment.end):
+        while len(self.order) > self.most or self.rows[self.order[0]][0].end < segment.end - _LONGEST_SECONDS:
             oldest = self.order.popleft()
             removed = self.rows[oldest].popleft()
             self.since = max(self.since, removed.end)
             if not self.rows[oldest]:
                 del self.rows[oldest]
-
-    def _is_old(self, now: float) -> bool:
-        return self.rows[self.order[0]][0].end < now - _LONGEST_SECONDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
-"""The accounts of the operating system that users' sessions run under.
+"""The accounts of the operating system that users' sessions run under, and the directories that root makes for them.
 
 A user is, in this order: who the file of numbers says; the account of that name on this machine, unless it is one of
 the system's own; a new number of the range that the admin gave, kept in that file from then on and given to nobody
 else, ever. Numbers and homes lie together, since the one means nothing without the other.
+
+Directories are made without following anything that somebody else may have put there.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ import json
 import os
 import pwd
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+import stat
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+from sharedkernel import protocol
 from sharedkernel.errors import ConfigError, Refused
-from sharedkernel.system.atomic_file import replace_file
+from sharedkernel.system.atomic_file import closing_descriptor, replace_file
 
 #: in the directory of homes
 NUMBERS_FILE = ".uids.json"
@@ -29,20 +32,98 @@ _VERSION = 1
 #: "nobody"
 _OVERFLOW_UID = 65534
 _NO_SHELLS = ("nologin", "false")
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Login:
-    """An account."""
+def directory_name(user: str) -> str:
+    """Return a directory's name for *user*: no two users share one, and none leads out of its parent."""
+    quoted = quote(user, safe="@+")
+    return "%2E" + quoted[1:] if quoted.startswith(".") else quoted
 
-    name: str
-    uid: int
-    gid: int
-    #: supplementary groups
-    groups: tuple[int, ...]
-    #: None: in the directory of homes
-    home: Path | None
-    shell: str = "/bin/sh"
+
+def make_shared_directory(path: Path, *, named_by: str) -> Path:
+    """Make a directory (0711) in which only this process's user makes entries; others may pass through, not list it.
+
+    Parameters
+    ----------
+    path
+        Of the directory; its parents are made, too.
+    named_by
+        The option that names it, for the sentence of an error.
+
+    Raises
+    ------
+    ConfigError
+        When it is a link, no directory, another user's, or others may write to it.
+    """
+    for missing in [folder for folder in reversed(path.parents) if not folder.exists()]:
+        missing.mkdir()
+        missing.chmod(0o711)  # whatever the umask is
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o711)
+    try:
+        descriptor = os.open(path, _OPEN)
+    except OSError:
+        raise ConfigError(f"{path} is not a directory; remove it or name another with {named_by}.") from None
+    with closing_descriptor(descriptor):
+        found = os.fstat(descriptor)
+        if found.st_uid != os.getuid():
+            raise ConfigError(f"{path} belongs to another user; name another directory with {named_by}.")
+        if found.st_mode & 0o022:
+            raise ConfigError(
+                f"others may write to {path}; run `chmod 711 {path}` or name another directory with {named_by}."
+            )
+        os.fchmod(descriptor, found.st_mode & 0o755 | 0o711)
+    return path
+
+
+def make_directory_of(parent: Path, name: str, uid: int, gid: int) -> Path:
+    """Make a user's own directory (0700), if it is not there.
+
+    Parameters
+    ----------
+    parent
+        Made by :func:`make_shared_directory`, so nobody else can put a link there; one that is there all the same is
+        not followed.
+    name
+        Of the directory.
+    uid, gid
+        Its owner.
+
+    Raises
+    ------
+    Refused
+        When something else is in its place, or it belongs to another user.
+    """
+    with closing_descriptor(os.open(parent, _OPEN)) as parent_descriptor:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=parent_descriptor)
+        try:
+            descriptor = os.open(name, _OPEN, dir_fd=parent_descriptor)
+        except OSError as error:
+            raise Refused(
+                f"{parent / name} is no directory ({error.strerror}); the admin has to remove it.", reason="account"
+            ) from None
+    with closing_descriptor(descriptor):
+        owner = os.fstat(descriptor).st_uid
+        # An empty one of our own is new, or the process that made it ended before it set the owner.
+        if owner != uid and owner == os.getuid() and not os.listdir(descriptor):
+            os.fchown(descriptor, uid, gid)
+        elif owner != uid:
+            raise Refused(
+                f"{parent / name} belongs to user id {owner}, not {uid}; the admin has to change that.",
+                reason="account",
+            )
+    return parent / name
+
+
+def closed_ancestor(path: Path) -> Path | None:
+    """Return the first directory on the way to *path*, itself included, that other users cannot pass; None if none."""
+    resolved = path.resolve()
+    for folder in [*reversed(resolved.parents), resolved]:
+        if not stat.S_IMODE(folder.stat().st_mode) & 0o001:
+            return folder
+    return None
 
 
 def parse_uid_range(text: str) -> range:
@@ -121,7 +202,8 @@ class Numbers:
         Refused
             When none is left.
         """
-        with self._locked():
+        with closing_descriptor(os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             uids = self.read()
             if user not in uids:
                 uids[user] = self._next(uids)
@@ -134,15 +216,6 @@ class Numbers:
             if uid not in taken and not _is_account(uid):
                 return uid
         raise Refused("no user id is left in --uid-range; the admin has to widen it.", reason="account")
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        descriptor = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
 
 
 class Accounts:
@@ -161,8 +234,8 @@ class Accounts:
         self._device_groups = device_groups
         self._least_uid = least_login_uid()
 
-    def find(self, user: str) -> Login:
-        """Return *user*'s account.
+    def find(self, user: str) -> protocol.Account:
+        """Return *user*'s account; without a home where that is to be in the directory of homes.
 
         Raises
         ------
@@ -174,13 +247,8 @@ class Accounts:
         if entry is not None:
             groups = {*os.getgrouplist(entry.pw_name, entry.pw_gid), *self._device_groups} - {0, entry.pw_gid}
             shell = entry.pw_shell if entry.pw_shell and not entry.pw_shell.endswith(_NO_SHELLS) else "/bin/sh"
-            return Login(
-                name=user,
-                uid=entry.pw_uid,
-                gid=entry.pw_gid,
-                groups=tuple(sorted(groups)),
-                home=Path(entry.pw_dir),
-                shell=shell,
+            return protocol.Account(
+                name=user, uid=entry.pw_uid, gid=entry.pw_gid, groups=sorted(groups), home=entry.pw_dir, shell=shell
             )
         if self._numbers is None:
             raise Refused(
@@ -189,7 +257,9 @@ class Accounts:
                 reason="account",
             )
         number = number or self._numbers.give(user)
-        return Login(name=user, uid=number, gid=number, groups=self._device_groups, home=None)
+        return protocol.Account(
+            name=user, uid=number, gid=number, groups=list(self._device_groups), home="", shell="/bin/sh"
+        )
 
     def _entry(self, user: str) -> pwd.struct_passwd | None:
         """Return the machine's account of that very name, if it is a person's."""

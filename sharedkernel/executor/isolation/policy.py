@@ -21,19 +21,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from sharedkernel import protocol
 from sharedkernel.errors import ConfigError, Refused
-from sharedkernel.executor.isolation.accounts import Accounts, Login, Numbers, parse_uid_range
-from sharedkernel.executor.isolation.cgroups import Cgroups, find_base
-from sharedkernel.paths import GATEWAY_DIRECTORY, OFFLOAD_VARIABLE, SERVERS_DIRECTORY, make_private_directory
-from sharedkernel.system.lock_file import lend_gateway_lock
-from sharedkernel.system.processes import may_look_into_others
-from sharedkernel.system.secure_directories import (
+from sharedkernel.executor.isolation.accounts import (
+    Accounts,
+    Numbers,
     closed_ancestor,
     directory_name,
     make_directory_of,
     make_shared_directory,
+    parse_uid_range,
 )
+from sharedkernel.executor.isolation.cgroups import Cgroups, find_base
+from sharedkernel.paths import GATEWAY_DIRECTORY, OFFLOAD_VARIABLE, SERVERS_DIRECTORY, make_private_directory
+from sharedkernel.system.lock_file import lend_gateway_lock
+from sharedkernel.system.processes import may_look_into_others
 
 log = logging.getLogger(__name__)
 
@@ -201,18 +205,18 @@ class Isolation:
         if self._accounts is None:
             home = make_directory_of(self.homes, directory_name(user), os.getuid(), os.getgid())
             return protocol.Account(name=user, home=str(home))
-        login = self._accounts.find(user)
-        return protocol.Account(
-            name=user,
-            uid=login.uid,
-            gid=login.gid,
-            groups=list(login.groups),
-            shell=login.shell,
-            home=str(self._home(login)),
-            runtime_directory=str(
-                make_directory_of(self.homes / USERS_DIRECTORY, str(login.uid), login.uid, login.gid)
-            ),
-            offload_directory=self._offload_directory(login),
+        account = self._accounts.find(user)
+        uid, gid = account.uid, account.gid
+        assert uid is not None
+        assert gid is not None
+        home = Path(account.home)
+        if not account.home or not home.is_dir():
+            home = make_directory_of(self.homes, directory_name(user), uid, gid)
+        return msgspec.structs.replace(
+            account,
+            home=str(home),
+            runtime_directory=str(make_directory_of(self.homes / USERS_DIRECTORY, str(uid), uid, gid)),
+            offload_directory=self._offload_directory(uid, gid),
             rlimits={"NPROC": self._options.user_processes, "NOFILE": self._options.session_files, "CORE": 0},
         )
 
@@ -225,19 +229,13 @@ class Isolation:
                 with contextlib.suppress(OSError):  # the user's to remove, too
                     (self.homes / USERS_DIRECTORY / str(uid) / name).unlink(missing_ok=True)
 
-    def _home(self, login: Login) -> Path:
-        if login.home is not None and login.home.is_dir():
-            return login.home
-        assert self.homes is not None
-        return make_directory_of(self.homes, directory_name(login.name), login.uid, login.gid)
-
     @staticmethod
-    def _offload_directory(login: Login) -> str | None:
+    def _offload_directory(uid: int, gid: int) -> str | None:
         named = os.environ.get(OFFLOAD_VARIABLE)
         if not named:
             return None
         parent = make_shared_directory(Path(named), named_by=OFFLOAD_VARIABLE)
-        return str(make_directory_of(parent, str(login.uid), login.uid, login.gid))
+        return str(make_directory_of(parent, str(uid), uid, gid))
 
 
 def _decide(options: IsolationOptions) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import resource
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,11 +55,10 @@ def real_user(pid: int) -> int | None:
 def all_children() -> dict[int, list[int]]:
     """Return the children of all processes."""
     found: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            with contextlib.suppress(OSError, IndexError):
-                if (stat := read_stat(int(name))) is not None:
-                    found.setdefault(stat.parent, []).append(int(name))
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, IndexError):
+            if (stat := read_stat(pid)) is not None:
+                found.setdefault(stat.parent, []).append(pid)
     return found
 
 

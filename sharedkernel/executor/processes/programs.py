@@ -2,7 +2,7 @@
 
 A process is recorded on disk before it is stopped. This executor continues the recorded processes, or the next one, or
 the warm parent after a while without an executor. Processes that somebody else has stopped, such as a debugger, stay
-stopped. `devices/programs.py` finds programs, `dispatch/program_turns.py` says when they are stopped.
+stopped. `devices/cuda/monitor.py` finds programs, `dispatch/program_turns.py` says when they are stopped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sharedkernel.executor.processes.process_tree import read_stat, real_user
-from sharedkernel.system.atomic_file import replace_file
+from sharedkernel.system.atomic_file import closing_descriptor, replace_file
 
 #: rounds in which new processes of a program are looked for; one that goes on forking is not stopped
 _MOST_ROUNDS = 20
@@ -147,10 +147,6 @@ def why_exempt(pid: int, uid: int) -> str | None:
 
 def _send(pid: int, started: int, signum: int) -> None:
     """Send a signal to process *pid*, unless that is a later one than *started* says."""
-    with contextlib.suppress(OSError):
-        descriptor = os.pidfd_open(pid)
-        try:
-            if (stat := read_stat(pid)) is not None and stat.started == started:
-                signal.pidfd_send_signal(descriptor, signum)
-        finally:
-            os.close(descriptor)
+    with contextlib.suppress(OSError), closing_descriptor(os.pidfd_open(pid)) as descriptor:
+        if (stat := read_stat(pid)) is not None and stat.started == started:
+            signal.pidfd_send_signal(descriptor, signum)

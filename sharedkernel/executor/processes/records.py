@@ -25,6 +25,7 @@ from sharedkernel.executor.processes.process import PersistedSession, start_time
 from sharedkernel.ipc.shared_page import is_page
 from sharedkernel.paths import make_private_directory
 from sharedkernel.protocol import UNREADABLE
+from sharedkernel.system.atomic_file import closing_descriptor
 
 #: before the data of a slot: its number, higher than the older slot's, the length of the data, and a sum of all three
 _SLOT = struct.Struct("<QII")
@@ -141,24 +142,22 @@ def find_page(kept: PersistedSession) -> int | None:
     OSError
         When it can open no more files.
     """
-    try:
-        for link in Path(f"/proc/{kept.pid}/fd").iterdir():
-            with _unless_starved():
-                if os.readlink(link).startswith(f"/memfd:sharedkernel-{kept.process}"):
-                    # it may be another file by now, whose opening would wait
-                    found = os.open(link, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-                    if is_page(found):
-                        return found
-                    os.close(found)
-    except PermissionError:  # for its own account's processes: it is just ending
-        if kept.uid != os.getuid():
-            raise ConfigError(
-                f"cannot look at process {kept.pid} of session {kept.session}, so no session is taken over; they are "
-                "unharmed. Start the executor with the capability CAP_SYS_PTRACE."
-            ) from None
-    except OSError as error:
-        if error.errno in _STARVED:
-            raise
+    with _unless_starved():
+        try:
+            for link in Path(f"/proc/{kept.pid}/fd").iterdir():
+                with _unless_starved():
+                    if os.readlink(link).startswith(f"/memfd:sharedkernel-{kept.process}"):
+                        # it may be another file by now, whose opening would wait
+                        found = os.open(link, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+                        if is_page(found):
+                            return found
+                        os.close(found)
+        except PermissionError:  # for its own account's processes: it is just ending
+            if kept.uid != os.getuid():
+                raise ConfigError(
+                    f"cannot look at process {kept.pid} of session {kept.session}, so no session is taken over; they "
+                    "are unharmed. Start the executor with the capability CAP_SYS_PTRACE."
+                ) from None
     return None
 
 
@@ -213,11 +212,8 @@ def _overwrite(path: Path, data: bytes) -> None:
 def _write(path: Path, slot: bytes, offset: int, *, room: int = 0) -> None:
     """Write *slot* into the file *path*; with *room* into a new one that has so many bytes."""
     new = os.O_CREAT | os.O_TRUNC if room else 0
-    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | new, 0o600)
-    try:
+    with closing_descriptor(os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | new, 0o600)) as descriptor:
         if room:
             os.posix_fallocate(descriptor, 0, room)
         if os.pwrite(descriptor, slot, offset) < len(slot):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    finally:
-        os.close(descriptor)

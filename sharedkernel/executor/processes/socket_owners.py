@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
+import psutil
+
 from sharedkernel import protocol
 from sharedkernel.executor.isolation.policy import Isolation
 from sharedkernel.executor.processes.process import SessionHandle
@@ -74,26 +76,22 @@ class SocketOwners:
         found = []
         for inode, uid in sockets.items():
             members = holders.get(inode, [])
-            if {member.user for member in members} == {user} and self._may_be_of(own[0], uid):
+            may_be_theirs = not apart or (uid == own[0].uid and not self._isolation.is_trusted(uid))
+            if may_be_theirs and {member.user for member in members} == {user}:
                 first = min(members, key=lambda member: member.pid)
                 is_notebook = any(first.pid == process.pid for process in own)
                 program = _NOTEBOOK if is_notebook else program_name(first.pid)
                 found.append(protocol.OwnedSocket(inode=inode, program=program, session=first.session))
         return found
 
-    def _may_be_of(self, process: SessionHandle, uid: int) -> bool:
-        if not self._isolation.uses_accounts:
-            return True
-        return uid == process.uid and not self._isolation.is_trusted(uid)
-
 
 def _look(leaders: list[_Member], accounts: Mapping[int, str]) -> dict[int, list[_Member]]:
     """Return who holds each socket, by inode, of the processes below *leaders* and those of *accounts*."""
     members: dict[int, _Member] = {}
-    for name in os.listdir("/proc") if accounts else ():
+    for pid in psutil.pids() if accounts else ():
         with contextlib.suppress(OSError):
-            if name.isdecimal() and (user := accounts.get(os.stat(f"/proc/{name}").st_uid)) is not None:
-                members[int(name)] = _Member(user, None, int(name))
+            if (user := accounts.get(os.stat(f"/proc/{pid}").st_uid)) is not None:
+                members[pid] = _Member(user, None, pid)
     children = all_children()
     for leader in leaders:
         members |= {pid: leader._replace(pid=pid) for pid in tree([leader.pid], children)}

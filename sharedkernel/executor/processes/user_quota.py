@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.protocol import Device, Limits
@@ -11,6 +11,14 @@ from sharedkernel.quota_check import CountedMemory, QuotaUse, count
 #: memory of the machine that a session's processes may hold besides its tensors before it counts on the host device:
 #: interpreters and libraries, and free pieces of the heap
 HOST_CONTEXT_BYTES = 512 << 20
+
+
+def by_user(sessions: Iterable[SessionHandle]) -> dict[str, list[SessionHandle]]:
+    """Return *sessions* by their users."""
+    found: dict[str, list[SessionHandle]] = {}
+    for process in sessions:
+        found.setdefault(process.user or "", []).append(process)
+    return found
 
 
 def quota_of(limits: Limits | None, device: Device) -> int:
@@ -40,11 +48,7 @@ def hard_limit(limits: Limits | None, device: Device) -> int | None:
 
 
 def quota_use(
-    own: Collection[SessionHandle],
-    device: Device,
-    figures: Sequence[CountedMemory] | None = None,
-    *,
-    shelf: int = 0,
+    own: Collection[SessionHandle], device: Device, figures: Sequence[CountedMemory] | None = None, *, shelf: int = 0
 ) -> QuotaUse:
     """Return the quota of one user on *device*, and what they have of it.
 

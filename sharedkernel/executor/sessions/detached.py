@@ -150,10 +150,6 @@ class DetachTimers:
         self._stop_timer(process)
         self._timers[process.process] = asyncio.get_running_loop().call_later(max(0.0, seconds), then)
 
-    def _end_in_time(self, process: SessionHandle) -> None:
-        why = "it has lingered for long enough"
-        self._set(process, _left(process), partial(self._end_now, process, why))
-
     def _end_now(self, process: SessionHandle, why: str) -> None:
         log.info("session %s of %s ends: %s", process.session, process.user, why)
         process.end_asked = True
@@ -162,13 +158,14 @@ class DetachTimers:
 
     def _look_again(self, process: SessionHandle, patient_until: float, num_refusals: int) -> None:
         if _left(process) <= _LOOK_INTERVAL:
-            self._end_in_time(process)
+            self._set(process, _left(process), partial(self._end_now, process, "it has lingered for long enough"))
         else:
             self._set(process, _LOOK_INTERVAL, partial(self._look, process, patient_until, num_refusals))
 
     def _look(self, process: SessionHandle, patient_until: float, num_refusals: int) -> None:
         """End a session that is in the way; *num_refusals* of memory were before it lingered."""
-        if _is_machine_full():
+        memory = psutil.virtual_memory()
+        if memory.available < _FREE_PART * memory.total:
             self._end_now(process, "the machine's memory runs short")
             return
         if not process.restarted and process.memory.framework <= _MOST_LEFT:
@@ -188,17 +185,13 @@ class DetachTimers:
 
     def _num_refusals(self) -> int:
         # Not those over a quota: no end of another's session would help there.
-        return sum(number for reason, number in self._controller.counts().refusals.items() if reason != "quota")
+        refusals = self._controller.driver.counters.counts().refusals
+        return sum(refusals.values()) - refusals.get("quota", 0)
 
 
 def _waits_for_memory(view: SessionView) -> bool:
     is_restore_due = view.waiting_for == "restore" and view.queue_position is not None  # else it is under way
     return view.waiting_for == "memory" or is_restore_due
-
-
-def _is_machine_full() -> bool:
-    memory = psutil.virtual_memory()
-    return memory.available < _FREE_PART * memory.total
 
 
 def _left(process: SessionHandle) -> float:

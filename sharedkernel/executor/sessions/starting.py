@@ -2,28 +2,34 @@
 
 A spare is taken, so that nobody else gets it; assigned, by which its process becomes its user's; and ready once it says
 so. A start whose asker is gone meanwhile, or that another start of the same session outran, leaves the spare to others.
+
+Clients that may ask for a start are trusted (`control/router.py`), but they forward what users wrote. A name, a path or
+a variable that the operating system cannot accept is refused before a process is assigned to the user.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from sharedkernel import protocol
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import Refused
 from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.controller import SessionController
+from sharedkernel.executor.dispatch.users import user_configured
 from sharedkernel.executor.isolation.policy import Isolation
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.user_quota import hard_limit
 from sharedkernel.executor.sessions.pool import SessionPool
-from sharedkernel.executor.sessions.requests import check_start
 from sharedkernel.executor.supervision.environments import Environment
 from sharedkernel.executor.supervision.supervisor import Supervisor
 from sharedkernel.system.tasks import BackgroundTasks
 from sharedkernel.units import format_seconds
+
+#: bytes of all texts of a request together: they are kept in one packet, and said again in every list of sessions
+_MOST_TEXT = 48 << 10
 
 
 class SessionLauncher:
@@ -100,13 +106,12 @@ class SessionLauncher:
             process.session = None
             raise _exists(message.session)
         self._give(process, message, account)
-        self._assign(process, message, account)
         await self._wait(process)
         self._controller.limits.update(process)
         return process
 
     def _check(self, message: protocol.StartSession) -> None:
-        check_start(message)
+        _check_start(message)
         if message.session in self._controller.sessions:
             raise _exists(message.session)
         self._served.check_start(message.limits, self._controller.sessions.values())
@@ -117,7 +122,7 @@ class SessionLauncher:
             )
 
     def _give(self, process: SessionHandle, message: protocol.StartSession, account: protocol.Account | None) -> None:
-        """Record whose *process* is.
+        """Record whose *process* is, and notify it.
 
         Raises
         ------
@@ -142,9 +147,6 @@ class SessionLauncher:
             raise
         process.assignment = asyncio.get_running_loop().create_future()
         self._controller.add(process)
-
-    def _assign(self, process: SessionHandle, message: protocol.StartSession, account: protocol.Account | None) -> None:
-        """Notify *process* whose it is."""
         process.send(
             protocol.Assign(
                 session=message.session,
@@ -181,3 +183,48 @@ class SessionLauncher:
 
 def _exists(session: str) -> Refused:
     return Refused(f"session {session} is there already; end it first.", reason="exists")
+
+
+def _check_start(message: protocol.StartSession) -> None:
+    """Look at all that comes from outside.
+
+    Raises
+    ------
+    Refused
+        When a session cannot be started so.
+    """
+    for what, text in (
+        ("session id", message.session), ("user name", message.limits.user), ("notebook", message.notebook),
+        ("working directory", message.cwd),
+    ):  # fmt: skip
+        if text is not None and ("\0" in text or not text.isprintable()):
+            raise _bad(f"the {what} {text!r} has characters in it that no name has.")
+    if not message.session or not message.limits.user:
+        raise _bad("a session needs an id and a user.")
+    _check_length([message.session, message.limits.user, message.notebook, message.cwd, message.client_key,
+                   message.kernel, message.notice, *message.env.keys(), *message.env.values()])  # fmt: skip
+    for name, value in message.env.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise _bad(f"{name!r} cannot be set to {value!r} in a session's environment.")
+    user_configured(message.limits)
+
+
+def check_reclaim(message: protocol.ReclaimSession) -> None:
+    """Look at all that comes from outside.
+
+    Raises
+    ------
+    Refused
+        When a session cannot be given so.
+    """
+    _check_length([message.kernel, message.notebook, message.client_key])
+
+
+def _check_length(texts: Iterable[str | None]) -> None:
+    length = sum(len(text.encode(errors="surrogatepass")) for text in texts if text is not None)
+    if length > _MOST_TEXT:
+        raise _bad(f"what belongs to it is {length} bytes of text, more than the {_MOST_TEXT} that it may be.")
+
+
+def _bad(sentence: str) -> Refused:
+    return Refused(sentence, reason="bad_request")

@@ -28,6 +28,7 @@ from sharedkernel.executor.processes.process_tree import all_children, memory_fi
 from sharedkernel.files.start import ServerLaunch
 from sharedkernel.ipc.helper_process import PATIENCE, scrubbed_environment
 from sharedkernel.protocol import Account
+from sharedkernel.system.atomic_file import closing_descriptor
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class UserServers:
         """
         try:
             folder = self._isolation.make_servers_directory()
-            path = folder / hashlib.sha256(user.encode()).hexdigest()[:16]
+            path = folder / _name(user)
             if (lock := _take(path.with_name(f"{path.name}.lock"))) is None:
                 return str(path)
             os.close(lock)
@@ -122,12 +123,8 @@ class UserServers:
 
     def _start(self, user: str, account: Account | None, listener: int, lock: int) -> None:
         self._end_group(account)  # what the last one left
-        output = os.open(
-            self._logs / f"files-{hashlib.sha256(user.encode()).hexdigest()[:16]}.log",
-            os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC,
-            0o600,
-        )
-        try:
+        path, flags = self._logs / f"files-{_name(user)}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        with closing_descriptor(os.open(path, flags, 0o600)) as output:
             process = subprocess.Popen(
                 [sys.executable, "-sP", "-m", "sharedkernel.files.start", str(listener), str(lock)],
                 stdin=subprocess.PIPE,
@@ -138,8 +135,6 @@ class UserServers:
                 pass_fds=(listener, lock),
                 start_new_session=True,
             )
-        finally:
-            os.close(output)
         if self._isolation.cgroups is not None and account is not None and account.uid is not None:
             self._isolation.cgroups.enter(account.uid, _GROUP, process.pid, share=None, memory_bytes=None)
         self._running[user] = process, account
@@ -185,6 +180,11 @@ class UserServers:
     def _end_group(self, account: Account | None) -> None:
         if self._isolation.cgroups is not None and account is not None and account.uid is not None:
             self._isolation.cgroups.end(account.uid, _GROUP)
+
+
+def _name(user: str) -> str:
+    """Return the name of a user's files here."""
+    return hashlib.sha256(user.encode()).hexdigest()[:16]
 
 
 def _take(path: Path) -> int | None:

@@ -19,6 +19,8 @@ from enum import StrEnum
 from pathlib import Path
 from urllib.parse import unquote
 
+from sharedkernel.system.atomic_file import closing_descriptor
+
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 #: of the blocks that the system counts
 _BLOCK_BYTES = 512
@@ -127,13 +129,11 @@ class ShelfFile:
         OSError
             When the file is gone, or cannot be opened now.
         """
-        descriptor = self._open()
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
+        with closing_descriptor(self._open()) as descriptor:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
         return False
 
     def measure(self) -> None:

@@ -10,8 +10,8 @@ place once the session has written it. Until then it is charged as a reservation
 To replace a name or to take it off the shelf does not free what a session still has mapped, so that stays charged
 until nobody uses it.
 
-What sessions ask is answered by `session_requests.py`, what gateways ask by `control/api.py`. The layout of what is
-shelved is :mod:`sharedkernel.shelf.layout`'s.
+Sessions ask over the descriptor socket (`processes/fd_server.py`), gateways through `control/api.py`. The layout of
+what is shelved is :mod:`sharedkernel.shelf.layout`'s.
 """
 
 from __future__ import annotations
@@ -20,14 +20,20 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from sharedkernel import protocol
-from sharedkernel.errors import Refused, SharedKernelError
+from sharedkernel.errors import QuotaExceeded, Refused, SharedKernelError
+from sharedkernel.executor.processes.fd_server import FdHandler, FdReply
+from sharedkernel.executor.processes.process import SessionHandle
+from sharedkernel.executor.processes.user_quota import by_user, held_by, quota_use
 from sharedkernel.executor.shelf.files import FileState, ShelfFile, escaped, find_files, in_pages
-from sharedkernel.executor.shelf.room import Room
 from sharedkernel.paths import make_private_directory
+from sharedkernel.protocol import Device
+from sharedkernel.quota_check import QuotaUse
+from sharedkernel.status.refusal_text import explain_shelf_shortage
 from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
@@ -35,6 +41,69 @@ log = logging.getLogger(__name__)
 #: names on one shelf at most, so that a listing is one packet; bytes of a name in UTF-8, and in the name of its file,
 #: which has number, length and state besides
 MOST_NAMES, LONGEST_NAME, LONGEST_ESCAPED = 256, 200, 210
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """The room that more on a user's shelf has to fit into."""
+
+    #: the user's quota, with what is on the shelf
+    use: QuotaUse
+    #: bytes that everybody's sessions and shelves leave of the device
+    device_left: int
+
+    @property
+    def left(self) -> int:
+        """Bytes that fit, never negative."""
+        of_quota = self.use.left
+        return max(0, self.device_left if of_quota is None else min(of_quota, self.device_left))
+
+    def check(self, name: str, size: int, *, replaced: int | None) -> None:
+        """Return if *size* bytes more fit, to be shelved as *name*.
+
+        Parameters
+        ----------
+        name, size
+            The entry that is to be shelved, and its size in bytes.
+        replaced
+            Bytes of what has that name now; None: nothing has.
+
+        Raises
+        ------
+        QuotaExceeded
+            When the quota does not leave them, with what to do.
+        Refused
+            When the device does not.
+        """
+        beyond_quota, beyond_device = self.use.exceeded_by(size), max(0, size - self.device_left)
+        if beyond_device > beyond_quota:
+            text = explain_shelf_shortage(name, size, left=self.left, use=None, replaced=replaced)
+            raise Refused(text, reason="memory")
+        if beyond_quota:
+            raise QuotaExceeded(explain_shelf_shortage(name, size, left=self.left, use=self.use, replaced=replaced))
+
+
+def room_for(user: str, sessions: Collection[SessionHandle], device: Device, *, shelf: int, shelves: int) -> Room:
+    """Return what more on a shelf has to fit into.
+
+    Parameters
+    ----------
+    user
+        Whose shelf it is.
+    sessions
+        All sessions of the device.
+    device
+        The device.
+    shelf, shelves
+        Bytes that this shelf is charged with, and all shelves together.
+    """
+    users = by_user(sessions)
+    # That leaves room for the iterations of open sections, as far as they are known.
+    resident = sum(map(held_by, users.values()))
+    return Room(
+        use=quota_use(users.get(user, ()), device, shelf=shelf),
+        device_left=max(0, device.usable_bytes - resident - shelves),
+    )
 
 
 class NotShelved(SharedKernelError):
@@ -120,7 +189,8 @@ class ShelfStore:
             try:
                 file.measure()
                 if file.state is not FileState.SHELVED and not file.is_in_use():
-                    self._free(file)
+                    del self._files[file.number]
+                    self._tasks.spawn(asyncio.to_thread(file.remove))
             except FileNotFoundError:
                 log.error("somebody has removed %s", file.path)
                 del self._files[file.number]
@@ -129,22 +199,6 @@ class ShelfStore:
         self._tell_changes()
 
     # --- what is there, and what comes --------------------------------------------------------------------------------
-
-    def lend(self, user: str, name: str) -> tuple[int, int]:
-        """Return what is on the shelf of *user* under *name*: its bytes, and a descriptor to give away.
-
-        Raises
-        ------
-        NotShelved
-            When there is nothing of that name.
-        Refused
-            When it cannot be had now.
-        """
-        file = self.find(user, name)
-        try:
-            return file.size, file.lend()
-        except OSError as error:
-            raise _unusable(file, error) from None
 
     def find(self, user: str, name: str) -> ShelfFile:
         """Return what is on the shelf of *user* under *name*.
@@ -161,53 +215,6 @@ class ShelfStore:
 
     def _named(self, user: str, name: str) -> ShelfFile | None:
         return next((file for file in self._files_of(user, FileState.SHELVED) if file.name == name), None)
-
-    async def reserve(self, user: str, name: str, size: int) -> tuple[int, int]:
-        """Make a file of *size* bytes for a later entry *name* of *user*; return its number and a descriptor to lend.
-
-        Raises
-        ------
-        SharedKernelError
-            When the name cannot be had, or there is no room.
-        """
-        self.look(user)
-        self._check_name(user, name)
-        older = self._named(user, name)
-        self.room(user).check(name, in_pages(size), replaced=None if older is None else older.size)
-        self._number = max(self._number + 1, time.time_ns() // 1000)
-        file = ShelfFile(self._directory / escaped(user), user, name, self._number, size, FileState.RESERVED)
-        self._files[file.number] = file
-        self._making.add(file.number)
-        self._tell_changes()
-        try:
-            descriptor = await asyncio.to_thread(file.create)
-        except OSError as error:
-            del self._files[file.number]
-            raise Refused(
-                f"there is no room on the disk for {name!r} ({error.strerror}); nothing was changed: free some space "
-                "there, or ask the administrator of this machine.",
-                reason="memory",
-            ) from None
-        finally:
-            self._making.discard(file.number)
-            self._tell_changes()
-        return file.number, descriptor
-
-    def put(self, user: str, number: int) -> None:
-        """Put what was reserved as *number*, and is written now, on the shelf of *user*; once more it changes nothing.
-
-        Raises
-        ------
-        NotShelved
-            When it is not there (any more).
-        """
-        file = self._files.get(number)
-        if file is None or file.user != user or file.state is FileState.OFF:
-            raise NotShelved("what was written for the shelf is gone; shelve it again.")
-        if file.state is FileState.RESERVED:
-            _change(file, FileState.SHELVED)  # before the older one goes: there is never neither
-            self._keep_latest(user, file.name)
-            self.look(user)
 
     def _keep_latest(self, user: str, name: str) -> None:
         """Take off all files of a name but the one that was begun last."""
@@ -265,9 +272,76 @@ class ShelfStore:
             self.look(user)
         return _entries(files), _sum(file for file in files if file.number in self._files)
 
-    def _free(self, file: ShelfFile) -> None:
-        del self._files[file.number]
-        self._tasks.spawn(asyncio.to_thread(file.remove))
+    # --- what sessions ask --------------------------------------------------------------------------------------------
+
+    def handlers(self) -> dict[type[protocol.Message], FdHandler]:
+        """Return what answers each message of sessions."""
+        return {
+            protocol.ReserveShelf: self._reserve,
+            protocol.Shelve: self._shelve,
+            protocol.FetchShelved: self._fetch,
+            protocol.Unshelve: self._unshelve,
+            protocol.ListShelf: self._list,
+        }
+
+    async def _reserve(self, process: SessionHandle, message: protocol.ReserveShelf, _: list[int]) -> FdReply:
+        """Make a file for a later entry, and lend it."""
+        user, name, size = process.user or "", message.name, max(0, message.bytes)
+        self.look(user)
+        self._check_name(user, name)
+        older = self._named(user, name)
+        self.room(user).check(name, in_pages(size), replaced=None if older is None else older.size)
+        self._number = max(self._number + 1, time.time_ns() // 1000)
+        file = ShelfFile(self._directory / escaped(user), user, name, self._number, size, FileState.RESERVED)
+        self._files[file.number] = file
+        self._making.add(file.number)
+        self._tell_changes()
+        try:
+            descriptor = await asyncio.to_thread(file.create)
+        except OSError as error:
+            del self._files[file.number]
+            raise Refused(
+                f"there is no room on the disk for {name!r} ({error.strerror}); nothing was changed: free some space "
+                "there, or ask the administrator of this machine.",
+                reason="memory",
+            ) from None
+        finally:
+            self._making.discard(file.number)
+            self._tell_changes()
+        return FdReply(protocol.ShelfReserved(request=message.request, number=file.number), [descriptor])
+
+    def _shelve(self, process: SessionHandle, message: protocol.Shelve, _: list[int]) -> None:
+        """Put what was reserved, and is written now, on the shelf; once more it changes nothing."""
+        file = self._files.get(message.number)
+        if file is None or file.user != process.user or file.state is FileState.OFF:
+            raise NotShelved("what was written for the shelf is gone; shelve it again.")
+        if file.state is FileState.RESERVED:
+            _change(file, FileState.SHELVED)  # before the older one goes: there is never neither
+            self._keep_latest(file.user, file.name)
+            self.look(file.user)
+
+    def _fetch(self, process: SessionHandle, message: protocol.FetchShelved, _: list[int]) -> FdReply:
+        file = self.find(process.user or "", message.name)
+        try:
+            return FdReply(protocol.Shelved(request=message.request, bytes=file.size), [file.lend()])
+        except OSError as error:
+            raise _unusable(file, error) from None
+
+    def _unshelve(self, process: SessionHandle, message: protocol.Unshelve, _: list[int]) -> None:
+        file = self.find(process.user or "", message.name)
+        self.take_off(file.user, file.name)
+
+    def _list(self, process: SessionHandle, message: protocol.ListShelf, _: list[int]) -> FdReply:
+        user = process.user or ""
+        self.look(user)
+        shelf = self.listing(user)
+        listing = protocol.ShelfListing(
+            request=message.request,
+            entries=shelf.entries,
+            charged_bytes=shelf.charged_bytes,
+            left_bytes=self.room(user).left,
+        )
+        return FdReply(listing)
 
 
 def _change(file: ShelfFile, state: FileState) -> None:

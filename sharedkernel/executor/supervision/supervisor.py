@@ -13,7 +13,6 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -211,7 +210,7 @@ class Supervisor:
     def _set_pid(self, process: SessionHandle, pid: int) -> None:
         """Record the process id, as its parent says it."""
         process.pid = pid
-        with contextlib.suppress(OSError):  # the handshake looks again
+        with contextlib.suppress(OSError):  # its greeting has it looked at again
             process.started = start_time(pid) or 0
         self._watch_end(process)
         _handle_early(process)
@@ -312,16 +311,14 @@ class Supervisor:
         process.end_asked = True
         if process.stopped is not None:  # its programs may have something to do at their end
             process.stopped.resume()
-        ways: list[tuple[Callable[[], None], float]] = [
-            (partial(process.send_signal, signal.SIGTERM), _TERM_TIMEOUT),
-            (partial(process.send_signal, signal.SIGKILL), _KILL_TIMEOUT),
-        ]
+        ways = [(signal.SIGTERM, _TERM_TIMEOUT), (signal.SIGKILL, _KILL_TIMEOUT)]
         if process.session and process.transport is not None:
-            ways.insert(0, (partial(_ask_to_end, process), _EXIT_TIMEOUT))
-        for begin, timeout in ways:
+            process.send(protocol.EndCommand())
+            ways.insert(0, (signal.SIGCONT, _EXIT_TIMEOUT))  # one that is stopped would not read it
+        for signum, timeout in ways:
             if process.ended.is_set() or not process.pid:
                 break
-            begin()
+            process.send_signal(signum)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
                     await process.ended.wait()
@@ -334,11 +331,6 @@ class Supervisor:
         if end_sessions:
             await asyncio.gather(*(self.end(process) for process in list(self.processes.values())))
         self._warm_parents.close(quit_too=end_sessions)
-
-
-def _ask_to_end(process: SessionHandle) -> None:
-    process.send(protocol.EndCommand())
-    process.send_signal(signal.SIGCONT)  # one that is stopped would not read it
 
 
 def _open_page(kept: PersistedSession) -> Page | None:

@@ -8,7 +8,7 @@ nor a session for :data:`PATIENCE` seconds. Programs that an executor has stoppe
 :data:`_STOPPED_PATIENCE` seconds.
 
 Run as ``python -m sharedkernel.executor.supervision.warm_parent SOCKET EXECUTOR_SOCKET STAMP`` with a scrubbed
-environment; the stamp is for executors to read (`build_id.py`).
+environment; the stamp is for executors to read (`environments.py`).
 """
 
 from __future__ import annotations
@@ -139,12 +139,10 @@ class WarmParent:
 
     def _is_idle(self) -> bool:
         """Whether it keeps nothing. Endings are kept for an executor, which finds this process by its socket's path."""
-        has_endings = bool(self._ended) and self._can_be_found()
+        path = Path(self._path)
+        retired = path.with_name(RETIRED_SOCKETS.replace("*", str(os.getpid())))
+        has_endings = bool(self._ended) and (self._is_own(path) or self._is_own(retired))
         return self._executor is None and not self._children and not has_endings
-
-    def _can_be_found(self) -> bool:
-        retired = Path(self._path).with_name(RETIRED_SOCKETS.replace("*", str(os.getpid())))
-        return self._is_own(Path(self._path)) or self._is_own(retired)
 
     def _is_own(self, path: Path) -> bool:
         """Whether its socket is at *path*, and not another warm parent's that took its place."""

@@ -9,6 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import subprocess
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -16,14 +19,19 @@ from typing import Any
 from weakref import WeakSet
 
 from sharedkernel import protocol
-from sharedkernel.executor.supervision.build_id import listener_of, process_build_id
-from sharedkernel.executor.supervision.environments import OWN, Environment
-from sharedkernel.ipc.helper_process import PATIENCE, kill_peer, reach, wait_for_end
+from sharedkernel.errors import ConfigError, ExecutorUnavailable
+from sharedkernel.executor.supervision.environments import OWN, Environment, listener_of, process_build_id
+from sharedkernel.ipc.helper_process import PATIENCE, kill_peer, scrubbed_environment, wait_for_end
 from sharedkernel.ipc.seqpacket import PacketSocket, connect
 from sharedkernel.paths import EXECUTOR_SOCKET, LOGS_DIRECTORY, RETIRED_SOCKETS
+from sharedkernel.system.atomic_file import closing_descriptor
 
 log = logging.getLogger(__name__)
 
+#: run by the environment's interpreter
+_MODULE = "sharedkernel.executor.supervision.warm_parent"
+#: seconds to wait for one to listen
+_START_TIMEOUT = 30.0
 #: seconds from a request to fork to its answer, of a new warm parent: it imports torch first
 _FIRST_PATIENCE = 50.0
 
@@ -168,17 +176,42 @@ class WarmParents:
         self._retired.clear()
 
     async def _open_one(self, environment: Environment) -> None:
-        connection = await reach(
-            self._directory / environment.socket,
-            "sharedkernel.executor.supervision.warm_parent",
-            [str(self._directory / EXECUTOR_SOCKET), environment.build_id],
-            protocol.FromWarmParent,
-            log_path=self._directory
-            / LOGS_DIRECTORY
-            / f"{Path(environment.socket).stem.replace('warm', 'warm_parent')}.log",
-            python=environment.python,
-        )
-        self._add(environment, connection)
+        """Connect to the warm parent of an environment, and start it if nobody listens in its place.
+
+        Raises
+        ------
+        ExecutorUnavailable
+            When it does not start.
+        ConfigError
+            When its log cannot be written.
+        """
+        path = self._directory / environment.socket
+        with contextlib.suppress(OSError):
+            return self._add(environment, connect(str(path), protocol.FromWarmParent))
+        log_path = self._directory / LOGS_DIRECTORY / f"{path.stem.replace('warm', 'warm_parent')}.log"
+        try:
+            log_file = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write the log {log_path}: {error.strerror}; free some space or name another --runtime-dir."
+            ) from None
+        executor_socket = str(self._directory / EXECUTOR_SOCKET)
+        with closing_descriptor(log_file) as output:
+            child = subprocess.Popen(  # noqa: ASYNC220 (starting takes a millisecond; it outlives this loop)
+                [environment.python, "-m", _MODULE, str(path), executor_socket, environment.build_id],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=scrubbed_environment(environment.python),
+                cwd="/",
+            )
+        deadline = time.monotonic() + _START_TIMEOUT
+        while True:
+            with contextlib.suppress(OSError):
+                return self._add(environment, connect(str(path), protocol.FromWarmParent))
+            if child.poll() is not None or time.monotonic() > deadline:
+                raise ExecutorUnavailable(f"{_MODULE} did not start; see {log_path}.")
+            await asyncio.sleep(0.01)
 
     def _add(self, environment: Environment, connection: PacketSocket) -> None:
         connection.set_timeout(0)

@@ -1,6 +1,6 @@
 """Culling: sessions that have been idle for longer than their users may keep them end after a warning.
 
-A session is idle when no cell is open and it uses no processor (`executor/sessions/idle_monitor.py`), whatever tabs are
+A session is idle when no cell is open and it uses no processor (`executor/dispatch/idleness.py`), whatever tabs are
 open. After half of its user's `cull_after` its notebook is warned, after three quarters its memory is offloaded, after
 all of it the session ends. Anything that runs in the session starts this again.
 

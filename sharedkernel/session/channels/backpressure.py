@@ -40,8 +40,7 @@ from zmq.eventloop.zmqstream import ZMQStream
 from sharedkernel.jupyter.wire import MAX_OUTPUT_BYTES
 from sharedkernel.session.channels.direct_sends import SharedSocket
 from sharedkernel.session.likeness import imported_names, named_as, unaware_of_modules
-from sharedkernel.system.deferred_signals import signals_held
-from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent, InterruptSafeThread
+from sharedkernel.system.deferred_signals import InterruptSafeEvent, InterruptSafeThread, signals_held
 from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from sharedkernel.ipc.shared_page import FORCE_SIGNAL
-from sharedkernel.system.deferred_signals import interrupts_let_through
-from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
+from sharedkernel.system.deferred_signals import InterruptSafeEvent, interrupts_let_through
 
 #: whose operations a thread runs; None: the main thread's
 Owner = object | None

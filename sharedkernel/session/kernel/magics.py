@@ -11,7 +11,7 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from sharedkernel.ipc import current_session
 from sharedkernel.session.memory import reclaimable
 from sharedkernel.status.document import WatchedStatus
-from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
+from sharedkernel.system.deferred_signals import InterruptSafeEvent
 
 #: seconds to wait for the device's answer
 _ANSWER_TIMEOUT = 2.0

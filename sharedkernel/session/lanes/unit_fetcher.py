@@ -17,8 +17,7 @@ from sharedkernel.device_memory.layout import GivenUnit
 from sharedkernel.errors import Refused
 from sharedkernel.ipc.fd_client import DescriptorClient
 from sharedkernel.ipc.seqpacket import MAX_DESCRIPTORS
-from sharedkernel.system.deferred_signals import interruptible_wait, signals_held, signals_held_between_waits
-from sharedkernel.system.interrupt_safe_event import wait_for
+from sharedkernel.system.deferred_signals import interruptible_wait, signals_held, signals_held_between_waits, wait_for
 
 #: units asked for at a time: each comes with a descriptor
 UNITS_PER_REQUEST = MAX_DESCRIPTORS

@@ -24,7 +24,7 @@ from sharedkernel.ipc.shared_page import Page
 from sharedkernel.protocol import Allowance, Memory
 from sharedkernel.session.memory.figures import MemoryFigures
 from sharedkernel.shelf.memory import bytes_mapped_alone
-from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
+from sharedkernel.system.deferred_signals import InterruptSafeEvent
 from sharedkernel.system.malloc import trim
 
 #: seconds between samples while the profile is young, and once it is stable

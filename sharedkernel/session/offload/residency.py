@@ -36,7 +36,7 @@ from sharedkernel.session.offload.host import (
     RegionOffload,
     RestoreFailed,
 )
-from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
+from sharedkernel.system.deferred_signals import InterruptSafeEvent
 from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
 from sharedkernel.local_stack import free_port
-from sharedkernel.system import lifetime
+from sharedkernel.system.processes import bound_command
 from tests.readiness import wait_until_blocking_ready
 
 #: seconds that anything may take, on a busy machine
@@ -82,7 +82,7 @@ class GatewayProcess:
         if self._contract:
             options.append(f"--ContractKernelManager.refusal_file={self.refusal_file}")
             options.append(f"--ContractKernelManager.journal_file={self.journal_file}")
-        return lifetime.command("tests.client.relay.contract_gateway" if self._contract else "jupyter_server", options)
+        return bound_command("tests.client.relay.contract_gateway" if self._contract else "jupyter_server", options)
 
     def start(self) -> None:
         environment = os.environ | {"JUPYTER_PATH": str(self.directory / "jupyter")}

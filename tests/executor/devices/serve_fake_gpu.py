@@ -14,7 +14,11 @@ from pathlib import Path
 
 from sharedkernel.executor.devices.cuda.device import CudaDevice, CudaOptions
 from sharedkernel.executor.devices.cuda.discovery import describe
-from sharedkernel.executor.service import ExecutorService
+from sharedkernel.executor.isolation.policy import Isolation, IsolationOptions
+from sharedkernel.executor.service import ExecutorService, LastingDirectories
+from sharedkernel.executor.sessions.pool import IN_DEMAND
+from sharedkernel.executor.supervision.environments import open_environments
+from sharedkernel.paths import SHELF_DIRECTORY
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.system.nvml import Gpu
 from tests.fake_nvml import GIB, FakeGpu, FakeNvml
@@ -31,7 +35,16 @@ async def serve(runtime_directory: Path) -> None:
         gpu, describe(gpu.facts, None, None), CudaOptions(overuse_patience=0.0), lanes="it is not there."
     )
     config = SchedulerConfig(capacity=device.device.capacity_bytes, reserve=device.device.reserve_bytes)
-    service = ExecutorService(runtime_directory, device, config)
+    service = ExecutorService(
+        runtime_directory,
+        device,
+        config,
+        lasting=LastingDirectories(runtime_directory, runtime_directory / SHELF_DIRECTORY),
+        isolation=Isolation(IsolationOptions(isolate="off"), runtime_directory),
+        environments=open_environments({}),
+        spares=(1, IN_DEMAND),
+        start_timeout=50.0,
+    )
     await service.start()
 
     def hoard() -> None:

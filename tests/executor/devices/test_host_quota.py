@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sharedkernel.executor.devices.host_usage import UserProcesses, look
+from sharedkernel.executor.devices.host import host_usage
 from sharedkernel.executor.processes.user_quota import HOST_CONTEXT_BYTES
 from sharedkernel.protocol import Limits
 from tests.executor.harness import until
@@ -114,4 +114,4 @@ def _is_of(process: psutil.Process, uid: int) -> bool:
 def _held_by(uid: int) -> int:
     """Return the bytes that the processes of an account have."""
     own = [process.pid for process in psutil.process_iter() if _is_of(process, uid)]
-    return sum(look([UserProcesses(leaders=own, enough=0)]).values())
+    return sum(host_usage([(own, 0)]).values())

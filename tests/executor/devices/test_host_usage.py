@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sharedkernel.executor.devices.host_usage import UserProcesses, look, remove_shared_memory
+from sharedkernel.executor.devices.host import host_usage, remove_shared_memory
 
 #: bytes that each way has
 _SIZE = 64 << 20
@@ -90,7 +90,7 @@ def _below(pid: int) -> list[int]:
 
 
 def _look(*leaders: int, enough: int = 0) -> dict[int, int]:
-    return look([UserProcesses(leaders=leaders, enough=enough)])
+    return host_usage([(leaders, enough)])
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sharedkernel.executor.devices.programs import find_programs
+from sharedkernel.executor.devices.cuda.monitor import find_programs
 from sharedkernel.executor.processes.programs import Program
 from sharedkernel.system.nvml import GpuSample
 from tests.executor.devices.support import make_process

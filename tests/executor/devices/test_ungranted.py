@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sharedkernel.executor.devices.ungranted import Ungranted
+from sharedkernel.executor.devices.cuda.monitor import Ungranted
 from tests.executor.devices.support import Recorder, make_process
 
 #: ids that no process has

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sharedkernel.executor.devices.cuda.monitor import GpuMonitor
-from sharedkernel.executor.devices.escalation import Escalation, EscalationStep
-from sharedkernel.executor.devices.overuse import CONTEXT_BYTES, Overuse
+from sharedkernel.executor.devices.overuse import CONTEXT_BYTES, Escalation, EscalationStep, Overuse
 from sharedkernel.ipc.shared_page import Word
 from sharedkernel.protocol import Device, Limits, Memory
 from sharedkernel.system.nvml import Gpu, GpuSample

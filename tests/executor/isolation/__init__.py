@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from sharedkernel.executor.isolation.accounts import closed_ancestor
 from sharedkernel.paths import OFFLOAD_VARIABLE
 from sharedkernel.system.processes import may_look_into_others
-from sharedkernel.system.secure_directories import closed_ancestor
 from tests.executor import harness
 from tests.executor.harness import ExecutorProcess, Notebook
 

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.errors import ConfigError, Refused
-from sharedkernel.executor.isolation.accounts import NUMBERS_FILE, Numbers, least_login_uid
-from sharedkernel.system.secure_directories import (
+from sharedkernel.executor.isolation.accounts import (
+    NUMBERS_FILE,
+    Numbers,
     closed_ancestor,
     directory_name,
+    least_login_uid,
     make_directory_of,
     make_shared_directory,
 )

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from sharedkernel.executor.isolation.accounts import make_directory_of
 from sharedkernel.local_stack import free_port
 from sharedkernel.paths import GATEWAY_DIRECTORY, SESSIONS_DIRECTORY
 from sharedkernel.system.lock_file import GATEWAY_LOCK
-from sharedkernel.system.secure_directories import make_directory_of
 from tests.executor.harness import PATIENCE
 from tests.executor.isolation import ADA, FIRST_UID, GATEWAY, ApartExecutor, Executor, needs_root, readable_by_all
 

@@ -13,7 +13,7 @@ import pytest
 from sharedkernel.errors import ConfigError
 from sharedkernel.executor.processes.process import start_time
 from sharedkernel.executor.processes.records import SessionRecords, are_there_sessions, find_page, read_record
-from sharedkernel.executor.supervision.build_id import check_left
+from sharedkernel.executor.supervision.environments import check_left
 from sharedkernel.ipc.shared_page import Page
 from sharedkernel.paths import RECORDS_DIRECTORY
 from tests.executor.devices.support import make_process, no_file_opens

@@ -16,7 +16,7 @@ import pytest
 
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable
-from sharedkernel.executor.dispatch.usage import USAGE_NAME
+from sharedkernel.executor.dispatch.users import USAGE_NAME
 from sharedkernel.paths import RECORDS_DIRECTORY, WARM_PARENT_SOCKET
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor, ExecutorProcess, Notebook, until

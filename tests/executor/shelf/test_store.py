@@ -26,12 +26,10 @@ from sharedkernel.errors import (
     QuotaExceeded,
     Refused,
 )
+from sharedkernel.executor.processes.fd_server import FdServer
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.shelf.room import Room
-from sharedkernel.executor.shelf.session_requests import ShelfRequests
-from sharedkernel.executor.shelf.store import LONGEST_NAME, MOST_NAMES, ShelfStore
+from sharedkernel.executor.shelf.store import LONGEST_NAME, MOST_NAMES, Room, ShelfStore
 from sharedkernel.ipc.fd_client import Descriptor, DescriptorClient
-from sharedkernel.ipc.fd_server import FdServer
 from sharedkernel.ipc.seqpacket import PacketSocket, connect
 from sharedkernel.ipc.shared_page import Page
 from sharedkernel.paths import DESCRIPTOR_SOCKET, EXECUTOR_SOCKET
@@ -77,7 +75,7 @@ class Desk:
         self.channel = FdServer(
             self.directory / DESCRIPTOR_SOCKET,
             lambda pid: self.session if pid == os.getpid() else None,
-            ShelfRequests(self.shelves).handlers(),
+            self.shelves.handlers(),
         )
         self.channel.start()
 

@@ -17,7 +17,7 @@ import pytest
 from sharedkernel import protocol
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import Refused
-from sharedkernel.executor.history.log_files import MOST_LOG_BYTES
+from sharedkernel.executor.runtime_directory import MOST_LOG_BYTES
 from sharedkernel.executor.supervision.environments import OWN, own_environment
 from sharedkernel.executor.supervision.supervisor import ForkTraits, Supervisor
 from sharedkernel.ipc.seqpacket import connect

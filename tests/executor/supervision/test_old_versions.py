@@ -18,7 +18,7 @@ import pytest
 
 import sharedkernel
 from sharedkernel import protocol
-from sharedkernel.executor.supervision.build_id import listener_of
+from sharedkernel.executor.supervision.environments import listener_of
 from sharedkernel.paths import EXECUTOR_SOCKET, RETIRED_SOCKETS, WARM_PARENT_SOCKET
 from sharedkernel.protocol import SessionRecord
 from tests.executor.environments import make_environment

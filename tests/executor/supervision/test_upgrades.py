@@ -14,7 +14,7 @@ import pytest
 import sharedkernel
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable, Refused
-from sharedkernel.executor.supervision.build_id import folders_build_id, listener_of
+from sharedkernel.executor.supervision.environments import folders_build_id, listener_of
 from sharedkernel.paths import EXECUTOR_SOCKET, WARM_PARENT_SOCKET
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import PATIENCE, Executor, Notebook, until

@@ -21,9 +21,9 @@ from sharedkernel.device_memory.drivers.base import MIB
 from sharedkernel.device_memory.layout import lane_bytes
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.executor.devices.lane_server import LaneServer
+from sharedkernel.executor.processes.fd_server import FdServer
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.ipc.fd_client import DescriptorClient
-from sharedkernel.ipc.fd_server import FdServer
 from sharedkernel.paths import DESCRIPTOR_SOCKET
 from sharedkernel.protocol import Limits
 from sharedkernel.session.lanes.lane_turns import LaneTurns

@@ -4,7 +4,7 @@ A CUDA context does not survive a fork, so the warm parent must not make one: se
 `CUDA_VISIBLE_DEVICES` which GPU is theirs, see it as ``cuda:0``, and make their context when their user's code first
 needs it. A session's lease holds by a limit on torch's allocator in its process (`session/memory/cuda_meter.py`); what
 other libraries take, which programs compute, and who does so without a grant, is watched from outside (`monitor.py`,
-`overuse.py`, `programs.py`, `ungranted.py`).
+`overuse.py`).
 
 Whose sessions may share a lane's bytes is `lane_sharing`: memory that is mapped stays readable to who has it mapped,
 so lanes are shared among one user's sessions, one group's, or all. Where the driver can share memory at all, the
@@ -24,19 +24,17 @@ from typing import Any
 
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import ConfigError, Refused
-from sharedkernel.executor.devices import SessionControl
+from sharedkernel.executor.devices import ServedDevice, SessionControl
 from sharedkernel.executor.devices.cuda.checkpoint import ProcessCheckpoint, Suspensions, unavailable_because
-from sharedkernel.executor.devices.cuda.monitor import GpuMonitor
+from sharedkernel.executor.devices.cuda.monitor import GpuMonitor, Ungranted, find_programs
 from sharedkernel.executor.devices.cuda.mps import Mps, MpsMode
 from sharedkernel.executor.devices.lane_server import LaneServer
-from sharedkernel.executor.devices.leases import WORTH_TELLING_BYTES, Leases, UserMemory
+from sharedkernel.executor.devices.leases import is_worth_telling
 from sharedkernel.executor.devices.overuse import Overuse
-from sharedkernel.executor.devices.programs import find_programs
-from sharedkernel.executor.devices.ungranted import Ungranted
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.records import are_there_sessions
 from sharedkernel.executor.processes.user_quota import quota_of
-from sharedkernel.executor.supervision.build_id import listener_of
+from sharedkernel.executor.supervision.environments import listener_of
 from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.paths import RECORDS_DIRECTORY, WARM_PARENT_SOCKET
 from sharedkernel.protocol import Allowance, Device, Limits
@@ -85,7 +83,7 @@ def visibility(facts: GpuFacts) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": facts.uuid, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-class CudaDevice:
+class CudaDevice(ServedDevice):
     """One GPU.
 
     Parameters
@@ -114,19 +112,16 @@ class CudaDevice:
         driver: Any = None,
         self_test: SelfTest | None = None,
     ) -> None:
+        super().__init__(device)
         self._gpu = gpu
-        #: its public description
-        self.device = device
         self._options = options
         self._unshared = lanes if isinstance(lanes, str) else None
-        #: the memory mode of new sessions
         self.memory_mode = DeviceMemoryMode.SHARED if self._unshared is None else DeviceMemoryMode.PRIVATE
         self._self_test = self_test
         self._self_test_note = "there was no self-test."
         self._trying: asyncio.Future[Verdict] | None = None
-        #: the server of device memory; None where none could be shared
+        self.check_lanes = options.check_lanes
         self.lane_server = None if isinstance(lanes, str) else lanes
-        self._leases = Leases(device, self._notify)
         self._mps = Mps(options.mps, gpu.facts.uuid)
         self._watch = GpuMonitor(gpu, self._look)
         self._utilisations: dict[str, float] = {}
@@ -139,11 +134,6 @@ class CudaDevice:
         self._checkpoint_note = unavailable_because(driver, gpu.facts.driver_version, shares_memory=shares)
         #: also without `process_checkpoint`: an executor before this may have suspended sessions. None: it cannot have
         self._suspensions = None if self._checkpoint_note else Suspensions(ProcessCheckpoint(driver), self._lose)
-
-    @property
-    def check_lanes(self) -> bool:
-        """Whether sessions poison a lane when they hand it over, to find what still uses it."""
-        return self._options.check_lanes
 
     async def start(self, runtime_directory: Path, control: SessionControl) -> None:
         """Try it, start to watch it, and start MPS if that is wanted.
@@ -260,22 +250,11 @@ class CudaDevice:
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
-    def update(self, users: Iterable[UserMemory]) -> None:
-        """Set the limits of all sessions of *users*."""
-        self._leases.update(users)
-
-    @staticmethod
-    def _notify(session: SessionHandle, allowance: Allowance) -> None:
+    def _notify(self, session: SessionHandle, allowance: Allowance) -> None:
         sent = session.sent_allowance
-        if (
-            sent is not None
-            and sent.quota_bytes == allowance.quota_bytes
-            and abs(sent.others_bytes - allowance.others_bytes) < WORTH_TELLING_BYTES
-            and abs(sent.limit_bytes - allowance.limit_bytes) < WORTH_TELLING_BYTES
-        ):
-            return
-        session.sent_allowance = allowance
-        session.send(allowance)
+        if is_worth_telling(sent, allowance, allowance.limit_bytes - (sent.limit_bytes if sent is not None else 0)):
+            session.sent_allowance = allowance
+            session.send(allowance)
 
     # --- what is seen from outside ------------------------------------------------------------------------------------
 
@@ -339,6 +318,7 @@ class CudaDevice:
             nvml, note = "ok", None
         if self._gpu.facts.is_instance and nvml in ("ok", "totals"):
             note = f"{note} {_OF_INSTANCES}" if note else _OF_INSTANCES
+        checkpoint = self._checkpoint_note or "process checkpoint is on."
         return DeviceDetails(
             uuid=self._gpu.facts.uuid,
             driver_version=self._gpu.facts.driver_version,
@@ -349,7 +329,7 @@ class CudaDevice:
             lanes_shared_reason=self._unshared or f"lanes are shared within one {self._options.lane_sharing}.",
             mps="on" if self._mps.is_on else "off",
             mps_note=self._mps.note,
-            process_checkpoint=self._describe_checkpoint(),
+            process_checkpoint=checkpoint if self._options.process_checkpoint else "process checkpoint is off.",
             utilisation=None if sample is None else sample.utilisation,
             temperature_celsius=None if sample is None else sample.temperature_celsius,
             power_watts=None if sample is None else sample.power_watts,
@@ -358,8 +338,3 @@ class CudaDevice:
             nvml=nvml,
             nvml_note=note,
         )
-
-    def _describe_checkpoint(self) -> str:
-        if not self._options.process_checkpoint:
-            return "process checkpoint is off."
-        return self._checkpoint_note or "process checkpoint is on."

@@ -20,6 +20,7 @@ from sharedkernel.device_memory.errors import DeviceMemoryError, DriverUnavailab
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.distribution import install_hint
 from sharedkernel.errors import ConfigError
+from sharedkernel.executor.devices import check_capacity
 from sharedkernel.executor.devices.cuda.device import CudaDevice, CudaOptions, visibility
 from sharedkernel.executor.devices.lane_server import LaneServer
 from sharedkernel.protocol import Device
@@ -78,19 +79,10 @@ def describe(facts: GpuFacts, capacity: int | None, reserve: int | None) -> Devi
     """
     if capacity is None:
         capacity = facts.total_bytes
-    if capacity > facts.total_bytes:
-        raise ConfigError(
-            f"a capacity of {format_bytes(capacity)} is more than the {format_bytes(facts.total_bytes)} of "
-            f"{facts.name}; name less with --capacity."
-        )
     if reserve is None:
         reserve = max(_LEAST_RESERVE, int(capacity * _RESERVE_PART))
-    if reserve >= capacity:
-        raise ConfigError(
-            f"a reserve of {format_bytes(reserve)} leaves nothing of the capacity of {format_bytes(capacity)}; "
-            "name less with --reserve, or more with --capacity."
-        )
-    return Device(name=facts.name, kind="cuda", capacity_bytes=capacity, reserve_bytes=reserve)
+    device = Device(name=facts.name, kind="cuda", capacity_bytes=capacity, reserve_bytes=reserve)
+    return check_capacity(device, facts.total_bytes, f"the {format_bytes(facts.total_bytes)} of {facts.name}")
 
 
 def check_torch() -> str:

@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 
-from sharedkernel.executor.dispatch.idle_holders import processor_seconds
+from sharedkernel.executor.dispatch.idleness import processor_seconds
 from tests.executor.conftest import StartExecutor
 from tests.executor.harness import Executor
 

@@ -1,18 +1,27 @@
-"""Detect sessions that hold the device and compute nothing while others wait for it.
+"""Sessions in which nothing runs, seen from outside: holders while others wait, and all of them since when.
 
-A cell keeps its grant between boundaries, also while it sleeps, or waits for a worker, a socket or its user. A
-server of a model, or a loop that plots, has no boundaries at all: with each of its waits the device would stand still
-until the holder's quantum is over. So while sessions wait, the processor time of each holder's process is read every
-few milliseconds. One that got none of it, and has no thread that could run, computes nothing on the host. It may wait
-for a GPU (on an H100 such a wait takes no processor time), so there the session itself is asked.
+A cell keeps its grant between boundaries, also while it sleeps, or waits for a worker, a socket or its user. A server
+of a model, or a loop that plots, has no boundaries at all: with each of its waits the device would stand still until
+the holder's quantum is over. So while sessions wait, the processor time of each holder's process is read every few
+milliseconds. One that got none of it, and has no thread that could run, computes nothing on the host. It may wait for a
+GPU (on an H100 such a wait takes no processor time), so there the session itself is asked.
+
+A session is in use while one of its cells is open, and while its processes use the processor: what a cell has left
+running (a thread, a server, a program) counts, an open page does not. The little that an idle kernel needs to keep its
+connections alive is not use.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
+
+import psutil
 
 from sharedkernel import protocol
 from sharedkernel.executor.processes.process import SessionHandle
@@ -20,7 +29,9 @@ from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.scheduling.model.types import SessionState
 from sharedkernel.scheduling.scheduler import Scheduler
 
-#: seconds between two looks; for so long a holder has to have computed nothing
+log = logging.getLogger(__name__)
+
+#: seconds between two looks at holders; for so long a holder has to have computed nothing
 LOOK_INTERVAL = 0.005
 #: seconds between two questions to a session that may wait for its GPU
 ASK_INTERVAL = 0.02
@@ -28,6 +39,11 @@ ASK_INTERVAL = 0.02
 _OWN_PART = 0.1
 #: states of a thread in which it computes, or would if there were a processor free for it
 _COMPUTING = ("R", "D")
+#: seconds between looks at all sessions
+INTERVAL = 2.0
+#: processor-seconds per second up to which a session counts as idle; a kernel alone needs a tenth of it
+_IDLE_SHARE = 0.03
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class IdleHolders:
@@ -121,3 +137,59 @@ def _is_computing(pid: int) -> bool:
     except OSError:
         return True
     return any(stat.rpartition(") ")[2][:1] in _COMPUTING for stat in stats)
+
+
+class IdleMonitor:
+    """Keeps each session's `used_at`; needs a running event loop.
+
+    Parameters
+    ----------
+    sessions
+        Processes that serve a session, by its id.
+    """
+
+    def __init__(self, sessions: Mapping[str, SessionHandle]) -> None:
+        self._sessions = sessions
+        #: processor-seconds of each session's processes, by the leader's process id, and when they were looked at
+        self._before: dict[int, float] = {}
+        self._looked_at = time.monotonic()
+        self._due: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Look from now on."""
+        self._due = asyncio.get_running_loop().call_later(INTERVAL, self._look)
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._due is not None:
+            self._due.cancel()
+
+    def _look(self) -> None:
+        self._due = asyncio.get_running_loop().call_later(INTERVAL, self._look)
+        now = time.monotonic()
+        processes = list(self._sessions.values())
+        try:
+            used = _seconds_of_sessions(process.pid for process in processes)
+        except OSError as error:  # no descriptor is left: what was used meanwhile is seen at the next look
+            log.warning("cannot see which sessions are used: %s", error.strerror)
+            return
+        allowed = _IDLE_SHARE * (now - self._looked_at)
+        for process in processes:
+            ran = used.get(process.pid, 0.0) - self._before.get(process.pid, 0.0) > allowed
+            # A new session counts as used, however little it has run: it would never be idle otherwise.
+            if ran or process.used_at is None or process.page.words[Word.TURN] != Turn.IDLE:
+                process.used_at = now
+        self._before, self._looked_at = used, now
+
+
+def _seconds_of_sessions(leaders: Iterable[int]) -> dict[int, float]:
+    """Return the processor time of all processes of each of these sessions (as `setsid` made them), by its leader."""
+    seconds = dict.fromkeys(leaders, 0.0)
+    for pid in psutil.pids() if seconds else ():
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as stat:
+            # after the command's name, which may hold anything: state, parent, group, session, …, user and system time
+            fields = stat.read().rpartition(b")")[2].split()
+            if (leader := int(fields[3])) in seconds:
+                # with that of its children that have ended
+                seconds[leader] += sum(map(int, fields[11:15])) / _TICKS
+    return seconds

@@ -20,10 +20,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError, SharedKernelError
+from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.ipc.seqpacket import PacketSocket, listen
 from sharedkernel.system.log_filter import RepetitionFilter
 from sharedkernel.system.tasks import BackgroundTasks
@@ -37,21 +38,6 @@ _REPEATED_AFTER = 10.0
 _ACCEPT_PAUSE = 1.0
 
 
-class Client(Protocol):
-    """A process that may connect; hashable by identity."""
-
-    @property
-    def session(self) -> str | None:
-        """The id of its session, for the log."""
-
-    @property
-    def uid(self) -> int:
-        """The user id that it runs under."""
-
-
-C = TypeVar("C", bound=Client)
-
-
 @dataclass(frozen=True, slots=True)
 class FdReply:
     """The answer to a request."""
@@ -61,13 +47,13 @@ class FdReply:
     descriptors: list[int] = field(default_factory=list)
 
 
-#: answers a message of a session, now or in time; until then nothing more is read from it. The descriptors that came
-#: with it are closed when the call returns, so what is to stay is duplicated. Refuses by raising a
-#: :class:`~sharedkernel.errors.SharedKernelError`
-FdHandler = Callable[[C, Any, list[int]], FdReply | Awaitable[FdReply]]
+#: answers a message of a session, now or in time, until when nothing more is read from it; None: it is done. The
+#: descriptors that came with it are closed when the call returns, so what is to stay is duplicated. Refuses by raising
+#: a :class:`~sharedkernel.errors.SharedKernelError`
+FdHandler = Callable[[SessionHandle, Any, list[int]], FdReply | Awaitable[FdReply] | None]
 
 
-class FdServer(Generic[C]):
+class FdServer:
     """The executor's end, for all of its sessions.
 
     Parameters
@@ -83,15 +69,15 @@ class FdServer(Generic[C]):
     def __init__(
         self,
         path: Path,
-        identify: Callable[[int], C | None],
-        handlers: Mapping[type[protocol.Message], FdHandler[C]],
+        identify: Callable[[int], SessionHandle | None],
+        handlers: Mapping[type[protocol.Message], FdHandler],
     ) -> None:
         self._path = path
         self._identify = identify
         self._handlers = handlers
-        self._connections: dict[C, PacketSocket] = {}
+        self._connections: dict[SessionHandle, PacketSocket] = {}
         #: of each connected session, the last refusal that was logged, and when
-        self._logged: dict[C, tuple[tuple[type, str], float]] = {}
+        self._logged: dict[SessionHandle, tuple[tuple[type, str], float]] = {}
         self._listener: socket.socket
         #: continues to accept connections after a pause
         self._resuming: asyncio.TimerHandle | None = None
@@ -123,7 +109,7 @@ class FdServer(Generic[C]):
         for process in list(self._connections):
             self.hang_up(process)
 
-    def hang_up(self, process: C) -> None:
+    def hang_up(self, process: SessionHandle) -> None:
         """End a session's connection, if it has one."""
         connection = self._connections.pop(process, None)
         self._logged.pop(process, None)
@@ -167,7 +153,7 @@ class FdServer(Generic[C]):
         self._connections[process] = connection
         self._loop.add_reader(connection, self._receive, process, connection)
 
-    def _receive(self, process: C, connection: PacketSocket) -> None:
+    def _receive(self, process: SessionHandle, connection: PacketSocket) -> None:
         try:
             message, descriptors = connection.receive()
         except BlockingIOError:
@@ -182,6 +168,7 @@ class FdServer(Generic[C]):
             return
         try:
             answer = self._handlers[type(message)](process, message, descriptors)
+            answer = FdReply(protocol.Done(request=message.request)) if answer is None else answer
         except Exception as error:
             answer = self._failed(process, message, error)
         finally:
@@ -194,7 +181,7 @@ class FdServer(Generic[C]):
             self._tasks.spawn(self._reply_later(process, connection, message, answer))
 
     async def _reply_later(
-        self, process: C, connection: PacketSocket, message: Any, coming: Awaitable[FdReply]
+        self, process: SessionHandle, connection: PacketSocket, message: Any, coming: Awaitable[FdReply]
     ) -> None:
         try:
             answer = await coming
@@ -206,7 +193,7 @@ class FdServer(Generic[C]):
         elif self._reply(process, connection, answer):
             self._loop.add_reader(connection, self._receive, process, connection)
 
-    def _reply(self, process: C, connection: PacketSocket, answer: FdReply) -> bool:
+    def _reply(self, process: SessionHandle, connection: PacketSocket, answer: FdReply) -> bool:
         """Send an answer; hang up on a session that does not take it."""
         if _send(connection, answer):
             return True
@@ -214,7 +201,7 @@ class FdServer(Generic[C]):
         self.hang_up(process)
         return False
 
-    def _failed(self, process: C, message: Any, error: Exception) -> FdReply:
+    def _failed(self, process: SessionHandle, message: Any, error: Exception) -> FdReply:
         if isinstance(error, SharedKernelError):
             self._log_refusal(process, type(message), error)
             reason, text = error.reason, str(error)
@@ -223,7 +210,7 @@ class FdServer(Generic[C]):
             reason, text = "error", "the executor failed to do this; its log says why."
         return FdReply(protocol.Failed(request=message.request, reason=reason, message=text))
 
-    def _log_refusal(self, process: C, kind: type, error: SharedKernelError) -> None:
+    def _log_refusal(self, process: SessionHandle, kind: type, error: SharedKernelError) -> None:
         """Log a refusal, but not each of those that a session gets while it waits for room."""
         now, refusal = time.monotonic(), (kind, error.reason)
         before, since = self._logged.get(process, (None, 0.0))

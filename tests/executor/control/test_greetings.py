@@ -9,8 +9,8 @@ from unittest.mock import Mock
 import pytest
 
 from sharedkernel import protocol
+from sharedkernel.executor.control.router import SessionAdoption
 from sharedkernel.executor.processes.connections import ControlConnection
-from sharedkernel.executor.sessions.adoption import SessionAdoption
 from tests.executor.devices.support import make_process
 from tests.executor.harness import Executor, ExecutorProcess
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sharedkernel.executor.history.log_files import KEPT_LOG_BYTES, MOST_LOG_BYTES, MOST_OLD_LOGS, bound_logs
+from sharedkernel.executor.runtime_directory import KEPT_LOG_BYTES, MOST_LOG_BYTES, MOST_OLD_LOGS, bound_logs
 from sharedkernel.paths import log_name
 
 

@@ -1,123 +1,108 @@
-"""Messages between a session and its executor on the descriptor socket: the shelf, lanes and units.
+"""Messages in packets, with which descriptors travel.
 
-Each message is one packet, and descriptors travel along.
+A session and its executor speak of the shelf, lanes and units on the descriptor socket, an executor and its warm parent
+of processes.
 """
 
 from __future__ import annotations
 
-from sharedkernel.protocol.common import Done, Failed, Message, ShelfEntry
+from sharedkernel.protocol.common import Done, Failed, Message, Numbered, ShelfEntry
 
-# --- session -> executor on the descriptor socket (packets); each carries `request`, repeated in its answer -----------
+# --- session -> executor on the descriptor socket (packets) -----------------------------------
 
 
-class ReserveShelf(Message, frozen=True, kw_only=True):
+class ReserveShelf(Numbered, frozen=True, kw_only=True):
     """Ask for a file of `bytes`, to write what is about to be shelved as `name`; answered by :class:`ShelfReserved`.
 
     It is charged to the user for as long as a process has it open.
     """
 
-    request: int
     name: str
     bytes: int
 
 
-class Shelve(Message, frozen=True, kw_only=True):
+class Shelve(Numbered, frozen=True, kw_only=True):
     """Put what was reserved as `number`, and is written, on the user's shelf, instead of what had its name.
 
     Answered by :class:`Done`, also if it is there already.
     """
 
-    request: int
     number: int
 
 
-class FetchShelved(Message, frozen=True, kw_only=True):
+class FetchShelved(Numbered, frozen=True, kw_only=True):
     """Ask for the file that is on the shelf under `name`; answered by :class:`Shelved`."""
 
-    request: int
     name: str
 
 
-class Unshelve(Message, frozen=True, kw_only=True):
+class Unshelve(Numbered, frozen=True, kw_only=True):
     """Take `name` off the shelf; answered by :class:`Done`."""
 
-    request: int
     name: str
 
 
-class ListShelf(Message, frozen=True, kw_only=True):
+class ListShelf(Numbered, frozen=True, kw_only=True):
     """Ask what is on the shelf; answered by :class:`ShelfListing`."""
 
-    request: int
 
-
-class TakeLane(Message, frozen=True, kw_only=True):
+class TakeLane(Numbered, frozen=True, kw_only=True):
     """With a grant: ask what the session's lane is made of, and begin its turn; answered by :class:`LaneTaken`."""
 
-    request: int
 
-
-class FetchUnits(Message, frozen=True, kw_only=True):
+class FetchUnits(Numbered, frozen=True, kw_only=True):
     """Ask for units of the session's lane; answered by :class:`Units`."""
 
-    request: int
     units: list[int]
 
 
-class WantPrivateUnits(Message, frozen=True, kw_only=True):
+class WantPrivateUnits(Numbered, frozen=True, kw_only=True):
     """Ask for device memory of the session's own, in units of these sizes; answered by :class:`Units`."""
 
-    request: int
     sizes: list[int]
 
 
-class KeepUnits(Message, frozen=True, kw_only=True):
+class KeepUnits(Numbered, frozen=True, kw_only=True):
     """Make units of the lane in which the session has its turn private to it; answered by :class:`Done`.
 
     On a device that is full: what lives there could not be copied out. The lane has no units then.
     """
 
-    request: int
     units: list[int]
 
 
-class LaneHandedOver(Message, frozen=True, kw_only=True):
+class LaneHandedOver(Numbered, frozen=True, kw_only=True):
     """Nothing of the session's iteration is left in its lane; said before the grant goes. Answered by :class:`Done`."""
 
-    request: int
     #: the turn came to nothing: what was in the lane is still there
     unused: bool = False
 
 
-class LaneUnused(Message, frozen=True, kw_only=True):
+class LaneUnused(Numbered, frozen=True, kw_only=True):
     """Why the session's iterations use no lane that others share, in one sentence; answered by :class:`Done`."""
 
-    request: int
     #: None: they do
     note: str | None
 
 
-class UnitsImported(Message, frozen=True, kw_only=True):
+class UnitsImported(Numbered, frozen=True, kw_only=True):
     """The session has these private units: they live and die with its process now; answered by :class:`Done`."""
 
-    request: int
     units: list[int]
 
 
-class UnitsLetGo(Message, frozen=True, kw_only=True):
+class UnitsLetGo(Numbered, frozen=True, kw_only=True):
     """Nothing of these units is left in the session's process; answered by :class:`Done`."""
 
-    request: int
     units: list[int]
 
 
 # --- executor -> session on the descriptor socket (packets) -----------------------------------
 
 
-class LaneTaken(Message, frozen=True, kw_only=True):
+class LaneTaken(Numbered, frozen=True, kw_only=True):
     """The session's lane: its units by number and size, in the order of their addresses. Their sum is its size."""
 
-    request: int
     lane: int
     #: changes whenever the units do
     version: int
@@ -126,10 +111,9 @@ class LaneTaken(Message, frozen=True, kw_only=True):
     must_scrub: bool
 
 
-class Units(Message, frozen=True, kw_only=True):
+class Units(Numbered, frozen=True, kw_only=True):
     """Device memory by number and size; a descriptor of each travels along, in this order."""
 
-    request: int
     units: list[tuple[int, int]]
 
 
@@ -139,24 +123,21 @@ class DescriptorWelcome(Message, frozen=True, kw_only=True):
     version: int
 
 
-class ShelfReserved(Message, frozen=True, kw_only=True):
+class ShelfReserved(Numbered, frozen=True, kw_only=True):
     """Answer to :class:`ReserveShelf`; the file's descriptor travels along."""
 
-    request: int
     number: int
 
 
-class Shelved(Message, frozen=True, kw_only=True):
+class Shelved(Numbered, frozen=True, kw_only=True):
     """Answer to :class:`FetchShelved`; the file's descriptor travels along."""
 
-    request: int
     bytes: int
 
 
-class ShelfListing(Message, frozen=True, kw_only=True):
+class ShelfListing(Numbered, frozen=True, kw_only=True):
     """Answer to :class:`ListShelf`, in the order of names."""
 
-    request: int
     entries: list[ShelfEntry]
     #: what the shelf is charged with: the entries, and what was taken off it but is still mapped by a session
     charged_bytes: int
@@ -169,3 +150,63 @@ ToDescriptorSocket = (
     | LaneHandedOver | LaneUnused | WantPrivateUnits | UnitsImported | UnitsLetGo | KeepUnits
 )  # fmt: skip
 FromDescriptorSocket = DescriptorWelcome | Done | Failed | ShelfReserved | Shelved | ShelfListing | LaneTaken | Units
+
+
+# --- between an executor and its warm parent --------------------------------------------------------------------------
+
+
+class Fork(Message, frozen=True, kw_only=True):
+    """Fork a session process; the shared page's descriptor travels with it.
+
+    Answered by :class:`Forked` or :class:`NotForked`.
+    """
+
+    process: str
+    connection_file: str
+    log_file: str
+    #: kind of the device that it will use
+    device_kind: str = "host"
+    #: how it has memory on a GPU, as `device_memory/mode.py` has it
+    memory_mode: str = "shared"
+    #: how users are kept apart (see `executor/isolation/policy.py`)
+    isolation: str = "none"
+
+
+class Forked(Message, frozen=True, kw_only=True):
+    """A session process exists."""
+
+    process: str
+    pid: int
+
+
+class NotForked(Message, frozen=True, kw_only=True):
+    """The system refused another process, and why."""
+
+    process: str
+    why: str
+
+
+class Exited(Message, frozen=True, kw_only=True):
+    """A session process was reaped; `status` as waitpid gives it. Repeated to a new executor until acknowledged."""
+
+    process: str
+    pid: int
+    status: int
+
+
+class ExitedSeen(Message, frozen=True, kw_only=True):
+    """The executor has taken note of :class:`Exited`."""
+
+    process: str
+
+
+class Retire(Message, frozen=True, kw_only=True):
+    """Fork no more, and end with the last session, once its ending is taken note of."""
+
+
+class Quit(Message, frozen=True, kw_only=True):
+    """End."""
+
+
+ToWarmParent = Fork | ExitedSeen | Retire | Quit
+FromWarmParent = Forked | NotForked | Exited

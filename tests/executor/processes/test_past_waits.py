@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharedkernel.executor.processes.progress import PastWaits
+from sharedkernel.executor.processes.process import PastWaits
 
 
 @given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=300))
