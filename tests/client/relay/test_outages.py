@@ -130,27 +130,6 @@ def test_an_outcome_that_was_lost_is_said(private_jupyter: Path, tmp_path: Path)
 
 
 @pytest.mark.heavy
-def test_a_session_lost_with_its_gateway_is_said_and_replaced(private_jupyter: Path, tmp_path: Path) -> None:
-    """A stock gateway takes its sessions with it: the cell says so, and the next one runs in a new one."""
-    gateway = GatewayProcess(tmp_path)
-    gateway.start()
-    try:
-        with Notebook(gateway.url, gateway.token) as notebook:
-            message_id = waiting_cell(notebook, tmp_path / "go")
-            gateway.kill()
-            gateway.start()
-            outcome = notebook.wait(message_id)
-            assert outcome.error.startswith("SharedGPUSessionGone: the session is no longer on the gateway")
-            assert outcome.error.endswith("the next cell starts a new one.")
-            anew = notebook.run("print('anew')")
-            assert anew.text("stdout") == "anew\n"
-            assert "[Shared GPU] The session before is no longer on the gateway" in anew.text("stderr")
-            assert notebook.manager.is_alive()
-    finally:
-        gateway.stop()
-
-
-@pytest.mark.heavy
 def test_a_token_withdrawn_during_an_outage_is_a_refusal(private_jupyter: Path, tmp_path: Path) -> None:
     """The relay does not knock for ever where it is not wanted; the next cell asks again."""
     gateway = GatewayProcess(tmp_path, contract=True)
