@@ -45,7 +45,6 @@ def test_a_gateway_that_is_slow_is_told_from_one_that_is_not_there() -> None:
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        (b"{}", "is not a gateway for shared devices; check the address."),
         (b"<html>", "is not a gateway for shared devices; check the address."),
         (b'{"device": {"name": 1}}', "sent no status document that this version can read (Expected `str`, got `int`"),
         (None, "or an older one: it has no /sharedkernel/api/status."),
