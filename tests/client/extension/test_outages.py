@@ -84,9 +84,7 @@ def test_a_token_that_is_not_accepted_is_not_shown_all_the_time(stack: LocalStac
     assert stack.gateway.log_path.read_text().count("GET /api/me") == before + 1
 
 
-@pytest.mark.parametrize(
-    "said", ["no JSON", "[]", '{"device": {}}', '{"device": {}, "sessions": [{"id": 7}]}', "[" * 9999]
-)
+@pytest.mark.parametrize("said", ["no JSON", '{"device": {}, "sessions": [{"id": 7}]}', "[" * 9999])
 def test_garbage_becomes_a_sentence(server: JupyterServer, said: str) -> None:
     """Whatever a gateway sends, the page gets a view that it can show."""
     with FakeGateway(said) as gateway:
