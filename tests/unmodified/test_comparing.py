@@ -63,10 +63,10 @@ def test_what_two_stock_kernels_differ_in_is_the_same() -> None:
         (Run(widgets={"1": {"value": "a"}}), Run(widgets={"2": {"value": "b"}})),
     ],
 )
-@pytest.mark.parametrize("numbers", [True, False])
-def test_a_difference_is_seen(first: Run, other: Run, numbers: bool) -> None:
+def test_a_difference_is_seen(first: Run, other: Run) -> None:
     """Texts, streams, kinds, an empty output, order, frames of a traceback, counts and widgets."""
-    assert len(list(differences(first, other, numbers=numbers))) == 1
+    for numbers in (True, False):
+        assert len(list(differences(first, other, numbers=numbers))) == 1
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,6 @@ def test_a_difference_is_seen(first: Run, other: Run, numbers: bool) -> None:
     [
         ("loss 0.5", "loss 12.25e-3"),
         ("Wall time: 36.8 ms", "Wall time: 290 μs"),
-        ("aten::add   1.200us   55.00%", "aten::add 3.1ms 7.2%"),
         ("3/3 [00:02<00:00, 1.31it/s]", "3/3 [00:09<00:01, 3.20s/it]"),
         ("tensor([0.1, -2.0])", "tensor([ 1.1,  2.0])"),
     ],
