@@ -83,7 +83,7 @@ def test_a_refusal_is_one_sentence(answer: bytes, sentence: str) -> None:
         asyncio.run(started(answer, pieces=1 << 16))
 
 
-def test_an_answer_that_comes_byte_by_byte_is_given_up() -> None:
+async def test_an_answer_that_comes_byte_by_byte_is_given_up() -> None:
     """The patience is for the whole of it."""
 
     async def serve(peer: Peer) -> None:
@@ -94,9 +94,6 @@ def test_an_answer_that_comes_byte_by_byte_is_given_up() -> None:
                 await peer.writer.drain()
                 await asyncio.sleep(0.02)
 
-    async def main() -> None:
-        async with serving(serve, request_timeout=0.5) as client:
-            with pytest.raises(GatewayUnreachable, match="took too long"):
-                await asyncio.to_thread(client.gateway.fetch, "GET", "/api/me")
-
-    asyncio.run(main())
+    async with serving(serve, request_timeout=0.5) as client:
+        with pytest.raises(GatewayUnreachable, match="took too long"):
+            await asyncio.to_thread(client.gateway.fetch, "GET", "/api/me")
