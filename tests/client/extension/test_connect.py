@@ -10,7 +10,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from http.cookiejar import CookieJar
 from pathlib import Path
 
@@ -21,25 +21,9 @@ from sharedkernel.client.gateway.trust import fingerprint_of
 from sharedkernel.local_stack import LocalStack
 from tests.client.extension.fake_gateway import FakeGateway
 from tests.client.extension.server import PATIENCE, TOKEN, JupyterServer, is_connected
-from tests.gateway.test_tls import Files, issue
+from tests.gateway.test_tls import issue
 
 _ROUTE = "/sharedkernel/api/gateway"
-
-
-@pytest.fixture(scope="module")
-def one_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
-    server = JupyterServer(tmp_path_factory.mktemp("form") / "server", {URL_VARIABLE: "", TOKEN_VARIABLE: ""})
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def server(one_server: JupyterServer) -> JupyterServer:
-    """Return a server that knows of no gateway."""
-    for file in kept(one_server):
-        file.unlink()
-    return one_server
 
 
 def kept(server: JupyterServer) -> list[Path]:
@@ -110,13 +94,9 @@ def test_a_body_of_another_kind_is_refused(server: JupyterServer) -> None:
         assert server.ask("POST", _ROUTE, body).status == 400
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> Files:
-    return issue(tmp_path / "tls")
-
-
-def test_an_unknown_certificate_is_compared_before_the_token_is_shown(server: JupyterServer, files: Files) -> None:
+def test_an_unknown_certificate_is_compared_before_the_token_is_shown(server: JupyterServer, tmp_path: Path) -> None:
     """Without its fingerprint, and with another one, the gateway sees no token."""
+    files = issue(tmp_path / "tls")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(files.certificate, files.key)
     first = Path(files.certificate).read_text().split("-----END")[0] + "-----END CERTIFICATE-----\n"

@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -32,20 +31,6 @@ CONTENTS = f"{ROOT}/host/api/contents"
 MIB = 1 << 20
 #: the last line of a copy
 DONE = {"ended": True, "links": 0}
-
-
-@pytest.fixture(scope="module")
-def files() -> Iterator[FileStack]:
-    with FileStack() as stack:
-        yield stack
-
-
-@pytest.fixture(scope="module")
-def lab(files: FileStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
-    server = JupyterServer(tmp_path_factory.mktemp("files") / "server", files.client_environment(ADA))
-    server.start()
-    yield server
-    server.stop()
 
 
 def lines(server: JupyterServer, **copy: Any) -> list[dict[str, Any]]:

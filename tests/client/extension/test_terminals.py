@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,20 +17,6 @@ from tests.files import FileStack
 pytestmark = pytest.mark.heavy
 
 TERMINALS = "/sharedkernel/api/host/api/terminals"
-
-
-@pytest.fixture(scope="module")
-def files() -> Iterator[FileStack]:
-    with FileStack() as stack:
-        yield stack
-
-
-@pytest.fixture(scope="module")
-def lab(files: FileStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
-    server = JupyterServer(tmp_path_factory.mktemp("terminals") / "server", files.client_environment(ADA))
-    server.start()
-    yield server
-    server.stop()
 
 
 @contextmanager
