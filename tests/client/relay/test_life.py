@@ -73,17 +73,12 @@ def test_a_relay_that_was_killed_comes_back_to_its_session(notebook: Notebook, s
 
 
 @pytest.mark.heavy
-def test_a_shutdown_without_a_gateway_ends_in_time(tmp_path: Path) -> None:
+def test_a_shutdown_without_a_gateway_ends_in_time(own_gateway: GatewayProcess) -> None:
     """The relay gives up on it by itself: Jupyter kills a kernel that takes longer than five seconds."""
-    gateway = GatewayProcess(tmp_path)
-    gateway.start()
-    try:
-        with Notebook(gateway.url, gateway.token) as notebook:
-            gateway.kill()
-            notebook.client.shutdown()
-            wait_until(lambda: not notebook.manager.is_alive())
-    finally:
-        gateway.kill()
+    with Notebook(own_gateway.url, own_gateway.token) as notebook:
+        own_gateway.kill()
+        notebook.client.shutdown()
+        wait_until(lambda: not notebook.manager.is_alive())
 
 
 @pytest.mark.heavy
