@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import os
 import re
-import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +15,6 @@ from sharedkernel.gateway.auth.tokens import TokenFile
 from sharedkernel.local_stack import LocalStack
 from tests.browser.gateway_page import apart, sign_in
 from tests.browser.lab import PATIENCE, keep_picture
-from tests.cli.support import COMMAND
 from tests.gateway.client import Client
 
 _CLASS = "/sharedkernel/api/class"
@@ -228,48 +225,6 @@ def test_an_admin_invites_people_and_ends_their_class(open_page: OpenPage, stack
     page.get_by_role("dialog").get_by_role("button", name="End class").click()
     expect(end).to_have_count(0)
     expect(classes.get_by_text("The class physics is over; 0 sessions ended.")).to_be_visible()
-
-
-def test_a_teacher_replaces_a_link_that_somebody_else_has_used(
-    open_page: OpenPage, links: dict[str, str], stack: LocalStack
-) -> None:
-    """The thief's token is refused, sessions stay, and the page shows the new link to copy."""
-    thief = open_page(links["maria"])
-    thief.get_by_role("button", name="Yes, join the class").click()
-    stolen = Client(stack.gateway_url, thief.locator("code").inner_text().rpartition(" ")[2])
-    kernel = apart(stolen.start())
-    page = open_page(stack.gateway_url)
-    sign_in(page, stack.token("ada"))
-    page.get_by_role("link", name="People").click()
-    classes = page.get_by_role("region", name="Invitations")
-    classes.get_by_text("Replace a link").click()
-    replace, dialog = classes.get_by_role("button", name="Replace link of maria"), page.get_by_role("dialog")
-    replace.click()
-    expect(dialog).to_contain_text("the tokens that it gave end now. Sessions stay.")
-    dialog.get_by_role("button", name="Cancel").click()
-    assert apart(stolen.request("GET", "/api/kernels")).status == 200
-    replace.click()
-    check(page, "replace")
-    dialog.get_by_role("button", name="Replace link").click()
-    link = classes.locator("code").inner_text()
-    check(page, "replaced")
-    expect(classes).to_contain_text("0 of 3 joined; not yet: maria, niels, otto")
-    classes.get_by_role("button", name="End the class", exact=True).click()
-    expect(dialog).to_contain_text("End the class?Of 3 people.")
-    dialog.get_by_role("button", name="Cancel").click()
-    assert apart(stolen.request("GET", "/api/kernels")).status == 403
-    thief.goto("about:blank")
-    thief.goto(links["maria"])
-    expect(thief.get_by_role("alert")).to_contain_text("a newer one was made for the same person")
-    student = open_page(link)
-    student.get_by_role("button", name="Yes, join the class").click()
-    maria = Client(stack.gateway_url, student.locator("code").inner_text().rpartition(" ")[2])
-    assert [entry["id"] for entry in apart(maria.request("GET", "/api/kernels")).body] == [kernel]
-    variables = os.environ | stack.client_environment("ada")
-    subprocess.run([*COMMAND, "class", "invite", "maria", "--replace"], env=variables, check=True, capture_output=True)
-    by_command, by_page = [entry for entry in audit_of(stack) if entry["action"] == "invite to class"][:2]
-    assert by_page | {"time": by_command["time"]} == by_command
-    assert (by_page["users"], by_page["replaces"]) == (["maria"], True)
 
 
 @pytest.mark.usefixtures("classless")

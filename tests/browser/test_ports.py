@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import socket
-import subprocess
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import IO
 from urllib.parse import urlsplit
-from urllib.request import urlopen
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.lab import LabPage
-from tests.browser.laptop import Laptop
-from tests.cli.support import COMMAND, PATIENCE, shared_kernel
-from tests.client.extension.server import JupyterServer
-from tests.executor.isolation import ADA, GRACE, needs_root
-from tests.files import FileStack
+from tests.executor.isolation import needs_root
 
 #: serves one sentence on a port that nothing else has, and what a browser has sent along with the request
 _SERVE = """\
@@ -100,18 +90,6 @@ def serving(address: str, port: int, text: str) -> Iterator[None]:
             thread.join()
 
 
-@contextmanager
-def forwarding(laptop: JupyterServer, port: str) -> Iterator[tuple[str, IO[str]]]:
-    """Forward a port by the command, with what ada's form has kept; give its first line, and what it says then."""
-    environment = os.environ | laptop.service.environment
-    with subprocess.Popen([*COMMAND, "ports", port], env=environment, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline(), process.stdout
-        finally:
-            process.kill()
-
-
 @needs_root
 @pytest.mark.parametrize("taken", ["", "::1"])
 def test_a_port_opens_from_the_panel(lab: LabPage, taken: str) -> None:
@@ -150,27 +128,3 @@ def test_libraries_open_at_the_address_that_they_print(lab: LabPage) -> None:
     demo.get_by_label("number").fill("5")
     demo.get_by_role("button", name="Submit").click()
     expect(demo.get_by_label("output")).to_have_value("step 5")
-
-
-@needs_root
-def test_another_users_port_is_refused(machine: Laptop, host: FileStack, laptop: JupyterServer) -> None:
-    """Whoever asks for it by its number."""
-
-    async def serve() -> None:
-        async with shared_kernel(host, GRACE) as grace:
-            shown: list[str] = []
-            await grace.execute_interactive(
-                _SERVE, timeout=PATIENCE, output_hook=lambda message: shown.append(message["content"].get("text", ""))
-            )
-            await asyncio.to_thread(ask, "".join(shown).split()[-1])
-
-    def ask(port: str) -> None:
-        with forwarding(laptop, port) as (line, said):
-            url = f"http://127.0.0.1:{port}"
-            assert line == f"port {port} of the host (nothing of yours listens there yet) is {url} here\n"
-            with pytest.raises(ConnectionError), urlopen(url, timeout=PATIENCE):
-                pass
-            assert f"is not served by a program of {ADA}'s" in said.readline()
-
-    with machine, ThreadPoolExecutor(1) as thread:  # this one has playwright's event loop
-        thread.submit(asyncio.run, serve()).result()
