@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import math
 import re
@@ -242,21 +241,6 @@ def test_it_says_who_runs_and_who_waits_for_what(open_page: OpenPage) -> None:
     expect(device.get_by_text("Lane 1")).to_be_visible()
 
 
-def test_figures_are_live(open_page: OpenPage, server: PageServer) -> None:
-    """Through interruptions, of which it tells."""
-    page = open_page()
-    device = section(page, "Device")
-    expect(device).to_contain_text(" / 24.0 GiB")
-    expect(device).not_to_contain_text("full")
-    server.say(document(session(0, "ada", "running", 16)))
-    expect(device).to_contain_text("nearly full")
-    server.drop()
-    expect(page.get_by_text("The gateway has not answered since")).to_be_visible()
-    server.say(document(session(0, "ada", "running", 18.8)))
-    expect(device).to_contain_text("· full")
-    expect(page.get_by_text("The gateway has not answered since")).to_have_count(0)
-
-
 def test_sessions_are_offloaded_interrupted_and_shut_down(open_page: OpenPage, server: PageServer) -> None:
     """By a click, with the header that protects from forged requests; shutting down asks first."""
     page = open_page()
@@ -389,31 +373,6 @@ def test_a_quota_that_is_refused_is_sent_once(open_page: OpenPage, server: PageS
     assert [request[2]["users"]["grace"]["memory"] for request in server.requests] == ["lots", "lots", "many"]
 
 
-def test_an_admin_sees_the_class(open_page: OpenPage, server: PageServer) -> None:
-    """How many have joined, in the notice and in the list alike, as it is now; no figure has to change for it."""
-    joined = "2026-01-01T10:00:00+00:00"
-    until = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)).isoformat()
-    users: dict[str, Any] = {"grace": {"joined": joined}, "linus": {"joined": None}}
-    server.classes = {"class": {"until": until, "ending": False, "users": users}}
-    page = open_page()
-    notice = page.get_by_text(re.compile(r"A class of 2 ends .*; 1 joined\."))
-    expect(notice).to_be_visible()
-    server.classes["class"]["users"] = {**users, "linus": {"joined": joined}}
-    expect(page.get_by_text(re.compile(r"A class of 2 ends .*; 2 joined\."))).to_be_visible()
-    assert Axe().run(page).violations_count == 0
-    server.classes["evening"] = {"until": until, "ending": False, "users": {"mary": {"joined": None}}}
-    expect(page.get_by_text(re.compile(r"evening: A class of 1 ends .*; 0 joined\."))).to_be_visible()
-    people = show(page, "People", "Invitations")
-    expect(people.get_by_text("0 of 1 joined; not yet: mary")).to_be_visible()
-    server.classes["evening"]["users"] = {"mary": {"joined": joined}}
-    expect(people.get_by_text("1 of 1 joined")).to_be_visible()
-    expect(page.get_by_text(re.compile(r"evening: A class of 1 ends .*; 1 joined\."))).to_be_visible()
-    server.classes = {}
-    expect(notice).to_have_count(0)
-    expect(people.get_by_text("joined")).to_have_count(0)
-    expect(page.get_by_text("A class of")).to_have_count(0)
-
-
 def test_who_is_no_admin_sees_less(open_page: OpenPage, server: PageServer) -> None:
     """No people, no policy to choose, nothing to do with others' sessions."""
     assert server.me is not None
@@ -435,20 +394,6 @@ def test_it_says_how_to_connect(open_page: OpenPage) -> None:
     assert page.evaluate("navigator.clipboard.readText()") == COMMAND
     connect.get_by_role("button", name="Make another token").click()
     expect(connect).to_contain_text("a-fresh-token")
-
-
-def test_signing_out_and_in(open_page: OpenPage, server: PageServer) -> None:
-    """Who is not signed in, or not any more, is led to the form."""
-    page = open_page()
-    page.get_by_role("button", name="Sign out").click()
-    expect(page).to_have_title("Sign in")
-    assert ("POST", "/sharedkernel/page/sign-out", {}) in server.requests
-    page = open_page()
-    expect(section(page, "Device")).to_be_visible()
-    server.me = None
-    server.drop()
-    expect(page).to_have_title("Sign in")
-    expect(open_page()).to_have_title("Sign in")
 
 
 def test_it_is_used_with_the_keyboard(open_page: OpenPage) -> None:

@@ -123,32 +123,6 @@ def test_selected_notebooks_are_stopped_and_failures_told_in_one_sentence(
     ]
 
 
-def test_what_is_gone_is_selected_no_more(open_page: OpenPage, server: PageServer) -> None:
-    """Nor does the question count it."""
-    gone, stays = session(1, "grace", "idle"), session(2, "linus", "running")
-    server.say(document(gone, stays))
-    page = open_page()
-    show(page, "People").get_by_label("Select the notebooks of all").check()
-    expect(selection(page)).to_contain_text("2 notebooks selected")
-    server.say(document(stays))
-    expect(selection(page)).to_contain_text("1 notebook selected: linus")
-    selection(page).get_by_role("button", name="Stop 1").click()
-    expect(page.get_by_role("dialog")).to_contain_text("1 of them is in use now; its cell ends.")
-    page.keyboard.press("Escape")
-    selection(page).get_by_role("button", name="Select none").click()
-    expect(selection(page)).to_have_count(0)
-
-
-def test_signed_out_in_the_middle_leads_to_the_form(open_page: OpenPage, server: PageServer) -> None:
-    """Nothing more is asked then."""
-    page = open_page()
-    show(page, "People").get_by_label("Select the notebooks of all").check()
-    page.route("**/api/kernels/*", lambda route: route.fulfill(status=401, body="{}"))
-    selection(page).get_by_role("button", name="Stop 5").click()
-    page.get_by_role("dialog").get_by_role("button", name="Stop 5").click()
-    expect(page).to_have_title("Sign in")
-
-
 def test_the_audit_log_is_read_on_request(open_page: OpenPage, server: PageServer) -> None:
     """Newest first, searched by person, markup as text; it is not asked for before."""
     server.audit = audit_of(3)

@@ -90,19 +90,6 @@ def test_a_free_device_says_so(open_page: OpenPage, server: PageServer, users: i
     expect(device.get_by_role("img")).to_have_count(1)
 
 
-def test_each_of_four_devices_has_a_strip(open_page: OpenPage, server: PageServer) -> None:
-    """With its own figures; one that is away says why."""
-    said = json.loads(
-        document(session(0, "ada", "running", device="cuda:0"), session(1, "ada", "idle", device="cuda:1"))
-    )
-    devices = [{**said["device"], "name": f"cuda:{number}"} for number in range(4)]
-    devices[3].update(available=False, message="The executor of cuda:3 does not answer.")
-    server.say(json.dumps({**said, "devices": devices}))
-    strips = section(open_page(), "Devices").locator(".sk-Device")
-    expect(strips.locator(".sk-Device-turns")).to_have_text(["1 computing", "idle", "idle"])
-    expect(strips.nth(3)).to_contain_text("The executor of cuda:3 does not answer.")
-
-
 def test_thirty_people_are_sorted_searched_and_turned_over(open_page: OpenPage, server: PageServer) -> None:
     """Notebooks are in one table, one's own first, in low rows; people are twenty a page."""
     server.say(of_users(30))
