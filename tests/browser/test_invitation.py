@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -136,12 +135,6 @@ def test_a_link_that_was_used_opens_again_in_its_browser_alone(
     expect(second.get_by_label("Your token")).to_be_visible()
 
 
-def audit_of(stack: LocalStack) -> list[dict[str, Any]]:
-    """Return the newest entries of the audit log, the last first."""
-    ada = Client(stack.gateway_url, stack.token("ada"))
-    return list(apart(ada.request("GET", "/sharedkernel/api/audit")).body["entries"])
-
-
 def agree(page: Page, verb: str, question: str) -> None:
     """Press the button *verb* of the invitations, and agree to what is asked then."""
     page.get_by_role("region", name="Invitations").get_by_role("button", name=verb).click()
@@ -253,10 +246,6 @@ def test_an_admin_adds_people_without_an_end(open_page: OpenPage, stack: LocalSt
     expect(classes.get_by_label("Until")).to_be_visible()
     emmy = Client(stack.gateway_url, tokens["emmy"])
     assert apart(emmy.request("GET", "/sharedkernel/api/quotas")).body["users"].keys() == {"emmy"}
-    file = TokenFile(stack.directory / "tokens.json")
-    assert [token.expires for token in file.tokens().values() if token.user in tokens] == [None, None]
-    entries = [entry for entry in audit_of(stack) if entry["action"] == "add people"]
-    assert (entries[0]["user"], entries[0]["users"]) == ("ada", ["emmy", "lise"])
     page.get_by_role("link", name="Audit").click()
     expect(page.get_by_text("add people · users: emmy; lise")).to_be_visible()
-    file.remove(*tokens)
+    TokenFile(stack.directory / "tokens.json").remove(*tokens)

@@ -68,7 +68,7 @@ def test_a_file_cannot_act_as_a_page_of_the_server(lab: JupyterServer, files: Fi
         assert answer.read() == b"<script>alert(1)</script>"
 
 
-@pytest.mark.parametrize("name", ["naïve ☃.txt", "a b&c=d?e#f%41.txt", "x" * 250 + ".txt", "new\nline.txt"])
+@pytest.mark.parametrize("name", ["a b&c=d?e#f%41 ☃.txt", "new\nline.txt"])
 def test_copies_there_and_back_are_the_same(name: str, lab: JupyterServer, files: FileStack) -> None:
     """Whatever a file is called; folders come with it, and progress ends with all of it."""
     content = os.urandom(3 * MIB)

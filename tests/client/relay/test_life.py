@@ -81,24 +81,6 @@ def test_a_shutdown_without_a_gateway_ends_in_time(own_gateway: GatewayProcess) 
         wait_until(lambda: not notebook.manager.is_alive())
 
 
-@pytest.mark.heavy
-def test_a_relay_ends_with_its_client(contract_gateway: GatewayProcess, tmp_path: Path) -> None:
-    """A client that was killed leaves no relay behind, but its session waits for it."""
-    code = f"""
-import os, signal
-from tests.client.relay.support import Notebook
-notebook = Notebook({contract_gateway.url!r}, {contract_gateway.token!r}).__enter__()
-print(notebook.pid, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    before = contract_gateway.sessions()
-    client = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT)
-    relay = int(client.stdout)
-    wait_until(lambda: not Path(f"/proc/{relay}").exists())
-    (left,) = contract_gateway.sessions() - before
-    contract_gateway.fetch(f"/api/kernels/{left}", "DELETE")
-
-
 def test_a_bad_connection_file_is_one_sentence(tmp_path: Path) -> None:
     """Who starts a relay by hand learns what was wrong."""
     for text in ("", "[]", '{"ip": "127.0.0.1"}'):

@@ -57,19 +57,6 @@ def sessions(stack: LocalStack) -> set[str]:
     return {session["id"] for session in to_json(stack.status())["sessions"] if session["user"] == "ada"}
 
 
-def test_a_cell_that_runs_while_its_relay_is_killed_has_its_outcome(notebook: Notebook, tmp_path: Path) -> None:
-    """The next relay goes by the same name: it gets what is printed, and the reply."""
-    go_on = tmp_path / "go on"
-    cell = notebook.client.execute(f"print('on', flush=True)\n{_UNTIL_THERE.format(path=str(go_on))}\nprint('done')")
-    notebook.wait_for_output(cell, "on")
-    _kill_relay(notebook)
-    go_on.touch()
-    notebook.manager.restart_kernel(now=True)
-    outcome = notebook.wait(cell)
-    assert (outcome.status, outcome.text()) == ("ok", "done\n")
-    assert notebook.run("print('next')").text() == "next\n"
-
-
 def test_the_end_of_a_session_is_said_by_the_next_relay_too(
     stack: LocalStack, notebook: Notebook, tmp_path: Path
 ) -> None:
