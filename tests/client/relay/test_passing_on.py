@@ -60,14 +60,6 @@ def test_an_interrupt_may_have_the_cells_id(notebook: Notebook) -> None:
     assert notebook.client.get_control_msg(timeout=TIMEOUT)["msg_type"] == "interrupt_reply"
 
 
-def test_questions_are_answered(notebook: Notebook) -> None:
-    """Completions, help and what comms there are come from the session."""
-    notebook.run("a_long_name = 'text'")
-    assert "a_long_name" in notebook.client.complete("a_long", reply=True, timeout=TIMEOUT)["content"]["matches"]
-    assert notebook.client.inspect("a_long_name", reply=True, timeout=TIMEOUT)["content"]["found"]
-    assert notebook.client.comm_info(reply=True, timeout=TIMEOUT)["content"]["status"] == "ok"
-
-
 _ECHO = """
 from IPython import get_ipython
 def opened(comm, message):
