@@ -65,8 +65,7 @@ def test_the_end_of_a_session_is_said_by_the_next_relay_too(
     code = f"print('on', flush=True)\n{_UNTIL_THERE.format(path=str(go_on))}\nprint('again', flush=True)\nwhile True: 1"
     cell = notebook.client.execute(code)
     notebook.wait_for_output(cell, "on")
-    _kill_relay(notebook)
-    notebook.manager.restart_kernel(now=True)
+    _replace_relay(notebook)
     go_on.touch()
     notebook.wait_for_output(cell, "again")
     _end_all(stack, "ada", by="ada")
@@ -93,12 +92,9 @@ def test_a_relay_that_loses_its_gateway_as_well_repeats_nothing(
     go_on = tmp_path / "go on"
     cell = notebook.client.execute(f"print('on', flush=True)\n{_UNTIL_THERE.format(path=str(go_on))}\nprint('done')")
     notebook.wait_for_output(cell, "on")
-    _kill_relay(notebook)
-    notebook.manager.restart_kernel(now=True)
+    _replace_relay(notebook)
     _wait_for_state(notebook, "busy")  # it has joined
-    stack.gateway.kill()
-    stack.gateway.start()
-    stack.gateway.wait_until_ready()
+    _restart_gateway(stack)
     go_on.touch()
     outcome = notebook.wait(cell)
     assert (outcome.status, outcome.text()) == ("ok", "done\n")
@@ -108,13 +104,11 @@ def test_a_cell_that_waited_runs_after_the_end_of_a_session_that_a_relay_has_tak
     """The cells of the relay before are over once one of its own is, so no restart is published for them."""
     with Line(stack.port) as line, Notebook(line.url, stack.token("mary")) as notebook:
         notebook.run("x = 1")
-        _kill_relay(notebook)
-        notebook.manager.restart_kernel(now=True)
+        _replace_relay(notebook)
         assert notebook.run("print(x)").text() == "1\n"
         line.cut(notebook)
         waiting = notebook.client.execute("print('x' in globals())")
         _end_all(stack, "mary", by="ada")
-        wait_until(lambda: not _live(stack, "mary"))
         line.mend()
         states, text = [], ""
         while "False" not in text:
@@ -129,13 +123,11 @@ def test_a_cell_that_waits_behind_a_lost_one_of_the_relay_before_fails(stack: Lo
     """At the restart that is published a client gives up all its cells, so that this one would run unseen."""
     with Line(stack.port) as line, Notebook(line.url, stack.token("mary")) as notebook:
         _run_on(notebook)
-        _kill_relay(notebook)
-        notebook.manager.restart_kernel(now=True)
+        _replace_relay(notebook)
         _wait_for_state(notebook, "busy")  # the relay has joined, and knows that a cell runs
         line.cut(notebook)
         waiting = notebook.client.execute("print('unseen')")
         _end_all(stack, "mary", by="ada")
-        wait_until(lambda: not _live(stack, "mary"))
         line.mend()
         outcome = notebook.wait(waiting)
         assert outcome.error.startswith("SharedGPUSessionDied: This session was ended by ada")
@@ -164,7 +156,6 @@ def test_a_session_that_somebody_ends_is_no_crash(stack: LocalStack) -> None:
     with Notebook(stack.gateway_url, stack.token("mary")) as notebook:
         notebook.run("x = 1")
         _end_all(stack, "mary", by="ada")
-        wait_until(lambda: not _live(stack, "mary"))
         time.sleep(2)  # in which Jupyter would have started another kernel
         assert notebook.manager.is_alive()
         assert not _live(stack, "mary")
@@ -186,7 +177,6 @@ def test_who_was_away_meanwhile_is_told_who_ended_the_session(stack: LocalStack)
         notebook.run("x = 1")
         line.cut(notebook)
         _end_all(stack, "mary", by="ada")
-        wait_until(lambda: not _live(stack, "mary"))
         line.mend()
         time.sleep(2)  # as above
         assert notebook.manager.is_alive()
@@ -197,10 +187,7 @@ def test_who_was_away_meanwhile_is_told_who_ended_the_session(stack: LocalStack)
         assert farewell in outcome.text("stderr")
         line.cut(notebook)
         _end_all(stack, "mary", by="ada")
-        wait_until(lambda: not _live(stack, "mary"))
-        stack.gateway.kill()
-        stack.gateway.start()
-        stack.gateway.wait_until_ready()
+        _restart_gateway(stack)
         line.mend()
         outcome = notebook.run("print('x' in globals())")
         assert outcome.text() == "False\n"
@@ -218,7 +205,6 @@ def test_cells_that_waited_run_after_a_session_that_was_ended_meanwhile(stack: L
         waiting = notebook.client.execute("print('begun' in globals())")
         last = notebook.client.execute("print('last')")
         _end_all(stack, "mary", by="ada")
-        wait_until(lambda: not _live(stack, "mary"))
         line.mend()
         assert notebook.wait(running).error.startswith("SharedGPUSessionDied: This session was ended by ada")
         outcome = notebook.wait(waiting)
@@ -231,6 +217,17 @@ def test_cells_that_waited_run_after_a_session_that_was_ended_meanwhile(stack: L
 def _kill_relay(notebook: Notebook) -> None:
     os.kill(notebook.pid, signal.SIGKILL)
     wait_until(lambda: not notebook.manager.is_alive())
+
+
+def _replace_relay(notebook: Notebook) -> None:
+    _kill_relay(notebook)
+    notebook.manager.restart_kernel(now=True)
+
+
+def _restart_gateway(stack: LocalStack) -> None:
+    stack.gateway.kill()
+    stack.gateway.start()
+    stack.gateway.wait_until_ready()
 
 
 def _wait_for_state(notebook: Notebook, state: str) -> None:
@@ -260,6 +257,7 @@ def _end_all(stack: LocalStack, user: str, *, by: str) -> None:
         request = urllib.request.Request(f"{stack.gateway_url}/api/kernels/{session}", method="DELETE")
         request.add_header("Authorization", f"token {stack.token(by)}")
         urllib.request.urlopen(request, timeout=TIMEOUT).close()
+    wait_until(lambda: not _live(stack, user))
 
 
 #: waits until a file is there
