@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
 from sharedkernel.local_stack import LocalStack
 from tests.browser.conftest import OpenLab
-from tests.browser.lab import keep_picture
+from tests.browser.lab import check_accessible, keep_picture
 
 _BUSY = "import torch, time\nx = torch.ones(8)\nprint('computes')\nwhile True:\n    y = x + 1\n    time.sleep(0.01)"
 
@@ -22,8 +21,7 @@ def test_the_panel_opens_by_itself_once(open_lab: OpenLab) -> None:
     expect(row).to_contain_text("Untitled")
     assert ada.page.evaluate("document.querySelector('.jp-NotebookPanel').contains(document.activeElement)")
     keep_picture(ada.page, "first-use")
-    results = Axe().run(ada.page, context="#sharedkernel-panel")
-    assert results.violations_count == 0, results.generate_report()
+    check_accessible(ada.page, context="#sharedkernel-panel")
     ada.save()
     ada.page.goto(f"{ada.server.url}/lab?reset")  # nothing is open then
     ada.wait_until_open()

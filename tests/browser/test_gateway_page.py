@@ -10,12 +10,11 @@ from itertools import cycle
 from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from sharedkernel.gateway.fleet.colours import COLOURS
 from tests.browser.figures import in_use, memory_of_users
-from tests.browser.lab import PATIENCE, keep_picture
+from tests.browser.lab import PATIENCE, check_accessible, keep_picture
 from tests.browser.page_server import STATIC, PageServer
 
 _MIB = 1024**2
@@ -208,14 +207,12 @@ def test_nothing_keeps_anybody_out(open_page: OpenPage, server: PageServer, user
         expect(section(page, "Device").get_by_role("img", name="last hour")).to_be_visible()
         assert set(page.evaluate(_SIZES)) <= {"12px", "14px", "20px", "28px"}
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-        results = Axe().run(page)
-        assert results.violations_count == 0, results.generate_report()
+        check_accessible(page)
     for name, title in (("Timeline", "Last hour"), ("People", None), ("Connect", "How to connect")):
         expect(show(page, name, title)).to_be_visible()
         assert set(page.evaluate(_SIZES)) <= {"12px", "14px", "20px", "28px"}
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-        results = Axe().run(page)
-        assert results.violations_count == 0, results.generate_report()
+        check_accessible(page)
 
 
 def test_it_says_who_runs_and_who_waits_for_what(open_page: OpenPage) -> None:
@@ -334,8 +331,7 @@ def test_a_changed_quota_can_be_taken_back(open_page: OpenPage, server: PageServ
     expect(row.get_by_role("alert")).to_contain_text(server.refusal)
     expect(quota).to_have_value("lots")
     keep_picture(page, "quota-refused")
-    results = Axe().run(page)
-    assert results.violations_count == 0, results.generate_report()
+    check_accessible(page)
     server.refusal = None
     path, undo = "/sharedkernel/api/quotas", row.get_by_role("button", name="Undo the change for grace")
     for memory, taken_back in (

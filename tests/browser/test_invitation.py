@@ -7,13 +7,12 @@ import re
 from collections.abc import Callable, Iterator
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from sharedkernel.gateway.auth.tokens import TokenFile
 from sharedkernel.local_stack import LocalStack
 from tests.browser.gateway_page import apart, sign_in
-from tests.browser.lab import PATIENCE, keep_picture
+from tests.browser.lab import PATIENCE, check_accessible, keep_picture
 from tests.gateway.client import Client
 
 _CLASS = "/sharedkernel/api/class"
@@ -66,8 +65,7 @@ def check(page: Page, name: str) -> None:
         page.emulate_media(color_scheme=scheme)
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         keep_picture(page, f"invitation-{name}-{width}")
-        results = Axe().run(page)
-        assert results.violations_count == 0, results.generate_report()
+        check_accessible(page)
 
 
 def test_a_link_leads_to_the_command_that_connects(
