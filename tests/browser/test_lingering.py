@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 
 from sharedkernel.local_stack import LocalStack
 from tests.browser.lab import LabPage, keep_picture, start_lab
-from tests.cli.support import end_sessions
+from tests.cli.support import end_sessions, wait_until
 from tests.client.extension.server import JupyterServer
 from tests.status.documents import to_json
 from tests.warm_stack import WarmStack
@@ -81,6 +81,7 @@ def test_a_session_that_an_admin_shuts_down_did_not_crash(lab: LabPage, stack: L
     notices = lab.page.locator(".jp-toastContainer")
     expect(notices).to_contain_text("its variables can be brought back for 10 min")
     notices.get_by_role("button", name="Bring back variables").click()
+    expect(notices.get_by_role("button", name="Bring back variables")).to_have_count(0)
     lab.wait_for_kernel()
     expect(lab.run("print(x + 1)")).to_contain_text("42")
     shut_down_by_admin(stack)
@@ -98,6 +99,8 @@ def test_a_session_that_an_admin_shuts_down_did_not_crash(lab: LabPage, stack: L
 
 
 def shut_down_by_admin(stack: LocalStack) -> None:
+    """End the one session; one whose place it has taken is there for a moment."""
+    wait_until(lambda: len(to_json(stack.status())["sessions"]) == 1, "there is one session")
     [session] = to_json(stack.status())["sessions"]
     request = urllib.request.Request(f"{stack.gateway_url}/api/kernels/{session['id']}", method="DELETE")
     request.add_header("Authorization", f"token {stack.token('ada')}")
