@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.unmodified.support import Pair, needs
+from tests.unmodified.support import Pair
 
 _NETWORK = """
     import torch
@@ -53,26 +53,6 @@ def test_jit(pair: Pair) -> None:
         """,
     )
     assert printed == "True\n"
-
-
-@needs("onnx", "onnxscript")
-def test_onnx_export(pair: Pair) -> None:
-    """The exported graph has the same nodes."""
-    printed = pair.check(
-        _NETWORK,
-        """
-        import warnings
-
-        import onnx
-
-        warnings.simplefilter("ignore")
-        torch.onnx.export(network, (images,), "network.onnx", dynamo=True, verbose=False)
-        model = onnx.load("network.onnx")
-        onnx.checker.check_model(model)
-        print([node.op_type for node in model.graph.node])
-        """,
-    )
-    assert "Conv" in printed
 
 
 _COUNTED = """
