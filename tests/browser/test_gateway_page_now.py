@@ -79,14 +79,17 @@ def test_actions_are_in_a_menu_where_there_is_no_pointer(open_page: OpenPage, se
     assert [request[:2] for request in server.requests] == [("POST", "/sharedkernel/api/sessions/kernel-0/offload")]
 
 
-def test_a_free_device_says_so(open_page: OpenPage, server: PageServer) -> None:
-    """With one notebook that does nothing."""
+def test_a_free_device_says_so_and_a_full_one_too(open_page: OpenPage, server: PageServer) -> None:
+    """As its figures are now."""
     server.say(document(session(0, "ada", "idle")))
     server.history = None
     device = show(open_page(), "Now", "Device")
     expect(device.locator(".sk-Device-turns")).to_have_text("idle")
     expect(device.locator(".sk-Figure")).to_have_text("542 MiB / 24.0 GiB")
     expect(device.get_by_role("img")).to_have_count(1)
+    for gib, words in ((16, "nearly full"), (18.8, "· full")):
+        server.say(document(session(0, "ada", "running", gib)))
+        expect(device).to_contain_text(words)
 
 
 def test_thirty_people_are_sorted_searched_and_turned_over(open_page: OpenPage, server: PageServer) -> None:
