@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+
+import pytest
+
 from tests.unmodified.support import Pair
 
 _NETWORK = """
@@ -98,6 +102,28 @@ def test_compile(pair: Pair) -> None:
         """,
     )
     assert "between two graphs" in printed
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_compile_by_inductor(pair: Pair) -> None:
+    """The usual backend compiles and computes the same, forward and backward."""
+    printed = pair.check(
+        """
+        import torch
+
+        @torch.compile(fullgraph=True)
+        def total(values):
+            for _ in range(3):
+                values = values.sin() + 1
+            return values.square().mean()
+
+        values = torch.linspace(0, 1, 64, requires_grad=True)
+        loss = total(values)
+        loss.backward()
+        print(loss.item(), values.grad.norm().item())
+        """,
+    )
+    assert float(printed.split()[0]) > 0
 
 
 def test_export(pair: Pair) -> None:
