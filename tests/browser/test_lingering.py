@@ -102,7 +102,7 @@ def shut_down_by_admin(stack: LocalStack) -> None:
     """End the one session; one whose place it has taken is there for a moment."""
     wait_until(lambda: len(to_json(stack.status())["sessions"]) == 1, "there is one session")
     [session] = to_json(stack.status())["sessions"]
-    request = urllib.request.Request(f"{stack.gateway_url}/api/kernels/{session['id']}", method="DELETE")
+    request = urllib.request.Request(f"{stack.gateway_url}/api/kernels/{session['kernel_id']}", method="DELETE")
     request.add_header("Authorization", f"token {stack.token('ada')}")
     urllib.request.urlopen(request, timeout=60).close()
 
