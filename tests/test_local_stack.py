@@ -23,7 +23,10 @@ from tests.status.documents import to_json
 
 @pytest.mark.heavy
 def test_it_answers_and_goes_without_a_trace() -> None:
-    """Once started both answer; once stopped there is no process, no file, nobody at the port."""
+    """Once started both answer; once stopped there is no process, no file, nobody at the port.
+
+    Sessions survive their executor; stopping the stack ends what a crashed one has left all the same.
+    """
     with LocalStack(users=["ada", "grace"], capacity="1GiB") as stack:
         directory, url, token = stack.directory, stack.gateway_url, stack.token("ada")
         status = to_json(stack.status("grace"))
@@ -33,6 +36,8 @@ def test_it_answers_and_goes_without_a_trace() -> None:
         assert environment["SHAREDKERNEL_TOKEN"] == stack.token("grace") != token
         spec = json.loads((stack.kernels_directory / "shared-gpu" / "kernel.json").read_text())
         assert "sharedkernel.relay" in spec["argv"]
+        stack.executor.kill()
+        assert processes_of(directory)
     assert not directory.exists()
     wait_until(lambda: not processes_of(directory), "the last process's exit")
     with pytest.raises(GatewayUnreachable):
@@ -44,17 +49,6 @@ def test_a_service_that_cannot_start_shows_its_log() -> None:
     stack = LocalStack(capacity="no amount")
     with pytest.raises(SharedKernelError, match=r"(?s)the executor ended at its start:.*'no amount' is not an amount"):
         stack.start()
-    assert not stack.directory.exists()
-    wait_until(lambda: not processes_of(stack.directory), "the last process's exit")
-
-
-@pytest.mark.heavy
-def test_what_a_crashed_executor_left_is_ended_too() -> None:
-    """Sessions survive their executor; stopping the stack ends them all the same."""
-    stack = LocalStack()
-    with stack:
-        stack.executor.kill()
-        assert processes_of(stack.directory)
     assert not stack.directory.exists()
     wait_until(lambda: not processes_of(stack.directory), "the last process's exit")
 

@@ -85,10 +85,4 @@ describe('EndWatcher', () => {
     expect(told(1, [], grace)).toEqual([]);
     expect(told(1 + PATIENCE, [], grace)).toEqual([]);
   });
-
-  it('tells nothing of others', () => {
-    expect(told(0, [session({ user: 'grace' })])).toEqual([]);
-    expect(told(1, [])).toEqual([]);
-    expect(told(1 + PATIENCE, [])).toEqual([]);
-  });
 });

@@ -14,7 +14,6 @@ import {
   secondsByKind,
   select,
   ticks,
-  timelineQuery,
   zoom
 } from './timeline';
 
@@ -118,11 +117,6 @@ describe('windows', () => {
     expect(move({ seconds: 100, end: null }, -0.5, now)).toEqual({ seconds: 100, end: now - 50 });
     expect(move({ seconds: 100, end: now - 50 }, 0.5, now)).toEqual({ seconds: 100, end: null });
     expect(move({ seconds: 100, end: now - 3490 }, -1, now)).toEqual({ seconds: 100, end: now - 3500 });
-  });
-
-  it('are asked for by a query', () => {
-    expect(timelineQuery({ seconds: 120, end: null }, 300)).toBe('seconds=120.000&columns=300');
-    expect(timelineQuery({ seconds: 1.5, end: 99.25 }, 300)).toBe('seconds=1.500&columns=300&end=99.250');
   });
 });
 

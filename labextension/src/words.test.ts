@@ -56,17 +56,9 @@ describe('turnWords', () => {
 });
 
 describe('ordinal', () => {
-  it.each([
-    [1, '1st'],
-    [2, '2nd'],
-    [3, '3rd'],
-    [4, '4th'],
-    [11, '11th'],
-    [12, '12th'],
-    [21, '21st'],
-    [111, '111th']
-  ])('%i', (position, words) => {
-    expect(ordinal(position, english)).toBe(words);
+  it('ends as people say it', () => {
+    const words = [1, 2, 3, 4, 11, 12, 21, 111].map(position => ordinal(position, english));
+    expect(words.join()).toBe('1st,2nd,3rd,4th,11th,12th,21st,111th');
   });
 });
 

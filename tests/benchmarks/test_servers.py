@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.stack.client import Notebook, Route, open_notebook
+from benchmarks.stack.client import Notebook, open_notebook
 from benchmarks.stack.results import BenchmarkFailed
-from benchmarks.stack.servers import StockServer, gateway_route
+from benchmarks.stack.servers import StockServer
 from benchmarks.stack.trainings import process_id
 from sharedkernel.local_stack import LocalStack
 from tests.cli.support import processes_of, wait_until
@@ -33,10 +33,10 @@ def server(stack: LocalStack) -> Iterator[StockServer]:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("way", ["stock", "gateway", "relay"])
+@pytest.mark.parametrize("way", ["stock", "relay"])
 def test_all_ways_lead_to_a_kernel(stack: LocalStack, server: StockServer, way: str) -> None:
-    """One client code for the three of them: text, values, errors, interrupts, and the kernel's end."""
-    route = {"stock": server.stock, "gateway": gateway_route(stack), "relay": server.relay}[way]
+    """One client code for both: text, values, errors, interrupts, and the kernel's end."""
+    route = {"stock": server.stock, "relay": server.relay}[way]
 
     async def use() -> int:
         async with open_notebook(route) as notebook:
@@ -60,16 +60,6 @@ async def endless_loop_is_interrupted(notebook: Notebook, begun: Path) -> None:
     with pytest.raises(BenchmarkFailed, match="ended: just so"):
         async with notebook.endless("pass") as cell:
             await cell
-
-
-async def test_what_the_server_refuses_is_told(server: StockServer) -> None:
-    """A wrong token: the server's own word."""
-    stock = server.stock
-    route = Route(name="the stock server", url=stock.url, token="wrong", kernel=stock.kernel)
-
-    with pytest.raises(BenchmarkFailed, match=r"POST /api/kernels at the stock server failed: .*_xsrf"):
-        async with open_notebook(route):
-            pass
 
 
 def test_the_stock_server_is_as_pip_gives_it(server: StockServer) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Error, Locator, Page, Request, expect
 
 from sharedkernel.local_stack import LocalStack
@@ -210,6 +211,12 @@ class LabPage:
 
 def _is_save(request: Request) -> bool:
     return request.method == "PUT" and "/api/contents/" in request.url
+
+
+def check_accessible(page: Page, context: str | None = None) -> None:
+    """Check that axe finds nothing in a page, or in what the selector *context* names."""
+    results = Axe().run(page, context=context)
+    assert results.violations_count == 0, results.generate_report()
 
 
 def keep_picture(shown: Page | Locator, name: str, **options: Any) -> None:

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
 from sharedkernel.client.gateway.credentials import TOKEN_VARIABLE, URL_VARIABLE
 from sharedkernel.local_stack import LocalStack
-from tests.browser.lab import LabPage, keep_picture, start_lab_with
+from tests.browser.lab import LabPage, check_accessible, keep_picture, start_lab_with
 from tests.browser.test_page import EVERYTHING
 from tests.cli.support import end_sessions
 from tests.client.extension.fake_gateway import FakeGateway
@@ -42,8 +41,7 @@ def lab(browser: Any, server: JupyterServer) -> Iterator[LabPage]:
 def check(lab: LabPage, name: str) -> None:
     """Check that axe finds nothing."""
     keep_picture(lab.page, name)
-    results = Axe().run(lab.page, context="#sharedkernel-panel")
-    assert results.violations_count == 0, results.generate_report()
+    check_accessible(lab.page, context="#sharedkernel-panel")
 
 
 def test_the_form_leads_to_a_kernel(lab: LabPage, stack: LocalStack) -> None:

@@ -8,13 +8,12 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from sharedkernel.gateway.drain import CANCEL_SIGNAL, DRAIN_SIGNAL
 from sharedkernel.local_stack import LocalStack
 from tests.browser.gateway_page import apart, gateway_page, sign_in
-from tests.browser.lab import keep_picture
+from tests.browser.lab import check_accessible, keep_picture
 from tests.gateway.client import Client
 
 pytestmark = pytest.mark.heavy
@@ -48,8 +47,7 @@ def check_widths(page: Page, name: str) -> None:
     for width in (400, 1300):
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        results = Axe().run(page)
-        assert results.violations_count == 0, results.generate_report()
+        check_accessible(page)
         keep_picture(page, f"{name}-{width}")
 
 

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import datetime
-import os
 import re
-import subprocess
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from sharedkernel.gateway.auth.tokens import TokenFile
 from sharedkernel.local_stack import LocalStack
 from tests.browser.gateway_page import apart, sign_in
-from tests.browser.lab import PATIENCE, keep_picture
-from tests.cli.support import COMMAND
+from tests.browser.lab import PATIENCE, check_accessible, keep_picture
 from tests.gateway.client import Client
 
 _CLASS = "/sharedkernel/api/class"
-_WIDTHS = (1280, 390)
 #: what has the keyboard's focus
 _FOCUSED = "(document.activeElement.textContent || '').trim()"
 
@@ -66,21 +60,20 @@ def links(stack: LocalStack) -> Iterator[dict[str, str]]:
 
 def check(page: Page, name: str) -> None:
     """Check that axe finds nothing and nothing is wider than the screen, whatever that is."""
-    for width in _WIDTHS:
+    for width, scheme in ((1280, "light"), (390, "dark")):
         page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme)
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         keep_picture(page, f"invitation-{name}-{width}")
-        results = Axe().run(page)
-        assert results.violations_count == 0, results.generate_report()
+        check_accessible(page)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_link_leads_to_the_command_that_connects(
-    open_page: OpenPage, links: dict[str, str], stack: LocalStack, scheme: str
+    open_page: OpenPage, links: dict[str, str], stack: LocalStack
 ) -> None:
     """The code leaves the address bar at once; the command holds a good token; the browser is signed in."""
-    user = {"light": "maria", "dark": "niels"}[scheme]
-    page = open_page(links[user], color_scheme=scheme)
+    user = "maria"
+    page = open_page(links[user])
     code = links[user].partition("#")[2]
     button = page.get_by_role("button", name="Yes, join the class")
     expect(button).to_be_visible()
@@ -88,14 +81,14 @@ def test_a_link_leads_to_the_command_that_connects(
     expect(page.get_by_text(re.compile(sentence))).to_be_visible()
     expect(page.get_by_text("Are you at the computer with JupyterLab?")).to_be_visible()
     assert page.url == links[user].partition("#")[0]
-    check(page, f"link-{scheme}")
+    check(page, "link")
     page.keyboard.press("Tab")
     expect(button).to_be_focused()
     page.keyboard.press("Enter")
     heading = page.get_by_role("heading", name=f"Welcome, {user}")
     expect(heading).to_be_focused()
     expect(page.get_by_text("your sessions and their variables end with it")).to_be_visible()
-    check(page, f"joined-{scheme}")
+    check(page, "joined")
     command = page.locator("code").inner_text()
     assert f"sharedkernel install --gateway-url {stack.gateway_url} --user --token " in command
     client = Client(stack.gateway_url, command.rpartition(" ")[2])
@@ -107,7 +100,7 @@ def test_a_link_leads_to_the_command_that_connects(
     page.go_back()
     assert code not in page.url
     expect(page.get_by_text("There is no invitation in this address.")).to_be_visible()
-    check(page, f"empty-{scheme}")
+    check(page, "empty")
 
 
 def test_a_link_that_was_used_opens_again_in_its_browser_alone(
@@ -138,12 +131,6 @@ def test_a_link_that_was_used_opens_again_in_its_browser_alone(
     expect(second.get_by_role("button")).to_have_count(0)
     second.get_by_role("link", name="Sign in with a token").click()
     expect(second.get_by_label("Your token")).to_be_visible()
-
-
-def audit_of(stack: LocalStack) -> list[dict[str, Any]]:
-    """Return the newest entries of the audit log, the last first."""
-    ada = Client(stack.gateway_url, stack.token("ada"))
-    return list(apart(ada.request("GET", "/sharedkernel/api/audit")).body["entries"])
 
 
 def agree(page: Page, verb: str, question: str) -> None:
@@ -231,48 +218,6 @@ def test_an_admin_invites_people_and_ends_their_class(open_page: OpenPage, stack
     expect(classes.get_by_text("The class physics is over; 0 sessions ended.")).to_be_visible()
 
 
-def test_a_teacher_replaces_a_link_that_somebody_else_has_used(
-    open_page: OpenPage, links: dict[str, str], stack: LocalStack
-) -> None:
-    """The thief's token is refused, sessions stay, and the page shows the new link to copy."""
-    thief = open_page(links["maria"])
-    thief.get_by_role("button", name="Yes, join the class").click()
-    stolen = Client(stack.gateway_url, thief.locator("code").inner_text().rpartition(" ")[2])
-    kernel = apart(stolen.start())
-    page = open_page(stack.gateway_url)
-    sign_in(page, stack.token("ada"))
-    page.get_by_role("link", name="People").click()
-    classes = page.get_by_role("region", name="Invitations")
-    classes.get_by_text("Replace a link").click()
-    replace, dialog = classes.get_by_role("button", name="Replace link of maria"), page.get_by_role("dialog")
-    replace.click()
-    expect(dialog).to_contain_text("the tokens that it gave end now. Sessions stay.")
-    dialog.get_by_role("button", name="Cancel").click()
-    assert apart(stolen.request("GET", "/api/kernels")).status == 200
-    replace.click()
-    check(page, "replace")
-    dialog.get_by_role("button", name="Replace link").click()
-    link = classes.locator("code").inner_text()
-    check(page, "replaced")
-    expect(classes).to_contain_text("0 of 3 joined; not yet: maria, niels, otto")
-    classes.get_by_role("button", name="End the class", exact=True).click()
-    expect(dialog).to_contain_text("End the class?Of 3 people.")
-    dialog.get_by_role("button", name="Cancel").click()
-    assert apart(stolen.request("GET", "/api/kernels")).status == 403
-    thief.goto("about:blank")
-    thief.goto(links["maria"])
-    expect(thief.get_by_role("alert")).to_contain_text("a newer one was made for the same person")
-    student = open_page(link)
-    student.get_by_role("button", name="Yes, join the class").click()
-    maria = Client(stack.gateway_url, student.locator("code").inner_text().rpartition(" ")[2])
-    assert [entry["id"] for entry in apart(maria.request("GET", "/api/kernels")).body] == [kernel]
-    variables = os.environ | stack.client_environment("ada")
-    subprocess.run([*COMMAND, "class", "invite", "maria", "--replace"], env=variables, check=True, capture_output=True)
-    by_command, by_page = [entry for entry in audit_of(stack) if entry["action"] == "invite to class"][:2]
-    assert by_page | {"time": by_command["time"]} == by_command
-    assert (by_page["users"], by_page["replaces"]) == (["maria"], True)
-
-
 @pytest.mark.usefixtures("classless")
 def test_an_admin_adds_people_without_an_end(open_page: OpenPage, stack: LocalStack) -> None:
     """As `sharedkernel token add` does, and only newcomers; the table has them at once, the audit log their names."""
@@ -299,10 +244,6 @@ def test_an_admin_adds_people_without_an_end(open_page: OpenPage, stack: LocalSt
     expect(classes.get_by_label("Until")).to_be_visible()
     emmy = Client(stack.gateway_url, tokens["emmy"])
     assert apart(emmy.request("GET", "/sharedkernel/api/quotas")).body["users"].keys() == {"emmy"}
-    file = TokenFile(stack.directory / "tokens.json")
-    assert [token.expires for token in file.tokens().values() if token.user in tokens] == [None, None]
-    entries = [entry for entry in audit_of(stack) if entry["action"] == "add people"]
-    assert (entries[0]["user"], entries[0]["users"]) == ("ada", ["emmy", "lise"])
     page.get_by_role("link", name="Audit").click()
     expect(page.get_by_text("add people · users: emmy; lise")).to_be_visible()
-    file.remove(*tokens)
+    TokenFile(stack.directory / "tokens.json").remove(*tokens)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-from pathlib import Path
 
 from playwright.sync_api import expect
 
 from tests.browser.lab import LabPage
-from tests.cli.support import COMMAND
 from tests.executor.isolation import needs_root
 from tests.files import FileStack
 from tests.gateway.conftest import wait_for
@@ -23,15 +20,6 @@ for number in range(100):
     print("line", number)
     time.sleep(0.05)\
 """
-
-
-def test_the_command_has_what_the_form_has_kept(lab: LabPage, host: FileStack, tmp_path: Path) -> None:
-    """Address, token and certificate."""
-    (tmp_path / "data.bin").write_bytes(content := os.urandom(3 << 20))
-    for words in ("put data.bin", "get data.bin back.bin"):
-        command = [*COMMAND, "files", *words.split()]
-        subprocess.run(command, env=os.environ | lab.server.service.environment, cwd=tmp_path, check=True)
-    assert (host.home() / "data.bin").read_bytes() == (tmp_path / "back.bin").read_bytes() == content
 
 
 def test_nothing_is_lost_while_the_cable_is_out(lab: LabPage, host: FileStack) -> None:

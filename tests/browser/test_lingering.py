@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 
 from sharedkernel.local_stack import LocalStack
 from tests.browser.lab import LabPage, keep_picture, start_lab
-from tests.cli.support import end_sessions
+from tests.cli.support import end_sessions, wait_until
 from tests.client.extension.server import JupyterServer
 from tests.status.documents import to_json
 from tests.warm_stack import WarmStack
@@ -71,9 +71,19 @@ def test_a_session_that_was_shut_down_says_so_and_comes_back_without_alarm(lab: 
 
 
 def test_a_session_that_an_admin_shuts_down_did_not_crash(lab: LabPage, stack: LocalStack) -> None:
-    """No dialog says that the kernel died; the next cell runs in a new session, and says who did it."""
+    """An idle notebook tells of it, and brings its variables back with a click.
+
+    No dialog says that the kernel died; the next cell runs in a new session, and says who did it.
+    """
     lab.new_notebook()
     expect(lab.output(lab.run("x = 41; print('there')"))).to_contain_text("there")
+    shut_down_by_admin(stack)
+    notices = lab.page.locator(".jp-toastContainer")
+    expect(notices).to_contain_text("its variables can be brought back for 10 min")
+    notices.get_by_role("button", name="Bring back variables").click()
+    expect(notices.get_by_role("button", name="Bring back variables")).to_have_count(0)
+    lab.wait_for_kernel()
+    expect(lab.run("print(x + 1)")).to_contain_text("42")
     shut_down_by_admin(stack)
     lab.show_panel()
     expect(lab.section("Notebooks")).to_contain_text("shut down")
@@ -89,47 +99,19 @@ def test_a_session_that_an_admin_shuts_down_did_not_crash(lab: LabPage, stack: L
 
 
 def shut_down_by_admin(stack: LocalStack) -> None:
+    """End the one session; one whose place it has taken is there for a moment."""
+    wait_until(lambda: len(to_json(stack.status())["sessions"]) == 1, "there is one session")
     [session] = to_json(stack.status())["sessions"]
-    request = urllib.request.Request(f"{stack.gateway_url}/api/kernels/{session['id']}", method="DELETE")
+    request = urllib.request.Request(f"{stack.gateway_url}/api/kernels/{session['kernel_id']}", method="DELETE")
     request.add_header("Authorization", f"token {stack.token('ada')}")
     urllib.request.urlopen(request, timeout=60).close()
 
 
-def test_what_an_admin_shuts_down_is_told_and_comes_back_with_a_click(lab: LabPage, stack: LocalStack) -> None:
-    """An idle notebook tells of it, too; a kernel without a session gets one for the variables to come back to."""
-    lab.new_notebook()
-    expect(lab.output(lab.run("x = 41; print('there')"))).to_contain_text("there")
-    shut_down_by_admin(stack)
-    notice = lab.page.locator(".jp-toastContainer")
-    expect(notice).to_contain_text("its variables can be brought back for 10 min")
-    notice.get_by_role("button", name="Bring back variables").click()
-    lab.show_panel()
-    mine = lab.section("Notebooks")
-    expect(mine).to_contain_text("idle")
-    expect(mine).not_to_contain_text("shut down")
-    lab.wait_for_kernel()
-    expect(lab.run("print(x + 1)")).to_contain_text("42")
-    expect(lab.page.locator(".jp-Dialog")).to_have_count(0)
-
-
-def test_cells_that_wait_run_in_the_session_that_is_back(lab: LabPage) -> None:
-    """As all cells of a notebook that are run together, the first of which asks for the earlier session."""
-    lab.new_notebook()
-    expect(lab.output(lab.run("x = 41; print('there')"))).to_contain_text("there")
-    lab.page.evaluate("jupyterapp.commands.execute('kernelmenu:shutdown')")
-    lab.page.evaluate("jupyterapp.commands.execute('kernelmenu:restart')")
-    lab.wait_for_kernel()
-    attach = lab.run("%shared attach\nimport time; time.sleep(5)")
-    waiting = lab.run("x += 1; print('it is', x)")
-    last = lab.run("print('and then', x)")
-    expect(attach).to_contain_text("The earlier session of this notebook is back, with its variables.")
-    expect(waiting).to_contain_text("it is 42")
-    expect(last).to_contain_text("and then 42")
-    expect(lab.page.locator(".jp-Dialog")).to_have_count(0)
-
-
 def test_a_click_brings_variables_back(lab: LabPage) -> None:
-    """The cross means what the menu does, and says so; the notebook gets a kernel, and its variables."""
+    """The cross means what the menu does, and says so; the notebook gets a kernel, and its variables.
+
+    They can be ended for good, after a question that says so.
+    """
     lab.new_notebook()
     expect(lab.output(lab.run("x = 41; print('there')"))).to_contain_text("there")
     lab.show_panel()
@@ -146,33 +128,6 @@ def test_a_click_brings_variables_back(lab: LabPage) -> None:
     lab.wait_for_kernel()
     expect(lab.run("print(x + 1)")).to_contain_text("42")
     expect(lab.page.locator(".jp-Dialog")).to_have_count(0)
-
-
-def test_a_restart_from_the_menu_can_be_undone(lab: LabPage) -> None:
-    """The new session says nothing of the old one; the panel has it."""
-    lab.new_notebook()
-    expect(lab.output(lab.run("x = 41; print('there')"))).to_contain_text("there")
-    lab.show_panel()
-    mine = lab.section("Notebooks")
-    lab.page.evaluate("void jupyterapp.commands.execute('kernelmenu:restart')")
-    lab.dialog_button("Confirm Kernel Restart").click()
-    expect(mine).to_contain_text("kept after a restart")
-    lab.wait_for_kernel()
-    fresh = lab.run("print('x' in globals())")
-    expect(fresh).to_contain_text("False")
-    expect(fresh).not_to_contain_text("earlier session")
-    mine.get_by_role("button", name="Bring back variables").click()
-    expect(mine).not_to_contain_text("kept after a restart")
-    lab.wait_for_kernel()
-    expect(lab.run("print(x + 1)")).to_contain_text("42")
-
-
-def test_what_was_shut_down_can_be_ended_for_good(lab: LabPage) -> None:
-    """After a question that says so."""
-    lab.new_notebook()
-    expect(lab.output(lab.run("print('there')"))).to_contain_text("there")
-    lab.show_panel()
-    mine = lab.section("Notebooks")
     lab.page.evaluate("jupyterapp.commands.execute('kernelmenu:shutdown')")
     mine.get_by_role("button", name="for good").click()
     expect(lab.page.locator(".jp-Dialog")).to_contain_text("It was shut down already.")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import OpenLab
+from tests.browser.lab import check_accessible
 from tests.browser.page_server import PageServer
 from tests.browser.test_gateway_page import OpenPage, document, open_page, server, session
 from tests.browser.test_sharing import train
@@ -98,8 +98,7 @@ def test_a_browser_that_does_not_allow_it_is_named(open_page: OpenPage) -> None:
     switch.click()
     expect(page.get_by_text("Your browser blocks notifications of this page")).to_be_visible()
     expect(switch).not_to_be_checked()
-    results = Axe().run(page)
-    assert results.violations_count == 0, results.generate_report()
+    check_accessible(page)
 
 
 def test_jupyterlab_tells_of_a_turn(open_lab: OpenLab, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tests.browser.lab import PATIENCE, LabPage
 from tests.browser.test_ports import GRADIO, TENSORBOARD, open_printed
 from tests.client.extension.server import JupyterServer
 from tests.gateway.auth.conftest import HubStack, whole_hub_stack
+from tests.gateway.conftest import wait_for
 from tests.gateway.page.test_behind_proxy import real_proxy
 
 for package in ("jupyterhub", "jupyter_server_proxy", "tensorboard", "gradio"):
@@ -78,14 +79,17 @@ def _signed_in(browser: Browser, url: str) -> StorageState:
 
 
 def test_libraries_open_behind_a_hub(lab: LabPage) -> None:
-    """TensorBoard as it stands; gradio once it knows its path, which it takes from nowhere else."""
+    """TensorBoard as it stands, with what a training has written since; gradio once it is told its path."""
     lab.show_panel()
     lab.section("Ports").get_by_text("Ports").click()
 
     board, _ = open_printed(lab, TENSORBOARD)
     assert board.url.startswith(f"{lab.server.url}/proxy/")
     expect(board.get_by_text("loss of this training").first).to_be_visible()
-    lab.run("train(40); board.kill()")
+    lab.run("train(40)")
+    again, last = board.locator(".reload-button"), board.get_by_text("39", exact=True)
+    wait_for(lambda: again.click() or last.count())
+    lab.run("board.kill()")
 
     demo, _ = open_printed(lab, GRADIO)
     expect(lab.output(lab.run(f"demo.app.root_path = {urlsplit(demo.url).path!r}; print('told')"))).to_contain_text(

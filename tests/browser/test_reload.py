@@ -12,30 +12,6 @@ from tests.browser.lab import keep_picture
 
 pytestmark = pytest.mark.heavy
 
-_BAR = """
-import pathlib, time
-from tqdm.notebook import tqdm
-for _ in tqdm(range(1_000_000)):
-    time.sleep(0.02)
-    if pathlib.Path({enough!r}).exists():
-        break
-"""
-
-
-def test_a_notebook_is_busy_while_a_cell_with_widgets_runs(open_lab: OpenLab, tmp_path: Path) -> None:
-    """Widgets' messages end as idle while the cell runs; a new page hears nothing of the cell by itself."""
-    lab = open_lab("ada")
-    state = lab.page.locator("#jp-bottom-panel")
-    lab.new_notebook()
-    cell = lab.run(_BAR.format(enough=str(tmp_path / "enough")))
-    expect(lab.output(cell)).to_contain_text("it/s")
-    expect(state).to_contain_text("Shared GPU (PyTorch) | Busy")
-    lab.save()
-    lab.reload()
-    expect(state).to_contain_text("Shared GPU (PyTorch) | Busy")
-    (tmp_path / "enough").touch()
-    lab.wait_for_kernel()
-
 
 _NESTED_BARS = """
 import pathlib, time
@@ -52,14 +28,20 @@ print("all done")
 
 
 def test_a_reloaded_page_shows_the_open_bars_and_no_other(open_lab: OpenLab, tmp_path: Path) -> None:
-    """While the cell runs, live, and afterwards: bars that were closed leave nothing, least of all an error."""
+    """While the cell runs, live, and afterwards: bars that were closed leave nothing, least of all an error.
+
+    Widgets' messages end as idle while the cell runs; a new page hears nothing of the cell by itself: both are busy.
+    """
     lab = open_lab("ada")
+    state = lab.page.locator("#jp-bottom-panel")
     lab.new_notebook()
     more = tmp_path / "more"
     cell = lab.run(_NESTED_BARS.format(more=str(more)))
     expect(lab.output(cell)).to_contain_text("2/100")
+    expect(state).to_contain_text("Shared GPU (PyTorch) | Busy")
     lab.save()
     lab.reload()
+    expect(state).to_contain_text("Shared GPU (PyTorch) | Busy")
     shown = lab.notebook.locator(".jp-CodeCell").first.locator(".jp-OutputArea").first
     bars = shown.locator(".widget-hprogress")
     expect(shown).to_contain_text("epochs:")

@@ -40,13 +40,6 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.fixture
-def through_front(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give every client that is started from here a front for its gateway."""
-    for name, value in cluster.client_environment("ada").items():
-        monkeypatch.setenv(name, value)
-
-
 #: what clients are given to use a front, once there is one: a class of tests starts its client before its own fixtures
 FRONT_ENVIRONMENT: dict[str, str] = {}
 

@@ -1,19 +1,15 @@
 """The clients that people run notebooks with, as they come, on tensors of the shared device.
 
 A stock Jupyter server with `--gateway-url` is in `tests/gateway/test_stock_clients.py`, JupyterLab in `tests/browser`;
-what these clients do with interrupts, refusals and ends, `tests/client/relay/test_clients.py`.
+nbclient by itself and the console, with interrupts and ends, in `tests/client/relay/test_clients.py`.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import nbformat
 import papermill
-import pexpect
-import pytest
-from nbclient import NotebookClient
 
 #: seconds that a client may take, on a busy machine
 PATIENCE = 60
@@ -29,13 +25,6 @@ for step in range(steps):
 weights.sum().item()"""
 
 
-@pytest.fixture(autouse=True, params=["gateway", pytest.param("front", marks=pytest.mark.heavy)])
-def way(request: pytest.FixtureRequest) -> None:
-    """Have each client use the gateway of one machine, and a front of a cluster."""
-    if request.param == "front":
-        request.getfixturevalue("through_front")
-
-
 def notebook() -> nbformat.NotebookNode:
     """Return a notebook that was written for a kernel of its author's, and knows nothing of a shared one."""
     spec = {"name": "python3", "display_name": "Python 3", "language": "python"}
@@ -49,11 +38,6 @@ def result_of(notebook: nbformat.NotebookNode) -> str:
     return str(notebook.cells[-1].outputs[-1].data["text/plain"])
 
 
-def test_nbclient() -> None:
-    """It writes the outputs into the notebook."""
-    assert result_of(NotebookClient(notebook(), kernel_name="shared-gpu", timeout=PATIENCE).execute()) == "4.0"
-
-
 def test_papermill(tmp_path: Path) -> None:
     """A parameter reaches the session, and its result the other file."""
     nbformat.write(notebook(), tmp_path / "in.ipynb")
@@ -65,19 +49,3 @@ def test_papermill(tmp_path: Path) -> None:
         progress_bar=False,
     )
     assert result_of(nbformat.read(tmp_path / "out.ipynb", as_version=4)) == "0.0"
-
-
-def test_jupyter_console() -> None:
-    """What is typed runs on the device, and its result is shown."""
-    command = ["-m", "jupyter_console", "--kernel=shared-gpu", "--simple-prompt"]
-    console = pexpect.spawn(sys.executable, command, timeout=PATIENCE, encoding="utf-8")
-    try:
-        console.expect_exact("In [1]:")
-        # The console asks for no sign that it hears its kernel, and takes any request's end for its cell's: what is
-        # typed as quickly as here may show nothing, with any kernel, and is typed again.
-        shown = None
-        while shown != 0:
-            console.sendline("import torch; torch.arange(4).sum().item() * 7")
-            shown = console.expect_exact(["42", pexpect.TIMEOUT], timeout=5)
-    finally:
-        console.close(force=True)

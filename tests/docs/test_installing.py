@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-from sharedkernel.distribution import DISTRIBUTION, install_hint, pip_install
+from sharedkernel.distribution import DISTRIBUTION, pip_install
 
 ROOT = Path(__file__).parents[2]
 #: what people read, and what tools install by
@@ -58,12 +57,3 @@ def test_each_text_installs_this_package_in_the_same_way() -> None:
                 wrong.append((place, line))
     assert wrong == [], f"each is to be as {pip_install('lab')}"
     assert seen > 10
-
-
-def test_the_one_place_has_the_projects_name() -> None:
-    """As the packages' metadata do, and as an error text says it."""
-    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"] == DISTRIBUTION
-    assert json.loads((ROOT / "labextension" / "install.json").read_text())["packageName"] == DISTRIBUTION
-    assert pip_install("lab", pip="/opt/torch/bin/python -m pip") in install_hint(
-        "lab", pip="/opt/torch/bin/python -m pip"
-    )

@@ -28,16 +28,12 @@ def test_the_pages_have_what_python_writes(script: ModuleType) -> None:
         assert path.read_text() == text, "run `make schema`"
 
 
-def test_each_field_is_checked_and_has_its_default(script: ModuleType) -> None:
-    """What has to be there is refused where it is missing; what may be unknown is null."""
+def test_each_field_and_figure_is_one_entry(script: ModuleType) -> None:
+    """What has to be there is refused where it is missing; what may be unknown is null; tables alone are left out."""
     text = script.texts()[script.SOURCES / "statusdocument.ts"]
     for line in ("id: need(isText)", "used: or(isFlag, true)", "share: or(isAmount, 1)", "until: or(isNumber, null)",
                  "still_has: list(need(isText))", "draining: maybe(readDraining)"):  # fmt: skip
         assert f"  {line}" in text
-
-
-def test_a_figure_of_the_panel_is_one_entry(script: ModuleType) -> None:
-    """With its place, its unit, the fields that its entry has, and its words; those of tables alone are left out."""
     text = script.texts()[script.SOURCES / "figures.ts"]
     assert (
         "  left: { place: 'line', unit: 'about', fields: ['time_left_seconds'], whole: null, "

@@ -74,23 +74,14 @@ def test_a_wheel_has_this_projects_name_and_extras(python: Path) -> None:
     assert json.loads((extension / "install.json").read_text())["packageName"] == DISTRIBUTION
 
 
-def test_a_wheel_says_that_it_is_typed(wheel: Path) -> None:
-    """Type checkers read the package's annotations only then (PEP 561)."""
-    assert "sharedkernel/py.typed" in zipfile.ZipFile(wheel).namelist()
-
-
-def test_a_wheel_is_small(wheel: Path) -> None:
-    """It holds Python, and a page's code in a few files."""
+def test_a_wheel_is_small_and_whole(wheel: Path) -> None:
+    """It holds Python, and a page's code in a few files, which git does not have; type checkers read it (PEP 561)."""
     assert wheel.stat().st_size < _LARGEST
     files = zipfile.ZipFile(wheel).infolist()
     front_end = [file for file in files if "/labextensions/" in file.filename or "/static/" in file.filename]
     assert 20_000 < sum(file.compress_size for file in front_end) < _LARGEST_FRONT_END
-
-
-def test_a_wheel_has_the_gateways_page(wheel: Path) -> None:
-    """Git does not have what is built of it."""
-    names = zipfile.ZipFile(wheel).namelist()
-    assert {f"sharedkernel/gateway/page/static/page.{kind}" for kind in ("js", "css")} <= set(names)
+    page = {f"sharedkernel/gateway/page/static/page.{kind}" for kind in ("js", "css")}
+    assert {"sharedkernel/py.typed", *page} <= {file.filename for file in files}
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])

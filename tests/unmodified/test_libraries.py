@@ -5,66 +5,6 @@ from __future__ import annotations
 from tests.unmodified.support import Pair, needs
 
 
-def test_logging(pair: Pair) -> None:
-    """Records go where the user sends them, and nowhere before that."""
-    printed = pair.check(
-        """
-        import logging
-
-        print(logging.getLogger().handlers, logging.getLevelName(logging.getLogger().level))
-        logging.getLogger("model").warning("before any configuration")
-        logging.getLogger("model").info("not shown")
-        """,
-        """
-        import sys
-
-        logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(levelname)s %(name)s %(message)s")
-        logging.info("configured")
-        logging.getLogger("model").info("epoch %d", 1)
-        logging.getLogger("model").debug("not shown")
-        """,
-        """
-        logging.basicConfig(level=logging.DEBUG, format="%(message)s", force=True)
-        logging.debug("on stderr")
-        logging.captureWarnings(True)
-        logging.getLogger("py.warnings").warning("a warning")
-        """,
-        """
-        logging.shutdown()
-        print([type(handler).__name__ for handler in logging.getLogger().handlers])
-        """,
-    )
-    assert printed == "['StreamHandler']\n"
-
-
-def test_what_looks_at_the_shell(pair: Pair) -> None:
-    """The shell is known by its class's name, and the process by its arguments."""
-    printed = pair.check(
-        """
-        import os, sys
-
-        print(type(get_ipython()).__name__, type(get_ipython()).__mro__[-3].__name__)
-        print(os.path.basename(sys.argv[0]), sys.argv[1:2], __name__)
-        print(sorted(name for name in os.environ if name.startswith("JPY_")))
-        """,
-        """
-        from rich.console import Console
-        from rich.progress import track
-
-        print(Console().is_jupyter)
-        """,
-        """
-        import warnings
-
-        warnings.simplefilter("ignore")
-        from tqdm.autonotebook import tqdm
-
-        print(tqdm.__module__)
-        """,
-    )
-    assert printed == "tqdm.notebook\n"
-
-
 def test_where_modules_are_looked_for(pair: Pair) -> None:
     """In the notebook's folder, before what is installed; a user's own packages may be among that."""
     printed = pair.check(

@@ -17,8 +17,8 @@ _FUNCTION = """
 
 
 @needs("joblib", "cloudpickle")
-def test_joblib_with_loky(pair: Pair) -> None:
-    """A function with loops runs in worker processes that are started anew."""
+def test_cloudpickle_in_another_process(pair: Pair) -> None:
+    """A function and a model class whose forward has a loop are loaded where only torch is, and in joblib's workers."""
     printed = pair.check(
         _FUNCTION,
         """
@@ -26,15 +26,6 @@ def test_joblib_with_loky(pair: Pair) -> None:
 
         print(Parallel(n_jobs=2, backend="loky")(delayed(total)(count) for count in range(5)))
         """,
-    )
-    assert printed == "[0, 0, 3, 9, 18]\n"
-
-
-@needs("cloudpickle")
-def test_cloudpickle_in_another_process(pair: Pair) -> None:
-    """A function and a model class whose forward has a loop are loaded where only torch is."""
-    printed = pair.check(
-        _FUNCTION,
         """
         import subprocess, sys
 
@@ -91,57 +82,6 @@ def test_multiprocessing_by_fork(pair: Pair) -> None:
         """,
     )
     assert printed == "worker None 0\n"
-
-
-def test_multiprocessing_by_spawn(pair: Pair) -> None:
-    """Workers import the modules that lie beside the notebook."""
-    printed = pair.check(
-        """
-        %%writefile beside.py
-        def total(count):
-            return sum(range(count))
-        """,
-        """
-        import multiprocessing, os
-
-        from beside import total
-
-        if __name__ == "__main__":
-            with multiprocessing.get_context("spawn").Pool(2) as pool:
-                print(pool.map(total, range(5)))
-        """,
-        """
-        from concurrent.futures import ProcessPoolExecutor
-
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
-            print(list(executor.map(total, [10, 20])))
-        print(multiprocessing.process.ORIGINAL_DIR == os.getcwd())
-        """,
-    )
-    assert printed == "[45, 190]\nTrue\n"
-
-
-def test_workers_of_a_data_loader(pair: Pair) -> None:
-    """A data set of the notebook's own is read by worker processes, in order."""
-    printed = pair.check(
-        """
-        import torch
-        from torch.utils.data import DataLoader, Dataset
-
-        class Squares(Dataset):
-            def __len__(self):
-                return 10
-
-            def __getitem__(self, index):
-                for _ in range(2):
-                    index = index + 0
-                return torch.tensor(float(index * index))
-
-        for batch in DataLoader(Squares(), batch_size=4, num_workers=2):
-            print(batch)
-        """
-    )
-    assert "81." in printed
 
 
 @needs("distributed")

@@ -15,7 +15,7 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.widgets import Dashboard
 from sharedkernel.widgets.render import NOT_SHARED
-from tests.cli.support import shared_kernel, wait_until
+from tests.cli.support import shared_kernel
 from tests.status.documents import session, to_json
 from tests.warm_stack import WarmStack
 from tests.widgets.timelines import watched
@@ -78,8 +78,8 @@ def stack() -> Any:
         yield stack
 
 
-async def test_usage_shows_figures_at_once_and_follows_a_running_cell(stack: LocalStack, tmp_path: Path) -> None:
-    """The first display has the quota in plain text too; while a cell runs its memory appears."""
+async def test_views_show_figures_at_once_and_follow_a_running_cell(stack: LocalStack, tmp_path: Path) -> None:
+    """The first display has the quota in plain text too; while a cell runs its memory, turns and picture appear."""
     async with shared_kernel(stack, "ada") as client:
         await client.execute_interactive(SETUP, timeout=60)
         data = await shown_by(client, "Usage()")
@@ -89,8 +89,16 @@ async def test_usage_shows_figures_at_once_and_follows_a_running_cell(stack: Loc
         mark = data["application/vnd.sharedkernel.view+json"]
         assert mark["parts"] == ["usage"]
         assert mark["session"] in {one["id"] for one in to_json(stack.status())["sessions"]}
+        data = await shown_by(client, "Lanes()")
+        assert "this notebook" not in data["text/plain"]
+        data = await shown_by(client, "Dashboard()")
+        assert "All your notebooks" in data["text/plain"]
         async with busy(client, tmp_path / "end") as cell:
             await wait_for_update(client, cell, r"This notebook: 6[4-9]\.\d MiB persistent")
+            await wait_for_update(client, cell, r"this notebook \|.*\| [1-9]")
+            await wait_for_update(
+                client, cell, r"(?s)This notebook (?:has|takes turns).*quota of 512 MiB.*this notebook \|"
+            )
 
 
 async def test_queue_says_that_cells_take_turns(stack: LocalStack, tmp_path: Path) -> None:
@@ -101,31 +109,6 @@ async def test_queue_says_that_cells_take_turns(stack: LocalStack, tmp_path: Pat
         await shown_by(grace, "queue = Queue(); queue")
         async with busy(ada, tmp_path / "ada"), busy(grace, tmp_path / "grace") as cell:
             await wait_for_update(grace, cell, r"takes turns with ada: it has the device \d+ % of the time\.")
-
-
-@pytest.mark.heavy
-def test_queue_tells_a_waiting_cell_its_place(tmp_path: Path) -> None:
-    """Where cells run one after the other, Grace's waiting cell shows her place and who runs, then that it is her."""
-
-    async def scenario(stack: LocalStack) -> None:
-        def ada_runs() -> bool:
-            return any(
-                one["user"] == "ada" and one["state"] == "running" for one in to_json(stack.status())["sessions"]
-            )
-
-        async with shared_kernel(stack, "ada") as ada, shared_kernel(stack, "grace") as grace:
-            for client in (ada, grace):
-                await client.execute_interactive(SETUP, timeout=60)
-            await shown_by(grace, "queue = Queue(); queue")
-            async with busy(ada, tmp_path / "ada"):
-                await asyncio.to_thread(wait_until, ada_runs, "Ada runs", 60.0)
-                cell = grace.execute(BUSY.format(end=str(tmp_path / "grace")))
-                await wait_for_update(grace, cell, "1st in line; running now: ada")
-            await wait_for_update(grace, cell, r"This notebook (?:has the device\.|takes turns)")
-            (tmp_path / "grace").touch()
-
-    with WarmStack(users=["ada", "grace"], capacity="1GiB", executor_arguments=["--policy", "fifo"]) as stack:
-        asyncio.run(scenario(stack))
 
 
 def test_a_kernel_that_is_not_shared_leaves_no_mark() -> None:
@@ -156,21 +139,6 @@ async def printed_by(client: AsyncKernelClient, code: str) -> str:
 
     await client.execute_interactive(code, output_hook=take, timeout=60)
     return "".join(texts)
-
-
-async def test_lanes_and_dashboard_follow_a_running_cell(stack: LocalStack, tmp_path: Path) -> None:
-    """While a cell runs the picture comes to show it; the dashboard says memory, queue and lanes at once."""
-    async with shared_kernel(stack, "ada") as client:
-        await client.execute_interactive(SETUP, timeout=60)
-        data = await shown_by(client, "Lanes()")
-        assert "this notebook" not in data["text/plain"]
-        data = await shown_by(client, "Dashboard()")
-        assert "All your notebooks" in data["text/plain"]
-        async with busy(client, tmp_path / "end") as cell:
-            await wait_for_update(client, cell, r"this notebook \|.*\| [1-9]")
-            await wait_for_update(
-                client, cell, r"(?s)This notebook (?:has|takes turns).*quota of 512 MiB.*this notebook \|"
-            )
 
 
 async def test_the_magic_prints_the_same(stack: LocalStack) -> None:

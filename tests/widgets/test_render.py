@@ -18,10 +18,6 @@ def test_usage_shows_memory_by_kind_against_the_quota() -> None:
         "This notebook: 900 MiB persistent + 96.0 MiB ephemeral + 30.0 MiB framework.\n"
         "All your notebooks: 996 MiB of your quota of 2.0 GiB. The device: 1.0 GiB in use, 2.8 GiB free."
     )
-
-
-def test_without_a_quota_the_device_is_the_whole() -> None:
-    """A user without quota is measured against the device's capacity."""
     status = document(users=[user("ada")], sessions=[session("a", "ada")])
     assert "no quota, the device has 4.0 GiB" in render.usage_text(status, "a")
 
@@ -49,7 +45,10 @@ def test_usage_tells_of_the_users_sessions_that_were_shut_down() -> None:
 
 def test_queue_shows_place_lanes_and_who_is_next() -> None:
     """A waiting notebook reads its place, who runs, what it can do, and who is in which lane."""
-    shown = render.queue_text(as_watched(busy_document()), "c3").splitlines()
+    status = as_watched(busy_document())
+    assert "Expected wait: about 50 ms. Interrupt" in render.queue_text(status, "b2")
+    assert "Expected" not in render.queue_text(status, "a1")
+    shown = render.queue_text(status, "c3").splitlines()
     assert "This notebook waits for memory, 2nd in line; running now: ada. Interrupt the kernel to stop" in shown[0]
     assert shown[1:] == [
         "Lane 1 (512 MiB): ada (cnn_training_with_a_long_name.ipynb); next: "
@@ -57,13 +56,6 @@ def test_queue_shows_place_lanes_and_who_is_next() -> None:
         "Lane 2 (1023 MiB): free",
         "Not in a lane: this notebook, 2nd in line (memory)",
     ]
-
-
-def test_queue_says_what_wait_to_expect() -> None:
-    """Under turns for everybody the turns of those before are added up."""
-    status = as_watched(busy_document())
-    assert "Expected wait: about 50 ms. Interrupt" in render.queue_text(status, "b2")
-    assert "Expected" not in render.queue_text(status, "a1")
 
 
 def test_of_many_lanes_those_that_matter_are_shown() -> None:
@@ -117,6 +109,8 @@ def test_the_last_minutes_are_a_line_for_each_who_ran() -> None:
         f"            I waited |{half}{'▃' * 15}| 2.0 s",
         "42 more sessions are not shown.",
     ]
+    for rows in ((), (row("a", "ada", ("queued", 0, 5, 1)),)):
+        assert render.lanes_text(watched(*rows, sessions=SESSIONS), "a") == render.NOTHING_YET
 
 
 @pytest.mark.parametrize("activity", [activity for activity in Activity if activity is not Activity.RUNNING])
@@ -126,12 +120,6 @@ def test_everything_a_session_can_do_is_told(activity: Activity) -> None:
         row("c", "grace", ("running", 0, 1, 1)), row("a", "ada", (str(activity), 0, 10, 1)), sessions=SESSIONS
     )
     assert render.lanes_text(status, "a").endswith(f"|{'█' * 30}| 10.0 s")
-
-
-def test_a_quiet_device_is_a_sentence() -> None:
-    """Nothing ran: said in words."""
-    for rows in ((), (row("a", "ada", ("queued", 0, 5, 1)),)):
-        assert render.lanes_text(watched(*rows, sessions=SESSIONS), "a") == render.NOTHING_YET
 
 
 def test_names_carry_no_control_characters() -> None:

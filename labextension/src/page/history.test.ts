@@ -43,10 +43,6 @@ describe('withGaps', () => {
     expect(hour.utilisation.slice(357)).toEqual([null, 3, 4]);
     expect(hour.users[0]?.bytes.slice(357)).toEqual([0, 1, 1]);
   });
-
-  it('adds nothing to a whole hour', () => {
-    expect(withGaps(withGaps(short))).toEqual(withGaps(short));
-  });
 });
 
 describe('a stacked chart', () => {

@@ -2,7 +2,7 @@ import { describe, expect, it } from 'vitest';
 
 import { session, status, view } from '../testdocuments';
 import { ISession, parseView } from '../view';
-import { failureWords, forEach, peopleWords, selectedOf, withSessions } from './selection';
+import { forEach, peopleWords, selectedOf, withSessions } from './selection';
 
 const sessions: ISession[] =
   parseView(
@@ -72,12 +72,5 @@ describe('words', () => {
     expect(peopleWords(sessions.slice(0, 1))).toBe('ada');
     expect(peopleWords(sessions.slice(0, 3))).toBe('ada and grace');
     expect(peopleWords(sessions)).toBe('ada, grace, linus and 2 more');
-  });
-
-  it('say what failed', () => {
-    const failures = sessions.slice(0, 1).map(each => ({ session: each, reason: 'It is not idle.' }));
-    expect(failureWords(failures, 5, 'offloaded')).toBe(
-      '1 of 5 notebooks could not be offloaded: n0.ipynb of ada (It is not idle).'
-    );
   });
 });

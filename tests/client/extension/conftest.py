@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from sharedkernel.client.gateway.credentials import TOKEN_VARIABLE, URL_VARIABLE
 from sharedkernel.local_stack import LocalStack
 from tests.cli.support import end_sessions
 from tests.client.extension.server import JupyterServer
+from tests.executor.isolation import ADA
+from tests.files import FileStack
 from tests.warm_stack import WarmStack
 
 #: starts a user's server, with more of its command line
@@ -27,8 +30,9 @@ def stack() -> Iterator[LocalStack]:
 def start_server(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
     started = []
 
-    def start(user: str, *arguments: str) -> JupyterServer:
-        server = JupyterServer(tmp_path_factory.mktemp(user) / "server", stack.client_environment(user), *arguments)
+    def start(user: str, *arguments: str, environment: Mapping[str, str] | None = None) -> JupyterServer:
+        environment = environment or stack.client_environment(user)
+        server = JupyterServer(tmp_path_factory.mktemp(user) / "server", environment, *arguments)
         started.append(server)
         server.start()
         return server
@@ -46,6 +50,35 @@ def ada_server(start_server: StartServer) -> JupyterServer:
 @pytest.fixture(scope="package")
 def grace_server(start_server: StartServer) -> JupyterServer:
     return start_server("grace")
+
+
+@pytest.fixture(scope="package")
+def one_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
+    server = JupyterServer(tmp_path_factory.mktemp("new") / "server", {URL_VARIABLE: "", TOKEN_VARIABLE: ""})
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def server(one_server: JupyterServer) -> JupyterServer:
+    """Return a server that knows of no gateway."""
+    for file in (one_server.config / "sharedkernel").glob("*"):
+        file.unlink()
+    return one_server
+
+
+@pytest.fixture(scope="package")
+def files() -> Iterator[FileStack]:
+    """Yield a stack whose users have homes of their own, and terminals."""
+    with FileStack() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="package")
+def lab(files: FileStack, start_server: StartServer) -> JupyterServer:
+    """Return the server of a user there."""
+    return start_server(ADA, environment=files.client_environment(ADA))
 
 
 @pytest.fixture

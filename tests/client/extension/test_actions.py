@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import urllib.request
 from urllib.parse import urlsplit
@@ -48,6 +49,9 @@ def test_a_session_of_this_server_ends_with_its_kernel(stack: LocalStack, ada: J
 def test_a_session_of_another_server_is_ended_on_the_gateway(stack: LocalStack, ada: JupyterServer) -> None:
     """It may have been left behind by a computer that is off now."""
     session = new_session(stack, "ada")
+    answer = ada.ask("POST", f"{ROOT}/sessions/{session}/end-programs", {})
+    assert (answer.status, answer.body["reason"]) == (409, "no_programs")
+    assert session in sessions(stack)
     assert ada.ask("POST", f"{ROOT}/sessions/{session}/interrupt", {}).status == 204
     assert ada.ask("DELETE", f"{ROOT}/sessions/{session}").status == 204
     assert session not in sessions(stack)
@@ -66,37 +70,15 @@ def test_a_port_of_the_host_is_forwarded_to_this_machine(stack: LocalStack, ada:
     assert ada.ask("POST", f"{ROOT}/ports", {"port": 6006}, token=None).status == 403
 
 
-def test_programs_that_are_not_there_are_not_ended(stack: LocalStack, ada: JupyterServer) -> None:
-    """The executor's sentence arrives, and the session goes on."""
-    session = new_session(stack, "ada")
-    answer = ada.ask("POST", f"{ROOT}/sessions/{session}/end-programs", {})
-    assert (answer.status, answer.body["reason"]) == (409, "no_programs")
-    assert session in sessions(stack)
-    stack_client_end(stack, session)
-
-
-@pytest.mark.parametrize(
-    ("method", "action"), [("POST", "/offload"), ("POST", "/end-programs"), ("POST", "/interrupt"), ("DELETE", "")]
-)
-def test_nobody_else_s_session_can_be_touched(
-    stack: LocalStack, grace: JupyterServer, method: str, action: str
-) -> None:
+def test_nobody_else_s_session_can_be_touched(stack: LocalStack, grace: JupyterServer) -> None:
     """As far as grace is concerned it does not exist."""
     session = new_session(stack, "ada")
-    answer = grace.ask(method, f"{ROOT}/sessions/{session}{action}", None if method == "DELETE" else {})
-    assert answer.status == 404
-    assert "does not exist" in answer.body["message"]
-    assert session in sessions(stack)
-    stack_client_end(stack, session)
-
-
-def stack_client_end(stack: LocalStack, session: str) -> None:
-    request = urllib.request.Request(
-        f"{stack.gateway_url}/api/kernels/{session}",
-        method="DELETE",
-        headers={"Authorization": f"token {stack.token('ada')}"},
-    )
-    urllib.request.urlopen(request).close()
+    for action in ("/offload", "/end-programs", "/interrupt", ""):
+        method, body = ("POST", {}) if action else ("DELETE", None)
+        answer = grace.ask(method, f"{ROOT}/sessions/{session}{action}", body)
+        assert answer.status == 404, action
+        assert "does not exist" in answer.body["message"]
+        assert session in sessions(stack)
 
 
 def test_admins_change_quotas_and_others_do_not(ada: JupyterServer, grace: JupyterServer) -> None:
@@ -107,6 +89,9 @@ def test_admins_change_quotas_and_others_do_not(ada: JupyterServer, grace: Jupyt
     assert ada.ask("PUT", f"{ROOT}/quotas", changes).status == 200
     (name, limits), *others = grace.ask("GET", f"{ROOT}/quotas").body["users"].items()
     assert (name, limits["memory"]["value"], others) == ("grace", "300MiB", [])
+    wrong = ada.ask("PUT", f"{ROOT}/quotas", {"users": {"grace": {"memory": "lots"}}})
+    assert wrong.status == 400
+    assert wrong.body["message"].startswith("nothing was changed: quotas['users']['grace']['memory']: 'lots' is not")
 
 
 def test_admins_change_the_policy_and_others_read_it(ada: JupyterServer, grace: JupyterServer) -> None:
@@ -123,34 +108,18 @@ def test_admins_change_the_policy_and_others_read_it(ada: JupyterServer, grace: 
         ada.ask("PUT", f"{ROOT}/policy", {"policy": before["policy"]})
 
 
-def test_a_wrong_quota_is_explained(ada: JupyterServer) -> None:
-    """By the gateway, and nothing changes."""
-    answer = ada.ask("PUT", f"{ROOT}/quotas", {"users": {"grace": {"memory": "lots"}}})
-    assert answer.status == 400
-    assert answer.body["message"].startswith("nothing was changed: quotas['users']['grace']['memory']: 'lots' is not")
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("GET", "events"),
-        ("GET", "quotas"),
-        ("PUT", "quotas"),
-        ("GET", "policy"),
-        ("PUT", "policy"),
-        ("DELETE", "sessions/some"),
-        ("POST", "sessions/some/offload"),
-        ("POST", "sessions/some/end-programs"),
-        ("POST", "sessions/some/interrupt"),
-        ("GET", "kernels/some/cells"),
-    ],
-)
-def test_every_route_wants_the_server_s_own_token(
-    stack: LocalStack, ada: JupyterServer, method: str, path: str
-) -> None:
+def test_every_route_wants_the_server_s_own_token(stack: LocalStack, ada: JupyterServer) -> None:
     """No token and the gateway's token are none."""
-    for token in (None, stack.token("ada")):
-        assert ada.ask(method, f"{ROOT}/{path}", {} if method != "GET" else None, token=token).status == 403
+    routes = {
+        "GET": ["events", "quotas", "policy", "kernels/some/cells"],
+        "PUT": ["quotas", "policy"],
+        "DELETE": ["sessions/some"],
+        "POST": [f"sessions/some/{action}" for action in ("offload", "end-programs", "interrupt")],
+    }
+    for method, paths in routes.items():
+        for path, token in itertools.product(paths, (None, stack.token("ada"))):
+            answer = ada.ask(method, f"{ROOT}/{path}", {} if method != "GET" else None, token=token)
+            assert answer.status == 403, (method, path)
 
 
 def test_the_timeline_is_the_gateways(ada: JupyterServer) -> None:

@@ -70,19 +70,30 @@ def test_a_question_is_its_cells_until_it_is_answered_or_the_cell_ends(records: 
     assert [cell["question"] for cell in records.since(0)] == [None, None]
 
 
-def test_streams_are_joined_and_kept_apart(records: CellRecords) -> None:
-    """Like in a notebook: what came between two parts of a stream separates them."""
+def test_outputs_are_as_a_notebook_has_them(records: CellRecords) -> None:
+    """What came between two parts of a stream separates them; displays are updated, and cleared at once or later.
+
+    What belongs to no cell is not kept, and a kernel that ends says idle for none.
+    """
+    say(records, "from a completion", parent="b")
+    records.take("comm_msg", "a", {"data": {}})
     for name, text in [("stdout", "1 "), ("stdout", "2"), ("stderr", "oh"), ("stdout", "3")]:
         say(records, text, name=name)
-    assert outputs(records) == ["1 2", "oh", "3"]
-
-
-def test_displays_are_updated(records: CellRecords) -> None:
-    """Such as the notice of a cell that waits."""
     show(records, "place 2", display_id="notice")
-    show(records, "a picture")
+    show(records, "42", kind="execute_result")
     show(records, "place 1", kind="update_display_data", display_id="notice")
-    assert outputs(records) == ["place 1", "a picture"]
+    assert outputs(records) == ["1 2", "oh", "3", "place 1", "42"]
+    records.take("clear_output", "a", {"wait": True})
+    assert len(outputs(records)) == 5
+    say(records, "20 %")
+    assert outputs(records) == ["20 %"]
+    records.take("clear_output", "a", {"wait": False})
+    assert outputs(records) == []
+    records.take("error", "a", {"ename": "E", "evalue": "e", "traceback": ["t"]})
+    error = {"output_type": "error", "ename": "E", "evalue": "e", "traceback": ["t"]}
+    assert records.since(0)[0]["outputs"] == [error]
+    records.take("status", "", {"execution_state": "restarting"})
+    assert [cell["open"] for cell in records.since(0)] == [False]
 
 
 def test_views_of_closed_widgets_are_left_out(records: CellRecords) -> None:
@@ -96,38 +107,6 @@ def test_views_of_closed_widgets_are_left_out(records: CellRecords) -> None:
     assert records.version > before
     records.take("comm_close", "", {"comm_id": "another"})
     assert outputs(records) == ["m2"]
-
-
-@pytest.mark.parametrize(("wait", "between"), [(False, []), (True, ["10 %"])])
-def test_outputs_are_cleared(records: CellRecords, wait: bool, between: list[str]) -> None:
-    """At once, or when the next one comes."""
-    say(records, "10 %")
-    records.take("clear_output", "a", {"wait": wait})
-    assert outputs(records) == between
-    say(records, "20 %")
-    assert outputs(records) == ["20 %"]
-
-
-def test_errors_and_results_are_outputs(records: CellRecords) -> None:
-    """In the notebook's format."""
-    show(records, "42", kind="execute_result")
-    records.take("error", "a", {"ename": "E", "evalue": "e", "traceback": ["t"]})
-    result, error = records.since(0)[0]["outputs"]
-    assert (result["output_type"], result["data"]) == ("execute_result", {"text/plain": "42"})
-    assert error == {"output_type": "error", "ename": "E", "evalue": "e", "traceback": ["t"]}
-
-
-def test_what_belongs_to_no_cell_is_not_kept(records: CellRecords) -> None:
-    """Other clients' and other kinds of requests."""
-    say(records, "from a completion", parent="b")
-    records.take("comm_msg", "a", {"data": {}})
-    assert outputs(records) == []
-
-
-def test_a_kernel_that_ends_ends_its_cells(records: CellRecords) -> None:
-    """Nobody says idle for it any more."""
-    records.take("status", "", {"execution_state": "restarting"})
-    assert [cell["open"] for cell in records.since(0)] == [False]
 
 
 def test_only_the_last_cells_are_kept(records: CellRecords) -> None:

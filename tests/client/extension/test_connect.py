@@ -10,7 +10,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from http.cookiejar import CookieJar
 from pathlib import Path
 
@@ -21,25 +21,9 @@ from sharedkernel.client.gateway.trust import fingerprint_of
 from sharedkernel.local_stack import LocalStack
 from tests.client.extension.fake_gateway import FakeGateway
 from tests.client.extension.server import PATIENCE, TOKEN, JupyterServer, is_connected
-from tests.gateway.test_tls import Files, issue
+from tests.gateway.test_tls import issue
 
 _ROUTE = "/sharedkernel/api/gateway"
-
-
-@pytest.fixture(scope="module")
-def one_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
-    server = JupyterServer(tmp_path_factory.mktemp("form") / "server", {URL_VARIABLE: "", TOKEN_VARIABLE: ""})
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def server(one_server: JupyterServer) -> JupyterServer:
-    """Return a server that knows of no gateway."""
-    for file in kept(one_server):
-        file.unlink()
-    return one_server
 
 
 def kept(server: JupyterServer) -> list[Path]:
@@ -47,8 +31,11 @@ def kept(server: JupyterServer) -> list[Path]:
     return sorted((server.config / "sharedkernel").glob("*"))
 
 
-def test_a_connected_gateway_is_there_at_once(stack: LocalStack, server: JupyterServer) -> None:
-    """The kernel is in the launcher, the page has figures, and nobody but the user can read the token."""
+def test_a_connected_gateway_is_there_at_once_and_leaves_nothing(stack: LocalStack, server: JupyterServer) -> None:
+    """The kernel is in the launcher, the page has figures, and nobody but the user can read the token.
+
+    Once disconnected there is no kernel, address or token, and pages that are open see no figures any more.
+    """
     assert server.ask("GET", _ROUTE).body == {"url": "", "decided": None}
     assert "shared-gpu" not in server.ask("GET", "/api/kernelspecs").body["kernelspecs"]
     token = stack.token("grace")
@@ -65,6 +52,16 @@ def test_a_connected_gateway_is_there_at_once(stack: LocalStack, server: Jupyter
     answer = server.ask("GET", _ROUTE)
     assert answer.body == {"url": stack.gateway_url, "decided": None}
     assert token not in server.service.log_path.read_text()
+    with server.page() as page:
+        page.wait(is_connected)
+        assert server.ask("DELETE", _ROUTE, token=None).status == 403
+        assert server.ask("DELETE", _ROUTE).status == 204
+        view = page.wait(lambda view: view["gateway"]["state"] == "unconfigured")
+        assert (view["user"], view["status"]) == (None, None)
+        assert kept(server) == []
+        assert "shared-gpu" not in server.ask("GET", "/api/kernelspecs").body["kernelspecs"]
+        assert server.ask("POST", _ROUTE, {**typed, "token": stack.token("ada")}).status == 204
+        assert page.wait(is_connected)["user"]["name"] == "ada"
 
 
 @pytest.mark.parametrize(
@@ -91,19 +88,15 @@ def test_what_is_wrong_is_told_beside_its_field(
     assert "a-secret" not in server.service.log_path.read_text()
 
 
-@pytest.mark.parametrize("body", [None, [], "x", {"url": 7, "token": {}}])
-def test_a_body_of_another_kind_is_refused(server: JupyterServer, body: object) -> None:
+def test_a_body_of_another_kind_is_refused(server: JupyterServer) -> None:
     """It is not this server's fault."""
-    assert server.ask("POST", _ROUTE, body).status == 400
+    for body in (None, [], {"url": 7, "token": {}}):
+        assert server.ask("POST", _ROUTE, body).status == 400
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> Files:
-    return issue(tmp_path / "tls")
-
-
-def test_an_unknown_certificate_is_compared_before_the_token_is_shown(server: JupyterServer, files: Files) -> None:
+def test_an_unknown_certificate_is_compared_before_the_token_is_shown(server: JupyterServer, tmp_path: Path) -> None:
     """Without its fingerprint, and with another one, the gateway sees no token."""
+    files = issue(tmp_path / "tls")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(files.certificate, files.key)
     first = Path(files.certificate).read_text().split("-----END")[0] + "-----END CERTIFICATE-----\n"
@@ -162,22 +155,6 @@ def _post(
     except urllib.error.HTTPError as error:
         with error:
             return error.code
-
-
-def test_a_disconnected_server_has_nothing_left(stack: LocalStack, server: JupyterServer) -> None:
-    """No kernel, no address, no token; and pages that are open see no figures any more."""
-    typed = {"url": stack.gateway_url, "token": stack.token("grace")}
-    assert server.ask("POST", _ROUTE, typed).status == 204
-    with server.page() as page:
-        page.wait(is_connected)
-        assert server.ask("DELETE", _ROUTE, token=None).status == 403
-        assert server.ask("DELETE", _ROUTE).status == 204
-        view = page.wait(lambda view: view["gateway"]["state"] == "unconfigured")
-        assert (view["user"], view["status"]) == (None, None)
-        assert kept(server) == []
-        assert "shared-gpu" not in server.ask("GET", "/api/kernelspecs").body["kernelspecs"]
-        assert server.ask("POST", _ROUTE, {**typed, "token": stack.token("ada")}).status == 204
-        assert page.wait(is_connected)["user"]["name"] == "ada"
 
 
 def test_the_command_removes_what_was_installed(stack: LocalStack, tmp_path: Path) -> None:

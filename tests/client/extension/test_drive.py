@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -34,20 +33,6 @@ MIB = 1 << 20
 DONE = {"ended": True, "links": 0}
 
 
-@pytest.fixture(scope="module")
-def files() -> Iterator[FileStack]:
-    with FileStack() as stack:
-        yield stack
-
-
-@pytest.fixture(scope="module")
-def lab(files: FileStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
-    server = JupyterServer(tmp_path_factory.mktemp("files") / "server", files.client_environment(ADA))
-    server.start()
-    yield server
-    server.stop()
-
-
 def lines(server: JupyterServer, **copy: Any) -> list[dict[str, Any]]:
     """Return the lines of a copy's answer."""
     body = server.ask("POST", f"{ROOT}/copies", copy).body
@@ -58,7 +43,9 @@ def test_a_drive_is_answered_as_by_the_users_server(lab: JupyterServer, files: F
     """Made, listed, renamed and deleted; a refusal has the status and the sentence of there."""
     made = lab.ask("PUT", f"{CONTENTS}/kept.txt", {"type": "file", "format": "text", "content": "as it is"})
     assert made.status == 201
-    assert [entry["name"] for entry in lab.ask("GET", CONTENTS).body["content"]] == ["kept.txt"]
+    there = {path.name for path in files.home().iterdir() if not path.name.startswith(".")}
+    assert "kept.txt" in there
+    assert {entry["name"] for entry in lab.ask("GET", CONTENTS).body["content"]} == there
     assert lab.ask("PATCH", f"{CONTENTS}/kept.txt", {"path": "other.txt"}).status == 200
     assert (files.home() / "other.txt").read_text() == "as it is"
     missing = lab.ask("GET", f"{CONTENTS}/kept.txt")
@@ -81,7 +68,7 @@ def test_a_file_cannot_act_as_a_page_of_the_server(lab: JupyterServer, files: Fi
         assert answer.read() == b"<script>alert(1)</script>"
 
 
-@pytest.mark.parametrize("name", ["naïve ☃.txt", "a b&c=d?e#f%41.txt", "x" * 250 + ".txt", "new\nline.txt"])
+@pytest.mark.parametrize("name", ["a b&c=d?e#f%41 ☃.txt", "new\nline.txt"])
 def test_copies_there_and_back_are_the_same(name: str, lab: JupyterServer, files: FileStack) -> None:
     """Whatever a file is called; folders come with it, and progress ends with all of it."""
     content = os.urandom(3 * MIB)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from sharedkernel.client.gateway.credentials import TOKEN_VARIABLE, URL_VARIABLE
 from sharedkernel.local_stack import LocalStack
 from tests.client.extension.fake_gateway import FakeGateway
 from tests.client.extension.server import JupyterServer, is_connected
@@ -34,28 +31,9 @@ def test_a_page_hears_that_the_gateway_is_away_and_back(stack: LocalStack, ada: 
         page.wait(is_connected)
 
 
-@pytest.fixture(scope="module")
-def one_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
-    server = JupyterServer(tmp_path_factory.mktemp("new") / "server", {URL_VARIABLE: "", TOKEN_VARIABLE: ""})
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def server(one_server: JupyterServer) -> JupyterServer:
-    """Return a server that knows of no gateway."""
-    credentials_file(one_server).unlink(missing_ok=True)
-    return one_server
-
-
-def credentials_file(server: JupyterServer) -> Path:
-    return server.config / "sharedkernel" / "shared-gpu.json"
-
-
 def keep_credentials(server: JupyterServer, url: str, token: str) -> None:
     """Do what ``sharedkernel install`` does."""
-    file = credentials_file(server)
+    file = server.config / "sharedkernel" / "shared-gpu.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"gateway_url": url, "token": token}))
 
@@ -84,9 +62,7 @@ def test_a_token_that_is_not_accepted_is_not_shown_all_the_time(stack: LocalStac
     assert stack.gateway.log_path.read_text().count("GET /api/me") == before + 1
 
 
-@pytest.mark.parametrize(
-    "said", ["no JSON", "[]", '{"device": {}}', '{"device": {}, "sessions": [{"id": 7}]}', "[" * 9999]
-)
+@pytest.mark.parametrize("said", ["no JSON", '{"device": {}, "sessions": [{"id": 7}]}', "[" * 9999])
 def test_garbage_becomes_a_sentence(server: JupyterServer, said: str) -> None:
     """Whatever a gateway sends, the page gets a view that it can show."""
     with FakeGateway(said) as gateway:

@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import websocket
 
 from tests.client.extension.server import PATIENCE, TOKEN, JupyterServer
-from tests.executor.isolation import ADA
 from tests.files import FileStack
 
 pytestmark = pytest.mark.heavy
 
 TERMINALS = "/sharedkernel/api/host/api/terminals"
-
-
-@pytest.fixture(scope="module")
-def files() -> Iterator[FileStack]:
-    with FileStack() as stack:
-        yield stack
-
-
-@pytest.fixture(scope="module")
-def lab(files: FileStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
-    server = JupyterServer(tmp_path_factory.mktemp("terminals") / "server", files.client_environment(ADA))
-    server.start()
-    yield server
-    server.stop()
 
 
 @contextmanager
@@ -86,19 +70,3 @@ def test_a_terminal_that_is_gone_says_so(lab: JupyterServer) -> None:
         opcode, data = channel.recv_data()
     assert said == [["setup", {}], ["stdout", "This terminal has ended.\r\n"]]
     assert (opcode, int.from_bytes(data[:2], "big")) == (websocket.ABNF.OPCODE_CLOSE, 1000)
-
-
-def test_where_terminals_are_off_the_gateway_says_so(tmp_path: Path) -> None:
-    """Terminals are off by default; the client gets the sentence of the refusal."""
-    with FileStack(config="") as stack:
-        server = JupyterServer(tmp_path / "server", stack.client_environment(ADA))
-        server.start()
-        try:
-            answer = server.ask("POST", TERMINALS, {})
-            assert (answer.status, answer.body["reason"]) == (502, "switched_off")
-            assert answer.body["message"].startswith("terminals are switched off on this gateway")
-            with connected(server, "1") as channel:
-                assert json.loads(channel.recv()) == ["setup", {}]
-                read_until(channel, "terminals are switched off on this gateway")
-        finally:
-            server.stop()

@@ -11,7 +11,7 @@ from tests.status.documents import to_json
 
 
 def test_a_page_sees_the_session_behind_its_kernel(stack: LocalStack, ada: JupyterServer) -> None:
-    """A relay's kernel id is not the session's, and the view says which is whose."""
+    """A relay's kernel id is not the session's, and the view says which is whose; no page gets the gateway's token."""
     with ada.page() as page:
         kernel = ada.ask("POST", "/api/kernels", {"name": "shared-gpu"}).body["id"]
         view = page.wait(lambda view: kernel in view["kernels"])
@@ -20,6 +20,8 @@ def test_a_page_sees_the_session_behind_its_kernel(stack: LocalStack, ada: Jupyt
         (entry,) = (entry for entry in view["status"]["sessions"] if entry["id"] == session)
         assert entry["user"] == "ada"
         assert session in {entry["id"] for entry in to_json(stack.status())["sessions"]}
+        assert not any(stack.token("ada") in text for text in page.said)
+    assert stack.token("ada") not in str(ada.ask("GET", "/sharedkernel/api/quotas").body)
 
 
 def test_a_page_knows_who_its_user_is(ada: JupyterServer, grace: JupyterServer) -> None:
@@ -40,14 +42,6 @@ def test_nobody_else_s_notebook_is_told(ada: JupyterServer, grace: JupyterServer
         assert (session["notebook"], session["kernel_id"], session["client_key"]) == (None, None, None)
         assert view["kernels"] == {}
     ada.ask("DELETE", f"/api/kernels/{kernel}")
-
-
-def test_the_gateway_s_token_stays_in_the_server(stack: LocalStack, ada: JupyterServer) -> None:
-    """Neither the view nor the server's own settings, as pages get them, hold it."""
-    with ada.page() as page:
-        page.wait(is_connected)
-        assert not any(stack.token("ada") in text for text in page.said)
-    assert stack.token("ada") not in str(ada.ask("GET", "/sharedkernel/api/quotas").body)
 
 
 @pytest.mark.heavy

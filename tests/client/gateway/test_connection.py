@@ -17,7 +17,7 @@ from sharedkernel.errors import ProtocolError
 from sharedkernel.local_stack import free_port
 
 
-def test_a_gateway_that_is_slow_is_told_from_one_that_is_not_there() -> None:
+async def test_a_gateway_that_is_slow_is_told_from_one_that_is_not_there() -> None:
     """Where a connection was made, nobody is sent to look for the address or the network."""
 
     async def asked(port: int) -> str:
@@ -26,26 +26,22 @@ def test_a_gateway_that_is_slow_is_told_from_one_that_is_not_there() -> None:
             await asyncio.to_thread(gateway.fetch, "POST", "/api/kernels", "{}", seconds=1.0)
         return str(unreachable.value)
 
-    async def main() -> None:
-        requests: list[asyncio.StreamWriter] = []  # a connection lasts as long as somebody has it
-        server = await asyncio.start_server(lambda reader, writer: requests.append(writer), "127.0.0.1", 0)
-        try:
-            slow = await asked(server.sockets[0].getsockname()[1])
-        finally:
-            server.close()
-        assert requests
-        assert "is there but took too long to answer" in slow
-        assert "no gateway answers" in await asked(free_port())
-        for writer in requests:
-            writer.close()
-
-    asyncio.run(main())
+    requests: list[asyncio.StreamWriter] = []  # a connection lasts as long as somebody has it
+    server = await asyncio.start_server(lambda reader, writer: requests.append(writer), "127.0.0.1", 0)
+    try:
+        slow = await asked(server.sockets[0].getsockname()[1])
+    finally:
+        server.close()
+    assert requests
+    assert "is there but took too long to answer" in slow
+    assert "no gateway answers" in await asked(free_port())
+    for writer in requests:
+        writer.close()
 
 
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        (b"{}", "is not a gateway for shared devices; check the address."),
         (b"<html>", "is not a gateway for shared devices; check the address."),
         (b'{"device": {"name": 1}}', "sent no status document that this version can read (Expected `str`, got `int`"),
         (None, "or an older one: it has no /sharedkernel/api/status."),

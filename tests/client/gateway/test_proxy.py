@@ -47,7 +47,7 @@ def refusal(url: str = f"http://{HOST}:8585") -> str:
     return str(refused.value)
 
 
-@pytest.mark.parametrize("variable", ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"])
+@pytest.mark.parametrize("variable", ["HTTP_PROXY", "all_proxy"])
 def test_a_proxy_that_refuses_is_named(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its answer and without its password, to commands as to relays."""
     with ConnectProxy(answer=b"HTTP/1.1 403 Not here\r\n\r\n") as proxy:
@@ -58,9 +58,7 @@ def test_a_proxy_that_refuses_is_named(variable: str, monkeypatch: pytest.Monkey
         assert f"no gateway answers at http://{HOST}:8585 ({why})" in sentence
 
 
-@pytest.mark.parametrize(
-    "proxy", ["socks5://127.0.0.1:1080", "http://ada:secret@127.0.0.1:port", "http://[", "http://"]
-)
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1080", "http://ada:secret@127.0.0.1:port", "http://"])
 def test_an_address_that_no_proxy_has_is_one_sentence(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the address, which may hold a password."""
     monkeypatch.setenv("ALL_PROXY", proxy)
@@ -69,27 +67,18 @@ def test_an_address_that_no_proxy_has_is_one_sentence(proxy: str, monkeypatch: p
     assert "127.0.0.1" not in sentence
 
 
-@pytest.mark.parametrize("scheme", ["", "http://"])
-def test_a_proxy_that_is_away_is_one_sentence(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_that_is_away_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its address may lack the scheme, as other programs allow."""
-    monkeypatch.setenv("ALL_PROXY", f"{scheme}127.0.0.1:{(port := free_port())}")
+    monkeypatch.setenv("ALL_PROXY", f"127.0.0.1:{(port := free_port())}")
     assert f"(the proxy 127.0.0.1:{port}, which ALL_PROXY names, cannot be reached (Connection refused);" in refusal()
 
 
-@pytest.mark.parametrize(
-    ("answer", "why"),
-    [
-        (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "does not answer in HTTP"),
-        (b"HTTP/1.1 200 " + bytes(1 << 17), "does not answer in HTTP"),
-    ],
-)
-def test_an_answer_that_no_proxy_gives_is_one_sentence(
-    answer: bytes, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.6\r\n\r\n", b"HTTP/1.1 200 " + bytes(1 << 17)])
+def test_an_answer_that_no_proxy_gives_is_one_sentence(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is read beyond a bound."""
     with ConnectProxy(answer=answer) as proxy:
         monkeypatch.setenv("HTTP_PROXY", proxy.url)
-        assert why in refusal()
+        assert "does not answer in HTTP" in refusal()
 
 
 def test_a_proxy_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +97,7 @@ def test_a_proxy_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Monk
     assert "does not answer within 2 s" in asyncio.run(main())
 
 
-@pytest.mark.parametrize("excepted", [HOST, ".test.invalid", f"other, {HOST}:8585", "*"])
+@pytest.mark.parametrize("excepted", [".test.invalid", f"other, {HOST}:8585"])
 def test_hosts_of_no_proxy_are_reached_without(excepted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By name, domain or port: as no name server knows this one, nobody answers."""
     with ConnectProxy({HOST: "127.0.0.1"}) as proxy:
@@ -118,7 +107,7 @@ def test_hosts_of_no_proxy_are_reached_without(excepted: str, monkeypatch: pytes
         assert not proxy.connected
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+@pytest.mark.parametrize("host", ["localhost", "[::1]"])
 def test_this_machine_is_reached_without(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the environment says."""
     with ConnectProxy() as proxy:

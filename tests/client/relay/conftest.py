@@ -44,6 +44,16 @@ def contract_gateway(private_jupyter: Path, tmp_path_factory: pytest.TempPathFac
     gateway.stop()
 
 
+@pytest.fixture
+def own_gateway(private_jupyter: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[GatewayProcess]:
+    """Start a gateway of a test's own, with the options that it names, which it may kill."""
+    options, contract = getattr(request, "param", ((), False))
+    gateway = GatewayProcess(tmp_path, *options, contract=contract)
+    gateway.start()
+    yield gateway
+    gateway.stop()
+
+
 @pytest.fixture(scope="module")
 def notebook(stock_gateway: GatewayProcess) -> Iterator[Notebook]:
     """Yield a client with a kernel behind the stock gateway, shared by a module's tests."""

@@ -93,7 +93,7 @@ def test_a_program_whose_machine_sleeps_keeps_its_session(stack: LocalStack) -> 
         assert sleeping.run("print(x + 1)").text() == "42\n"
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.02, 0.05, 0.1, 0.2, 0.3])
+@pytest.mark.parametrize("delay", [0.0, 0.05, 0.2])
 def test_a_client_that_is_killed_early_leaves_nothing(stack: LocalStack, delay: float) -> None:
     """Whatever its kernel's process was doing at that moment."""
     notebook = Notebook(stack.gateway_url, stack.token("ada"))

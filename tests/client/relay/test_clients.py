@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import nbformat
-import papermill
 import pexpect
 import pytest
 from nbclient import NotebookClient
@@ -36,12 +34,6 @@ def notebook(*cells: str) -> nbformat.NotebookNode:
     )
 
 
-def test_nbclient_runs_a_notebook() -> None:
-    """Outputs land in their cells."""
-    run = NotebookClient(notebook("x = 41", "print(x + 1)")).execute()
-    assert run.cells[1].outputs[0].text == "42\n"
-
-
 def test_nbclient_interrupts_a_cell_that_takes_too_long() -> None:
     """And the next cell runs."""
     cells = notebook("import time\ntime.sleep(60)", "print('next')")
@@ -54,28 +46,11 @@ def test_nbclient_interrupts_a_cell_that_takes_too_long() -> None:
     assert run.cells[1].outputs[0].text == "next\n"
 
 
-def test_nbclient_reports_a_refusal(contract_gateway: GatewayProcess) -> None:
-    """The sentence of the gateway is the error of the cell."""
-    client = NotebookClient(notebook("1"))
-    refusing = contract_gateway.refusing(429, "you have 2 sessions already.", "sessions")
-    with refusing, pytest.raises(CellExecutionError, match="you have 2 sessions already"):
-        client.execute()
-
-
 def test_nbclient_reports_a_session_that_died() -> None:
     """It neither hangs nor waits for its time to run out."""
     with pytest.raises(CellExecutionError, match="SharedGPUSessionDied") as caught:
         NotebookClient(notebook("import os; os._exit(3)"), timeout=TIMEOUT).execute()
     assert not isinstance(caught.value, CellTimeoutError)
-
-
-def test_papermill_runs_a_notebook(tmp_path: Path) -> None:
-    """With a parameter, from file to file."""
-    template = notebook("n = 1", "print(n * 2)")
-    template.cells[0].metadata["tags"] = ["parameters"]
-    nbformat.write(template, tmp_path / "in.ipynb")
-    papermill.execute_notebook(tmp_path / "in.ipynb", tmp_path / "out.ipynb", parameters={"n": 21}, progress_bar=False)
-    assert nbformat.read(tmp_path / "out.ipynb", as_version=4).cells[-1].outputs[0].text == "42\n"
 
 
 def test_jupyter_console_talks() -> None:

@@ -109,57 +109,30 @@ def test_a_running_cell_is_interrupted_once_the_gateway_is_back(line: Line, note
 
 
 @pytest.mark.heavy
-def test_an_outcome_that_was_lost_is_said(private_jupyter: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "own_gateway", [(["--AsyncMappingKernelManager.buffer_offline_messages=False"], False)], indirect=True
+)
+def test_an_outcome_that_was_lost_is_said(own_gateway: GatewayProcess, tmp_path: Path) -> None:
     """A gateway without a buffer loses the cell's end; the cell ends with an error instead of never."""
-    gateway = GatewayProcess(tmp_path, "--AsyncMappingKernelManager.buffer_offline_messages=False")
-    gateway.start()
-    try:
-        with Line(gateway.port) as line, Notebook(line.url, gateway.token) as notebook:
-            message_id = waiting_cell(notebook, tmp_path / "go")
-            (session,) = gateway.sessions()
-            line.cut(notebook)
-            until_left(gateway)
-            (tmp_path / "go").touch()
-            wait_until(lambda: [kernel["execution_state"] for kernel in gateway.fetch("/api/kernels")] == ["idle"])
-            line.mend()
-            assert notebook.wait(message_id).error.startswith("SharedGPUOutcomeLost: ")
-            assert notebook.run("print(x)").text() == "1\n"
-            assert gateway.sessions() == {session}
-    finally:
-        gateway.stop()
+    with Line(own_gateway.port) as line, Notebook(line.url, own_gateway.token) as notebook:
+        message_id = waiting_cell(notebook, tmp_path / "go")
+        (session,) = own_gateway.sessions()
+        line.cut(notebook)
+        until_left(own_gateway)
+        (tmp_path / "go").touch()
+        wait_until(lambda: [kernel["execution_state"] for kernel in own_gateway.fetch("/api/kernels")] == ["idle"])
+        line.mend()
+        assert notebook.wait(message_id).error.startswith("SharedGPUOutcomeLost: ")
+        assert notebook.run("print(x)").text() == "1\n"
+        assert own_gateway.sessions() == {session}
 
 
 @pytest.mark.heavy
-def test_a_session_lost_with_its_gateway_is_said_and_replaced(private_jupyter: Path, tmp_path: Path) -> None:
-    """A stock gateway takes its sessions with it: the cell says so, and the next one runs in a new one."""
-    gateway = GatewayProcess(tmp_path)
-    gateway.start()
-    try:
-        with Notebook(gateway.url, gateway.token) as notebook:
-            message_id = waiting_cell(notebook, tmp_path / "go")
-            gateway.kill()
-            gateway.start()
-            outcome = notebook.wait(message_id)
-            assert outcome.error.startswith("SharedGPUSessionGone: the session is no longer on the gateway")
-            assert outcome.error.endswith("the next cell starts a new one.")
-            anew = notebook.run("print('anew')")
-            assert anew.text("stdout") == "anew\n"
-            assert "[Shared GPU] The session before is no longer on the gateway" in anew.text("stderr")
-            assert notebook.manager.is_alive()
-    finally:
-        gateway.stop()
-
-
-@pytest.mark.heavy
-def test_a_token_withdrawn_during_an_outage_is_a_refusal(private_jupyter: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("own_gateway", [((), True)], indirect=True)
+def test_a_token_withdrawn_during_an_outage_is_a_refusal(own_gateway: GatewayProcess) -> None:
     """The relay does not knock for ever where it is not wanted; the next cell asks again."""
-    gateway = GatewayProcess(tmp_path, contract=True)
-    gateway.start()
-    try:
-        with Notebook(gateway.url, gateway.token) as notebook:
-            gateway.kill()
-            gateway.token = "another-token"
-            gateway.start()
-            assert "does not accept this token" in notebook.run("1").error
-    finally:
-        gateway.stop()
+    with Notebook(own_gateway.url, own_gateway.token) as notebook:
+        own_gateway.kill()
+        own_gateway.token = "another-token"
+        own_gateway.start()
+        assert "does not accept this token" in notebook.run("1").error

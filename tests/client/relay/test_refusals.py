@@ -21,25 +21,35 @@ def refused(contract_gateway: GatewayProcess) -> Notebook:
 def test_a_refusal_is_readable_and_ends_when_its_reason_does(
     contract_gateway: GatewayProcess, refused: Notebook
 ) -> None:
-    """The gateway's sentence is the cell's error; once a session is free the same cell runs."""
+    """The gateway's sentence is the cell's error; once a session is free the same cell runs.
+
+    Clients wait for each message of a cell, in this order, and for replies to other requests; what a client runs for
+    itself shows nowhere.
+    """
     with contract_gateway.refusing(429, SENTENCE, "sessions") as stop_refusing, refused:
         for _ in range(2):
             outcome = refused.run("print('hello')")
             assert outcome.error == f"SharedGPURefused: {SENTENCE}"
+            kinds = [message["msg_type"] for message in outcome.messages]
+            assert kinds == ["status", "execute_input", "error", "status"]
+            assert [content["execution_state"] for content in outcome.of_type("status")] == ["busy", "idle"]
+            assert outcome.of_type("execute_input")[0]["code"] == "print('hello')"
+            (error,) = outcome.of_type("error")
+            (traceback,) = error["traceback"]
+            assert SENTENCE in traceback
+        silent = refused.run("1", silent=True)
+        assert silent.status == "error"
+        assert {message["msg_type"] for message in silent.messages} == {"status"}
+        client = refused.client
+        info = client.kernel_info(reply=True, timeout=TIMEOUT)["content"]
+        assert info["language_info"]["name"] == "python"
+        assert SENTENCE in info["banner"]
+        assert client.complete("pri", reply=True, timeout=TIMEOUT)["content"]["status"] == "error"
+        assert client.history(reply=True, timeout=TIMEOUT)["content"]["history"] == []
+        assert client.comm_info(reply=True, timeout=TIMEOUT)["content"]["comms"] == {}
+        assert refused.control("interrupt_request")["content"]["status"] == "ok"
         stop_refusing()
         assert refused.run("print('hello')").text() == "hello\n"
-
-
-def test_a_refused_cell_looks_like_any_failed_cell(contract_gateway: GatewayProcess, refused: Notebook) -> None:
-    """Clients wait for each of these messages, in this order."""
-    with contract_gateway.refusing(429, SENTENCE, "sessions"), refused:
-        outcome = refused.run("print('hello')")
-    assert [message["msg_type"] for message in outcome.messages] == ["status", "execute_input", "error", "status"]
-    assert [content["execution_state"] for content in outcome.of_type("status")] == ["busy", "idle"]
-    assert outcome.of_type("execute_input")[0]["code"] == "print('hello')"
-    (error,) = outcome.of_type("error")
-    assert len(error["traceback"]) == 1
-    assert SENTENCE in error["traceback"][0]
 
 
 def test_the_cells_behind_a_refused_one_are_aborted(contract_gateway: GatewayProcess, refused: Notebook) -> None:
@@ -58,27 +68,6 @@ def test_the_cells_behind_a_refused_one_are_aborted(contract_gateway: GatewayPro
         replies = [refused.client.get_shell_msg(timeout=TIMEOUT) for _ in cells]
     assert [reply["parent_header"]["msg_id"] for reply in replies] == cells
     assert [reply["content"]["status"] for reply in replies] == ["error", "aborted", "aborted"]
-
-
-def test_other_questions_are_answered_too(contract_gateway: GatewayProcess, refused: Notebook) -> None:
-    """No client hangs for want of a reply."""
-    with contract_gateway.refusing(429, SENTENCE, "sessions"), refused:
-        client = refused.client
-        info = client.kernel_info(reply=True, timeout=TIMEOUT)["content"]
-        assert info["language_info"]["name"] == "python"
-        assert SENTENCE in info["banner"]
-        assert client.complete("pri", reply=True, timeout=TIMEOUT)["content"]["status"] == "error"
-        assert client.history(reply=True, timeout=TIMEOUT)["content"]["history"] == []
-        assert client.comm_info(reply=True, timeout=TIMEOUT)["content"]["comms"] == {}
-        assert refused.control("interrupt_request")["content"]["status"] == "ok"
-
-
-def test_a_silent_cell_publishes_no_error(contract_gateway: GatewayProcess, refused: Notebook) -> None:
-    """What a client runs for itself shows nowhere."""
-    with contract_gateway.refusing(429, SENTENCE, "sessions"), refused:
-        outcome = refused.run("1", silent=True)
-    assert outcome.status == "error"
-    assert {message["msg_type"] for message in outcome.messages} == {"status"}
 
 
 def _nobody_there(_: GatewayProcess) -> Notebook:

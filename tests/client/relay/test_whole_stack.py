@@ -57,29 +57,6 @@ def sessions(stack: LocalStack) -> set[str]:
     return {session["id"] for session in to_json(stack.status())["sessions"] if session["user"] == "ada"}
 
 
-def test_a_relay_that_was_killed_comes_back_to_its_tensors(stack: LocalStack, notebook: Notebook) -> None:
-    """The session is the same one, and so is what it holds."""
-    notebook.run("import torch; weights = torch.arange(4.0)")
-    before = sessions(stack)
-    _kill_relay(notebook)
-    notebook.restart(now=True)
-    assert notebook.run("print(weights.sum().item())").text() == "6.0\n"
-    assert sessions(stack) == before
-
-
-def test_a_cell_that_runs_while_its_relay_is_killed_has_its_outcome(notebook: Notebook, tmp_path: Path) -> None:
-    """The next relay goes by the same name: it gets what is printed, and the reply."""
-    go_on = tmp_path / "go on"
-    cell = notebook.client.execute(f"print('on', flush=True)\n{_UNTIL_THERE.format(path=str(go_on))}\nprint('done')")
-    notebook.wait_for_output(cell, "on")
-    _kill_relay(notebook)
-    go_on.touch()
-    notebook.manager.restart_kernel(now=True)
-    outcome = notebook.wait(cell)
-    assert (outcome.status, outcome.text()) == ("ok", "done\n")
-    assert notebook.run("print('next')").text() == "next\n"
-
-
 def test_the_end_of_a_session_is_said_by_the_next_relay_too(
     stack: LocalStack, notebook: Notebook, tmp_path: Path
 ) -> None:
@@ -88,8 +65,7 @@ def test_the_end_of_a_session_is_said_by_the_next_relay_too(
     code = f"print('on', flush=True)\n{_UNTIL_THERE.format(path=str(go_on))}\nprint('again', flush=True)\nwhile True: 1"
     cell = notebook.client.execute(code)
     notebook.wait_for_output(cell, "on")
-    _kill_relay(notebook)
-    notebook.manager.restart_kernel(now=True)
+    _replace_relay(notebook)
     go_on.touch()
     notebook.wait_for_output(cell, "again")
     _end_all(stack, "ada", by="ada")
@@ -116,12 +92,9 @@ def test_a_relay_that_loses_its_gateway_as_well_repeats_nothing(
     go_on = tmp_path / "go on"
     cell = notebook.client.execute(f"print('on', flush=True)\n{_UNTIL_THERE.format(path=str(go_on))}\nprint('done')")
     notebook.wait_for_output(cell, "on")
-    _kill_relay(notebook)
-    notebook.manager.restart_kernel(now=True)
+    _replace_relay(notebook)
     _wait_for_state(notebook, "busy")  # it has joined
-    stack.gateway.kill()
-    stack.gateway.start()
-    stack.gateway.wait_until_ready()
+    _restart_gateway(stack)
     go_on.touch()
     outcome = notebook.wait(cell)
     assert (outcome.status, outcome.text()) == ("ok", "done\n")
@@ -131,13 +104,11 @@ def test_a_cell_that_waited_runs_after_the_end_of_a_session_that_a_relay_has_tak
     """The cells of the relay before are over once one of its own is, so no restart is published for them."""
     with Line(stack.port) as line, Notebook(line.url, stack.token("mary")) as notebook:
         notebook.run("x = 1")
-        _kill_relay(notebook)
-        notebook.manager.restart_kernel(now=True)
+        _replace_relay(notebook)
         assert notebook.run("print(x)").text() == "1\n"
         line.cut(notebook)
         waiting = notebook.client.execute("print('x' in globals())")
         _end_all(stack, "mary", by="ada")
-        wait_until(lambda: not _live(stack, "mary"))
         line.mend()
         states, text = [], ""
         while "False" not in text:
@@ -152,13 +123,11 @@ def test_a_cell_that_waits_behind_a_lost_one_of_the_relay_before_fails(stack: Lo
     """At the restart that is published a client gives up all its cells, so that this one would run unseen."""
     with Line(stack.port) as line, Notebook(line.url, stack.token("mary")) as notebook:
         _run_on(notebook)
-        _kill_relay(notebook)
-        notebook.manager.restart_kernel(now=True)
+        _replace_relay(notebook)
         _wait_for_state(notebook, "busy")  # the relay has joined, and knows that a cell runs
         line.cut(notebook)
         waiting = notebook.client.execute("print('unseen')")
         _end_all(stack, "mary", by="ada")
-        wait_until(lambda: not _live(stack, "mary"))
         line.mend()
         outcome = notebook.wait(waiting)
         assert outcome.error.startswith("SharedGPUSessionDied: This session was ended by ada")
@@ -179,31 +148,14 @@ def test_an_output_that_is_too_long_for_a_websocket_breaks_none(notebook: Notebo
     assert notebook.run("print(x)").text() == "1\n"
 
 
-def test_a_restart_begins_clean(stack: LocalStack, notebook: Notebook) -> None:
-    """The old session is gone, and a new one is there."""
-    notebook.run("weights = 1")
-    before = sessions(stack)
-    notebook.restart()
-    assert "NameError" in notebook.run("weights").error
-    wait_until(lambda: len(sessions(stack)) == len(before))
-    assert len(sessions(stack) - before) == 1
-
-
-def test_shutting_down_ends_the_session(stack: LocalStack) -> None:
-    """Nothing of it is left on the device."""
-    before = sessions(stack)
-    with Notebook(stack.gateway_url, stack.token("ada")) as notebook:
-        notebook.run("1")
-        assert len(sessions(stack) - before) == 1
-    wait_until(lambda: sessions(stack) == before)
-
-
 def test_a_session_that_somebody_ends_is_no_crash(stack: LocalStack) -> None:
-    """Its page is not told that the kernel died, none takes its place, and the next cell says who ended it."""
+    """Its page is not told that the kernel died, none takes its place, and the next cell says who ended it.
+
+    A cell that runs has an error that says so, and no output besides.
+    """
     with Notebook(stack.gateway_url, stack.token("mary")) as notebook:
         notebook.run("x = 1")
         _end_all(stack, "mary", by="ada")
-        wait_until(lambda: not _live(stack, "mary"))
         time.sleep(2)  # in which Jupyter would have started another kernel
         assert notebook.manager.is_alive()
         assert not _live(stack, "mary")
@@ -212,15 +164,19 @@ def test_a_session_that_somebody_ends_is_no_crash(stack: LocalStack) -> None:
         assert outcome.text().endswith("False\n")
         assert "ago: This session was ended by ada; its variables are gone." in outcome.text("stderr")
         assert notebook.run("print(1)").text("stderr") == ""
+        running = _run_on(notebook)
+        _end_all(stack, "mary", by="ada")
+        outcome = notebook.wait(running)
+        assert outcome.error.startswith("SharedGPUSessionDied: This session was ended by ada")
+        assert _times_told(outcome, "This session was ended by ada") == 1
 
 
 def test_who_was_away_meanwhile_is_told_who_ended_the_session(stack: LocalStack) -> None:
-    """A computer was asleep when its session was ended: its relay comes back and finds none."""
+    """A computer was asleep when its session was ended: its relay comes back and finds none, also after a restart."""
     with Line(stack.port) as line, Notebook(line.url, stack.token("mary")) as notebook:
         notebook.run("x = 1")
         line.cut(notebook)
         _end_all(stack, "mary", by="ada")
-        wait_until(lambda: not _live(stack, "mary"))
         line.mend()
         time.sleep(2)  # as above
         assert notebook.manager.is_alive()
@@ -229,16 +185,13 @@ def test_who_was_away_meanwhile_is_told_who_ended_the_session(stack: LocalStack)
         assert outcome.text("stdout") == "False\n"
         farewell = "While the gateway was out of reach: This session was ended by ada; its variables are gone."
         assert farewell in outcome.text("stderr")
-
-
-def test_a_running_cell_is_told_once_who_ended_its_session(stack: LocalStack) -> None:
-    """Its error says so, and no output besides."""
-    with Notebook(stack.gateway_url, stack.token("mary")) as notebook:
-        running = _run_on(notebook)
+        line.cut(notebook)
         _end_all(stack, "mary", by="ada")
-        outcome = notebook.wait(running)
-        assert outcome.error.startswith("SharedGPUSessionDied: This session was ended by ada")
-        assert _times_told(outcome, "This session was ended by ada") == 1
+        _restart_gateway(stack)
+        line.mend()
+        outcome = notebook.run("print('x' in globals())")
+        assert outcome.text() == "False\n"
+        assert "This session was ended by ada; its variables are gone." in outcome.text("stderr")
 
 
 def test_cells_that_waited_run_after_a_session_that_was_ended_meanwhile(stack: LocalStack) -> None:
@@ -252,7 +205,6 @@ def test_cells_that_waited_run_after_a_session_that_was_ended_meanwhile(stack: L
         waiting = notebook.client.execute("print('begun' in globals())")
         last = notebook.client.execute("print('last')")
         _end_all(stack, "mary", by="ada")
-        wait_until(lambda: not _live(stack, "mary"))
         line.mend()
         assert notebook.wait(running).error.startswith("SharedGPUSessionDied: This session was ended by ada")
         outcome = notebook.wait(waiting)
@@ -262,25 +214,20 @@ def test_cells_that_waited_run_after_a_session_that_was_ended_meanwhile(stack: L
         assert (outcome.text(), outcome.text("stderr")) == ("last\n", "")
 
 
-def test_who_ended_a_session_is_known_after_a_restart_of_the_gateway(stack: LocalStack) -> None:
-    """Its client was away for both."""
-    with Line(stack.port) as line, Notebook(line.url, stack.token("mary")) as notebook:
-        notebook.run("x = 1")
-        line.cut(notebook)
-        _end_all(stack, "mary", by="ada")
-        wait_until(lambda: not _live(stack, "mary"))
-        stack.gateway.kill()
-        stack.gateway.start()
-        stack.gateway.wait_until_ready()
-        line.mend()
-        outcome = notebook.run("print('x' in globals())")
-        assert outcome.text() == "False\n"
-        assert "This session was ended by ada; its variables are gone." in outcome.text("stderr")
-
-
 def _kill_relay(notebook: Notebook) -> None:
     os.kill(notebook.pid, signal.SIGKILL)
     wait_until(lambda: not notebook.manager.is_alive())
+
+
+def _replace_relay(notebook: Notebook) -> None:
+    _kill_relay(notebook)
+    notebook.manager.restart_kernel(now=True)
+
+
+def _restart_gateway(stack: LocalStack) -> None:
+    stack.gateway.kill()
+    stack.gateway.start()
+    stack.gateway.wait_until_ready()
 
 
 def _wait_for_state(notebook: Notebook, state: str) -> None:
@@ -310,29 +257,7 @@ def _end_all(stack: LocalStack, user: str, *, by: str) -> None:
         request = urllib.request.Request(f"{stack.gateway_url}/api/kernels/{session}", method="DELETE")
         request.add_header("Authorization", f"token {stack.token(by)}")
         urllib.request.urlopen(request, timeout=TIMEOUT).close()
-
-
-def test_an_earlier_session_is_back_without_alarm(stack: LocalStack) -> None:
-    """The client hears of no restart; the cell that asked says that it is done, or that there is none."""
-    first, second = (Notebook(stack.gateway_url, stack.token("mary")) for _ in range(2))
-    for notebook in (first, second):
-        notebook.environment["JPY_SESSION_NAME"] = "/home/mary/a.ipynb"
-    with first:
-        assert first.run("%shared attach").text().startswith("There is no earlier session of this notebook")
-        first.run("x = 41")
-    with second:
-        message_id = second.client.execute("%shared attach")
-        states, text = [], ""
-        while "is back, with its variables." not in text:
-            message = second.client.get_iopub_msg(timeout=TIMEOUT)
-            states.append(message["content"].get("execution_state"))
-            if message["parent_header"].get("msg_id") == message_id and message["msg_type"] == "stream":
-                assert message["content"]["name"] == "stdout" or "`%shared attach`" in message["content"]["text"]
-                text += message["content"]["text"]
-        assert "takes the place of this one" in text
-        assert second.client.get_shell_msg(timeout=TIMEOUT)["content"]["status"] == "ok"
-        assert second.run("print(x + 1)").text() == "42\n"
-        assert "restarting" not in states
+    wait_until(lambda: not _live(stack, user))
 
 
 #: waits until a file is there
@@ -345,6 +270,7 @@ def test_a_cell_that_an_attach_overtakes_says_so(stack: LocalStack, tmp_path: Pa
     for notebook in (first, second):
         notebook.environment["JPY_SESSION_NAME"] = "/home/mary/overtaken.ipynb"
     with first:
+        assert first.run("%shared attach").text().startswith("There is no earlier session of this notebook")
         first.run("x = 41")
     with second:
         go_on = tmp_path / "go on"
