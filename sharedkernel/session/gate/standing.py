@@ -17,7 +17,7 @@ from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import Page, Turn, Word
 from sharedkernel.session.connection import Link
 from sharedkernel.session.gate.table import TRANSITIONS, Input
-from sharedkernel.session.gate.thread_bound import ThreadBound
+from sharedkernel.session.gate.torch_internals import ThreadBound
 from sharedkernel.session.memory.growth import Growth
 from sharedkernel.session.memory.meters import Meter
 from sharedkernel.session.offload.residency import Residency

@@ -10,7 +10,7 @@ import pytest
 #: a tensor takes all but 2 MiB of what is allowed; a thread's stack takes 8
 TIGHT = """
 import os, resource, torch
-from sharedkernel.session.gate.thread_bound import ThreadBound
+from sharedkernel.session.gate.torch_internals import ThreadBound
 torch.set_num_threads(4)
 
 def limit(size):
