@@ -22,7 +22,7 @@ from sharedkernel.session.memory.growth import Growth
 from sharedkernel.session.memory.meters import Meter
 from sharedkernel.session.offload.residency import Residency
 from sharedkernel.session.progress.forecast import Forecast
-from sharedkernel.session.ui.wait_display import NOTICE_AFTER, REFRESH_INTERVAL, WaitDisplay
+from sharedkernel.session.wait_display import NOTICE_AFTER, REFRESH_INTERVAL, WaitDisplay
 from sharedkernel.system.deferred_signals import interrupts_let_through, signals_held
 from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent
 

@@ -54,7 +54,7 @@ from sharedkernel.session.memory.reservations import Reservations
 from sharedkernel.session.offload.residency import Residency
 from sharedkernel.session.progress.forecast import Forecast
 from sharedkernel.session.progress.progress import Progress
-from sharedkernel.session.ui.wait_display import WaitDisplay, show_sentence
+from sharedkernel.session.wait_display import WaitDisplay, show_sentence
 from sharedkernel.system import processes
 
 log = logging.getLogger(__name__)

@@ -41,7 +41,7 @@ from sharedkernel.session.memory.reservations import Reservations
 from sharedkernel.session.offload.host import RestoreFailed
 from sharedkernel.session.progress.loops import LoopReporter
 from sharedkernel.session.progress.progress import SourceReader
-from sharedkernel.session.ui.wait_display import WaitDisplay
+from sharedkernel.session.wait_display import WaitDisplay
 from sharedkernel.units import format_bytes
 
 #: requests that touch no object of the user, or that bring their own section (`execute_request`)

@@ -12,7 +12,7 @@ from jupyter_client.session import Session as MessageSession
 
 from sharedkernel import protocol
 from sharedkernel.session.channels.backpressure import OutputThread, Pace, out_of_turn
-from sharedkernel.session.ui.wait_display import WaitDisplay
+from sharedkernel.session.wait_display import WaitDisplay
 from tests.session.harness import SessionUnderTest
 
 #: more than the main thread may have on its way

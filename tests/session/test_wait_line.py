@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sharedkernel.protocol import Waiting
-from sharedkernel.session.ui.wait_line import Wait, WaitLine, restore_line
+from sharedkernel.session.wait_display import Wait, WaitLine, restore_line
 
 
 def waiting(position: int | None = 1, **fields: object) -> Waiting:

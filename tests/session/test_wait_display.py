@@ -21,7 +21,7 @@ from nbclient.exceptions import CellExecutionComplete
 
 from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import Word
-from sharedkernel.session.ui.wait_display import WaitDisplay
+from sharedkernel.session.wait_display import WaitDisplay
 from tests.session.harness import PATIENCE, SessionUnderTest
 
 Message = dict[str, Any]
