@@ -26,10 +26,9 @@ from traitlets import Instance, Type
 from zmq.eventloop.zmqstream import ZMQStream
 
 from sharedkernel.ipc import current_session
-from sharedkernel.session.channels.backpressure import PacedStream
+from sharedkernel.session.channels.backpressure import PacedStream, RequestLimit
 from sharedkernel.session.channels.direct_sends import Replies
 from sharedkernel.session.channels.message_log import REPLY, REQUEST, MessageLog, message_id
-from sharedkernel.session.channels.request_limit import RequestLimit
 from sharedkernel.session.gate.gate import Gate
 from sharedkernel.session.kernel.activity import reap_adopted
 from sharedkernel.session.kernel.interrupts import Interrupts

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jupyter_client.session import DELIM
 
-from sharedkernel.session.channels.request_limit import RequestLimit
+from sharedkernel.session.channels.backpressure import RequestLimit
 from tests.session.harness import SessionUnderTest
 
 MIB = 1 << 20
