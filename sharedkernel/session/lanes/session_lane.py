@@ -33,8 +33,7 @@ from sharedkernel.device_memory.pools.allocator_callbacks import is_called_back
 from sharedkernel.device_memory.pools.torch_pool import TorchPools
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.ipc.fd_client import DescriptorClient
-from sharedkernel.session.lanes.lane_turns import LaneTurns
-from sharedkernel.session.lanes.unit_fetcher import UnitFetcher
+from sharedkernel.session.lanes.lane_turns import LaneTurns, UnitFetcher
 from sharedkernel.session.memory.cuda_meter import CudaMeter
 from sharedkernel.session.memory.torch_cuda import DEVICE
 

@@ -26,8 +26,7 @@ from sharedkernel.ipc.fd_client import DescriptorClient
 from sharedkernel.ipc.fd_server import FdServer
 from sharedkernel.paths import DESCRIPTOR_SOCKET
 from sharedkernel.protocol import Limits
-from sharedkernel.session.lanes.lane_turns import LaneTurns
-from sharedkernel.session.lanes.unit_fetcher import UnitFetcher
+from sharedkernel.session.lanes.lane_turns import LaneTurns, UnitFetcher
 from sharedkernel.system.deferred_signals import signals_held
 from tests.device_memory.drivers.memfd import MemfdDriver
 from tests.device_memory.faults import Fault, FaultyDriver
