@@ -10,7 +10,7 @@ from sharedkernel.selftest.lane_process import empty
 from sharedkernel.selftest.tenants import checksum, expect, fill
 from sharedkernel.session.memory.cuda_meter import CudaMeter
 from sharedkernel.session.memory.torch_cuda import TorchCuda
-from sharedkernel.session.offload.cuda_storages import StorageMover
+from sharedkernel.session.offload.cuda import StorageMover
 
 
 def _meter() -> CudaMeter:
