@@ -80,8 +80,8 @@ LARGE_CLASSES = frozenset(
     {
         "cli.top.screen.TopScreen",
         "device_memory.arena.Arena",
-        "device_memory.drivers.base.MemoryDriver",
-        "device_memory.drivers.cuda.CudaDriver",
+        "device_memory.driver.MemoryDriver",
+        "device_memory.cuda_driver.CudaDriver",
         "device_memory.lane_memory.LaneMemory",
         "device_memory.store.LaneStore",
         "executor.devices.cuda.device.CudaDevice",

@@ -25,8 +25,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
-from sharedkernel.device_memory.drivers.base import Handle, MemoryDriver, release_handle
-from sharedkernel.device_memory.errors import DeviceMemoryError, InvalidMapping, OutOfDeviceMemory
+from sharedkernel.device_memory.driver import (
+    DeviceMemoryError,
+    Handle,
+    InvalidMapping,
+    MemoryDriver,
+    OutOfDeviceMemory,
+    release_handle,
+)
 from sharedkernel.device_memory.layout import GivenUnit, UnitInfo
 from sharedkernel.device_memory.mapper import SCRATCH, Area, Mapper, Slot, SlotState, batches, check_slots, pair, runs
 from sharedkernel.device_memory.ranges import FreeRanges

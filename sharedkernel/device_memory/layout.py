@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sharedkernel.device_memory.drivers.base import MIB
+from sharedkernel.device_memory.driver import MIB
 
 #: torch's segment for small blocks, and the smallest unit
 SMALL_UNIT = 2 * MIB

@@ -8,8 +8,8 @@ import zlib
 
 import torch
 
-from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.drivers.cuda import CudaDriver
+from sharedkernel.device_memory.cuda_driver import CudaDriver
+from sharedkernel.device_memory.driver import MIB
 from sharedkernel.selftest.lane_process import LaneProcess, empty, keep_busy, pool_bytes
 from sharedkernel.selftest.tenants import LANE_BYTES, expect, tenants
 from sharedkernel.selftest.training import check_losses

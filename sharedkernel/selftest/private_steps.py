@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sharedkernel.device_memory.drivers.base import MIB
+from sharedkernel.device_memory.driver import MIB
 from sharedkernel.ipc.shared_page import Page
 from sharedkernel.selftest.lane_process import empty
 from sharedkernel.selftest.tenants import checksum, expect, fill

@@ -18,8 +18,8 @@ from typing import Literal, NoReturn
 
 import torch
 
-from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.drivers.cuda import CudaDriver
+from sharedkernel.device_memory.cuda_driver import CudaDriver
+from sharedkernel.device_memory.driver import MIB
 from sharedkernel.device_memory.layout import LaneLayout, UnitInfo
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.selftest.lane_process import LANE, empty, make_lane_memory

@@ -78,7 +78,7 @@ def names(units: Sequence[UnitInfo]) -> list[tuple[int, int]]:
 
 
 class RemoteSupplier:
-    """Asks the store's process for units; see :class:`~sharedkernel.device_memory.pools.segments.Supplier`.
+    """Asks the store's process for units; see :class:`~sharedkernel.device_memory.segments.Supplier`.
 
     Parameters
     ----------

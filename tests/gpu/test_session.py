@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sharedkernel.device_memory.drivers.cuda import load_bindings
+from sharedkernel.device_memory.cuda_driver import load_bindings
 from sharedkernel.executor.devices.cuda.discovery import why_unshared
 from sharedkernel.system.nvml import Gpu
 from tests.executor.harness import Executor, ExecutorProcess

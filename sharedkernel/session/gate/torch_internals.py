@@ -1,4 +1,4 @@
-"""The gate's knowledge of torch's internals: function transforms, Dynamo, frames in tracebacks, and OpenMP's threads."""
+"""The gate's knowledge of torch's internals: transforms, Dynamo, frames in tracebacks, and OpenMP's threads."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ unused of it goes back when the grant does. Once the lane has failed this sessio
 `off_reason`.
 
 Units come with a descriptor each to map them by; `executor/devices/lane_server.py` answers what is asked here, and by
-torch's pools. The limit on a session is checked when torch's allocator asks for more pages: torch's own figures count a lane's memory
-once for each pool over it. What has to be moved out of a lane is always given, since it is the user's; they are told
-right after if it is too much.
+torch's pools. The limit on a session is checked when torch's allocator asks for more pages: torch's own figures count a
+lane's memory once for each pool over it. What has to be moved out of a lane is always given, since it is the user's;
+they are told right after if it is too much.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from concurrent.futures import Future
 from typing import Any, Literal
 
 from sharedkernel import protocol
-from sharedkernel.device_memory.errors import ArenaBroken, DeviceFaulted, OutOfDeviceMemory
+from sharedkernel.device_memory.driver import ArenaBroken, DeviceFaulted, OutOfDeviceMemory
 from sharedkernel.device_memory.lane_memory import LaneMemory
 from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, UnitInfo
 from sharedkernel.device_memory.offload import ArenaOffload
@@ -49,7 +49,7 @@ ROOM_PATIENCE, _ROOM_INTERVAL = 3.0, 0.05
 
 
 class UnitFetcher:
-    """Brings units from the executor; see :class:`~sharedkernel.device_memory.pools.segments.Supplier`.
+    """Brings units from the executor; see :class:`~sharedkernel.device_memory.segments.Supplier`.
 
     Parameters
     ----------

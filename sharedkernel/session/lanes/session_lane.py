@@ -26,11 +26,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from sharedkernel import protocol
 from sharedkernel.device_memory.arena import Arena
-from sharedkernel.device_memory.drivers.base import MemoryDriver
-from sharedkernel.device_memory.drivers.cuda import CudaDriver
+from sharedkernel.device_memory.cuda_driver import CudaDriver
+from sharedkernel.device_memory.driver import MemoryDriver
 from sharedkernel.device_memory.lane_memory import LaneMemory
-from sharedkernel.device_memory.pools.allocator_callbacks import is_called_back
-from sharedkernel.device_memory.pools.torch_pool import TorchPools
+from sharedkernel.device_memory.torch_pool import TorchPools, is_called_back
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.ipc.fd_client import DescriptorClient
 from sharedkernel.session.lanes.lane_turns import LaneTurns, UnitFetcher

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sharedkernel.device_memory.drivers.cuda import CudaDriver, load_bindings
-from sharedkernel.device_memory.errors import DeviceMemoryError, DriverUnavailable
+from sharedkernel.device_memory.cuda_driver import CudaDriver, load_bindings
+from sharedkernel.device_memory.driver import DeviceMemoryError, DriverUnavailable
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.distribution import install_hint
 from sharedkernel.errors import ConfigError

@@ -27,8 +27,8 @@ from sharedkernel.device_memory.layout import (
     small_bytes,
 )
 from sharedkernel.device_memory.mapper import Area, Slot, SlotState
-from sharedkernel.device_memory.pools.torch_pool import Pool, TorchPools
 from sharedkernel.device_memory.ranges import FreeRanges, LiveRanges
+from sharedkernel.device_memory.torch_pool import Pool, TorchPools
 from sharedkernel.system.deferred_signals import SignalHoldingLock, signals_held, signals_held_between_waits
 
 

@@ -1,7 +1,7 @@
 """A driver without a device: memory files instead of device memory, with the refusals of CUDA's driver.
 
 It lets lanes be tested across real processes on any Linux machine, and tensors be laid over the mappings. Every rule in
-:mod:`sharedkernel.device_memory.drivers.base` that CUDA states is checked here, also where the operating system would
+:mod:`sharedkernel.device_memory.driver` that CUDA states is checked here, also where the operating system would
 do without it, so that code that passes with this driver asks nothing of CUDA that it refuses.
 """
 
@@ -14,8 +14,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sharedkernel.device_memory.drivers.base import MIB, address_of
-from sharedkernel.device_memory.errors import DeviceMemoryError, InvalidMapping, OutOfDeviceMemory
+from sharedkernel.device_memory.driver import MIB, DeviceMemoryError, InvalidMapping, OutOfDeviceMemory, address_of
 
 _PROT_NONE, _PROT_BOTH = 0, 3
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x01, 0x02, 0x10, 0x20, 0x4000
@@ -74,7 +73,7 @@ class MemfdDriver:
     # --- physical memory -----------------------------------
 
     def create(self, size: int) -> MemfdHandle:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         self._check_multiple("size", size)
         if self._capacity is not None and self.created + size > self._capacity:
             raise OutOfDeviceMemory(
@@ -92,12 +91,12 @@ class MemfdDriver:
         return handle
 
     def export(self, handle: MemfdHandle) -> int:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         self._check_alive(handle)
         return os.dup(handle.descriptor)  # not inheritable
 
     def import_(self, descriptor: int, size: int) -> MemfdHandle:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         try:
             actual = os.fstat(descriptor).st_size
         except OSError as error:
@@ -107,7 +106,7 @@ class MemfdDriver:
         return MemfdHandle(os.dup(descriptor), size)
 
     def release(self, handle: MemfdHandle) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         self._check_alive(handle)
         handle.is_released = True
         os.close(handle.descriptor)
@@ -118,7 +117,7 @@ class MemfdDriver:
     # --- addresses -----------------------------------
 
     def reserve(self, size: int) -> int:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         self._check_multiple("size", size)
         # mmap aligns to the machine's pages only: take more, and give back what is around
         step = self.granularity
@@ -133,7 +132,7 @@ class MemfdDriver:
         return start
 
     def free(self, address: int, size: int) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         if self._reserved.get(address) != address + size:
             raise InvalidMapping(f"{size} bytes at {address:#x} are no reserved range.")
         if next(self._within(address, address + size), None) is not None:
@@ -142,7 +141,7 @@ class MemfdDriver:
         _libc.munmap(address, size)
 
     def map(self, address: int, size: int, handle: MemfdHandle, offset: int = 0) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         self._check_multiple("address", address)
         self._check_multiple("size", size)
         self._check_alive(handle)
@@ -159,14 +158,14 @@ class MemfdDriver:
         insort(self._starts, address)
 
     def set_access(self, address: int, size: int, *, accessible: bool = True) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         for _, mapping in self._whole(address, size):
             mapping.is_accessible = accessible
         if _libc.mprotect(address, size, _PROT_BOTH if accessible else _PROT_NONE):
             raise DeviceMemoryError(f"access cannot be set: {os.strerror(ctypes.get_errno())}.")
 
     def unmap(self, address: int, size: int) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         whole = self._whole(address, size)
         flags = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED
         self._mmap(address, size, _PROT_NONE, flags, -1)
@@ -177,36 +176,36 @@ class MemfdDriver:
     # --- bytes -----------------------------------
 
     def copy(self, target: int, source: int, size: int) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         self._check_accessible(target, size)
         self._check_accessible(source, size)
         ctypes.memmove(target, source, size)
 
     def fill(self, address: int, size: int, byte: int) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         self._check_accessible(address, size)
         ctypes.memset(address, byte, size)
 
     def clear(self, address: int, size: int) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         self.fill(address, size, 0)
 
     def read(self, host: memoryview, address: int) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         self._check_accessible(address, host.nbytes)
         ctypes.memmove(address_of(host), address, host.nbytes)
 
     def write(self, address: int, host: memoryview) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         self._check_accessible(address, host.nbytes)
         ctypes.memmove(address, address_of(host), host.nbytes)
 
     def host_buffer(self, size: int) -> MemoryBuffer:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         return MemoryBuffer(size)
 
     def synchronize(self) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`: there is nothing that runs by itself."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`: there is nothing that runs by itself."""
 
     # --- the rules -----------------------------------
 

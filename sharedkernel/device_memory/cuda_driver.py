@@ -15,13 +15,14 @@ import importlib
 import os
 from typing import Any
 
-from sharedkernel.device_memory.drivers.base import Handle, address_of
-from sharedkernel.device_memory.errors import (
+from sharedkernel.device_memory.driver import (
     DeviceFaulted,
     DeviceMemoryError,
     DriverUnavailable,
+    Handle,
     InvalidMapping,
     OutOfDeviceMemory,
+    address_of,
 )
 from sharedkernel.distribution import install_hint
 
@@ -140,40 +141,40 @@ class CudaDriver:
     # --- physical memory -----------------------------------
 
     def create(self, size: int) -> Handle:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         return self._call(self._cuda.cuMemCreate, size, self._properties, 0)
 
     def export(self, handle: Handle) -> int:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         descriptor = int(self._call(self._cuda.cuMemExportToShareableHandle, handle, self._kind, 0))
         os.set_inheritable(descriptor, False)
         return descriptor
 
     def import_(self, descriptor: int, size: int) -> Handle:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         return self._call(self._cuda.cuMemImportFromShareableHandle, descriptor, self._kind)
 
     def release(self, handle: Handle) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         self._call(self._cuda.cuMemRelease, handle)
 
     # --- addresses -----------------------------------
 
     def reserve(self, size: int) -> int:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         return int(self._call(self._cuda.cuMemAddressReserve, size, self.granularity, 0, 0))
 
     def free(self, address: int, size: int) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         self._call(self._cuda.cuMemAddressFree, address, size)
 
     def map(self, address: int, size: int, handle: Handle, offset: int = 0) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         self._enter()
         self._call(self._cuda.cuMemMap, address, size, offset, handle, 0)
 
     def set_access(self, address: int, size: int, *, accessible: bool = True) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         self._enter()
         flags = self._cuda.CUmemAccess_flags
         description = self._cuda.CUmemAccessDesc()
@@ -185,24 +186,24 @@ class CudaDriver:
         self._call(self._cuda.cuMemSetAccess, address, size, [description], 1)
 
     def unmap(self, address: int, size: int) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         self._enter()
         self._call(self._cuda.cuMemUnmap, address, size)
 
     # --- bytes -----------------------------------
 
     def copy(self, target: int, source: int, size: int) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         self._enter()
         self._call(self._cuda.cuMemcpyDtoDAsync, target, source, size, 0)
 
     def fill(self, address: int, size: int, byte: int) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         self._enter()
         self._call(self._cuda.cuMemsetD8Async, address, byte, size, 0)
 
     def clear(self, address: int, size: int) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`.
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`.
 
         On a stream of its own that waits for no other: on the default stream the fill would come after the work that
         is queued there, and wipe what another stream has written meanwhile.
@@ -214,24 +215,24 @@ class CudaDriver:
         self._call(self._cuda.cuStreamSynchronize, self._stream)
 
     def read(self, host: memoryview, address: int) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         self._enter()
         self._call(self._cuda.cuMemcpyDtoH, address_of(host), address, host.nbytes)
 
     def write(self, address: int, host: memoryview) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         self._enter()
         self._call(self._cuda.cuMemcpyHtoD, address, address_of(host), host.nbytes)
         # from pinned memory it may return before the copy is done
         self._call(self._cuda.cuCtxSynchronize)
 
     def host_buffer(self, size: int) -> PinnedBuffer:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         self._enter()
         return PinnedBuffer(self, size)
 
     def synchronize(self) -> None:
-        """See :class:`~sharedkernel.device_memory.drivers.base.MemoryDriver`."""
+        """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         self._enter()
         self._call(self._cuda.cuCtxSynchronize)
 

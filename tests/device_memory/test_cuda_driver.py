@@ -9,10 +9,9 @@ import sys
 import pytest
 
 from sharedkernel.device_memory.arena import Arena
-from sharedkernel.device_memory.backing_store import BackingStore
-from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.drivers.cuda import CudaDriver, load_bindings
-from sharedkernel.device_memory.errors import (
+from sharedkernel.device_memory.cuda_driver import CudaDriver, load_bindings
+from sharedkernel.device_memory.driver import (
+    MIB,
     DeviceFaulted,
     DeviceMemoryError,
     DriverUnavailable,
@@ -20,7 +19,7 @@ from sharedkernel.device_memory.errors import (
     OutOfDeviceMemory,
 )
 from sharedkernel.device_memory.mapper import SlotState
-from sharedkernel.device_memory.offload import restore, sizes_away
+from sharedkernel.device_memory.offload import BackingStore, restore, sizes_away
 from sharedkernel.device_memory.ranges import LiveRanges
 from sharedkernel.device_memory.store import LaneStore
 from tests.device_memory.fake_cuda import Attribute, FakeCuda, Result

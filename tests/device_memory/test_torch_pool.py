@@ -15,10 +15,9 @@ import types
 
 import pytest
 
-from sharedkernel.device_memory.errors import DriverUnavailable, InvalidMapping
-from sharedkernel.device_memory.pools import allocator_callbacks
-from sharedkernel.device_memory.pools.allocator_callbacks import is_called_back
-from sharedkernel.device_memory.pools.torch_pool import TorchPools
+from sharedkernel.device_memory import torch_pool
+from sharedkernel.device_memory.driver import DriverUnavailable, InvalidMapping
+from sharedkernel.device_memory.torch_pool import TorchPools, is_called_back
 from tests.device_memory.pool_model import MIB, ModelTorch, OutOfMemoryError
 
 _START = 1 << 45
@@ -175,7 +174,7 @@ def test_an_interrupt_while_a_refusal_is_logged_is_not_lost(torch, pools):
             log.removeHandler(self)
             signal.raise_signal(signal.SIGINT)
 
-    log = logging.getLogger(allocator_callbacks.__name__)
+    log = logging.getLogger(torch_pool.__name__)
     log.addHandler(Interrupting())
     log.setLevel(logging.INFO)
     pool = pools.make(_out_of(ValueError("a reason")))
@@ -303,7 +302,7 @@ def test_a_signals_handler_knows_that_the_allocator_calls_back(torch, pools):
 
 _STOPPED = """
 import time
-from sharedkernel.device_memory.pools.torch_pool import TorchPools
+from sharedkernel.device_memory.torch_pool import TorchPools
 from tests.device_memory.pool_model import ModelTorch
 
 pools = TorchPools(ModelTorch(), has_threads=lambda: True)

@@ -1,7 +1,7 @@
-"""The calls of a driver that device memory is built from.
+"""The calls of a driver that device memory is built from, and the errors of device memory.
 
 Eight of them are the driver's virtual-memory calls; the rest copies, fills and waits. The rules are those of CUDA, and
-`tests/device_memory/drivers/memfd.py` enforces them on memory files:
+`tests/device_memory/memfd.py` enforces them on memory files:
 
 - sizes and addresses are multiples of the granularity;
 - a handle is mapped as a whole: the offset is 0, so whatever may be remapped by itself needs a handle of its own;
@@ -9,7 +9,8 @@ Eight of them are the driver's virtual-memory calls; the rest copies, fills and 
 - what is unmapped is one or several whole mappings, side by side;
 - memory lives until every mapping, handle and descriptor of it is gone, in all processes.
 
-A descriptor that was exported or is imported stays its caller's to close. Addresses and sizes are bytes.
+A descriptor that was exported or is imported stays its caller's to close. Addresses and sizes are bytes. The text of
+each error is one sentence that says what was wrong and what to do.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import ctypes
 import logging
 from typing import Any, Protocol, TypeAlias
 
-from sharedkernel.device_memory.errors import DeviceMemoryError
+from sharedkernel.errors import SharedKernelError
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +29,58 @@ Handle: TypeAlias = Any
 MIB = 1 << 20
 
 
+class DeviceMemoryError(SharedKernelError):
+    """A call about device memory failed; nothing was changed unless a subclass says otherwise."""
+
+    reason = "device_memory"
+
+
+class DriverUnavailable(DeviceMemoryError):
+    """There is no driver here that can share memory between processes."""
+
+    reason = "driver_unavailable"
+
+
+class OutOfDeviceMemory(DeviceMemoryError):
+    """The device has no memory left for this."""
+
+    reason = "out_of_device_memory"
+
+
+class DeviceFaulted(DeviceMemoryError):
+    """The device cannot be used any more, or this process's context on it cannot."""
+
+    reason = "device_lost"
+
+
+class InvalidMapping(DeviceMemoryError):
+    """A call breaks a rule of the driver: a bug of ours, never a user's."""
+
+    reason = "invalid_mapping"
+
+
+class LaneOccupied(DeviceMemoryError):
+    """A lane was to change while an iteration uses it."""
+
+    reason = "lane_occupied"
+
+
+class HandOverPostponed(DeviceMemoryError):
+    """The lane cannot be handed over now, but at a later boundary it can."""
+
+    reason = "hand_over_postponed"
+
+
+class ArenaBroken(DeviceMemoryError):
+    """An error could not be undone: what this process has on the device is lost, and it has to end."""
+
+    reason = "arena_broken"
+
+
 class MemoryDriver(Protocol):
     """A device's memory as one process handles it.
 
-    Every call raises a :class:`~sharedkernel.device_memory.errors.DeviceMemoryError`, and has then changed nothing.
+    Every call raises a :class:`~sharedkernel.device_memory.driver.DeviceMemoryError`, and has then changed nothing.
     """
 
     #: sizes and addresses are multiples of this, in bytes

@@ -6,9 +6,8 @@ import os
 
 import pytest
 
-from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.errors import InvalidMapping
-from tests.device_memory.drivers.memfd import MemfdDriver
+from sharedkernel.device_memory.driver import MIB, InvalidMapping
+from tests.device_memory.memfd import MemfdDriver
 from tests.device_memory.support import open_descriptors, tensor_at
 
 UNIT = 2 * MIB

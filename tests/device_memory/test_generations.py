@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.errors import DeviceMemoryError, InvalidMapping
-from sharedkernel.device_memory.pools import generations
+from sharedkernel.device_memory import generations
+from sharedkernel.device_memory.driver import MIB, DeviceMemoryError, InvalidMapping
 from tests.device_memory import traces
 from tests.device_memory.support import LANE, WARM_UP, Replay, warm_up
 

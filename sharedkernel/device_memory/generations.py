@@ -18,13 +18,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sharedkernel.device_memory.arena import Arena
-from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.errors import OutOfDeviceMemory
+from sharedkernel.device_memory.driver import MIB, OutOfDeviceMemory
 from sharedkernel.device_memory.layout import LaneLayout
 from sharedkernel.device_memory.mapper import Slot, SlotState
-from sharedkernel.device_memory.pools.segments import Generation, Segments, Supplier
-from sharedkernel.device_memory.pools.torch_pool import TorchPools
 from sharedkernel.device_memory.ranges import LiveRanges
+from sharedkernel.device_memory.segments import Generation, Segments, Supplier
+from sharedkernel.device_memory.torch_pool import TorchPools
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.system.deferred_signals import signals_held_between_waits
 
