@@ -2,7 +2,7 @@
 
 A session gets a lane in the order of Salus's Algorithm 1, among the lanes of its trust domain: a new lane of the size
 it needs, else the best-fitting lane that is large enough, else the smallest that can grow to it. If none fits, lanes
-are merged: the sessions of an empty lane move to a larger lane of their domain (`compaction.py`). Only *empty* lanes
+are merged: the sessions of an empty lane move to a larger lane of their domain (`lane_table.py`). Only *empty* lanes
 change, those in which nothing of an iteration is live, so a change moves no bytes. Neither does a session that moves to
 another lane while nothing of it is live in its own, see `steps/dispatch.py`.
 
@@ -20,8 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from sharedkernel.scheduling.memory.compaction import plan_lane, plan_merges
-from sharedkernel.scheduling.memory.lane_table import LaneTable, by_size
+from sharedkernel.scheduling.memory.lane_table import LaneTable, by_size, plan_lane, plan_merges
 from sharedkernel.scheduling.memory.ledger import Ledger
 from sharedkernel.scheduling.model.actions import Action
 from sharedkernel.scheduling.model.session import Lane, Session
