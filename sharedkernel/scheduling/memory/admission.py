@@ -22,12 +22,10 @@ from dataclasses import dataclass, field
 
 from sharedkernel.scheduling.memory.demand import MemoryDemand
 from sharedkernel.scheduling.memory.lanes import LanePlanner
-from sharedkernel.scheduling.memory.ledger import Ledger
+from sharedkernel.scheduling.memory.ledger import Ledger, RevisionCache
 from sharedkernel.scheduling.memory.memory_turns import MemoryTurns, late_at
 from sharedkernel.scheduling.memory.offloading import Offloading, can_be_offloaded
-from sharedkernel.scheduling.memory.patience import Patience
-from sharedkernel.scheduling.memory.refusals import refuse_restore, refuse_wait, refuse_want
-from sharedkernel.scheduling.memory.revision_cache import RevisionCache
+from sharedkernel.scheduling.memory.refusals import Patience, refuse_restore, refuse_wait, refuse_want
 from sharedkernel.scheduling.model.actions import Refuse
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.session import Lane, Session, User
