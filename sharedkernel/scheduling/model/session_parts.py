@@ -177,7 +177,7 @@ class Preemption:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A point on a cell's way, see `policies/time_left.py`."""
+    """A point on a cell's way, see `policies/predictions.py`."""
 
     #: seconds
     at: float

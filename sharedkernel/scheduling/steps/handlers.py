@@ -42,7 +42,7 @@ from sharedkernel.scheduling.model.events import (
 from sharedkernel.scheduling.model.session import Session
 from sharedkernel.scheduling.model.types import MemoryProfile, SessionState
 from sharedkernel.scheduling.policies import interference
-from sharedkernel.scheduling.policies.time_left import mark_way
+from sharedkernel.scheduling.policies.predictions import mark_way
 from sharedkernel.scheduling.steps.apply import Decisions
 from sharedkernel.scheduling.steps.records import Records, at_least
 

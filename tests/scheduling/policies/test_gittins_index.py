@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling.policies.gittins_index import ServiceDistribution, Stages
-from sharedkernel.scheduling.policies.history import ServiceHistory
 from sharedkernel.scheduling.policies.levels import (
     TIRESIAS_THRESHOLDS,
     Levels,
     Promotion,
+    ServiceHistory,
     doubling_levels,
     learned_levels,
 )
