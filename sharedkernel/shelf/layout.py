@@ -12,7 +12,7 @@ The format (https://huggingface.co/docs/safetensors): the length of the header i
 in JSON, with spaces to a multiple of 64; and the tensors without gaps, larger numbers first, so that all are aligned.
 The header's ``__metadata__`` has a :class:`Layout` under :data:`TABLE`, as msgpack in base64: JSON has no NaN.
 
-This module reads; :mod:`sharedkernel.shelf.planning` plans, and :mod:`sharedkernel.shelf.memory` moves the bytes.
+This module reads; :mod:`sharedkernel.shelf.memory` plans and moves the bytes.
 """
 
 from __future__ import annotations
