@@ -27,7 +27,7 @@ from sharedkernel.system.processes import adopt_orphans, end_process, end_with_p
 _KILL_SECONDS = 3.0
 #: what a step says that passed
 _OK = "ok"
-_MODULES = {"plain": "plain_steps", "private": "private_steps", "shared": "lane_steps"}
+_MODULES = {"plain": "plain_steps", "private": "memory_steps", "shared": "memory_steps"}
 
 
 def find(name: str) -> Callable[[], None]:

@@ -9,9 +9,8 @@ import pytest
 
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.executor.devices.cuda.discovery import check_torch
-from sharedkernel.selftest.runner import SelfTest
+from sharedkernel.selftest.runner import Identity, SelfTest
 from sharedkernel.selftest.steps import STEPS, Outcome, table
-from sharedkernel.selftest.trust import Identity
 from sharedkernel.system.nvml import Gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

@@ -23,8 +23,7 @@ from sharedkernel.errors import ConfigError
 from sharedkernel.executor.devices.cuda.device import CudaDevice, CudaOptions, visibility
 from sharedkernel.executor.devices.lane_server import LaneServer
 from sharedkernel.protocol import Device
-from sharedkernel.selftest.runner import SelfTest
-from sharedkernel.selftest.trust import Identity
+from sharedkernel.selftest.runner import Identity, SelfTest
 from sharedkernel.system.nvml import UUIDS, Gpu, GpuFacts, device_numbers
 from sharedkernel.units import format_bytes, parse_bytes
 

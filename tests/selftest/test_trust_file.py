@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sharedkernel.selftest.trust import Identity, TrustFile, TrustUnusable
+from sharedkernel.selftest.runner import Identity, TrustFile, TrustUnusable
 
 CARD = Identity(driver="580.65", torch="2.11.0+cu130", card="NVIDIA H200", uuid="GPU-1")
 
