@@ -28,13 +28,10 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.session import Session, User
 from sharedkernel.scheduling.model.types import HOLDING_STATES, SessionState
 from sharedkernel.scheduling.policies.base import Foresight, Policy, Rank
-from sharedkernel.scheduling.policies.gittins_index import Stages
 from sharedkernel.scheduling.policies.levels import Levels
-from sharedkernel.scheduling.policies.predictions import Predictions
 
 #: tolerance for rounding errors in sums of service, seconds
 _ROUNDING = 1e-9
@@ -256,25 +253,17 @@ class Las(Policy):
 class Gittins(Las):
     """Largest Gittins index first, in the stages of the distribution of cells (Tiresias, NSDI'19 §4.2, done right).
 
-    The index falls from stage to stage, so the stages are queues; see `gittins_index.py` for how it differs from what
+    The index falls from stage to stage, so the stages are queues; see `levels.py` for how it differs from what
     Tiresias published.
     """
 
     name = "gittins"
     summary = "Sessions that will likely end soon go first."
 
-    def __init__(self, config: SchedulerConfig, predictions: Predictions) -> None:
-        super().__init__(config, predictions)
-        self._known: Stages | None = None
-        self._levels = Levels(thresholds=())
-
     @property
     def levels(self) -> Levels:
         """The ages at which stages end, as they are now."""
-        stages = self.predictions.services.stages()
-        if stages is not self._known:
-            self._known, self._levels = stages, Levels(thresholds=stages.ends)
-        return self._levels
+        return self.predictions.services.stages()
 
 
 def _reached_in(missing: float, rate: float = 1.0) -> float:

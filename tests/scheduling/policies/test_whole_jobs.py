@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharedkernel.scheduling.policies.gittins_index import ServiceDistribution
-from sharedkernel.scheduling.policies.levels import Levels
+from sharedkernel.scheduling.policies.levels import Levels, ServiceDistribution
 from sharedkernel.scheduling.policies.whole_jobs import (
     FifoJobs,
     GittinsJobs,

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.scheduling.policies.gittins_index import ServiceDistribution, Stages
 from sharedkernel.scheduling.policies.levels import (
     TIRESIAS_THRESHOLDS,
     Levels,
     Promotion,
+    ServiceDistribution,
     ServiceHistory,
+    Stages,
     doubling_levels,
     learned_levels,
 )
@@ -43,10 +44,10 @@ def test_stages_have_the_index_of_their_starts(values: list[int]) -> None:
     """Each stage begins with its own index, and every later one has less: the last is for ages that nobody reached."""
     distribution = ServiceDistribution(values)
     stages = distribution.stages()
-    for start, index in zip((0.0, *stages.ends), stages.indexes, strict=True):
+    for start, index in zip((0.0, *stages.thresholds), stages.indexes, strict=True):
         assert distribution.index(start) == pytest.approx(index)
     assert all(later < earlier for earlier, later in itertools.pairwise(stages.indexes))
-    assert stages.ends[-1] == max(values)
+    assert stages.thresholds[-1] == max(values)
 
 
 @given(values=samples, age=st.floats(0, 55))
@@ -54,26 +55,26 @@ def test_the_index_never_falls_inside_a_stage(values: list[int], age: float) -> 
     """Between two ends a job's index is at least that of the stage, so nothing is gained by giving way."""
     distribution = ServiceDistribution(values)
     stages = distribution.stages()
-    stage = sum(end <= age for end in stages.ends)
+    stage = sum(end <= age for end in stages.thresholds)
     assert distribution.index(age) >= stages.indexes[stage] * (1 - 1e-9)
 
 
 @given(values=samples, grain=st.sampled_from([1.5, 2.0, 8.0]))
 def test_coarse_stages_are_far_apart(values: list[int], grain: float) -> None:
     """Ends are at least the grain apart, and the last one stays."""
-    ends = ServiceDistribution(values).stages(grain=grain).ends
+    ends = ServiceDistribution(values).stages(grain=grain).thresholds
     assert all(later >= grain * earlier for earlier, later in itertools.pairwise(ends))
     assert ends[-1] == max(values)
 
 
 def test_jobs_that_are_alike_have_one_stage() -> None:
     """Where all need the same, nobody is ever to be preempted."""
-    assert ServiceDistribution([60, 60, 60]).stages().ends == (60,)
+    assert ServiceDistribution([60, 60, 60]).stages().thresholds == (60,)
 
 
 def test_a_heavy_tail_has_many_stages() -> None:
     """The older, the longer to go: each sample ends a stage."""
-    assert ServiceDistribution([1, 10, 100, 1000]).stages().ends == (1, 10, 100, 1000)
+    assert ServiceDistribution([1, 10, 100, 1000]).stages().thresholds == (1, 10, 100, 1000)
 
 
 def test_what_is_not_done_counts_as_longer() -> None:
@@ -101,10 +102,10 @@ def test_samples_that_mean_nothing_are_refused(values: list[float]) -> None:
 
 def test_stages_check_themselves() -> None:
     """Ages increase and each stage has its index."""
-    with pytest.raises(ValueError, match="must increase"):
-        Stages(ends=(2.0, 1.0), indexes=(3.0, 2.0, 0.0))
+    with pytest.raises(ConfigError, match="that increase"):
+        Stages(thresholds=(2.0, 1.0), indexes=(3.0, 2.0, 0.0))
     with pytest.raises(ValueError, match="need 2 indexes"):
-        Stages(ends=(2.0,), indexes=(3.0,))
+        Stages(thresholds=(2.0,), indexes=(3.0,))
 
 
 def test_levels() -> None:
@@ -152,4 +153,4 @@ def test_history_ignores_jobs_that_needed_nothing() -> None:
     history = ServiceHistory()
     for _ in range(30):
         history.add(0.0)
-    assert history.stages().ends[0] == 60.0
+    assert history.stages().thresholds[0] == 60.0
