@@ -33,8 +33,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from sharedkernel.scheduling.model.session import Session
-from sharedkernel.scheduling.model.session_parts import Mark
+from sharedkernel.scheduling.model.session import Mark, Session
 from sharedkernel.scheduling.model.types import PredictionOrigin, UserId
 from sharedkernel.scheduling.policies.levels import ServiceHistory
 
