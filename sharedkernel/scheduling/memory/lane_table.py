@@ -35,7 +35,7 @@ class LaneTable:
         self._by_domain: dict[str, dict[LaneId, Lane]] = {}
         self._actions = actions
         self._numbers = itertools.count(1)
-        #: sessions that a merge put into another lane; the reader clears the list
+        #: sessions that were put into another lane; the reader clears the list
         self.moved: list[Session] = []
         #: lanes whose size may have to change
         self.stale: dict[LaneId, Lane] = {}
