@@ -70,7 +70,6 @@ WIDE_CONSTRUCTORS = frozenset(
         "executor.control.router.MessageRouter",
         "executor.sessions.starting.SessionLauncher",
         "gateway.kernels.starting.SessionStarter",
-        "scheduling.memory.admission.Admission",
     }
 )
 

@@ -20,10 +20,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from sharedkernel.scheduling.memory.demand import MemoryDemand
-from sharedkernel.scheduling.memory.lanes import LanePlanner
-from sharedkernel.scheduling.memory.ledger import Ledger, RevisionCache
-from sharedkernel.scheduling.memory.memory_turns import MemoryTurns, late_at
+from sharedkernel.scheduling.memory.ledger import RevisionCache
+from sharedkernel.scheduling.memory.memory_turns import late_at
 from sharedkernel.scheduling.memory.offloading import Offloading, can_be_offloaded
 from sharedkernel.scheduling.memory.refusals import Patience, refuse_restore, refuse_wait, refuse_want
 from sharedkernel.scheduling.model.actions import Refuse
@@ -50,7 +48,7 @@ class Admission:
 
     Parameters
     ----------
-    config, policy, ledger, lanes, demand, offloading, turns, users, holders
+    config, policy, offloading, users, holders
         The scheduler's.
     """
 
@@ -58,34 +56,28 @@ class Admission:
         self,
         config: SchedulerConfig,
         policy: Policy,
-        ledger: Ledger,
-        lanes: LanePlanner,
-        demand: MemoryDemand,
         offloading: Offloading,
-        turns: MemoryTurns,
         users: dict[UserId, User],
         holders: Mapping[str, Session],
     ) -> None:
         self.config = config
         self.policy = policy
-        self.ledger = ledger
-        self.lanes = lanes
-        self.demand = demand
         self.offloading = offloading
-        self.turns = turns
+        self.turns, self.demand = offloading.turns, offloading.demand
+        self.ledger, self.lanes = self.demand.ledger, self.demand.lanes
         self.users = users
         self.holders = holders
-        self.patience = Patience(config, demand)
+        self.patience = Patience(config, self.demand)
         #: all queued sessions: `waiting`, or `restoring` without room yet
         self.waiting: dict[SessionId, Session] = {}
         #: queued sessions that the last pass left out only because others before them wait for the same
         self.behind: set[Session] = set()
         #: time of the last pass, seconds
         self._now = 0.0
-        self._lines: RevisionCache[list[Session]] = RevisionCache(ledger, holders)
-        self._passes: RevisionCache[Admissions] = RevisionCache(ledger, holders)
-        self._deadlines: RevisionCache[float | None] = RevisionCache(ledger, holders)
-        self._served: RevisionCache[bool] = RevisionCache(ledger, holders)
+        self._lines: RevisionCache[list[Session]] = RevisionCache(self.ledger, holders)
+        self._passes: RevisionCache[Admissions] = RevisionCache(self.ledger, holders)
+        self._deadlines: RevisionCache[float | None] = RevisionCache(self.ledger, holders)
+        self._served: RevisionCache[bool] = RevisionCache(self.ledger, holders)
 
     def enqueue(self, session: Session) -> None:
         """Add *session* to the queue."""

@@ -64,17 +64,7 @@ class Records:
         idle: dict[SessionId, Session] = {}
         self.turns = MemoryTurns(config, self.policy, self.demand, self.users, idle)
         self.offloading = Offloading(self.demand, self.turns, idle, self.clock.holders)
-        self.admission = Admission(
-            config,
-            self.policy,
-            self.ledger,
-            self.lanes,
-            self.demand,
-            self.offloading,
-            self.turns,
-            self.users,
-            self.clock.holders,
-        )
+        self.admission = Admission(config, self.policy, self.offloading, self.users, self.clock.holders)
         self.reclaimer = Reclaimer(self.admission)
         self.run_queue = RunQueue(self.policy, self.lanes)
         #: all sessions that are `queued`, `ready`
