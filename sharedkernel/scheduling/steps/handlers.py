@@ -256,7 +256,7 @@ class EventHandlers:
         records, session = self._records, self._records.sessions[event.session]
         if session.offload.is_asked:
             elapsed = records.clock.now - session.residence.moving_since
-            records.turns.speed.moved_out(event.offloaded, elapsed)
+            records.turns.speed.out.add(event.offloaded, elapsed)
         if session.state is SessionState.WAITING:
             session.offload.is_cut_short, session.offload.shortfall_bytes = True, session.iteration.growth
             # The iteration's live bytes count as persistent from now on.
@@ -288,7 +288,7 @@ class EventHandlers:
         records, session = self._records, self._records.sessions[event.session]
         elapsed = records.clock.now - session.residence.moving_since
         if session.offload.is_returning:
-            records.turns.speed.came_back(session.offload.size, elapsed)
+            records.turns.speed.back.add(session.offload.size, elapsed)
         session.residence.began, session.residence.is_back = records.clock.now, True
         session.offload.is_returning = session.offload.is_cut_short = session.offload.is_interrupted = False
         session.offload.size = 0
