@@ -92,8 +92,6 @@ LARGE_CLASSES = frozenset(
         "scheduling.memory.demand.MemoryDemand",
         "scheduling.memory.lanes.LanePlanner",
         "scheduling.steps.records.Records",
-        "session.memory.cuda_meter.CudaMeter",
-        "session.memory.host_meter.HostMeter",
         "session.memory.meters.Meter",
     }
 )
