@@ -25,7 +25,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal
 
@@ -42,6 +42,10 @@ from sharedkernel.status.refusal_text import explain_private_memory
 from sharedkernel.system.deferred_signals import interruptible_wait, signals_held, signals_held_between_waits
 from sharedkernel.system.interrupt_safe_event import wait_for
 
+log = logging.getLogger(__name__)
+
+#: private bytes in which nothing lives that are worth giving back with a grant, and at the end of a section
+WORTH_FREEING, WORTH_FREEING_AT_REST = 32 << 20, 8 << 20
 #: units asked for at a time: each comes with a descriptor
 UNITS_PER_REQUEST = MAX_DESCRIPTORS
 #: seconds for which room that a session was promised is waited for, and between two attempts to take it
@@ -83,14 +87,7 @@ class UnitFetcher:
                 time.sleep(_ROOM_INTERVAL)
 
     def _new_units(self, sizes: Sequence[int]) -> list[GivenUnit]:
-        given: list[GivenUnit] = []
-        try:
-            for part in _parts(sizes):
-                message = protocol.WantPrivateUnits(request=self._channel.number(), sizes=list(part))
-                self._receive(message, given)
-        except BaseException:
-            self._give_up(given)
-            raise
+        given = self._fetch(sizes, protocol.WantPrivateUnits, "sizes")
         if given:
             units = [unit.unit for unit in given]
             # The descriptors keep the memory now, whatever happens to the executor.
@@ -99,13 +96,19 @@ class UnitFetcher:
 
     def lane_units(self, units: Sequence[int]) -> list[GivenUnit]:
         """Return *units* of the lane that was taken, by their numbers."""
+        return self._fetch(units, protocol.FetchUnits, "units")
+
+    def _fetch(self, wanted: Sequence[int], request: Callable[..., Any], field: str) -> list[GivenUnit]:
+        """Return what is *wanted*, all or nothing, by as many requests with that *field* as it takes."""
         given: list[GivenUnit] = []
         try:
-            for part in _parts(units):
-                message = protocol.FetchUnits(request=self._channel.number(), units=list(part))
-                self._receive(message, given)
+            for start in range(0, len(wanted), UNITS_PER_REQUEST):
+                part = list(wanted[start : start + UNITS_PER_REQUEST])
+                self._receive(request(request=self._channel.number(), **{field: part}), given)
         except BaseException:
-            self._give_up(given)
+            for unit in given:
+                os.close(unit.descriptor)
+            self.release_units([unit.unit for unit in given])
             raise
         return given
 
@@ -121,12 +124,6 @@ class UnitFetcher:
         """Notify the executor that this process has released *units*, by their numbers."""
         if units:
             self._channel.tell(protocol.UnitsLetGo(request=self._channel.number(), units=list(units)))
-
-    def _give_up(self, given: Sequence[GivenUnit]) -> None:
-        """Release units that came without the rest."""
-        for unit in given:
-            os.close(unit.descriptor)
-        self.release_units([unit.unit for unit in given])
 
     @signals_held_between_waits()
     def _receive(self, message: Any, given: list[GivenUnit]) -> None:
@@ -152,17 +149,6 @@ class UnitFetcher:
         """Release units that came after their wait was interrupted."""
         if coming.exception() is None:
             self.release_units([unit for unit, _ in coming.result()[0].units])
-
-
-def _parts(items: Sequence[int]) -> Iterator[Sequence[int]]:
-    for start in range(0, len(items), UNITS_PER_REQUEST):
-        yield items[start : start + UNITS_PER_REQUEST]
-
-
-log = logging.getLogger(__name__)
-
-#: private bytes in which nothing lives that are worth giving back with a grant, and at the end of a section
-WORTH_FREEING, WORTH_FREEING_AT_REST = 32 << 20, 8 << 20
 
 
 class LaneTurns:
