@@ -218,7 +218,7 @@ class TorchPools:
         #: CUDA graphs that are being captured, in any thread
         self._captures: weakref.WeakSet[Any] = weakref.WeakSet()
         self._begun: list[Pool] = []
-        #: pools of the user's that nobody refers to any more, until they can be destroyed
+        #: pools that nobody else refers to any more, until they can be destroyed
         self._forgotten: list[Any] = []
         #: the thread that destroys pools now
         self._destroyer: int | None = None
@@ -348,16 +348,13 @@ class TorchPools:
         if self._has_threads() and pool.may_be_called:
             return False
         with self._left():
+            self._forgotten.append(pool.memory_pool)
+            pool.memory_pool = None
             self._destroy_forgotten()
-            self._destroyer = threading.get_ident()
-            try:
-                pool.memory_pool = None
-            finally:
-                self._destroyer = None
         return True
 
     def _destroy_forgotten(self) -> None:
-        """Destroy pools of the user's that nobody refers to any more, with ours left."""
+        """Destroy pools that nobody refers to any more, with ours left."""
         self._destroyer = threading.get_ident()
         try:
             while self._forgotten:
