@@ -30,9 +30,7 @@ from sharedkernel.device_memory.driver import (
 )
 from sharedkernel.device_memory.layout import LaneLayout, UnitInfo, plan_lane
 from sharedkernel.device_memory.stored_units import StoredLane, StoredUnit, UnitAccount, UnitPlace, by_size, describe
-
-#: more descriptors than this do not fit into one message of a unix socket
-MAX_DESCRIPTORS = 253
+from sharedkernel.ipc.seqpacket import MAX_DESCRIPTORS
 
 
 class LaneStore:

@@ -14,7 +14,8 @@ from sharedkernel.device_memory.layout import (
     plan_lane,
     plan_private,
 )
-from sharedkernel.device_memory.store import MAX_DESCRIPTORS, LaneStore
+from sharedkernel.device_memory.store import LaneStore
+from sharedkernel.ipc.seqpacket import MAX_DESCRIPTORS
 from tests.device_memory.memfd import MemfdDriver
 from tests.device_memory.support import open_descriptors
 
