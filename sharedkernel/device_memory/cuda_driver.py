@@ -170,8 +170,7 @@ class CudaDriver:
 
     def map(self, address: int, size: int, handle: Handle, offset: int = 0) -> None:
         """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
-        self._enter()
-        self._call(self._cuda.cuMemMap, address, size, offset, handle, 0)
+        self._call_within(self._cuda.cuMemMap, address, size, offset, handle, 0)
 
     def set_access(self, address: int, size: int, *, accessible: bool = True) -> None:
         """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
@@ -187,20 +186,17 @@ class CudaDriver:
 
     def unmap(self, address: int, size: int) -> None:
         """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
-        self._enter()
-        self._call(self._cuda.cuMemUnmap, address, size)
+        self._call_within(self._cuda.cuMemUnmap, address, size)
 
     # --- bytes -----------------------------------
 
     def copy(self, target: int, source: int, size: int) -> None:
         """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
-        self._enter()
-        self._call(self._cuda.cuMemcpyDtoDAsync, target, source, size, 0)
+        self._call_within(self._cuda.cuMemcpyDtoDAsync, target, source, size, 0)
 
     def fill(self, address: int, size: int, byte: int) -> None:
         """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
-        self._enter()
-        self._call(self._cuda.cuMemsetD8Async, address, byte, size, 0)
+        self._call_within(self._cuda.cuMemsetD8Async, address, byte, size, 0)
 
     def clear(self, address: int, size: int) -> None:
         """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`.
@@ -216,13 +212,11 @@ class CudaDriver:
 
     def read(self, host: memoryview, address: int) -> None:
         """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
-        self._enter()
-        self._call(self._cuda.cuMemcpyDtoH, address_of(host), address, host.nbytes)
+        self._call_within(self._cuda.cuMemcpyDtoH, address_of(host), address, host.nbytes)
 
     def write(self, address: int, host: memoryview) -> None:
         """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
-        self._enter()
-        self._call(self._cuda.cuMemcpyHtoD, address, address_of(host), host.nbytes)
+        self._call_within(self._cuda.cuMemcpyHtoD, address, address_of(host), host.nbytes)
         # from pinned memory it may return before the copy is done
         self._call(self._cuda.cuCtxSynchronize)
 
@@ -233,8 +227,7 @@ class CudaDriver:
 
     def synchronize(self) -> None:
         """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
-        self._enter()
-        self._call(self._cuda.cuCtxSynchronize)
+        self._call_within(self._cuda.cuCtxSynchronize)
 
     # --- calling -----------------------------------
 
@@ -255,6 +248,11 @@ class CudaDriver:
         if self._context is None:
             self._context = self._call(self._cuda.cuDevicePrimaryCtxRetain, self._device)
         self._call(self._cuda.cuCtxSetCurrent, self._context)
+
+    def _call_within(self, function: Any, *arguments: Any) -> Any:
+        """Call the driver with the primary context current, if none is."""
+        self._enter()
+        return self._call(function, *arguments)
 
     def _call(self, function: Any, *arguments: Any) -> Any:
         """Call the driver; return what it returns besides its error code."""
