@@ -269,67 +269,62 @@ class OutputThread(IOPubThread):
         return context, pipe
 
 
-class Pace:
-    """Has the main thread wait while much of what it said is not sent yet.
+def pace(app: Any, patience: float = PATIENCE) -> None:
+    """Have the main thread wait, where it publishes something, while much of what it said is not sent yet.
 
     Parameters
     ----------
+    app
+        The kernel application. Called after everything else that wraps what it publishes.
     patience
-        Seconds that it waits for one message at most.
+        Seconds that the main thread waits for one message at most.
     """
+    outputs: OutputThread = app.iopub_thread
+    send = outputs.send_multipart
 
-    def __init__(self, patience: float = PATIENCE) -> None:
-        self._patience = patience
+    def wait_and_send(frames: Any, *args: Any, **kwargs: Any) -> None:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and not getattr(_this_thread, "is_out_of_turn", False):
+            _wait_for_room(outputs, patience)
+        # An interrupt in the middle would leave half a message, or one that is counted or kept and never sent.
+        with signals_held():
+            send(frames, *args, **kwargs)
 
-    def attend(self, app: Any) -> None:
-        """Pace from now on what the kernel application *app* publishes; after everything else that wraps it."""
-        outputs: OutputThread = app.iopub_thread
-        send = outputs.send_multipart
-
-        def wait_and_send(frames: Any, *args: Any, **kwargs: Any) -> None:
-            is_main = threading.current_thread() is threading.main_thread()
-            if is_main and not getattr(_this_thread, "is_out_of_turn", False):
-                self._wait(outputs)
-            # An interrupt in the middle would leave half a message, or one that is counted or kept and never sent.
-            with signals_held():
-                send(frames, *args, **kwargs)
-
-        outputs.send_multipart = wait_and_send  # type: ignore[method-assign]
-
-    def _wait(self, outputs: OutputThread) -> None:
-        # Looks instead of being told: an interrupt that finds the main thread inside a condition leaves that locked,
-        # and the thread that sends waits for it for ever.
-        patient_until = time.monotonic() + self._patience
-        while outputs.num_unsent > _MOST_MESSAGES or outputs.bytes_unsent > _MOST_BYTES:
-            if not outputs.thread.is_alive() or time.monotonic() > patient_until:
-                return
-            time.sleep(_PAUSE)
+    outputs.send_multipart = wait_and_send  # type: ignore[method-assign]
 
 
-def refuse_long(app: Any, limit_bytes: int = MAX_OUTPUT_BYTES) -> None:
-    """Send an error or a sentence in the place of each message that is longer than *limit_bytes*.
+def _wait_for_room(outputs: OutputThread, patience: float) -> None:
+    # Looks instead of being told: an interrupt that finds the main thread inside a condition leaves that locked, and
+    # the thread that sends waits for it for ever.
+    patient_until = time.monotonic() + patience
+    while outputs.num_unsent > _MOST_MESSAGES or outputs.bytes_unsent > _MOST_BYTES:
+        if not outputs.thread.is_alive() or time.monotonic() > patient_until:
+            return
+        time.sleep(_PAUSE)
+
+
+def refuse_long(app: Any) -> None:
+    """Send an error or a sentence in the place of each message that is too long, its binary buffers included.
 
     Parameters
     ----------
     app
         The kernel application. Called after everything else that wraps its channels, so that nothing keeps or counts a
         message that is not sent.
-    limit_bytes
-        Of the message and its binary buffers together.
     """
     for channel in (app.iopub_thread, app.kernel.shell_stream, app.kernel.control_stream):
-        channel.send_multipart = _refusing_long(channel.send_multipart, app.session, limit_bytes)
+        channel.send_multipart = _refusing_long(channel.send_multipart, app.session)
 
 
-def _refusing_long(send: Callable[..., Any], session: MessageSession, limit_bytes: int) -> Callable[..., Any]:
+def _refusing_long(send: Callable[..., Any], session: MessageSession) -> Callable[..., Any]:
     def check_and_send(frames: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         size = _size(frames)
-        if size > limit_bytes:
+        if size > MAX_OUTPUT_BYTES:
             frames = _refusal(
                 session,
                 frames,
-                f"{format_bytes(size)} of output are not shown: the gateway passes on {format_bytes(limit_bytes)} at a "
-                "time. Show less, or write it to a file.",
+                f"{format_bytes(size)} of output are not shown: the gateway passes on {format_bytes(MAX_OUTPUT_BYTES)} "
+                "at a time. Show less, or write it to a file.",
             )
         return send(frames, *args, **kwargs)
 
