@@ -7,7 +7,6 @@ lane that several processes map, and torch's allocator over it.
 from __future__ import annotations
 
 import os
-import signal
 import zlib
 
 import torch
@@ -21,7 +20,7 @@ from sharedkernel.selftest.training import check_losses
 from sharedkernel.session.memory.cuda_meter import CudaMeter
 from sharedkernel.session.memory.torch_cuda import TorchCuda
 from sharedkernel.session.offload.cuda import StorageMover
-from sharedkernel.system.processes import end_process, end_with_parent
+from sharedkernel.system.processes import fork_child
 
 
 def _meter() -> CudaMeter:
@@ -81,18 +80,13 @@ _PASSES = 8
 def shared_memory() -> None:
     """Read in each of two processes what the other wrote."""
     ours, theirs = socket_pair()
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            end_with_parent(signal.SIGKILL)
-            ours.close()
-            message, [descriptor] = receive(theirs)
-            found = _exchange(CudaDriver(0), descriptor, message["size"], b"\x55")
-            send(theirs, {"found": found})
-            code = 0
-        finally:
-            end_process(code)
+
+    def answer() -> None:
+        ours.close()
+        message, [descriptor] = receive(theirs)
+        send(theirs, {"found": _exchange(CudaDriver(0), descriptor, message["size"], b"\x55")})
+
+    pid = fork_child(answer)
     theirs.close()
     driver = CudaDriver(0)
     size = driver.granularity
@@ -101,11 +95,13 @@ def shared_memory() -> None:
     written = os.urandom(size)
     expect(_exchange(driver, descriptor, size, written) is not None, "")
     send(ours, {"size": size}, [descriptor])
-    answer, _ = receive(ours)
-    expect(answer.get("found") == zlib.crc32(written), "a process reads other bytes than another one wrote")
+    found, _ = receive(ours)
+    expect(found.get("found") == zlib.crc32(written), "a process reads other bytes than another one wrote")
     os.waitpid(pid, 0)
-    found = _exchange(driver, descriptor, size, None)
-    expect(found == zlib.crc32(b"\x55" * size), "what another process wrote cannot be read")
+    expect(
+        _exchange(driver, descriptor, size, None) == zlib.crc32(b"\x55" * size),
+        "what another process wrote cannot be read",
+    )
     driver.release(handle)
     os.close(descriptor)
 

@@ -16,7 +16,7 @@ import socket
 import traceback
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import torch
 
@@ -27,7 +27,7 @@ from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.ipc.seqpacket import receive_packet
 from sharedkernel.selftest.lane_process import LANE, empty, make_lane_memory
 from sharedkernel.selftest.training import Training
-from sharedkernel.system.processes import end_process, end_with_parent
+from sharedkernel.system.processes import fork_child
 
 LANE_BYTES = 64 * MIB
 _MAX_BYTES = 1 << 20
@@ -390,26 +390,19 @@ def tenants(*users: str) -> Iterator[list[TenantConnection]]:
 def _fork(others: Sequence[socket.socket]) -> tuple[int, socket.socket]:
     """Fork a tenant; it closes what this process has of *others*, which would otherwise never see their end."""
     ours, theirs = socket_pair()
-    pid = os.fork()
-    if pid == 0:
+
+    def be_tenant() -> None:
         for connection in (ours, *others):
             connection.close()
-        _be_tenant(theirs)
+        try:
+            tenant = Tenant(theirs)
+            send(theirs, {"done": None})
+            tenant.run()
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                send(theirs, {"failed": str(error) or type(error).__name__})
+            raise
+
+    pid = fork_child(be_tenant)
     theirs.close()
     return pid, ours
-
-
-def _be_tenant(connection: socket.socket) -> NoReturn:
-    code = 1
-    try:
-        end_with_parent(signal.SIGKILL)
-        tenant = Tenant(connection)
-        send(connection, {"done": None})
-        tenant.run()
-        code = 0
-    except BaseException as error:
-        traceback.print_exc()
-        with contextlib.suppress(OSError):
-            send(connection, {"failed": str(error) or type(error).__name__})
-    finally:
-        end_process(code)
