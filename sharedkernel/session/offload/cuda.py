@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+import psutil
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -31,6 +32,8 @@ from sharedkernel.units import format_bytes
 SHARING_LIBRARIES = ("cupy", "jax", "numba.cuda", "cudf", "pycuda", "tensorflow", "warp", "rmm")
 #: part of the host's free memory that is left alone
 _LEFT_FREE = 0.1
+#: bytes of torch's own pool that are ours: the segment that its events are looked at with
+_OURS = 2 << 20
 
 Pair = tuple[torch.UntypedStorage, torch.UntypedStorage]
 
@@ -76,10 +79,7 @@ class OffloadedStorages:
             for storage, _ in self._pairs:
                 storage.resize_(0)
             if isinstance(error, RuntimeError):
-                raise RestoreFailed(
-                    f"{format_bytes(self.size)} of this notebook's memory could not be brought back to the device: "
-                    f"{str(error).splitlines()[0]} It is kept in the host's memory: run the cell again."
-                ) from error
+                raise _not_back(self.size, str(error).splitlines()[0]) from error
             raise
         self._pairs.clear()
 
@@ -105,8 +105,7 @@ class StorageOffload(PendingOffload):
         """Copy everything to the host's memory; see :meth:`PendingOffload.write`."""
         try:
             for storage in self._found:
-                if self.is_stopped:
-                    raise CannotOffload("Its code runs.", reason="busy")
+                self.check_not_stopped()
                 copy = torch.UntypedStorage(storage.nbytes())
                 with _disable_current_modes():
                     copy.copy_(storage)
@@ -165,11 +164,7 @@ class StorageMover:
         if graphs:
             raise CannotOffload("It has CUDA graphs, which remember where its tensors are.", reason="unsafe")
         pending = StorageOffload(found, self._give_back)
-        if pending.size < SMALLEST_OFFLOAD:
-            raise CannotOffload(
-                f"Only {format_bytes(pending.size)} could be moved, which is not worth it.", reason="nothing"
-            )
-        check_host_has_room(pending.size)
+        _check_size(pending.size)
         return pending
 
     def why_kept(self) -> str | None:
@@ -179,15 +174,11 @@ class StorageMover:
         return kept_sentence({**self._kept, "that Python cannot see": self._meter.memory.persistent - counted})
 
 
-def check_host_has_room(size: int) -> None:
-    """Return if the host's memory can take *size* bytes.
-
-    Raises
-    ------
-    CannotOffload
-        When it cannot.
-    """
-    available = _available_host_bytes()
+def _check_size(size: int) -> None:
+    """Return if *size* bytes are worth moving, and the host's memory can take them; raises CannotOffload."""
+    if size < SMALLEST_OFFLOAD:
+        raise CannotOffload(f"Only {format_bytes(size)} could be moved, which is not worth it.", reason="nothing")
+    available = psutil.virtual_memory().available
     if size > available * (1 - _LEFT_FREE):
         raise CannotOffload(
             f"{format_bytes(size)} do not fit into the host's memory, of which {format_bytes(available)} are free.",
@@ -195,16 +186,11 @@ def check_host_has_room(size: int) -> None:
         )
 
 
-def _available_host_bytes() -> int:
-    with open("/proc/meminfo", encoding="ascii") as meminfo:
-        for line in meminfo:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 0
-
-
-#: bytes of torch's own pool that are ours: the segment that its events are looked at with
-_OURS = 2 << 20
+def _not_back(size: int, error: object) -> RestoreFailed:
+    return RestoreFailed(
+        f"{format_bytes(size)} of this notebook's memory could not be brought back to the device: {error} "
+        "It is kept in the host's memory: run the cell again."
+    )
 
 
 class OffloadedPages:
@@ -238,10 +224,7 @@ class OffloadedPages:
         try:
             self._pages.restore()
         except (SharedKernelError, RuntimeError) as error:
-            raise RestoreFailed(
-                f"{format_bytes(self.size)} of this notebook's memory could not be brought back to the device: {error} "
-                "It is kept in the host's memory: run the cell again."
-            ) from error
+            raise _not_back(self.size, error) from error
 
 
 class PageOffload(PendingOffload):
@@ -264,8 +247,7 @@ class PageOffload(PendingOffload):
             self._pending.write(lambda: self.is_stopped)
         except (SharedKernelError, RuntimeError) as error:
             raise CannotOffload(f"Its memory could not be copied to the host: {error}", reason="memory") from error
-        if self.is_stopped:
-            raise CannotOffload("Its code runs.", reason="busy")
+        self.check_not_stopped()
 
     def commit(self) -> OffloadedMemory:
         """Free the memory; see :meth:`PendingOffload.commit`."""
@@ -311,9 +293,7 @@ class PageMover:
         if pages is None:
             return self._storages.prepare()
         size = pages.private_bytes
-        if size < SMALLEST_OFFLOAD:
-            raise CannotOffload(f"Only {format_bytes(size)} could be moved, which is not worth it.", reason="nothing")
-        check_host_has_room(size)
+        _check_size(size)
         try:
             return PageOffload(pages, pages.prepare_offload())
         except (SharedKernelError, RuntimeError) as error:
