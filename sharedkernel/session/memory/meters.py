@@ -1,14 +1,253 @@
-"""The base of every meter of a session's memory, whatever its device."""
+"""The figures of one session's memory, defined alike on every device, and the base of its meters.
+
+Bytes in use when an iteration has ended are *persistent*. *Live* bytes are those in use beyond them now. What an
+iteration used beyond persistent memory and gave back is its *need*: bytes that stay were never part of it. The largest
+need that the same source had of late predicts how large a lane its next iteration takes (*ephemeral*); for a source
+that has not run before, that is a *guess* by the section before, which nobody waits for. The largest need that the open
+section was measured to have (*needed*) is no prediction, and counts against the quota while it is open.
+
+A release in the middle of an iteration splits nothing: how much of its peak stays is known only when the iteration, or
+its section, has ended. The figures until then are provisional.
+
+Meters measure, and record what they measured in :class:`MemoryFigures`, its only writers. A meter's thread that samples
+does so through :meth:`MemoryFigures.sampled`, which drops a sample that came too late.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from sharedkernel.ipc.shared_page import Page
+from sharedkernel.ipc.shared_page import Page, Word
 from sharedkernel.protocol import Allowance, Memory
-from sharedkernel.session.memory.figures import MemoryFigures
+
+#: how much of the distance to a smaller peak a figure keeps at each measurement
+DECAY = 0.98
+#: sources whose needs are remembered
+_MOST_SOURCES = 256
+
+
+class MemoryFigures:
+    """One session's figures, in bytes; the shared page shows them.
+
+    Parameters
+    ----------
+    page
+        Where persistent, live and framework bytes are shown.
+    """
+
+    def __init__(self, page: Page) -> None:
+        self._words = page.words
+        # reentrant: the main thread's signal handler measures, too, and may come while the main thread does
+        self._lock = threading.RLock()
+        #: of the present stretch between two measurements; a sample of an earlier one is late
+        self.stretch = 0
+        self.persistent = 0
+        #: in use when the last iteration ended; on a GPU whose memory comes by page it differs from `persistent`
+        self.settled = 0
+        #: most bytes in use since the present iteration began
+        self.peak = 0
+        #: of an iteration that was interrupted, the most bytes in use before that; 0: there is none
+        self._interrupted_peak = 0
+        #: what iterations of the present source needed of late; None: not measured
+        self._ephemeral: int | None = None
+        #: it is what another source needed
+        self._is_guess = False
+        self._needed = 0
+        #: hash of the present section's source, and the needs of those before, the oldest first; None: callbacks
+        self._source: str | None = None
+        self._needs: dict[str | None, int] = {}
+        self.framework = 0
+        os.register_at_fork(after_in_child=self._renew_lock)
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.RLock()  # a thread that the child does not have may hold the one before
+
+    @property
+    def memory(self) -> Memory:
+        """The figures for a report: provisional ones while an iteration is interrupted."""
+        ephemeral, is_guess = self._ephemeral, self._is_guess
+        if self._interrupted_peak:
+            known = 0 if ephemeral is None or is_guess else ephemeral
+            ephemeral, is_guess = max(known, self._interrupted_peak - self.settled), False
+        return Memory(
+            persistent=self.persistent,
+            ephemeral=ephemeral,
+            framework=self.framework,
+            needed=self._needed,
+            is_guess=is_guess,
+        )
+
+    @property
+    def known(self) -> int:
+        """Bytes that the next iteration is expected to have in use."""
+        return self.settled + (self._ephemeral or 0)
+
+    @property
+    def has_live(self) -> bool:
+        """Whether anything was live beyond persistent memory when that was last measured."""
+        return bool(self._words[Word.LIVE])
+
+    def grant_began(self) -> None:
+        """Start to look for the peak of an iteration."""
+        with self._lock:
+            self.stretch += 1
+            self.peak = self.settled
+
+    def iteration_ended(
+        self, used: int, *, peak: int | None = None, charged: int | None = None, may_decline: bool = True
+    ) -> int:
+        """Split the bytes in use: what is there now stays, what the peak had beyond it was needed.
+
+        Parameters
+        ----------
+        used
+            Bytes in use.
+        peak
+            Most bytes in use since the iteration began; None: as the samples have it.
+        charged
+            Bytes that count as persistent, where these are others.
+        may_decline
+            Whether the peak was looked at closely, so that a smaller need is one.
+
+        Returns
+        -------
+        int
+            Bytes that the iteration needed.
+        """
+        with self._lock:
+            self.stretch += 1
+            need = max(0, max(self.peak if peak is None else peak, self._interrupted_peak) - used)
+            self._interrupted_peak, self.peak = 0, used
+            before = None if self._is_guess else self._ephemeral
+            self._ephemeral, self._is_guess = _decayed(before, need, may_decline=may_decline), False
+            self._needed = _decayed(self._needed, need, may_decline=may_decline)
+            self._settle(used, charged)
+            return need
+
+    def interrupted(self, used: int, *, peak: int | None = None, charged: int | None = None) -> int:
+        """Record a release in the middle of an iteration.
+
+        Parameters
+        ----------
+        used, peak, charged
+            As in :meth:`iteration_ended`.
+
+        Returns
+        -------
+        int
+            Live bytes: those that are charged beyond persistent memory.
+        """
+        with self._lock:
+            self.stretch += 1
+            self._interrupted_peak = max(self._interrupted_peak, self.peak if peak is None else peak, used)
+            self.freed(used, charged=charged)  # that much of what was persistent is gone for certain
+            live = max(0, (used if charged is None else charged) - self.persistent)
+            self._words[Word.LIVE] = live
+            return live
+
+    def section_began(self, source: str | None = None) -> None:
+        """Predict the needs of a section's iterations.
+
+        Parameters
+        ----------
+        source
+            Hash of its source; None: it has none, or that has not been read yet.
+        """
+        with self._lock:
+            self._source, self._is_guess = source, source not in self._needs and self._ephemeral is not None
+            self._ephemeral = self._needs.get(source, self._ephemeral)
+
+    def section_ended(self, used: int, *, charged: int | None = None) -> None:
+        """Record the end of a section, with or without a grant: nothing that is in use now was ephemeral.
+
+        Parameters
+        ----------
+        used, charged
+            As in :meth:`iteration_ended`.
+        """
+        with self._lock:
+            if self._interrupted_peak:
+                self.iteration_ended(used, peak=used, charged=charged)
+            else:
+                self.settle(used, charged=charged)
+            self._needed = 0
+            if self._ephemeral is not None and not self._is_guess:
+                self._needs.pop(self._source, None)
+                self._needs[self._source] = self._ephemeral
+                if len(self._needs) > _MOST_SOURCES:
+                    del self._needs[next(iter(self._needs))]
+
+    def settle(self, used: int, *, charged: int | None = None) -> None:
+        """Take all that is in use for persistent, and look at no peak: nothing ran, or memory was moved.
+
+        Parameters
+        ----------
+        used, charged
+            As in :meth:`iteration_ended`.
+        """
+        with self._lock:
+            self.stretch += 1
+            self._interrupted_peak = 0
+            self._settle(used, charged)
+
+    def freed(self, used: int, *, charged: int | None = None) -> bool:
+        """Lower persistent memory to what is in use, if that is less; return whether it is.
+
+        Parameters
+        ----------
+        used, charged
+            As in :meth:`iteration_ended`.
+        """
+        with self._lock:
+            before, self.settled = self.persistent, min(self.settled, used)
+            self.persistent = self._words[Word.PERSISTENT] = min(before, used if charged is None else charged)
+            return self.persistent < before
+
+    def sampled(self, stretch: int, used: int) -> bool:
+        """Show live bytes, as a sample has them; return whether it was in time (any thread).
+
+        Parameters
+        ----------
+        stretch
+            :attr:`stretch` before the sample was taken.
+        used
+            Bytes in use.
+        """
+        with self._lock:
+            if stretch != self.stretch:
+                return False
+            self.peak = max(self.peak, used)
+            self._words[Word.LIVE] = max(0, used - self.persistent)
+            return True
+
+    def forget_need(self) -> bool:
+        """Forget what iterations have needed; return whether it was anything.
+
+        What an interrupted one has stays.
+        """
+        with self._lock:
+            was_known = bool(self._ephemeral)
+            self._ephemeral, self._needed, self._is_guess = 0, 0, False
+            return was_known
+
+    def set_framework(self, size: int) -> None:
+        """Record *size* bytes that the process holds apart from tensors."""
+        self.framework = self._words[Word.FRAMEWORK] = size
+
+    def _settle(self, used: int, charged: int | None) -> None:
+        self.settled = used
+        self.persistent = self._words[Word.PERSISTENT] = used if charged is None else charged
+        self._words[Word.LIVE] = 0
+
+
+def _decayed(before: int | None, need: int, *, may_decline: bool) -> int:
+    if before is None or need >= before:
+        return need
+    return round(need + (before - need) * DECAY) if may_decline else before
+
 
 #: seconds between calls of `on_clock`
 CLOCK_INTERVAL = 0.1
