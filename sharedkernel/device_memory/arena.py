@@ -110,6 +110,10 @@ class Arena:
                 yield slot
             index += 1
 
+    def slots_inside(self, start: int, end: int) -> list[Slot]:
+        """Return the slots that are wholly between two addresses."""
+        return [slot for slot in self.slots_within(start, end - start) if slot.address >= start and slot.end <= end]
+
     @property
     def private_bytes(self) -> int:
         """Bytes of private units mapped here."""
@@ -291,25 +295,21 @@ class Arena:
         """
         with signals_held_between_waits(), self._reporting():
             imported = self._import(given)
+            pairs: list[tuple[Slot, tuple[UnitInfo, Handle]]] = []
             try:
                 pairs = pair(slots, imported, SlotState.AWAY)
-            except InvalidMapping:
-                self._abandon(imported)
-                raise
-            is_back = False
-            try:
                 self._mapper.remap([(slot, handle) for slot, (_, handle) in pairs])
                 with interruptible_wait():
                     yield
                 self.driver.synchronize()
-                for slot, (unit, _) in pairs:
-                    self._set(slot, SlotState.PRIVATE, unit)
-                is_back = True
-            finally:
-                if not is_back:
+            except BaseException:
+                if pairs:
                     self.driver.synchronize()
                     self._mapper.remap([(slot, None) for slot, _ in pairs])
-                    self._abandon(imported)
+                self._abandon(imported)
+                raise
+            for slot, (unit, _) in pairs:
+                self._set(slot, SlotState.PRIVATE, unit)
 
     # --- its end -----------------------------------
 

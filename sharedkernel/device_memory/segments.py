@@ -234,11 +234,7 @@ class Segments:
         """Release the units that are headroom only."""
         with self.lock:
             for start, end in self._headroom:
-                whole = [
-                    slot
-                    for slot in self._arena.slots_within(start, end - start)
-                    if slot.address >= start and slot.end <= end
-                ]
+                whole = self._arena.slots_inside(start, end)
                 for slot in whole:
                     self._headroom.remove(slot.address, slot.size)
                 self._arena.remove(whole)
@@ -249,20 +245,15 @@ class Segments:
         segments = list(generation.pool.segments.items())
         # no block is there yet, but a thread is about to have one
         coming = LiveRanges(segment for segment in segments if segment[0] not in generation.pool.seen)
-        dead = [
-            slot
-            for slot in generation.lane_slots(SlotState.PRIVATE)
-            if not live.touches(slot.address, slot.size) and not coming.touches(slot.address, slot.size)
-        ]
+
+        def is_dead(slot: Slot) -> bool:
+            return not live.touches(slot.address, slot.size) and not coming.touches(slot.address, slot.size)
+
+        dead = [slot for slot in generation.lane_slots(SlotState.PRIVATE) if is_dead(slot)]
         is_empty = not any(live.touches(address, size) for address, size in segments)
         for start, end in self._outside(generation, segments):
-            dead += [
-                slot
-                for slot in self._arena.slots_within(start, end - start)
-                # the rest of a slot may be another segment's
-                if slot.state is SlotState.PRIVATE and slot.address >= start and slot.end <= end
-                and not live.touches(slot.address, slot.size) and not coming.touches(slot.address, slot.size)
-            ]  # fmt: skip
+            whole = self._arena.slots_inside(start, end)  # the rest of a slot may be another segment's
+            dead += [slot for slot in whole if slot.state is SlotState.PRIVATE and is_dead(slot)]
         return dead, is_empty
 
     def _drop(self, generation: Generation) -> bool:
