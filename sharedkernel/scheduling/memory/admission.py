@@ -20,6 +20,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from sharedkernel.scheduling.memory.lane_table import plan_lane, plan_merges
 from sharedkernel.scheduling.memory.ledger import RevisionCache
 from sharedkernel.scheduling.memory.memory_turns import late_at
 from sharedkernel.scheduling.memory.offloading import Offloading, can_be_offloaded
@@ -361,15 +362,15 @@ class Admission:
     def _is_freed_by(self, lane: Lane, session: Session) -> bool:
         """Return whether *session* fits once *lane* comes to its next boundary."""
         if self.demand.is_beside(session):
-            return self.lanes.can_make_room(self.demand.beside(session), emptied=lane)
-        if not (session.is_measured or self.lanes.can_make_room(session.context, emptied=lane)):
+            return plan_merges(self.lanes, self.demand.beside(session), emptied=lane) is not None
+        if not (session.is_measured or plan_merges(self.lanes, session.context, emptied=lane) is not None):
             return False
         need = self._need(session) if session.wanted is None else max(0, session.wanted - session.iteration.parked)
         if session.wanted is None:
             need += lane.size - lane.settled_size if lane.domain != session.domain else 0
             if need < 1:
                 return False
-        return self.lanes.can_make_lane(session.domain, need, emptied=lane)
+        return plan_lane(self.lanes, session.domain, need, emptied=lane) is not None
 
 
 def _arrival(session: Session) -> int:

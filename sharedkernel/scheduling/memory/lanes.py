@@ -119,30 +119,6 @@ class LanePlanner(LaneTable):
             self.merge(lane, None)
         return merged is not None
 
-    def can_make_room(self, amount: int, *, emptied: Lane) -> bool:
-        """Return whether :meth:`make_room` would succeed at a lane's next boundary.
-
-        Parameters
-        ----------
-        amount
-            Bytes to be free.
-        emptied
-            The lane, in which something runs; treated as empty.
-        """
-        return plan_merges(self, amount, emptied=emptied) is not None
-
-    def can_make_lane(self, domain: str, need: int, *, emptied: Lane) -> bool:
-        """Return whether a session would find a lane at another lane's next boundary.
-
-        Parameters
-        ----------
-        domain, need
-            The session's trust domain, and bytes.
-        emptied
-            The other lane, in which something runs; treated as empty.
-        """
-        return plan_lane(self, domain, need, emptied=emptied) is not None
-
     def largest_now(self, domain: str) -> int:
         """Return the largest size that a lane of *domain* can have now, as it is, grown or new, bytes."""
         lanes = list(self.of_domain(domain))
