@@ -204,7 +204,7 @@ class MessageLog:
         """Return the frames of the reply on the shell channel to a request of the client *identity*, if it is kept."""
         with self._lock:
             for channel, frames in map(self._read, reversed(self._starts)):
-                if channel == "shell" and frames[0] == identity and _parent_id(frames) == request_id:
+                if channel == "shell" and frames[0] == identity and _id_in(frames, 3) == request_id:
                     return frames
         return None
 
@@ -257,10 +257,6 @@ def message_id(frames: Sequence[bytes]) -> str | None:
         None if it has none.
     """
     return _id_in(frames, 2)
-
-
-def _parent_id(frames: Sequence[bytes]) -> str | None:
-    return _id_in(frames, 3)
 
 
 def _id_in(frames: Sequence[bytes], place: int) -> str | None:
