@@ -35,7 +35,7 @@ from sharedkernel.scheduling.model.types import (
 from sharedkernel.scheduling.policies.accounting import ServiceClock
 from sharedkernel.scheduling.policies.predictions import Predictions
 from sharedkernel.scheduling.policies.registry import make_policy
-from sharedkernel.scheduling.steps.run_queue import RunQueue
+from sharedkernel.scheduling.steps.dispatch import RunQueue
 
 
 class Records:
