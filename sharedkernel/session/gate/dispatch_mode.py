@@ -28,7 +28,7 @@ from sharedkernel.session.gate.standing import Standing
 from sharedkernel.session.gate.table import Look
 from sharedkernel.session.gate.torch_internals import is_transform_under_way, uncompiled, without_ours
 from sharedkernel.session.memory.growth import Growth
-from sharedkernel.session.progress.forecast import Forecast
+from sharedkernel.session.progress.progress import Forecast
 from sharedkernel.system.deferred_signals import FrameEnd, raise_after, signals_held
 
 #: returns whether an operation with these arguments and keywords is the device's

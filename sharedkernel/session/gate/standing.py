@@ -21,7 +21,7 @@ from sharedkernel.session.gate.torch_internals import ThreadBound
 from sharedkernel.session.memory.growth import Growth
 from sharedkernel.session.memory.meters import Meter
 from sharedkernel.session.offload.residency import Residency
-from sharedkernel.session.progress.forecast import Forecast
+from sharedkernel.session.progress.progress import Forecast
 from sharedkernel.session.wait_display import NOTICE_AFTER, REFRESH_INTERVAL, WaitDisplay
 from sharedkernel.system.deferred_signals import interrupts_let_through, signals_held
 from sharedkernel.system.interrupt_safe_event import InterruptSafeEvent

@@ -52,8 +52,7 @@ from sharedkernel.session.memory.host_meter import set_up_heap
 from sharedkernel.session.memory.lease_check import ErrorTranslator, LeaseCheck
 from sharedkernel.session.memory.reservations import Reservations
 from sharedkernel.session.offload.residency import Residency
-from sharedkernel.session.progress.forecast import Forecast
-from sharedkernel.session.progress.progress import Progress
+from sharedkernel.session.progress.progress import Forecast, Progress
 from sharedkernel.session.wait_display import WaitDisplay, show_sentence
 from sharedkernel.system import processes
 
