@@ -125,14 +125,12 @@ def _exchange(driver: CudaDriver, descriptor: int, size: int, write: bytes | Non
 
 def shared_lane() -> None:
     """Let two sessions train in one lane, whose bytes are spoilt at each hand-over."""
-    with tenants("ada", "ada") as sessions:
+    with tenants("ada", "ada", is_warm=False) as sessions:
         losses: list[list[float]] = [[], []]
         for _ in range(_PASSES):
             for seed, session in enumerate(sessions):
                 with session.turn():
                     losses[seed].append(session.do("train", seed=seed))
-        for session in sessions:
-            session.close()
     for seed, own in enumerate(losses):
         check_losses(own, seed)
 
@@ -140,8 +138,6 @@ def shared_lane() -> None:
 def survivors() -> None:
     """Keep what was made in the lane, while another user fills it; nobody reads what is another user's."""
     with tenants("ada", "grace") as (first, second):
-        for session in (first, second):
-            session.warm_up()
         for number in range(2):
             for session in (first, second):
                 with session.turn():
@@ -153,15 +149,11 @@ def survivors() -> None:
             with second.turn():
                 second.do("occupy", size=LANE_BYTES // 2, mark=0x5A, foreign=[0xA5])
                 second.do("check")
-        first.close()
-        second.close()
 
 
 def hand_over() -> None:
     """Interrupt an iteration, let another session use the lane, and go on."""
     with tenants("ada", "ada") as (first, second):
-        for session in (first, second):
-            session.warm_up()
         for number in range(3):
             with first.turn(at="yield"):
                 first.do("keep", name="activations", size=20 * MIB, seed=number)
@@ -170,15 +162,11 @@ def hand_over() -> None:
             with first.turn():
                 first.do("check")
                 first.do("forget", name="activations")
-        first.close()
-        second.close()
 
 
 def offload() -> None:
     """Move a session's memory to the host and back, while another session uses the lane."""
     with tenants("ada", "ada") as (first, second):
-        for session in (first, second):
-            session.warm_up()
         with first.turn():
             first.do("keep", name="from an iteration", size=9 * MIB, seed=1)
         with first.turn(at="cell"):
@@ -195,8 +183,6 @@ def offload() -> None:
         with first.turn():
             first.do("check")
             first.do("occupy", size=16 * MIB, mark=3)
-        first.close()
-        second.close()
 
 
 def side_stream() -> None:
@@ -268,8 +254,6 @@ def pools_dropped() -> None:
 def killed_holder() -> None:
     """Kill a session in the middle of its turn; another goes on in the lane."""
     with tenants("ada", "ada") as (first, second):
-        for session in (first, second):
-            session.warm_up()
         with first.turn():
             first.do("keep", name="a tensor", size=6 * MIB, seed=4)
         second.begin_turn()
@@ -280,4 +264,3 @@ def killed_holder() -> None:
             with first.turn():
                 first.do("occupy", size=LANE_BYTES // 2, mark=number)
                 first.do("check")
-        first.close()

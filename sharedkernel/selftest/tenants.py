@@ -360,18 +360,20 @@ class TenantConnection:
     def kill(self) -> None:
         """End its process without a warning; its memory is free when this returns."""
         os.kill(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
+        self.close()
         self.store.session_gone(self.name)
 
     def close(self) -> None:
-        """Let its process end."""
+        """Let its process end, unless it has ended."""
         self.connection.close()
-        os.waitpid(self._pid, 0)
+        if self._pid:
+            os.waitpid(self._pid, 0)
+            self._pid = 0
 
 
 @contextlib.contextmanager
-def tenants(*users: str) -> Iterator[list[TenantConnection]]:
-    """Yield session processes of these users, and a lane beside them."""
+def tenants(*users: str, is_warm: bool = True) -> Iterator[list[TenantConnection]]:
+    """Yield session processes of these users, past a job's first iterations if *is_warm*, and a lane beside them."""
     processes: list[tuple[int, socket.socket]] = []
     for _ in users:
         processes.append(_fork([connection for _, connection in processes]))
@@ -383,7 +385,11 @@ def tenants(*users: str) -> Iterator[list[TenantConnection]]:
     ]
     for peer in peers:
         expect(peer.answer() is None, "")  # it is there, with a context
+    for peer in peers if is_warm else ():
+        peer.warm_up()
     yield peers
+    for peer in peers:
+        peer.close()
     store.validate()
 
 
