@@ -113,6 +113,12 @@ def limit_headroom() -> int | None:
     return limit - reserved_bytes() + int(_mallinfo2().keepcost)  # what is free at the heap's end is taken first
 
 
+def limit_private_memory(limit: int) -> None:
+    """Set the limit on this process's private memory to *limit* bytes, or the hard one if that is lower."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]  # an executor with more rights may have lowered it
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
 def reserved_bytes() -> int:
     """Return the bytes of this process that count against a limit on private memory: reserved, used or not."""
     with open("/proc/self/statm", "rb") as statm:
@@ -258,10 +264,7 @@ class HostMeter(Meter):
     def allow(self, allowance: Allowance) -> None:
         """Set the limit on this process, where the executor could not do that from outside."""
         if allowance.data_limit_bytes is not None:
-            limit = allowance.data_limit_bytes
-            hard = resource.getrlimit(resource.RLIMIT_DATA)[1]  # an executor with more rights may have lowered it
-            limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+            limit_private_memory(allowance.data_limit_bytes)
 
     def utilisation(self) -> float | None:
         """Return processor-seconds per second held and processor since the grant began, or this was asked last.
