@@ -26,6 +26,7 @@ import msgspec
 import torch
 
 from sharedkernel.errors import SharedKernelError
+from sharedkernel.units import round_up
 
 #: the table's key in `__metadata__`; changes with the layout
 TABLE = "sharedkernel-1"
@@ -115,11 +116,6 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Layout)
-
-
-def round_up(size: int, step: int) -> int:
-    """Return the first multiple of *step* that is not below *size*."""
-    return -(-size // step) * step
 
 
 def pack(layout: Layout, tensors: dict[str, Any]) -> bytes:

@@ -38,8 +38,8 @@ from sharedkernel.shelf.layout import (
     TensorLayout,
     TupleLayout,
     pack,
-    round_up,
 )
+from sharedkernel.units import round_up
 
 #: dicts, lists and tuples within each other, at most
 DEEPEST = 100
