@@ -82,7 +82,6 @@ class SessionEviction(GatePart):
         self._standing = standing
         self._passage = passage
         self._sections = sections
-        self._main = threading.get_ident()
         #: the kernel's event loop, once it runs
         self.loop: asyncio.AbstractEventLoop | None = None
         self._why_kernel_busy = why_busy

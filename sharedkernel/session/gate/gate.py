@@ -98,7 +98,6 @@ class Gate(GatePart):
         self._run_ahead = run_ahead
         self._concerns = concerns
         self._check_memory = check_memory
-        self._main = threading.get_ident()
         self._observer: GateObserver | None = None
         self.standing = Standing(parts, self._turn_changed)
         self._passage = Passage(lambda: parts.residency.is_away or parts.residency.is_moving)

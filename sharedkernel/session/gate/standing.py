@@ -8,6 +8,7 @@ brings the answer.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ class GateParts:
 
 
 class GatePart:
-    """The gate, or a part of it, with what all parts use at hand.
+    """The gate, or a part of it, with what all parts use at hand; made in the main thread.
 
     Parameters
     ----------
@@ -76,6 +77,7 @@ class GatePart:
         self._residency = parts.residency
         self._growth = parts.growth
         self._forecast = parts.forecast
+        self._main = threading.get_ident()
 
 
 class GateObserver(Protocol):

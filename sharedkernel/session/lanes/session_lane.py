@@ -102,10 +102,7 @@ class SessionLane:
         """Return whether nothing of this session runs on the device (any thread); False where that is not known."""
         return self._memory is not None and self._memory.is_device_idle()
 
-    @staticmethod
-    def is_called_back() -> bool:
-        """Whether torch's allocator is calling back in this thread: nothing may be done to its pools then."""
-        return is_called_back()
+    is_called_back = staticmethod(is_called_back)
 
     # --- what the gate says -------------------------------------------------------------------------------------------
 
