@@ -60,7 +60,8 @@ test-software-gpu: software-gpu ## the tests of the CUDA path, on the software G
 
 # on the software GPU's copy of torch, with no device: without NVIDIA's libraries it is there sooner, and is kept in ~/.cache
 INTERPRETER_TESTS := tests/ipc tests/jupyter tests/system tests/session/channels tests/session/kernel \
-	tests/session/progress tests/session/ui tests/gateway/channels tests/session/gate/test_unchanged_code.py \
+	tests/session/progress tests/session/test_wait_display.py tests/session/test_wait_line.py \
+	tests/gateway/channels tests/session/gate/test_unchanged_code.py \
 	tests/session/gate/test_user_threads.py
 test-python: ## the tests of what depends on the interpreter, on another one (PYTHON=python3.13)
 	@place=build/$$($(PYTHON) -c 'import sys; print("python-%d.%d" % sys.version_info[:2])') && \

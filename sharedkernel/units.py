@@ -118,6 +118,11 @@ def parse_expiry(text: str, now: datetime.datetime) -> datetime.datetime:
     return moment
 
 
+def round_up(size: int, step: int) -> int:
+    """Return the smallest multiple of *step* that is at least *size*."""
+    return -(-size // step) * step
+
+
 def format_bytes(amount: float) -> str:
     """Return *amount* bytes as short text for people, such as ``"1.5 GiB"``."""
     for unit in ("B", "KiB", "MiB", "GiB"):

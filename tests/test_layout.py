@@ -70,7 +70,6 @@ WIDE_CONSTRUCTORS = frozenset(
         "executor.control.router.MessageRouter",
         "executor.sessions.starting.SessionLauncher",
         "gateway.kernels.starting.SessionStarter",
-        "scheduling.memory.admission.Admission",
     }
 )
 
@@ -80,8 +79,8 @@ LARGE_CLASSES = frozenset(
     {
         "cli.top.screen.TopScreen",
         "device_memory.arena.Arena",
-        "device_memory.drivers.base.MemoryDriver",
-        "device_memory.drivers.cuda.CudaDriver",
+        "device_memory.driver.MemoryDriver",
+        "device_memory.cuda_driver.CudaDriver",
         "device_memory.lane_memory.LaneMemory",
         "device_memory.store.LaneStore",
         "executor.dispatch.controller.SessionController",
@@ -92,8 +91,6 @@ LARGE_CLASSES = frozenset(
         "scheduling.memory.demand.MemoryDemand",
         "scheduling.memory.lanes.LanePlanner",
         "scheduling.steps.records.Records",
-        "session.memory.cuda_meter.CudaMeter",
-        "session.memory.host_meter.HostMeter",
         "session.memory.meters.Meter",
     }
 )

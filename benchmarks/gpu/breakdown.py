@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from sharedkernel.device_memory.drivers.base import MIB
+from sharedkernel.device_memory.driver import MIB
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.executor.devices.cuda.discovery import check_torch
 from sharedkernel.selftest.lane_process import LANE, LaneProcess, empty

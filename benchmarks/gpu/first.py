@@ -35,8 +35,8 @@ import psutil
 
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.executor.devices.cuda.discovery import check_torch, named_device
+from sharedkernel.selftest.runner import Identity, TrustFile
 from sharedkernel.selftest.steps import STEPS
-from sharedkernel.selftest.trust import Identity, TrustFile
 from sharedkernel.system.nvml import Gpu
 from sharedkernel.system.processes import adopt_orphans
 from sharedkernel.units import format_bytes

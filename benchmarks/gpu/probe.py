@@ -28,9 +28,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sharedkernel.device_memory.arena import ADDRESSES, Arena
-from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.drivers.cuda import CudaDriver, load_bindings
-from sharedkernel.device_memory.errors import DeviceMemoryError, DriverUnavailable
+from sharedkernel.device_memory.cuda_driver import CudaDriver, load_bindings
+from sharedkernel.device_memory.driver import MIB, DeviceMemoryError, DriverUnavailable
 from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, UnitInfo
 from sharedkernel.device_memory.store import LaneStore
 

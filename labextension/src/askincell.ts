@@ -1,4 +1,4 @@
-/** The button *Ask for room* in the line of a cell that waits for memory (`sharedkernel/session/ui/wait_line.py`). */
+/** The button *Ask for room* in the line of a cell that waits for memory (`sharedkernel/session/wait_display.py`). */
 
 import type { DeviceModel } from './model';
 import type { ISessionActions } from './sessionactions';

@@ -7,16 +7,17 @@ travel as descriptors over a unix socket.
 Who does what, from below:
 
 ========================  ============================================================================================
-`drivers`                 the calls that everything is built from, and CUDA's; the tests have a driver of memory files
+`driver`, `cuda_driver`   the calls that everything is built from, and their errors; CUDA's. The tests have a driver of
+                          memory files
 `layout`                  how a lane and private memory are cut into units
 `store`                   the executor's side: creates and counts units, every one in exactly one account;
                           `stored_units`: its records
 `mapper`                  changes what is mapped in slots: in all of them, or in none
 `arena`                   a session's page table: what each address shows
 `offload`                 moves memory out and back page by page, at unchanged addresses
-`backing_store`           where its bytes stay meanwhile
-`pools`                   torch's allocator over addresses of ours, where its segments come from, and the pools that
-                          follow each other over a lane
+`torch_pool`              torch's allocator over addresses of ours
+`segments`                where its segments come from
+`generations`             the pools that follow each other over a lane
 `lane_memory`             a session's whole: iterations, hand-over, headroom, offload
 ========================  ============================================================================================
 
@@ -37,6 +38,6 @@ Private units are asked for through a :class:`Supplier`: :meth:`LaneStore.give_p
 :meth:`LaneStore.exported` answer it, :meth:`LaneStore.confirm` takes note that the session has them, and
 :meth:`LaneStore.take_back` that it has released them. :meth:`LaneStore.session_gone` is for those that ended.
 
-The executor must not import torch, so of this package it imports only modules that do not: `store`, `drivers`,
-`layout`, `mode` and `errors`.
+The executor must not import torch, so of this package it imports only modules that do not: `store`, `driver`,
+`cuda_driver`, `layout` and `mode`.
 """

@@ -25,8 +25,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
-from sharedkernel.device_memory.drivers.base import Handle, MemoryDriver, release_handle
-from sharedkernel.device_memory.errors import DeviceMemoryError, InvalidMapping, OutOfDeviceMemory
+from sharedkernel.device_memory.driver import (
+    DeviceMemoryError,
+    Handle,
+    InvalidMapping,
+    MemoryDriver,
+    OutOfDeviceMemory,
+    release_handle,
+)
 from sharedkernel.device_memory.layout import GivenUnit, UnitInfo
 from sharedkernel.device_memory.mapper import SCRATCH, Area, Mapper, Slot, SlotState, batches, check_slots, pair, runs
 from sharedkernel.device_memory.ranges import FreeRanges
@@ -103,6 +109,10 @@ class Arena:
             if slot.end > address:
                 yield slot
             index += 1
+
+    def slots_inside(self, start: int, end: int) -> list[Slot]:
+        """Return the slots that are wholly between two addresses."""
+        return [slot for slot in self.slots_within(start, end - start) if slot.address >= start and slot.end <= end]
 
     @property
     def private_bytes(self) -> int:
@@ -285,25 +295,21 @@ class Arena:
         """
         with signals_held_between_waits(), self._reporting():
             imported = self._import(given)
+            pairs: list[tuple[Slot, tuple[UnitInfo, Handle]]] = []
             try:
                 pairs = pair(slots, imported, SlotState.AWAY)
-            except InvalidMapping:
-                self._abandon(imported)
-                raise
-            is_back = False
-            try:
                 self._mapper.remap([(slot, handle) for slot, (_, handle) in pairs])
                 with interruptible_wait():
                     yield
                 self.driver.synchronize()
-                for slot, (unit, _) in pairs:
-                    self._set(slot, SlotState.PRIVATE, unit)
-                is_back = True
-            finally:
-                if not is_back:
+            except BaseException:
+                if pairs:
                     self.driver.synchronize()
                     self._mapper.remap([(slot, None) for slot, _ in pairs])
-                    self._abandon(imported)
+                self._abandon(imported)
+                raise
+            for slot, (unit, _) in pairs:
+                self._set(slot, SlotState.PRIVATE, unit)
 
     # --- its end -----------------------------------
 

@@ -6,7 +6,7 @@ All of torch's memory in a session comes from two kinds of pools over one arena:
 - a *lane* pool, on the lane's units: what is allocated inside. It is begun on top of the persistent one, so it wins.
   What does not fit into the lane goes to private units, which is never wrong, only dearer.
 
-A job's first iterations have a lane pool of their own (:mod:`sharedkernel.device_memory.pools.generations`).
+A job's first iterations have a lane pool of their own (:mod:`sharedkernel.device_memory.generations`).
 
 The lane is handed over at a boundary (:meth:`LaneMemory.hand_over`): wait for the device, find out where blocks live,
 and make those pages private. From then on nothing of this session is in the lane, and no address of a live tensor
@@ -26,20 +26,19 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from sharedkernel.device_memory.arena import Arena
-from sharedkernel.device_memory.backing_store import BackingStore
-from sharedkernel.device_memory.errors import (
+from sharedkernel.device_memory.driver import (
     ArenaBroken,
     DeviceFaulted,
     DeviceMemoryError,
     HandOverPostponed,
     InvalidMapping,
 )
+from sharedkernel.device_memory.generations import HandOver, LaneGenerations
 from sharedkernel.device_memory.layout import GivenUnit, LaneLayout
-from sharedkernel.device_memory.offload import ArenaOffload, ArenaResidency, sizes_away
-from sharedkernel.device_memory.pools.generations import HandOver, LaneGenerations
-from sharedkernel.device_memory.pools.segments import Figures, Generation, Segments, Supplier
-from sharedkernel.device_memory.pools.torch_pool import TorchPools
+from sharedkernel.device_memory.offload import ArenaOffload, ArenaResidency, BackingStore, sizes_away
 from sharedkernel.device_memory.ranges import LiveRanges
+from sharedkernel.device_memory.segments import Figures, Generation, Segments, Supplier
+from sharedkernel.device_memory.torch_pool import TorchPools
 from sharedkernel.system.deferred_signals import signals_held
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sharedkernel.device_memory.drivers.base import MIB
+from sharedkernel.device_memory.driver import MIB
+from sharedkernel.units import round_up
 
 #: torch's segment for small blocks, and the smallest unit
 SMALL_UNIT = 2 * MIB
@@ -66,11 +67,6 @@ class GivenUnit:
     def info(self) -> UnitInfo:
         """The unit by name."""
         return UnitInfo(self.unit, self.size)
-
-
-def round_up(size: int, step: int) -> int:
-    """Return the smallest multiple of *step* that is at least *size*."""
-    return -(-size // step) * step
 
 
 def lane_bytes(need: int) -> int:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
-from sharedkernel.device_memory.drivers.base import Handle, MemoryDriver, release_handle
-from sharedkernel.device_memory.errors import ArenaBroken, InvalidMapping
+from sharedkernel.device_memory.driver import ArenaBroken, Handle, InvalidMapping, MemoryDriver, release_handle
 from sharedkernel.device_memory.layout import UNIT_SIZES, UnitInfo
 from sharedkernel.system.deferred_signals import signals_held
 

@@ -11,7 +11,7 @@ goes back to the driver, and none is passed on to others but a lane's, which is 
 (:meth:`LaneStore.begin_turn`).
 
 A lane is *occupied* from the start of a turn until nothing of that session's iteration is left in it. Occupied lanes
-do not change. Calls raise errors of :mod:`sharedkernel.device_memory.errors` and have then changed nothing. There is
+do not change. Calls raise errors of :mod:`sharedkernel.device_memory.driver` and have then changed nothing. There is
 no locking: one thread, the executor's, calls; only :meth:`LaneStore.make` may run in another.
 """
 
@@ -21,13 +21,16 @@ import os
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 
-from sharedkernel.device_memory.drivers.base import MemoryDriver, release_handle
-from sharedkernel.device_memory.errors import InvalidMapping, LaneOccupied, OutOfDeviceMemory
+from sharedkernel.device_memory.driver import (
+    InvalidMapping,
+    LaneOccupied,
+    MemoryDriver,
+    OutOfDeviceMemory,
+    release_handle,
+)
 from sharedkernel.device_memory.layout import LaneLayout, UnitInfo, plan_lane
 from sharedkernel.device_memory.stored_units import StoredLane, StoredUnit, UnitAccount, UnitPlace, by_size, describe
-
-#: more descriptors than this do not fit into one message of a unix socket
-MAX_DESCRIPTORS = 253
+from sharedkernel.ipc.seqpacket import MAX_DESCRIPTORS
 
 
 class LaneStore:

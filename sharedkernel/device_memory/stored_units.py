@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from sharedkernel.device_memory.drivers.base import Handle
+from sharedkernel.device_memory.driver import Handle
 from sharedkernel.device_memory.layout import UnitInfo
 
 

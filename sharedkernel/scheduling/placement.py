@@ -23,6 +23,7 @@ Not covered: when to place (`matching.py`, `policies/whole_jobs.py`), and moving
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,10 @@ from enum import StrEnum
 from typing import NewType
 
 DeviceId = NewType("DeviceId", str)
+
+#: part of a model that its largest tensor makes up, from which on the model is consolidated: VGG and AlexNet (0.7 and
+#: more) are, ResNet and Inception (less than 0.1) are not
+_SKEWED = 0.3
 
 
 class PlacementName(StrEnum):
@@ -119,17 +124,7 @@ class LeastLoaded(PlacementRule):
 
 
 class Consolidating(PlacementRule):
-    """Tiresias: skewed models on as few nodes as possible, others where they leave whole nodes free.
-
-    Parameters
-    ----------
-    skew_threshold
-        Part of a model that its largest tensor makes up, from which on the model is consolidated. VGG and AlexNet
-        (0.7 and more) are, ResNet and Inception (less than 0.1) are not.
-    """
-
-    def __init__(self, *, skew_threshold: float = 0.3) -> None:
-        self._skew_threshold = skew_threshold
+    """Tiresias: skewed models on as few nodes as possible, others where they leave whole nodes free."""
 
     def place(self, demand: Demand, devices: Sequence[DeviceState]) -> tuple[DeviceId, ...] | None:
         """See :meth:`PlacementRule.place`: devices that are not shared, those with nothing to do."""
@@ -145,22 +140,13 @@ class Consolidating(PlacementRule):
             # The node that it fills best, so that larger holes stay.
             return _first(idle[min(enough, key=lambda node: len(idle[node]))], demand.devices)
         fullest_first = sorted(idle, key=lambda node: len(idle[node]))
-        if demand.skew < self._skew_threshold:
+        if demand.skew < _SKEWED:
             return _first([device for node in fullest_first for device in idle[node]], demand.devices)
-        nodes = self._fewest_nodes(demand.devices, sizes)
+        # over how many nodes the devices must be spread, were all of them free
+        totals = itertools.accumulate(sorted(sizes.values(), reverse=True))
+        nodes = 1 + sum(total < demand.devices for total in totals)
         chosen = sorted(idle, key=lambda node: -len(idle[node]))[:nodes]
         return _first([device for node in chosen for device in idle[node]], demand.devices)
-
-    @staticmethod
-    def _fewest_nodes(wanted: int, sizes: Mapping[str, int]) -> int:
-        """Return over how many nodes *wanted* devices must be spread, were all of them free."""
-        nodes = 0
-        for size in sorted(sizes.values(), reverse=True):
-            if wanted <= 0:
-                break
-            wanted -= size
-            nodes += 1
-        return nodes
 
 
 class SoonestDone(PlacementRule):

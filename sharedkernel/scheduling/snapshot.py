@@ -17,7 +17,7 @@ from sharedkernel.scheduling.model.types import (
     UserId,
 )
 from sharedkernel.scheduling.policies import interference
-from sharedkernel.scheduling.policies.time_left import time_left
+from sharedkernel.scheduling.policies.predictions import time_left
 
 if TYPE_CHECKING:
     from sharedkernel.scheduling.steps.records import Records

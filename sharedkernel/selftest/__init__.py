@@ -6,12 +6,11 @@ failed. Plain mode is used whatever fails.
 
 ====================  ================================================================================================
 `steps.py`            the list of steps, their results, what follows from them, and the table
-`trust.py`            the file of what passed before
-`runner.py`           the executor's side: starts the process of the self-test and reads its results
+`runner.py`           the executor's side: starts the process of the self-test, reads its results, and keeps those in a
+                      file
 `__main__.py`         that process: it imports torch, and forks a process for each step
 `plain_steps.py`      the steps themselves, by the mode that needs them
-`private_steps.py`
-`lane_steps.py`
+`memory_steps.py`
 `lane_process.py`     lane memory in one process, with the executor's store beside it
 `tenants.py`          several processes in one lane, and the store that serves them
 ====================  ================================================================================================

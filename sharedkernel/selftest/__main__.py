@@ -13,21 +13,19 @@ import select
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import NoReturn
 
 import msgspec
 
 from sharedkernel.selftest.steps import STEP_SECONDS, STEPS, Outcome, StepResult
-from sharedkernel.system.processes import adopt_orphans, end_process, end_with_parent
+from sharedkernel.system.processes import adopt_orphans, end_with_parent, fork_child
 
 #: seconds that a process has to end once it was killed
 _KILL_SECONDS = 3.0
 #: what a step says that passed
 _OK = "ok"
-_MODULES = {"plain": "plain_steps", "private": "private_steps", "shared": "lane_steps"}
+_MODULES = {"plain": "plain_steps", "private": "memory_steps", "shared": "memory_steps"}
 
 
 def find(name: str) -> Callable[[], None]:
@@ -51,10 +49,19 @@ def try_step(name: str, seconds: float = STEP_SECONDS) -> str:
     Why it failed, without a full stop; empty if it passed.
     """
     reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+
+    def be_step() -> None:
         os.close(reader)
-        _be_step(name, writer)
+        try:
+            os.setpgid(0, 0)
+            os.dup2(2, 1)  # results go to the pipe; whatever is printed, to the log
+            find(name)()
+            os.write(writer, _OK.encode())
+        except BaseException as error:
+            os.write(writer, _first_line(error).encode())
+            raise
+
+    pid = fork_child(be_step)
     os.close(writer)
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)  # the child does it, too; either may be first
@@ -93,22 +100,6 @@ def _reap() -> None:
 
 def _ends_within(handle: int, seconds: float) -> bool:
     return bool(select.select([handle], [], [], seconds)[0])
-
-
-def _be_step(name: str, writer: int) -> NoReturn:
-    code = 1
-    try:
-        os.setpgid(0, 0)
-        end_with_parent(signal.SIGKILL)
-        os.dup2(2, 1)  # results go to the pipe; whatever is printed, to the log
-        find(name)()
-        os.write(writer, _OK.encode())
-        code = 0
-    except BaseException as error:
-        traceback.print_exc()
-        os.write(writer, _first_line(error).encode())
-    finally:
-        end_process(code)
 
 
 def _first_line(error: BaseException) -> str:

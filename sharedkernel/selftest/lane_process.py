@@ -10,13 +10,13 @@ from typing import Any, Literal
 import torch
 
 from sharedkernel.device_memory.arena import Arena
-from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.drivers.cuda import CudaDriver
+from sharedkernel.device_memory.cuda_driver import CudaDriver
+from sharedkernel.device_memory.driver import MIB
 from sharedkernel.device_memory.lane_memory import LaneMemory
 from sharedkernel.device_memory.layout import GivenUnit, UnitInfo
-from sharedkernel.device_memory.pools.segments import Supplier
-from sharedkernel.device_memory.pools.torch_pool import TorchPools
+from sharedkernel.device_memory.segments import Supplier
 from sharedkernel.device_memory.store import LaneStore
+from sharedkernel.device_memory.torch_pool import TorchPools
 
 LANE = 1
 #: kernels that keep a stream busy for tens of milliseconds

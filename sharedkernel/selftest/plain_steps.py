@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import traceback
 from collections.abc import Iterator
-from typing import NoReturn
 
 import torch
 
 from sharedkernel.selftest.training import Training, check_losses
-from sharedkernel.system.processes import end_process, end_with_parent
+from sharedkernel.system.processes import fork_child
 
 MIB = 1 << 20
 _PASSES = 5
@@ -84,11 +81,17 @@ class _Trainer:
 def _trainer(seed: int) -> Iterator[_Trainer]:
     orders, to = os.pipe()
     back, answers = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+
+    def train() -> None:
         os.close(to)
         os.close(back)
-        _train(seed, orders, answers)
+        mine = Training("cuda", seed)
+        while os.read(orders, 1):
+            loss = mine.step()
+            torch.cuda.synchronize()
+            os.write(answers, f"{loss!r}".encode())
+
+    pid = fork_child(train)
     os.close(orders)
     os.close(answers)
     try:
@@ -97,19 +100,3 @@ def _trainer(seed: int) -> Iterator[_Trainer]:
         os.close(to)
         os.close(back)
         os.waitpid(pid, 0)
-
-
-def _train(seed: int, orders: int, answers: int) -> NoReturn:
-    code = 1
-    try:
-        end_with_parent(signal.SIGKILL)
-        mine = Training("cuda", seed)
-        while os.read(orders, 1):
-            loss = mine.step()
-            torch.cuda.synchronize()
-            os.write(answers, f"{loss!r}".encode())
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        end_process(code)

@@ -2,32 +2,122 @@
 
 The processes are forked before the store is opened, since a driver that is in use does not survive a fork. Each has
 torch's allocator over memory of ours, as a session has. What it keeps is filled with bytes that follow from a number,
-and compared by checksum.
+and compared by checksum. Units of device memory pass between them without an executor: JSON over unix sockets, with
+descriptors beside it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
 import traceback
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import Literal, NoReturn
+from typing import Any, Literal
 
 import torch
 
-from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.drivers.cuda import CudaDriver
-from sharedkernel.device_memory.layout import LaneLayout, UnitInfo
+from sharedkernel.device_memory.cuda_driver import CudaDriver
+from sharedkernel.device_memory.driver import MIB
+from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, UnitInfo
 from sharedkernel.device_memory.store import LaneStore
+from sharedkernel.ipc.seqpacket import receive_packet
 from sharedkernel.selftest.lane_process import LANE, empty, make_lane_memory
 from sharedkernel.selftest.training import Training
-from sharedkernel.selftest.wire import RemoteSupplier, StoreEnd, receive, receive_units, send, socket_pair
-from sharedkernel.system.processes import end_process, end_with_parent
+from sharedkernel.system.processes import fork_child
 
 LANE_BYTES = 64 * MIB
+_MAX_BYTES = 1 << 20
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Return both ends of a connection."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def send(connection: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+    """Send a message.
+
+    Parameters
+    ----------
+    connection
+        One end of :func:`socket_pair`.
+    message
+        Anything that JSON has.
+    descriptors
+        Copies of them travel with it.
+    """
+    socket.send_fds(connection, [json.dumps(message).encode()], list(descriptors))
+
+
+def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Return a message; an empty one when the peer is gone."""
+    try:
+        data, descriptors = receive_packet(connection, most=_MAX_BYTES)
+    except ConnectionError:
+        return {}, []
+    return (json.loads(data) if data else {}), descriptors
+
+
+def receive_units(connection: socket.socket, count: int) -> list[GivenUnit]:
+    """Receive units of device memory, which come in batches.
+
+    Parameters
+    ----------
+    connection
+        One end of :func:`socket_pair`.
+    count
+        How many.
+
+    Raises
+    ------
+    RuntimeError
+        When the other end refuses, or has ended.
+    """
+    given: list[GivenUnit] = []
+    while len(given) < count:
+        message, descriptors = receive(connection)
+        if "refused" in message or not message:
+            raise RuntimeError(message.get("refused", "the process that gives device memory has ended"))
+        for (unit, size), descriptor in zip(message["units"], descriptors, strict=True):
+            given.append(GivenUnit(unit, size, descriptor))
+    return given
+
+
+def _names(units: Sequence[UnitInfo]) -> list[tuple[int, int]]:
+    """Return numbers and sizes."""
+    return [(unit.unit, unit.size) for unit in units]
+
+
+class RemoteSupplier:
+    """Asks the store's process for units; see :class:`~sharedkernel.device_memory.segments.Supplier`.
+
+    Parameters
+    ----------
+    connection
+        To a :class:`TenantConnection`.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def private_units(self, sizes: Sequence[int], *, mid_iteration: bool) -> list[GivenUnit]:
+        """Return new private units of these sizes."""
+        send(self._connection, {"ask": "private", "sizes": list(sizes)})
+        given = receive_units(self._connection, len(sizes))
+        send(self._connection, {"ask": "confirm", "units": [unit.unit for unit in given]})
+        return given
+
+    def keep_units(self, units: Sequence[int]) -> None:
+        """Make units of the lane private."""
+        send(self._connection, {"ask": "keep", "units": list(units)})
+
+    def release_units(self, units: Sequence[int]) -> None:
+        """Return units of which nothing is left in this process."""
+        send(self._connection, {"ask": "take back", "units": list(units)})
 
 
 def fill(tensor: torch.Tensor, seed: int) -> int:
@@ -171,8 +261,8 @@ class Tenant:
         return [tensor.data_ptr() for tensor, _ in self._kept.values()]
 
 
-class TenantConnection(StoreEnd):
-    """The store's end of one tenant.
+class TenantConnection:
+    """The store's end of a connection to one tenant: tells it what to do, and serves it meanwhile.
 
     Parameters
     ----------
@@ -181,17 +271,71 @@ class TenantConnection(StoreEnd):
     name, user
         Of the session, and whose it is.
     connection, pid
-        Of its process.
+        To its process, and of that.
     """
 
     def __init__(self, store: LaneStore, name: str, user: str, connection: socket.socket, pid: int) -> None:
-        super().__init__(store, LANE, name, connection)
+        self.store = store
+        self.name = name
+        self.connection = connection
         self._user = user
         self._pid = pid
 
+    def do(self, what: str, **arguments: Any) -> Any:
+        """Have the process do something; return its answer."""
+        send(self.connection, {"do": what, **arguments})
+        return self.answer()
+
+    def answer(self) -> Any:
+        """Serve the session until it is done with what it was told; return its answer.
+
+        Raises
+        ------
+        RuntimeError
+            When its process ends, or it failed, with its words.
+        """
+        while True:
+            message, _ = receive(self.connection)
+            if not message:
+                raise RuntimeError(f"the process of session {self.name} has ended")
+            match message.get("ask"):
+                case "private":
+                    self._give(message["sizes"])
+                case "confirm":
+                    self.store.confirm(self.name, message["units"])
+                case "keep":
+                    self.store.keep(self.name, message["units"])
+                case "take back":
+                    self.store.take_back(self.name, message["units"])
+                case _ if "failed" in message:
+                    raise RuntimeError(f"session {self.name}: {message['failed']}")
+                case _:
+                    return message["done"]
+
+    def _set_lane(self) -> None:
+        """Let the session show the lane as it is now."""
+        layout, new = self.store.layout(LANE), self.store.share_lane(LANE, self.name)
+        lane = {"lane": LANE, "version": layout.version, "units": _names(layout.units), "count": len(new)}
+        send(self.connection, {"do": "set_lane", **lane})
+        self._send_units(new)
+        self.answer()
+
+    def _give(self, sizes: Sequence[int]) -> None:
+        try:
+            units = self.store.give_private(self.name, sizes)
+        except Exception as error:
+            send(self.connection, {"refused": str(error)})
+            raise
+        self._send_units(units)
+
+    def _send_units(self, units: Sequence[UnitInfo]) -> None:
+        """Send units with their descriptors, in batches."""
+        for batch, descriptors in self.store.exported(units):
+            send(self.connection, {"units": _names(batch)}, descriptors)
+
     def begin_turn(self) -> None:
         """Give it the lane."""
-        self.set_lane()
+        self._set_lane()
         self.do("begin_turn", must_scrub=self.store.begin_turn(LANE, self.name, self._user))
 
     def hand_over(self, at: Literal["boundary", "cell", "yield"] = "boundary") -> None:
@@ -216,18 +360,20 @@ class TenantConnection(StoreEnd):
     def kill(self) -> None:
         """End its process without a warning; its memory is free when this returns."""
         os.kill(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
+        self.close()
         self.store.session_gone(self.name)
 
     def close(self) -> None:
-        """Let its process end."""
+        """Let its process end, unless it has ended."""
         self.connection.close()
-        os.waitpid(self._pid, 0)
+        if self._pid:
+            os.waitpid(self._pid, 0)
+            self._pid = 0
 
 
 @contextlib.contextmanager
-def tenants(*users: str) -> Iterator[list[TenantConnection]]:
-    """Yield session processes of these users, and a lane beside them."""
+def tenants(*users: str, is_warm: bool = True) -> Iterator[list[TenantConnection]]:
+    """Yield session processes of these users, past a job's first iterations if *is_warm*, and a lane beside them."""
     processes: list[tuple[int, socket.socket]] = []
     for _ in users:
         processes.append(_fork([connection for _, connection in processes]))
@@ -239,33 +385,30 @@ def tenants(*users: str) -> Iterator[list[TenantConnection]]:
     ]
     for peer in peers:
         expect(peer.answer() is None, "")  # it is there, with a context
+    for peer in peers if is_warm else ():
+        peer.warm_up()
     yield peers
+    for peer in peers:
+        peer.close()
     store.validate()
 
 
 def _fork(others: Sequence[socket.socket]) -> tuple[int, socket.socket]:
     """Fork a tenant; it closes what this process has of *others*, which would otherwise never see their end."""
     ours, theirs = socket_pair()
-    pid = os.fork()
-    if pid == 0:
+
+    def be_tenant() -> None:
         for connection in (ours, *others):
             connection.close()
-        _be_tenant(theirs)
+        try:
+            tenant = Tenant(theirs)
+            send(theirs, {"done": None})
+            tenant.run()
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                send(theirs, {"failed": str(error) or type(error).__name__})
+            raise
+
+    pid = fork_child(be_tenant)
     theirs.close()
     return pid, ours
-
-
-def _be_tenant(connection: socket.socket) -> NoReturn:
-    code = 1
-    try:
-        end_with_parent(signal.SIGKILL)
-        tenant = Tenant(connection)
-        send(connection, {"done": None})
-        tenant.run()
-        code = 0
-    except BaseException as error:
-        traceback.print_exc()
-        with contextlib.suppress(OSError):
-            send(connection, {"failed": str(error) or type(error).__name__})
-    finally:
-        end_process(code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import traceback
@@ -10,28 +11,19 @@ from sharedkernel import protocol
 from sharedkernel.system.processes import end_process
 
 
-def main(
-    process: str,
-    connection_file: str,
-    executor_socket: str,
-    page: str,
-    device_kind: str,
-    memory_mode: str,
-    isolation: str,
-    message: str,
-) -> None:
-    """Serve the assigned session."""
+def main(arguments: str, message: str) -> None:
+    """Serve the session of *message*, a descriptor, with the *arguments* of the process before, as JSON."""
     if sys.path[0] in ("", os.getcwd()):  # sessions look for modules where their notebooks are
         del sys.path[0]
-    os.set_inheritable(int(page), False)
     with open(int(message), "rb") as file:
         [assign] = protocol.Decoder(protocol.ToSession, most=protocol.MAX_ANSWER_BYTES).feed(file.read())
     # Not before: user modules must not be imported from the notebook's folder.
     from sharedkernel.session.kernel import app
     from sharedkernel.session.kernel.restart import Launch
 
+    launch = Launch(**json.loads(arguments))
+    os.set_inheritable(launch.page_descriptor, False)
     app.prepare()
-    launch = Launch(process, connection_file, executor_socket, int(page), device_kind, memory_mode, isolation)
     app.run(launch, assign=assign)
 
 

@@ -96,8 +96,7 @@ def make_mover(
     if mode is DeviceMemoryMode.PLAIN:
         return NoMover()
     from sharedkernel.session.memory.cuda_meter import CudaMeter
-    from sharedkernel.session.offload.cuda_pages import PageMover
-    from sharedkernel.session.offload.cuda_storages import StorageMover
+    from sharedkernel.session.offload.cuda import PageMover, StorageMover
 
     assert isinstance(meter, CudaMeter)
     storages = StorageMover(meter, meter.cuda.give_back)

@@ -12,7 +12,7 @@ The format (https://huggingface.co/docs/safetensors): the length of the header i
 in JSON, with spaces to a multiple of 64; and the tensors without gaps, larger numbers first, so that all are aligned.
 The header's ``__metadata__`` has a :class:`Layout` under :data:`TABLE`, as msgpack in base64: JSON has no NaN.
 
-This module reads; :mod:`sharedkernel.shelf.planning` plans, and :mod:`sharedkernel.shelf.memory` moves the bytes.
+This module reads; :mod:`sharedkernel.shelf.memory` plans and moves the bytes.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import msgspec
 import torch
 
 from sharedkernel.errors import SharedKernelError
+from sharedkernel.units import round_up
 
 #: the table's key in `__metadata__`; changes with the layout
 TABLE = "sharedkernel-1"
@@ -115,11 +116,6 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Layout)
-
-
-def round_up(size: int, step: int) -> int:
-    """Return the first multiple of *step* that is not below *size*."""
-    return -(-size // step) * step
 
 
 def pack(layout: Layout, tensors: dict[str, Any]) -> bytes:

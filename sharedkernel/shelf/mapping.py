@@ -75,9 +75,9 @@ class Shelf(MutableMapping[str, Any]):
         _check_name(name)
         client = self._connected()
         from sharedkernel import protocol
-        from sharedkernel.shelf import memory, planning
+        from sharedkernel.shelf import memory
 
-        plan = planning.plan(value)
+        plan = memory.plan(value)
         reserve = protocol.ReserveShelf(request=client.number(), name=name, bytes=plan.size)
         reserved, (descriptor,) = client.request(reserve)
         try:

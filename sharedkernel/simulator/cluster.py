@@ -19,9 +19,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.scheduling.policies.gittins_index import ServiceDistribution
-from sharedkernel.scheduling.policies.history import ServiceHistory
-from sharedkernel.scheduling.policies.levels import Levels, Promotion, learned_levels
+from sharedkernel.scheduling.policies.levels import (
+    Levels,
+    Promotion,
+    ServiceDistribution,
+    ServiceHistory,
+    learned_levels,
+)
 from sharedkernel.scheduling.policies.whole_jobs import (
     FifoJobs,
     GittinsJobs,

@@ -20,7 +20,8 @@ import platform
 import runpy
 import signal
 import sys
-from collections.abc import Container, Sequence
+import traceback
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -174,6 +175,25 @@ def reset_signals() -> None:
         is_ignored = signum in (signal.SIGPIPE, signal.SIGXFSZ)
         signal.signal(signum, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def fork_child(work: Callable[[], object]) -> int:
+    """Do *work* in a child of this process, which ends with either; return its id.
+
+    If it fails, its exit status is 1, and standard error has the traceback.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        end_with_parent(signal.SIGKILL)
+        work()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        end_process(code)
 
 
 def end_process(code: int) -> NoReturn:

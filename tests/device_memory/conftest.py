@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from sharedkernel.device_memory.drivers.base import MIB
+from sharedkernel.device_memory.driver import MIB
 from sharedkernel.device_memory.store import LaneStore
-from tests.device_memory.drivers.memfd import MemfdDriver
+from tests.device_memory.memfd import MemfdDriver
 from tests.device_memory.support import LANE, Session, open_descriptors
 
 MakeSession = Callable[..., Session]

@@ -8,8 +8,8 @@ import os
 import types
 from typing import Any
 
-from sharedkernel.device_memory.errors import InvalidMapping
-from tests.device_memory.drivers.memfd import MemfdDriver
+from sharedkernel.device_memory.driver import InvalidMapping
+from tests.device_memory.memfd import MemfdDriver
 
 
 class Result(enum.IntEnum):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sharedkernel.device_memory.errors import DeviceMemoryError
-from tests.device_memory.drivers.memfd import MemfdDriver
+from sharedkernel.device_memory.driver import DeviceMemoryError
+from tests.device_memory.memfd import MemfdDriver
 
 #: calls that may fail; those that undo a failure do not, unless they are told to
 _CALLS = (

@@ -12,20 +12,18 @@ import numpy as np
 import torch
 
 from sharedkernel.device_memory.arena import Arena
-from sharedkernel.device_memory.backing_store import BackingStore
-from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.errors import DeviceMemoryError, OutOfDeviceMemory
+from sharedkernel.device_memory.driver import MIB, DeviceMemoryError, OutOfDeviceMemory
 from sharedkernel.device_memory.lane_memory import LaneMemory
 from sharedkernel.device_memory.layout import GivenUnit
 from sharedkernel.device_memory.mapper import SlotState
-from sharedkernel.device_memory.offload import copy_out
-from sharedkernel.device_memory.pools.segments import Supplier
-from sharedkernel.device_memory.pools.torch_pool import TorchPools
+from sharedkernel.device_memory.offload import BackingStore, copy_out
 from sharedkernel.device_memory.ranges import LiveRanges
+from sharedkernel.device_memory.segments import Supplier
 from sharedkernel.device_memory.store import LaneStore
+from sharedkernel.device_memory.torch_pool import TorchPools
 from sharedkernel.selftest.lane_process import LANE as LANE
 from sharedkernel.selftest.lane_process import LocalSupplier
-from tests.device_memory.drivers.memfd import MemfdDriver
+from tests.device_memory.memfd import MemfdDriver
 from tests.device_memory.pool_model import Block, ModelTorch
 from tests.device_memory.traces import Allocated, Boundary, Freed, Step
 

@@ -8,12 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from sharedkernel.device_memory.arena import Arena
-from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.errors import ArenaBroken, InvalidMapping, OutOfDeviceMemory
+from sharedkernel.device_memory.driver import MIB, ArenaBroken, InvalidMapping, OutOfDeviceMemory
 from sharedkernel.device_memory.mapper import SlotState
 from sharedkernel.device_memory.store import LaneStore
-from tests.device_memory.drivers.memfd import MemfdDriver
 from tests.device_memory.faults import Fault, FaultyDriver
+from tests.device_memory.memfd import MemfdDriver
 from tests.device_memory.support import LANE, StoreSupplier, open_descriptors, tensor_at
 
 UNIT = 2 * MIB

@@ -7,8 +7,7 @@ import threading
 
 import pytest
 
-from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.errors import DeviceMemoryError, HandOverPostponed, InvalidMapping, LaneOccupied
+from sharedkernel.device_memory.driver import MIB, DeviceMemoryError, HandOverPostponed, InvalidMapping, LaneOccupied
 from sharedkernel.device_memory.mapper import SlotState
 from tests.device_memory.faults import FaultyDriver
 from tests.device_memory.pool_model import OutOfMemoryError

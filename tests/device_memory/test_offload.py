@@ -8,15 +8,20 @@ import pytest
 
 from sharedkernel.device_memory import offload as offloading
 from sharedkernel.device_memory.arena import Arena
-from sharedkernel.device_memory.backing_store import BackingStore, BackingStoreFull
-from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.errors import DeviceMemoryError, InvalidMapping
+from sharedkernel.device_memory.driver import MIB, DeviceMemoryError, InvalidMapping
 from sharedkernel.device_memory.mapper import SlotState
-from sharedkernel.device_memory.offload import STAGING, bytes_to_keep, restore, sizes_away
+from sharedkernel.device_memory.offload import (
+    STAGING,
+    BackingStore,
+    BackingStoreFull,
+    bytes_to_keep,
+    restore,
+    sizes_away,
+)
 from sharedkernel.device_memory.ranges import LiveRanges
 from sharedkernel.device_memory.store import LaneStore
-from tests.device_memory.drivers.memfd import MemfdDriver
 from tests.device_memory.faults import Fault, FaultyDriver
+from tests.device_memory.memfd import MemfdDriver
 from tests.device_memory.support import StoreSupplier, offload, open_descriptors, tensor_at
 
 SIZES = (2 * MIB, 16 * MIB, 2 * MIB, 32 * MIB, 2 * MIB)

@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sharedkernel.device_memory.drivers.base import MIB
+from sharedkernel.device_memory.driver import MIB
 from sharedkernel.device_memory.store import LaneStore
-from tests.device_memory.drivers.memfd import MemfdDriver
+from tests.device_memory.memfd import MemfdDriver
 from tests.device_memory.support import LANE, Session, open_descriptors
 
 _SIZES = st.sampled_from([1, 512, 4096, 300_000, MIB, MIB + 1, 3 * MIB, 9 * MIB, 14 * MIB])

@@ -6,8 +6,7 @@ import os
 
 import pytest
 
-from sharedkernel.device_memory.drivers.base import MIB
-from sharedkernel.device_memory.errors import InvalidMapping, OutOfDeviceMemory
+from sharedkernel.device_memory.driver import MIB, InvalidMapping, OutOfDeviceMemory
 from sharedkernel.device_memory.layout import (
     LEAST_LANE,
     SMALL_UNIT,
@@ -15,8 +14,9 @@ from sharedkernel.device_memory.layout import (
     plan_lane,
     plan_private,
 )
-from sharedkernel.device_memory.store import MAX_DESCRIPTORS, LaneStore
-from tests.device_memory.drivers.memfd import MemfdDriver
+from sharedkernel.device_memory.store import LaneStore
+from sharedkernel.ipc.seqpacket import MAX_DESCRIPTORS
+from tests.device_memory.memfd import MemfdDriver
 from tests.device_memory.support import open_descriptors
 
 GIB = 1024 * MIB

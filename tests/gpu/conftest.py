@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sharedkernel.device_memory.drivers.cuda import load_bindings
+from sharedkernel.device_memory.cuda_driver import load_bindings
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.executor.devices.cuda.discovery import check_torch
 from sharedkernel.system.nvml import Gpu

@@ -16,7 +16,7 @@ PATIENCE = 90.0
 _IMPORTS = """
 import os, subprocess, sys, threading
 import torch
-from sharedkernel.device_memory.drivers.base import MIB
+from sharedkernel.device_memory.driver import MIB
 from sharedkernel.selftest import lane_process
 from sharedkernel.selftest.lane_process import LANE, LaneProcess, empty, pool_bytes
 

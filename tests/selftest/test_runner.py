@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from sharedkernel.device_memory.mode import DeviceMemoryMode
-from sharedkernel.selftest.runner import SelfTest
+from sharedkernel.selftest.runner import Identity, SelfTest, TrustFile
 from sharedkernel.selftest.steps import STEPS, Outcome, Verdict
-from sharedkernel.selftest.trust import Identity, TrustFile
 
 CARD = Identity(driver="580.65", torch="2.11.0+cu130", card="NVIDIA H200", uuid="GPU-1")
 #: passes all steps that it is asked for, but those named in FAILS

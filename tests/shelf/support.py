@@ -10,7 +10,7 @@ from typing import Any
 
 from sharedkernel.paths import SHELF_DIRECTORY
 from sharedkernel.shelf import layout, memory
-from sharedkernel.shelf.planning import plan
+from sharedkernel.shelf.memory import plan
 
 
 def written(value: Any) -> mmap.mmap:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.session.memory.host_meter import private_bytes
-from sharedkernel.shelf import layout, memory, planning
+from sharedkernel.shelf import layout, memory
 from sharedkernel.shelf.memory import bytes_mapped_alone
 from tests.shelf.support import round_trip, written
 
@@ -106,7 +106,7 @@ def test_what_shared_memory_shares_it_again(windows: list[tuple[int, int, int]],
 
 def test_a_small_view_takes_little_of_the_shelf() -> None:
     """Only what lies between its first and its last element is written."""
-    assert planning.plan(torch.zeros(1 << 20)[5:10]).size <= 4096
+    assert memory.plan(torch.zeros(1 << 20)[5:10]).size <= 4096
 
 
 def test_views_of_other_types_and_odd_addresses_come_back() -> None:
@@ -158,7 +158,7 @@ class Strange(torch.Tensor):
 def test_what_a_shelf_does_not_hold_is_said_with_its_place(value: Any, expected: str) -> None:
     """One sentence: where it is, what it is, and what to do."""
     with pytest.raises(TypeError) as raised:
-        planning.plan(value)
+        memory.plan(value)
     assert expected in str(raised.value)
     assert str(raised.value).endswith(".")
 
@@ -167,9 +167,9 @@ def test_what_a_shelf_does_not_hold_is_said_with_its_place(value: Any, expected:
 def test_quantized_and_nested_tensors_are_refused() -> None:
     """With what to shelve in their place."""
     with pytest.raises(TypeError, match=r"is quantized; shelve `tensor\.dequantize"):
-        planning.plan(torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8))
+        memory.plan(torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8))
     with pytest.raises(TypeError, match=r"is nested; shelve the list `tensor.unbind\(\)`"):
-        planning.plan(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
+        memory.plan(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
 
 
 def test_what_has_no_end_is_refused() -> None:
@@ -177,12 +177,12 @@ def test_what_has_no_end_is_refused() -> None:
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(ValueError, match="contains itself"):
-        planning.plan(endless)
+        memory.plan(endless)
     deep: list[Any] = []
     for _ in range(1000):
         deep = [deep]
     with pytest.raises(ValueError, match="nested more than 100 deep"):
-        planning.plan(deep)
+        memory.plan(deep)
 
 
 @given(st.integers(0, 300), st.binary(min_size=1, max_size=20))
@@ -212,29 +212,29 @@ def test_memory_of_a_shelf_is_not_the_process_own() -> None:
 
 def test_a_write_that_fails_is_told(tmp_path: Path) -> None:
     """An address where nothing is, as of memory that the user's code has freed."""
-    plan = planning.plan(torch.ones(100))
+    plan = memory.plan(torch.ones(100))
     plan.pieces[0].end = plan.pieces[0].begin + (1 << 62)
     plan.pieces[0].begin = 8
     with (tmp_path / "file").open("wb") as file, pytest.raises(OSError, match="Bad address"):
         memory.write(plan, file.fileno())
 
 
-def tensors_of(memory: mmap.mmap) -> dict[str, torch.Tensor]:
+def tensors_of(mapped: mmap.mmap) -> dict[str, torch.Tensor]:
     """Return what any program that reads safetensors finds: all that the format says of a file holds."""
-    length = int.from_bytes(memory[:8], "little")
-    header = json.loads(memory[8 : 8 + length])
+    length = int.from_bytes(mapped[:8], "little")
+    header = json.loads(mapped[8 : 8 + length])
     assert (8 + length) % 64 == 0
     assert all(isinstance(text, str) for text in header.pop("__metadata__").values())
     end, found = 0, {}
     for name, entry in header.items():
         begin, last = entry["data_offsets"]
         assert begin == end  # no gaps, in the order of the header
-        dtype = {each: torch_type for torch_type, each in planning._DTYPES.items()}[entry["dtype"]]
+        dtype = {each: torch_type for torch_type, each in memory._DTYPES.items()}[entry["dtype"]]
         assert begin % dtype.itemsize == 0
-        raw = torch.frombuffer(memory, dtype=torch.uint8, count=last - begin, offset=8 + length + begin)
+        raw = torch.frombuffer(mapped, dtype=torch.uint8, count=last - begin, offset=8 + length + begin)
         found[name] = raw.view(dtype).reshape(entry["shape"])
         end = last
-    assert 8 + length + end == len(memory)
+    assert 8 + length + end == len(mapped)
     return found
 
 

@@ -135,8 +135,8 @@ def until(condition: Callable[[], bool], what: str) -> None:
 def trust_everything(path: Path) -> Path:
     """Write a file by which an executor takes all steps of the self-test as passed: each takes seconds here."""
     from sharedkernel.executor.devices.cuda.discovery import check_torch
+    from sharedkernel.selftest.runner import Identity, TrustFile
     from sharedkernel.selftest.steps import STEPS
-    from sharedkernel.selftest.trust import Identity, TrustFile
     from sharedkernel.system.nvml import Gpu
 
     gpu = Gpu("cuda:0")

@@ -12,9 +12,8 @@ import pytest
 
 from sharedkernel.device_memory.arena import ADDRESSES
 from sharedkernel.device_memory.mode import DeviceMemoryMode
-from sharedkernel.selftest.runner import SelfTest
+from sharedkernel.selftest.runner import Identity, SelfTest, TrustFile
 from sharedkernel.selftest.steps import STEPS, table
-from sharedkernel.selftest.trust import Identity, TrustFile
 from tests.executor.harness import Executor, ExecutorProcess
 from tests.software_gpu.support import trust_everything
 

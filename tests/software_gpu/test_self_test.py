@@ -13,9 +13,8 @@ import pytest
 
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.protocol import Limits
-from sharedkernel.selftest.runner import SelfTest
+from sharedkernel.selftest.runner import Identity, SelfTest
 from sharedkernel.selftest.steps import Verdict, table
-from sharedkernel.selftest.trust import Identity
 from sharedkernel.status.document import DeviceStatus
 from tests.executor.harness import Executor, ExecutorProcess
 from tests.software_gpu.support import MIB, settings

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from sharedkernel import protocol
-from sharedkernel.device_memory.errors import DeviceMemoryError
+from sharedkernel.device_memory.driver import DeviceMemoryError
 from sharedkernel.device_memory.layout import UnitInfo, lane_bytes
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.device_memory.stored_units import StoredUnit

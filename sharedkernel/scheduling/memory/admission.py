@@ -20,14 +20,11 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from sharedkernel.scheduling.memory.demand import MemoryDemand
-from sharedkernel.scheduling.memory.lanes import LanePlanner
-from sharedkernel.scheduling.memory.ledger import Ledger
-from sharedkernel.scheduling.memory.memory_turns import MemoryTurns, late_at
+from sharedkernel.scheduling.memory.lane_table import plan_lane, plan_merges
+from sharedkernel.scheduling.memory.ledger import RevisionCache
+from sharedkernel.scheduling.memory.memory_turns import late_at
 from sharedkernel.scheduling.memory.offloading import Offloading, can_be_offloaded
-from sharedkernel.scheduling.memory.patience import Patience
-from sharedkernel.scheduling.memory.refusals import refuse_restore, refuse_wait, refuse_want
-from sharedkernel.scheduling.memory.revision_cache import RevisionCache
+from sharedkernel.scheduling.memory.refusals import Patience, refuse_restore, refuse_wait, refuse_want
 from sharedkernel.scheduling.model.actions import Refuse
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.session import Lane, Session, User
@@ -52,7 +49,7 @@ class Admission:
 
     Parameters
     ----------
-    config, policy, ledger, lanes, demand, offloading, turns, users, holders
+    config, policy, offloading, users, holders
         The scheduler's.
     """
 
@@ -60,34 +57,28 @@ class Admission:
         self,
         config: SchedulerConfig,
         policy: Policy,
-        ledger: Ledger,
-        lanes: LanePlanner,
-        demand: MemoryDemand,
         offloading: Offloading,
-        turns: MemoryTurns,
         users: dict[UserId, User],
         holders: Mapping[str, Session],
     ) -> None:
         self.config = config
         self.policy = policy
-        self.ledger = ledger
-        self.lanes = lanes
-        self.demand = demand
         self.offloading = offloading
-        self.turns = turns
+        self.turns, self.demand = offloading.turns, offloading.demand
+        self.ledger, self.lanes = self.demand.ledger, self.demand.lanes
         self.users = users
         self.holders = holders
-        self.patience = Patience(config, demand)
+        self.patience = Patience(config, self.demand)
         #: all queued sessions: `waiting`, or `restoring` without room yet
         self.waiting: dict[SessionId, Session] = {}
         #: queued sessions that the last pass left out only because others before them wait for the same
         self.behind: set[Session] = set()
         #: time of the last pass, seconds
         self._now = 0.0
-        self._lines: RevisionCache[list[Session]] = RevisionCache(ledger, holders)
-        self._passes: RevisionCache[Admissions] = RevisionCache(ledger, holders)
-        self._deadlines: RevisionCache[float | None] = RevisionCache(ledger, holders)
-        self._served: RevisionCache[bool] = RevisionCache(ledger, holders)
+        self._lines: RevisionCache[list[Session]] = RevisionCache(self.ledger, holders)
+        self._passes: RevisionCache[Admissions] = RevisionCache(self.ledger, holders)
+        self._deadlines: RevisionCache[float | None] = RevisionCache(self.ledger, holders)
+        self._served: RevisionCache[bool] = RevisionCache(self.ledger, holders)
 
     def enqueue(self, session: Session) -> None:
         """Add *session* to the queue."""
@@ -371,15 +362,15 @@ class Admission:
     def _is_freed_by(self, lane: Lane, session: Session) -> bool:
         """Return whether *session* fits once *lane* comes to its next boundary."""
         if self.demand.is_beside(session):
-            return self.lanes.can_make_room(self.demand.beside(session), emptied=lane)
-        if not (session.is_measured or self.lanes.can_make_room(session.context, emptied=lane)):
+            return plan_merges(self.lanes, self.demand.beside(session), emptied=lane) is not None
+        if not (session.is_measured or plan_merges(self.lanes, session.context, emptied=lane) is not None):
             return False
         need = self._need(session) if session.wanted is None else max(0, session.wanted - session.iteration.parked)
         if session.wanted is None:
             need += lane.size - lane.settled_size if lane.domain != session.domain else 0
             if need < 1:
                 return False
-        return self.lanes.can_make_lane(session.domain, need, emptied=lane)
+        return plan_lane(self.lanes, session.domain, need, emptied=lane) is not None
 
 
 def _arrival(session: Session) -> int:

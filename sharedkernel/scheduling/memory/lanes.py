@@ -2,7 +2,7 @@
 
 A session gets a lane in the order of Salus's Algorithm 1, among the lanes of its trust domain: a new lane of the size
 it needs, else the best-fitting lane that is large enough, else the smallest that can grow to it. If none fits, lanes
-are merged: the sessions of an empty lane move to a larger lane of their domain (`compaction.py`). Only *empty* lanes
+are merged: the sessions of an empty lane move to a larger lane of their domain (`lane_table.py`). Only *empty* lanes
 change, those in which nothing of an iteration is live, so a change moves no bytes. Neither does a session that moves to
 another lane while nothing of it is live in its own, see `steps/dispatch.py`.
 
@@ -20,10 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from sharedkernel.scheduling.memory.compaction import plan_lane, plan_merges
-from sharedkernel.scheduling.memory.lane_table import LaneTable, by_size
-from sharedkernel.scheduling.memory.ledger import Ledger
-from sharedkernel.scheduling.model.actions import Action
+from sharedkernel.scheduling.memory.lane_table import LaneTable, by_size, plan_lane, plan_merges
 from sharedkernel.scheduling.model.session import Lane, Session
 from sharedkernel.scheduling.model.types import LaneId
 
@@ -36,26 +33,8 @@ class Spot:
     lane: Lane | None
 
 
-class LanePlanner:
-    """Creates, resizes, merges and removes the lanes of one device.
-
-    Parameters
-    ----------
-    ledger
-        Where their sizes are charged.
-    actions
-        Where actions are appended.
-    """
-
-    def __init__(self, ledger: Ledger, actions: list[Action]) -> None:
-        self.ledger = ledger
-        self._table = LaneTable(ledger, actions)
-        #: all lanes; read-only
-        self.by_id = self._table.by_id
-        #: sessions that changed lanes since the list was last cleared
-        self.moved = self._table.moved
-        #: lanes whose size may have to change
-        self._stale = self._table.stale
+class LanePlanner(LaneTable):
+    """Creates, resizes, merges and removes the lanes of one device."""
 
     # --- giving a session a lane -----------------------------------
 
@@ -76,14 +55,14 @@ class LanePlanner:
         """
         if session.iteration.live and not self.by_id:
             # Others kept more memory meanwhile. The parked iteration must be able to end, so it gets all there is.
-            self._table.join(self._table.create(session.domain, max(need, session.need)), session)
+            self.join(self.create(session.domain, max(need, session.need)), session)
             return True
         if self.ledger.free < 0:
             return False
         if not session.is_measured:
-            opened = [lane for lane in self._table.of_domain(session.domain) if lane.is_open]
+            opened = [lane for lane in self.of_domain(session.domain) if lane.is_open]
             if opened:
-                self._table.join(max(opened, key=by_size), session)
+                self.join(max(opened, key=by_size), session)
                 return True
             if need < 1:
                 return False
@@ -109,7 +88,7 @@ class LanePlanner:
         lane = self._find(session.domain, need) or self._compact(session.domain, need)
         if lane is None:
             return False
-        self._table.join(lane, session)
+        self.join(lane, session)
         return True
 
     def make_room(self, amount: int, *, keep: Lane | None = None) -> bool:
@@ -132,66 +111,42 @@ class LanePlanner:
         if self.ledger.free >= 0 and sum(map(_spare, wide)) >= missing:
             for lane in wide:
                 taken = max(0, min(_spare(lane), missing))
-                self._table.resize(lane, lane.size - taken)
+                self.resize(lane, lane.size - taken)
                 missing -= taken
             return True
-        merged = plan_merges(self._table, amount)
+        merged = plan_merges(self, amount)
         for lane in merged or ():
-            self._table.merge(lane, None)
+            self.merge(lane, None)
         return merged is not None
-
-    def can_make_room(self, amount: int, *, emptied: Lane) -> bool:
-        """Return whether :meth:`make_room` would succeed at a lane's next boundary.
-
-        Parameters
-        ----------
-        amount
-            Bytes to be free.
-        emptied
-            The lane, in which something runs; treated as empty.
-        """
-        return plan_merges(self._table, amount, emptied=emptied) is not None
-
-    def can_make_lane(self, domain: str, need: int, *, emptied: Lane) -> bool:
-        """Return whether a session would find a lane at another lane's next boundary.
-
-        Parameters
-        ----------
-        domain, need
-            The session's trust domain, and bytes.
-        emptied
-            The other lane, in which something runs; treated as empty.
-        """
-        return plan_lane(self._table, domain, need, emptied=emptied) is not None
 
     def largest_now(self, domain: str) -> int:
         """Return the largest size that a lane of *domain* can have now, as it is, grown or new, bytes."""
-        lanes = list(self._table.of_domain(domain))
+        lanes = list(self.of_domain(domain))
         made = self.ledger.free + sum(lane.size for lane in lanes if lane.is_empty)
         return max([made, *(lane.size for lane in lanes)])
 
     def _find(self, domain: str, need: int) -> Lane | None:
         free = self.ledger.free
         if need <= free:
-            return self._table.create(domain, need)
-        lanes = self._table.of_domain(domain)
+            return self.create(domain, need)
+        lanes = self.of_domain(domain)
         if fitting := [lane for lane in lanes if lane.size >= need]:
             return min(fitting, key=by_size)
         if growing := [lane for lane in lanes if lane.is_empty and lane.size + free >= need]:
             lane = min(growing, key=by_size)
-            self._table.resize(lane, need)
+            self.resize(lane, need)
             return lane
         return None
 
     def _compact(self, domain: str, need: int) -> Lane | None:
-        plan = plan_lane(self._table, domain, need)
+        plan = plan_lane(self, domain, need)
         if plan is None:
             return None
         for lane in plan.merged:
-            self._table.merge(lane, plan.target if plan.target and lane.domain == domain else None)
+            self.merge(lane, plan.target if plan.target and lane.domain == domain else None)
         if plan.target is None:
-            return self._table.create(domain, need)
-        self._table.resize(plan.target, need)
+            return self.create(domain, need)
+        self.resize(plan.target, need)
         return plan.target
 
     # --- moving out of a busy lane -----------------------------------
@@ -212,7 +167,7 @@ class LanePlanner:
         """
         if session.need <= self.ledger.free:
             return Spot(lane=None)
-        empty = (lane for lane in self._table.of_domain(session.domain) if lane.is_empty and lane.id not in besides)
+        empty = (lane for lane in self.of_domain(session.domain) if lane.is_empty and lane.id not in besides)
         lane = min((lane for lane in empty if self._can_hold(lane, session)), key=by_size, default=None)
         return None if lane is None else Spot(lane=lane)
 
@@ -242,10 +197,10 @@ class LanePlanner:
             As :meth:`spot` returned it.
         """
         self.leave(session)
-        lane = self._table.create(session.domain, session.need) if spot.lane is None else spot.lane
+        lane = self.create(session.domain, session.need) if spot.lane is None else spot.lane
         if lane.size < session.need:
-            self._table.resize(lane, session.need)
-        self._table.join(lane, session)
+            self.resize(lane, session.need)
+        self.join(lane, session)
         self.moved.append(session)
 
     def _can_hold(self, lane: Lane, session: Session) -> bool:
@@ -259,7 +214,7 @@ class LanePlanner:
         if lane is None:
             return
         lane.drop(session)
-        self._stale[lane.id] = lane
+        self.stale[lane.id] = lane
         self.ledger.touch(session)
 
     def remeasured(self, session: Session) -> bool:
@@ -267,7 +222,7 @@ class LanePlanner:
         lane = session.lane
         if lane is None:
             return True
-        self._stale[lane.id] = lane
+        self.stale[lane.id] = lane
         if lane.is_empty or session in (lane.holder, lane.occupant):
             return True  # the lane's size is corrected once it is empty
         if session.need <= lane.size:
@@ -289,7 +244,7 @@ class LanePlanner:
             Those that had to leave their lanes.
         """
         left: list[Session] = []
-        for lane in list(self._stale.values()):
+        for lane in list(self.stale.values()):
             if lane.is_empty:
                 left += self._tidy(lane)
         if self.ledger.free < 0:
@@ -326,9 +281,9 @@ class LanePlanner:
             return []
         self.ledger.set_parked(occupant, occupant.iteration.live)
         lane.occupant = None
-        self._stale[lane.id] = lane
+        self.stale[lane.id] = lane
         if self.ledger.free < 0:
-            self._table.resize(lane, max(0, lane.size + self.ledger.free))
+            self.resize(lane, max(0, lane.size + self.ledger.free))
         if occupant.need <= lane.size:
             return []
         self.leave(occupant)
@@ -346,18 +301,18 @@ class LanePlanner:
         return left
 
     def _tidy(self, lane: Lane) -> list[Session]:
-        self._stale.pop(lane.id, None)
+        self.stale.pop(lane.id, None)
         size = lane.size + max(0, self.ledger.free)
         left: list[Session] = []
         if lane.need > size:
             left = [session for session in lane.sessions.values() if session.need > size]
             for session in left:
                 self.leave(session)
-        self._stale.pop(lane.id, None)
+        self.stale.pop(lane.id, None)
         if not lane.sessions:
-            self._table.remove(lane)
+            self.remove(lane)
         elif not lane.is_open or lane.need > lane.size:
-            self._table.resize(lane, lane.need)
+            self.resize(lane, lane.need)
         return left
 
     def _give_up(self) -> list[Session]:
@@ -389,7 +344,7 @@ class LanePlanner:
     def _cut(self, lane: Lane) -> None:
         """Take the missing bytes from an empty open lane, down to its known need."""
         if lane.is_empty and lane.is_open and self.ledger.free < 0:
-            self._table.resize(lane, max(lane.need, lane.size + self.ledger.free, min(1, lane.size)))
+            self.resize(lane, max(lane.need, lane.size + self.ledger.free, min(1, lane.size)))
 
 
 def _spare(lane: Lane) -> int:

@@ -67,59 +67,45 @@ class Eviction:
     due_at: float | None = None
 
 
-class TransferSpeed:
-    """The time that offloading and restoring take, learned from past transfers."""
-
-    def __init__(self) -> None:
-        self._out = _Rate()
-        self._back = _Rate()
-
-    def moved_out(self, size: int, seconds: float) -> None:
-        """Record an offload.
-
-        Parameters
-        ----------
-        size
-            Bytes.
-        seconds
-            From the request to the report.
-        """
-        self._out.add(size, seconds)
-
-    def came_back(self, size: int, seconds: float) -> None:
-        """Record a restore.
-
-        Parameters
-        ----------
-        size
-            Bytes.
-        seconds
-            From the permission to the report.
-        """
-        self._back.add(size, seconds)
-
-    def seconds_out(self, session: Session) -> float:
-        """Return how long offloading *session* should take, seconds; 0 before the first transfer."""
-        return self._out.seconds(session.memory.persistent + session.iteration.live)
-
-    def seconds_back(self, session: Session) -> float:
-        """Return how long restoring *session* should take, seconds; 0 before the first transfer."""
-        return self._back.seconds(session.returning)
-
-
 @dataclass(slots=True)
-class _Rate:
+class TransferRate:
     """Seconds per byte, weighted by size and age: small transfers say little, as part of their time is constant."""
 
     size: float = 0.0
     taken: float = 0.0
 
     def add(self, size: int, seconds: float) -> None:
+        """Record a transfer.
+
+        Parameters
+        ----------
+        size
+            Bytes.
+        seconds
+            From the request, or permission, to the report.
+        """
         self.size = _DECAY * self.size + size
         self.taken = _DECAY * self.taken + seconds
 
     def seconds(self, size: int) -> float:
+        """Return how long a transfer of *size* bytes should take; 0 before the first one."""
         return size * self.taken / max(self.size, size, 1)  # a small transfer says nothing of a large one
+
+
+class TransferSpeed:
+    """The time that offloading and restoring take, learned from past transfers."""
+
+    def __init__(self) -> None:
+        self.out = TransferRate()
+        self.back = TransferRate()
+
+    def seconds_out(self, session: Session) -> float:
+        """Return how long offloading *session* should take, seconds; 0 before the first transfer."""
+        return self.out.seconds(freeable(session))
+
+    def seconds_back(self, session: Session) -> float:
+        """Return how long restoring *session* should take, seconds; 0 before the first transfer."""
+        return self.back.seconds(session.returning)
 
 
 class MemoryTurns:

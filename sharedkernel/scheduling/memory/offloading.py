@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sharedkernel.scheduling.memory.demand import LEAST_OFFLOAD, MemoryDemand
+from sharedkernel.scheduling.memory.ledger import RevisionCache
 from sharedkernel.scheduling.memory.memory_turns import (
     Eviction,
     MemoryTurns,
@@ -34,7 +35,6 @@ from sharedkernel.scheduling.memory.memory_turns import (
     may_ask,
     offloadable_from,
 )
-from sharedkernel.scheduling.memory.revision_cache import RevisionCache
 from sharedkernel.scheduling.model.session import Session, User
 from sharedkernel.scheduling.model.types import SessionId, SessionState
 

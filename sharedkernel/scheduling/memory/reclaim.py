@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from sharedkernel.scheduling.memory.admission import Admission
 from sharedkernel.scheduling.memory.demand import gain, least
-from sharedkernel.scheduling.memory.revision_cache import RevisionCache
+from sharedkernel.scheduling.memory.ledger import RevisionCache
 from sharedkernel.scheduling.model.session import Lane, Session
 from sharedkernel.scheduling.model.types import ACTIVE_STATES, SessionState
 from sharedkernel.scheduling.policies.base import Rank

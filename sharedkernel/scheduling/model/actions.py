@@ -17,10 +17,16 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grant(Action):
-    """Let the session use the device in its lane until it releases the grant."""
+class SessionAction(Action):
+    """Base of the actions that concern one session."""
 
     session: SessionId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant(SessionAction):
+    """Let the session use the device in its lane until it releases the grant."""
+
     #: may be another lane than at its last grant
     lane: LaneId
     #: lanes that run now, this one included
@@ -28,58 +34,45 @@ class Grant(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Revoke(Action):
+class Revoke(SessionAction):
     """Ask the session to release its grant at its next iteration boundary."""
 
-    session: SessionId
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForceYield(Action):
+class ForceYield(SessionAction):
     """Demand the revoked grant by a signal: the session did not reach a boundary in time."""
 
-    session: SessionId
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopProcess(Action):
+class StopProcess(SessionAction):
     """Stop the session's process until its next grant: it does not react to the signals that demand its grant.
 
     Its grant stays charged until :class:`~sharedkernel.scheduling.model.events.ProcessStopped`.
     """
 
-    session: SessionId
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summon(Action):
+class Summon(SessionAction):
     """Call a session whose cell runs plain Python to its gate, by a signal: it must offload its memory."""
 
-    session: SessionId
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offload(Action):
+class Offload(SessionAction):
     """Ask a session that is idle, or waits in its cell, to offload its device memory.
 
     It stays charged until the session reports that it is free.
     """
 
-    session: SessionId
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restore(Action):
+class Restore(SessionAction):
     """Have the session restore its offloaded memory: there is room, and it is charged from now on."""
 
-    session: SessionId
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refuse(Action):
+class Refuse(SessionAction):
     """Refuse the session what it wants; its cell goes on with an error."""
 
-    session: SessionId
     shortage: Shortage
 
 

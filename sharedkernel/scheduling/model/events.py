@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal, get_args
 
 from sharedkernel.scheduling.model.config import POLICY_NAMES
 from sharedkernel.scheduling.model.types import MemoryProfile, SessionId, UserId
 
 #: where a grant was given back: at an iteration boundary, at the end of the cell, or in the middle of an iteration
 ReleasePoint = Literal["boundary", "cell", "yield"]
+_POINTS: tuple[str, ...] = get_args(ReleasePoint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,12 +187,9 @@ class GrantReleased(SessionEvent):
     #: iterations that are left in its cell, as the notebook shows them; None: it says nothing new
     remaining_iterations: int | None = None
 
-    #: accepted values of `at`
-    POINTS: ClassVar[tuple[str, ...]] = ("boundary", "cell", "yield")
-
     def __post_init__(self) -> None:
-        if self.at not in self.POINTS:
-            raise ValueError(f"a grant is released at one of {', '.join(self.POINTS)}, not at {self.at!r}.")
+        if self.at not in _POINTS:
+            raise ValueError(f"a grant is released at one of {', '.join(_POINTS)}, not at {self.at!r}.")
         if self.live_bytes < 0 or self.iterations < 0:
             raise ValueError(f"session {self.session} reported negative live bytes or iterations.")
         _check_remaining(self.session, self.remaining_iterations)

@@ -8,29 +8,7 @@ memory queue.
 
 from __future__ import annotations
 
-from sharedkernel.scheduling.model.events import (
-    CellClosed,
-    CellInterrupted,
-    CellOpened,
-    DeviceWanted,
-    DeviceWantWithdrawn,
-    GrantMeasured,
-    GrantReleased,
-    HolderIdle,
-    MemoryMeasured,
-    NotRestored,
-    OffloadDeclined,
-    Offloaded,
-    OffloadRequested,
-    ProcessStopped,
-    Restored,
-    SessionDetached,
-    SessionEnded,
-    SessionEvent,
-    SessionStarted,
-    UsedWithoutGrant,
-    WorkForeseen,
-)
+from sharedkernel.scheduling.model import events
 from sharedkernel.scheduling.model.types import SessionState
 
 _IDLE, _WAITING, _READY = SessionState.IDLE, SessionState.WAITING, SessionState.READY
@@ -41,46 +19,46 @@ _RESIDENT = (_IDLE, _READY, _WAITING, _QUEUED, _RUNNING, _PREEMPTING)
 _LIVE = (*_RESIDENT, _OFFLOADED, _RESTORING)
 
 #: (state, event) → state in which the event itself leaves the session, before decisions
-TRANSITIONS: dict[tuple[SessionState, type[SessionEvent]], SessionState] = {
-    (_DEAD, SessionStarted): _IDLE,
-    (_IDLE, CellOpened): _READY,
-    (_OFFLOADED, CellOpened): _RESTORING,
-    (_READY, DeviceWanted): _WAITING,
+TRANSITIONS: dict[tuple[SessionState, type[events.SessionEvent]], SessionState] = {
+    (_DEAD, events.SessionStarted): _IDLE,
+    (_IDLE, events.CellOpened): _READY,
+    (_OFFLOADED, events.CellOpened): _RESTORING,
+    (_READY, events.DeviceWanted): _WAITING,
     # A withdrawal may cross with a refusal or a grant on its way: there is nothing left to withdraw.
-    (_READY, DeviceWantWithdrawn): _READY,
-    (_WAITING, DeviceWantWithdrawn): _READY,
-    (_QUEUED, DeviceWantWithdrawn): _READY,
-    (_RUNNING, DeviceWantWithdrawn): _RUNNING,
-    (_PREEMPTING, DeviceWantWithdrawn): _PREEMPTING,
-    (_RUNNING, GrantReleased): _READY,
-    (_PREEMPTING, GrantReleased): _READY,
-    (_RUNNING, HolderIdle): _RUNNING,
-    (_PREEMPTING, HolderIdle): _PREEMPTING,
+    (_READY, events.DeviceWantWithdrawn): _READY,
+    (_WAITING, events.DeviceWantWithdrawn): _READY,
+    (_QUEUED, events.DeviceWantWithdrawn): _READY,
+    (_RUNNING, events.DeviceWantWithdrawn): _RUNNING,
+    (_PREEMPTING, events.DeviceWantWithdrawn): _PREEMPTING,
+    (_RUNNING, events.GrantReleased): _READY,
+    (_PREEMPTING, events.GrantReleased): _READY,
+    (_RUNNING, events.HolderIdle): _RUNNING,
+    (_PREEMPTING, events.HolderIdle): _PREEMPTING,
     # It cannot ask for itself.
-    (_RUNNING, ProcessStopped): _WAITING,
-    (_PREEMPTING, ProcessStopped): _WAITING,
-    (_READY, CellClosed): _IDLE,
-    (_WAITING, CellClosed): _IDLE,
-    (_QUEUED, CellClosed): _IDLE,
+    (_RUNNING, events.ProcessStopped): _WAITING,
+    (_PREEMPTING, events.ProcessStopped): _WAITING,
+    (_READY, events.CellClosed): _IDLE,
+    (_WAITING, events.CellClosed): _IDLE,
+    (_QUEUED, events.CellClosed): _IDLE,
     # What is being restored is all back, or nothing of it.
-    (_RESTORING, CellClosed): _OFFLOADED,
-    (_RESTORING, Restored): _READY,
-    (_RESTORING, NotRestored): _RESTORING,
-    (_RESTORING, CellInterrupted): _RESTORING,
-    (_IDLE, OffloadRequested): _IDLE,
-    (_OFFLOADED, OffloadRequested): _OFFLOADED,
-    (_IDLE, Offloaded): _OFFLOADED,
-    (_OFFLOADED, Offloaded): _OFFLOADED,
+    (_RESTORING, events.CellClosed): _OFFLOADED,
+    (_RESTORING, events.Restored): _READY,
+    (_RESTORING, events.NotRestored): _RESTORING,
+    (_RESTORING, events.CellInterrupted): _RESTORING,
+    (_IDLE, events.OffloadRequested): _IDLE,
+    (_OFFLOADED, events.OffloadRequested): _OFFLOADED,
+    (_IDLE, events.Offloaded): _OFFLOADED,
+    (_OFFLOADED, events.Offloaded): _OFFLOADED,
     # It was offloaded in the middle of its cell, while it waited in the memory queue.
-    (_WAITING, Offloaded): _RESTORING,
+    (_WAITING, events.Offloaded): _RESTORING,
     # The answer may cross with a cell that opens.
-    **{(state, OffloadDeclined): state for state in _RESIDENT},
-    **{(state, MemoryMeasured): state for state in _LIVE},
-    **{(state, WorkForeseen): state for state in _LIVE},
-    **{(state, GrantMeasured): state for state in _LIVE},
-    **{(state, UsedWithoutGrant): state for state in _LIVE},
-    **{(state, SessionDetached): state for state in _LIVE},
-    **{(state, SessionEnded): _DEAD for state in _LIVE},
+    **{(state, events.OffloadDeclined): state for state in _RESIDENT},
+    **{(state, events.MemoryMeasured): state for state in _LIVE},
+    **{(state, events.WorkForeseen): state for state in _LIVE},
+    **{(state, events.GrantMeasured): state for state in _LIVE},
+    **{(state, events.UsedWithoutGrant): state for state in _LIVE},
+    **{(state, events.SessionDetached): state for state in _LIVE},
+    **{(state, events.SessionEnded): _DEAD for state in _LIVE},
 }
 
 #: what the scheduler decides → (from, to)

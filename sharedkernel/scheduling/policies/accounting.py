@@ -21,8 +21,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from sharedkernel.scheduling.model.session import Session, User
-from sharedkernel.scheduling.model.session_parts import ServiceRecord
+from sharedkernel.scheduling.model.session import ServiceRecord, Session, User
 from sharedkernel.scheduling.model.types import UserId
 
 

@@ -1,4 +1,4 @@
-"""Discretised queues: service cut into levels, so that ranking by it does not switch all the time.
+"""Discretised queues: service cut into levels, so that ranking by it does not switch all the time; the Gittins index.
 
 Least attained service first, taken literally, switches whenever two jobs draw level, which is time-sharing. Tiresias
 (NSDI'19 §4.3) cuts attained service into K levels: a job starts in the highest queue, is *demoted* when its service
@@ -6,7 +6,24 @@ crosses a threshold, and those of the same queue take their turns in a fixed ord
 long enough since it last ran, compared with what it was served, is *promoted*: put back to the highest queue with its
 age forgotten (Tiresias's knob), so that no job waits for ever.
 
-Thresholds are given, or learned of what was seen, at the ages where the Gittins index drops (`gittins_index.py`).
+Thresholds are given, or learned of what was seen, at the ages where the Gittins index drops. Known is a sample of the
+service that jobs needed in all, never how much a given job will need. The *Gittins index* of a job that has attained
+service a and goes on is the best rate at which it may be expected to be done with (Gittins 1979; for clusters:
+Tiresias, NSDI'19 §4.2):
+
+    G(a) = max over delta of P(S - a <= delta | S > a) / E[min(S - a, delta) | S > a]
+
+Serving the largest index first minimises the mean time in the system of one server (Aalto, Ayesta, Righter 2009). For
+an empirical distribution the maximum is reached at a sample, so the index is the steepest line from where the job is to
+a later point of the curve (T(k), C(k)): the service spent on all samples until each has attained the k-th, against how
+many are then done. From its start a job keeps the slope of that curve's least concave majorant, and its corners
+are the ages at which the index drops: the *stages* of the distribution. They are what discretised queues need as
+thresholds: between two corners nothing is gained by preemption for a job of the same age. On heavy tails there are
+many, and serving them in order is least attained service first; where all jobs are alike there is one, and it is FIFO.
+
+What is learned follows the workload: the service of the jobs that finished last is remembered, and the ages of those
+that have not finished are asked for, since a history that began lately has seen none but short ones end. While too few
+have finished to say anything, levels that suit any scale are used.
 """
 
 from __future__ import annotations
@@ -14,13 +31,11 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.scheduling.policies.gittins_index import ServiceDistribution
-
-#: Tiresias's thresholds, device-seconds
-TIRESIAS_THRESHOLDS = (3250.0, 7200.0, 18000.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +71,145 @@ class Levels:
         return self.thresholds[level] - service if level < len(self.thresholds) else math.inf
 
 
-def learned_levels(distribution: ServiceDistribution, *, grain: float = 4.0) -> Levels:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stages(Levels):
+    """Ages between which a job's index does not drop, and the index of each: a stage ends at each threshold.
+
+    Raises
+    ------
+    ValueError
+        When the number of indexes does not match the thresholds'.
+    """
+
+    #: index of each stage, decreasing, one more than thresholds: the last is for ages beyond
+    indexes: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        Levels.__post_init__(self)
+        if len(self.indexes) != len(self.thresholds) + 1:
+            raise ValueError(
+                f"{len(self.thresholds)} stages need {len(self.thresholds) + 1} indexes, not {len(self.indexes)}."
+            )
+
+
+class ServiceDistribution:
+    """An empirical distribution of the service that jobs need in all.
+
+    Jobs that are not done yet say something too: that they need more than their age. Without them a history that began
+    lately knows short jobs only. They count by the product-limit estimate (Kaplan and Meier 1958).
+
+    Parameters
+    ----------
+    samples
+        Service of finished jobs, in any order and unit (device-seconds).
+    unfinished
+        Ages of jobs that are not done.
+
+    Raises
+    ------
+    ValueError
+        When there is no sample, or one is not a number greater than 0.
+    """
+
+    def __init__(self, samples: Iterable[float], *, unfinished: Iterable[float] = ()) -> None:
+        finished = Counter(samples)
+        if not finished:
+            raise ValueError("a distribution needs at least one sample.")
+        #: the different samples, increasing
+        self.values = tuple(sorted(finished))
+        if not (self.values[0] > 0 and math.isfinite(self.values[-1])):
+            raise ValueError("samples of service must be numbers greater than 0.")
+        ages = sorted(unfinished)
+        left, alive = finished.total() + len(ages), 1.0
+        #: for each k from 0: the share of jobs that need more than the k-th value, and the mean service until then
+        self._alive, self._spent = [alive], [0.0]
+        gone = 0
+        for k, value in enumerate(self.values):
+            while gone < len(ages) and ages[gone] < value:
+                gone += 1
+                left -= 1
+            self._spent.append(self._spent[-1] + alive * (value - (self.values[k - 1] if k else 0.0)))
+            alive *= (left - finished[value]) / left
+            left -= finished[value]
+            self._alive.append(alive)
+
+    def index(self, age: float) -> float:
+        """Return the Gittins index at *age*, per unit of service; 0 beyond the largest sample.
+
+        Costs time in proportion to the samples; use :meth:`stages` to rank many jobs.
+        """
+        done = bisect_right(self.values, age)
+        alive, spent = self._at(done, age)
+        later = range(done + 1, len(self._alive))
+        return max(((alive - self._alive[k]) / (self._spent[k] - spent) for k in later), default=0.0)
+
+    def mean_residual(self, age: float) -> float:
+        """Return how much more service a job of *age* may be expected to need; its own age beyond all samples.
+
+        A job older than any known is expected to need as much again: the estimate that is off by the same factor
+        whatever the scale.
+        """
+        done = bisect_right(self.values, age)
+        if done == len(self.values):
+            return age
+        alive, spent = self._at(done, age)
+        return (self._spent[-1] - spent) / alive
+
+    def stages(self, *, grain: float = 1.0) -> Stages:
+        """Return the ages at which the index drops.
+
+        Parameters
+        ----------
+        grain
+            Least ratio of each stage's end to the one before; 1: as fine as the samples. Coarser stages preempt less.
+
+        Raises
+        ------
+        ValueError
+            When *grain* is less than 1.
+        """
+        if not grain >= 1:
+            raise ValueError(f"the grain of stages is {grain}; it must be at least 1.")
+        kept: list[int] = []
+        # From the last, which stays: beyond it nothing is known.
+        for corner in reversed(self._corners()):
+            if not kept or self._value(corner) * grain <= self._value(kept[-1]):
+                kept.append(corner)
+        kept.reverse()
+        slopes = [
+            (self._alive[a] - self._alive[b]) / (self._spent[b] - self._spent[a])
+            for a, b in zip([0, *kept[:-1]], kept, strict=True)
+        ]
+        return Stages(thresholds=tuple(self._value(corner) for corner in kept), indexes=(*slopes, 0.0))
+
+    def _corners(self) -> list[int]:
+        """Return the corners of the least concave majorant of the share that is done over the mean service spent."""
+        corners = [0]
+        for k in range(1, len(self._alive)):
+            while len(corners) > 1 and self._is_below(corners[-2], corners[-1], k):
+                corners.pop()
+            corners.append(k)
+        return corners[1:]
+
+    def _is_below(self, a: int, b: int, c: int) -> bool:
+        """Return whether the point b lies on or below the line from a to c."""
+        done, spent = self._alive, self._spent
+        return (done[a] - done[b]) * (spent[c] - spent[a]) <= (done[a] - done[c]) * (spent[b] - spent[a])
+
+    def _at(self, done: int, age: float) -> tuple[float, float]:
+        """Return the share that needs more than *age*, which is beyond the value *done*, and the service until then."""
+        alive = self._alive[done]
+        return alive, self._spent[done] + alive * (age - self._value(done))
+
+    def _value(self, k: int) -> float:
+        return self.values[k - 1] if k else 0.0
+
+
+#: Tiresias's thresholds, device-seconds
+TIRESIAS_THRESHOLDS = (3250.0, 7200.0, 18000.0)
+
+
+def learned_levels(distribution: ServiceDistribution) -> Levels:
     """Return levels for a workload: thresholds at ages where the Gittins index drops, few enough to preempt seldom.
 
     Measured on Muri's 400 jobs and on generated heavy tails, they are better than quantiles of the same samples: what
@@ -66,14 +219,12 @@ def learned_levels(distribution: ServiceDistribution, *, grain: float = 4.0) -> 
     ----------
     distribution
         Of the service that jobs need in all, device-seconds.
-    grain
-        Least ratio of each threshold to the one before.
     """
-    return Levels(thresholds=distribution.stages(grain=grain).ends)
+    return Levels(thresholds=distribution.stages(grain=_LEVEL_GRAIN).thresholds)
 
 
-def doubling_levels(first: float, *, ratio: float = 2.0, largest: float = 1e9) -> Levels:
-    """Return levels that suit any scale, each threshold a multiple of the one before.
+def doubling_levels(first: float, *, largest: float = 1e9) -> Levels:
+    """Return levels that suit any scale, each threshold twice the one before.
 
     Without knowledge of the workload they keep within a constant factor of the best order, whatever its scale.
 
@@ -81,10 +232,8 @@ def doubling_levels(first: float, *, ratio: float = 2.0, largest: float = 1e9) -
     ----------
     first, largest
         The first threshold and the limit of the last one, device-seconds.
-    ratio
-        Of each threshold to the one before.
     """
-    powers = itertools.takewhile(lambda value: value <= largest, (first * ratio**k for k in itertools.count()))
+    powers = itertools.takewhile(lambda value: value <= largest, (first * 2**k for k in itertools.count()))
     return Levels(thresholds=tuple(powers))
 
 
@@ -116,3 +265,70 @@ class Promotion:
             Seconds that it ran since it came or was promoted; one that never ran is in the highest queue anyway.
         """
         return waiting_since + self.knob * executed if executed > 0 else math.inf
+
+
+#: finished jobs from which on something is learned
+_LEAST_SAMPLES = 20
+#: and those that are remembered
+_MOST_SAMPLES = 2000
+#: least ratio of each stage's end to the one before, and of each threshold of learned levels
+_STAGE_GRAIN, _LEVEL_GRAIN = 1.25, 4.0
+
+
+class ServiceHistory:
+    """The service of the jobs that finished last.
+
+    Parameters
+    ----------
+    unfinished
+        Returns the attained service of the jobs that are not done, device-seconds.
+    first_threshold
+        First threshold while nothing is known, device-seconds.
+    """
+
+    def __init__(
+        self,
+        unfinished: Callable[[], Iterable[float]] = tuple,
+        *,
+        first_threshold: float = 60.0,
+    ) -> None:
+        self._unfinished = unfinished
+        self._samples: deque[float] = deque(maxlen=_MOST_SAMPLES)
+        #: samples that came since something was learned last
+        self._fresh = 0
+        self._levels = doubling_levels(first_threshold)
+        # younger first, as the levels rank
+        indexes = (*(1 / threshold for threshold in self._levels.thresholds), 0.0)
+        self._stages = Stages(thresholds=self._levels.thresholds, indexes=indexes)
+        self._distribution: ServiceDistribution | None = None
+
+    def add(self, service: float) -> None:
+        """Remember that a job was done after *service*, device-seconds; nothing is learned of one that needed none."""
+        if service > 0:
+            self._samples.append(service)
+            self._fresh += 1
+
+    def levels(self) -> Levels:
+        """Return thresholds for discretised queues, device-seconds."""
+        self.learn()
+        return self._levels
+
+    def stages(self) -> Stages:
+        """Return the stages of the Gittins index."""
+        self.learn()
+        return self._stages
+
+    def mean_residual(self, age: float) -> float:
+        """Return how much more a job of *age* may be expected to need, device-seconds; its age, if nothing is known."""
+        return age if self._distribution is None else self._distribution.mean_residual(age)
+
+    def learn(self) -> bool:
+        """Learn from what came since, if it is time to; return whether thresholds and stages may have changed."""
+        # Learned anew whenever a tenth of what is remembered has come since, so that it costs little for each.
+        if len(self._samples) < _LEAST_SAMPLES or self._fresh * 10 < len(self._samples):
+            return False
+        self._fresh = 0
+        self._distribution = ServiceDistribution(self._samples, unfinished=self._unfinished())
+        self._levels = learned_levels(self._distribution)
+        self._stages = self._distribution.stages(grain=_STAGE_GRAIN)
+        return True

@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, NewType
 
-from sharedkernel.scheduling.policies.gittins_index import Stages
 from sharedkernel.scheduling.policies.levels import Levels, Promotion
 
 JobId = NewType("JobId", str)
@@ -184,26 +183,7 @@ class GittinsJobs(LasJobs):
 
     Tiresias's published simulator looks ahead by one fixed amount of service; here each stage ends where the index
     drops, so that stages are queues: inside one the index of a job that runs is at least that of its start.
-
-    Parameters
-    ----------
-    stages
-        Of the distribution that jobs' service is drawn from, or what returns them.
-    promotion
-        When a waiting job comes back to the first stage.
     """
-
-    def __init__(self, stages: Stages | Callable[[], Stages], *, promotion: Promotion | None = None) -> None:
-        self._stages: Callable[[], Stages] = (lambda: stages) if isinstance(stages, Stages) else stages
-        super().__init__(self._stage_levels, promotion=promotion)
-        self._known: Stages | None = None
-        self._known_levels = Levels(thresholds=())
-
-    def _stage_levels(self) -> Levels:
-        stages = self._stages()
-        if stages is not self._known:
-            self._known, self._known_levels = stages, Levels(thresholds=stages.ends)
-        return self._known_levels
 
 
 def choose(policy: JobPolicy, jobs: Iterable[Job], devices: int) -> list[Job]:

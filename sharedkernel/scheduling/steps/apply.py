@@ -8,17 +8,7 @@ from __future__ import annotations
 
 import math
 
-from sharedkernel.scheduling.model.actions import (
-    Action,
-    ForceYield,
-    Grant,
-    Offload,
-    Refuse,
-    Restore,
-    Revoke,
-    StopProcess,
-    Summon,
-)
+from sharedkernel.scheduling.model import actions
 from sharedkernel.scheduling.model.session import Session
 from sharedkernel.scheduling.model.types import SessionState
 from sharedkernel.scheduling.steps.records import Records
@@ -59,13 +49,13 @@ class Decisions:
         session.wait.end_want()
         records.clock.begin(session)
         records.decide(session, "grant")
-        self._actions.append(Grant(session=session.id, lane=lane.id, parallel=len(records.clock.holders)))
+        self._actions.append(actions.Grant(session=session.id, lane=lane.id, parallel=len(records.clock.holders)))
 
     def revoke(self, session: Session) -> None:
         """Ask *session* to release its grant at its next boundary."""
         session.preemption.was_forced = False
         self._records.decide(session, "revoke")
-        self._actions.append(Revoke(session=session.id))
+        self._actions.append(actions.Revoke(session=session.id))
 
     def end_turn(self, session: Session) -> None:
         """Revoke *session*'s grant, and demand it by a signal if it is not released in time."""
@@ -100,7 +90,7 @@ class Decisions:
             if session.state is SessionState.READY and residence.call_at <= now:
                 residence.call_at = now + residence.call_interval
                 residence.call_interval = min(2 * residence.call_interval, _LONGEST_FORCE_INTERVAL)
-                self._actions.append(Summon(session=session.id))
+                self._actions.append(actions.Summon(session=session.id))
         for session in self._records.clock.holders.values():
             if session.preemption.force_at <= now:
                 session.preemption.was_forced = True
@@ -108,19 +98,19 @@ class Decisions:
                 session.preemption.force_interval = min(2 * session.preemption.force_interval, _LONGEST_FORCE_INTERVAL)
                 self._actions.append(self._signal(session))
 
-    def _signal(self, session: Session) -> Action:
+    def _signal(self, session: Session) -> actions.Action:
         """Return how the grant of *session* is demanded now."""
         now, preemption = self._records.clock.now, session.preemption
         if preemption.num_signals >= _STOP_AFTER_SIGNALS and now >= preemption.first_signal_at + _STOP_AFTER:
-            return StopProcess(session=session.id)
+            return actions.StopProcess(session=session.id)
         if not preemption.num_signals:
             preemption.first_signal_at = now
         preemption.num_signals += 1
-        return ForceYield(session=session.id)
+        return actions.ForceYield(session=session.id)
 
     # --- memory -----------------------------------
 
-    def refuse(self, session: Session, refusal: Refuse) -> None:
+    def refuse(self, session: Session, refusal: actions.Refuse) -> None:
         """Refuse a session its claim.
 
         Parameters
@@ -143,7 +133,7 @@ class Decisions:
         session.offload.is_asked = True
         session.residence.moving_since = self._records.clock.now
         self._records.ledger.touch(session)
-        self._actions.append(Offload(session=session.id))
+        self._actions.append(actions.Offload(session=session.id))
 
     def evict(self, session: Session) -> None:
         """Tell *session*, whose cell is open, to offload its memory at its next boundary."""
@@ -179,4 +169,4 @@ class Decisions:
         session.residence.moving_since = self._records.clock.now
         self._records.admission.dequeue(session)
         self._records.decide(session, "restore")
-        self._actions.append(Restore(session=session.id))
+        self._actions.append(actions.Restore(session=session.id))

@@ -11,45 +11,19 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from sharedkernel.scheduling.model.events import (
-    CellClosed,
-    CellInterrupted,
-    CellOpened,
-    DeviceWanted,
-    DeviceWantWithdrawn,
-    Event,
-    GrantMeasured,
-    GrantReleased,
-    HistoryRecalled,
-    HolderIdle,
-    MemoryMeasured,
-    NotRestored,
-    OffloadDeclined,
-    Offloaded,
-    OffloadRequested,
-    PolicyConfigured,
-    ProcessStopped,
-    Restored,
-    SessionDetached,
-    SessionEnded,
-    SessionStarted,
-    ShelfMeasured,
-    Tick,
-    UsedWithoutGrant,
-    UserConfigured,
-    WorkForeseen,
-)
+from sharedkernel.scheduling.model import events
 from sharedkernel.scheduling.model.session import Session
 from sharedkernel.scheduling.model.types import MemoryProfile, SessionState
 from sharedkernel.scheduling.policies import interference
-from sharedkernel.scheduling.policies.time_left import mark_way
+from sharedkernel.scheduling.policies.predictions import mark_way
 from sharedkernel.scheduling.steps.apply import Decisions
 from sharedkernel.scheduling.steps.records import Records, at_least
 
 #: events of every turn: the ledger counts a revision itself if they change anything for the memory queue
-_TURNS = frozenset(
-    {Tick, DeviceWanted, WorkForeseen, GrantMeasured, GrantReleased, HolderIdle, ProcessStopped, MemoryMeasured}
-)
+_TURNS = frozenset({
+    events.Tick, events.DeviceWanted, events.WorkForeseen, events.GrantMeasured, events.GrantReleased,
+    events.HolderIdle, events.ProcessStopped, events.MemoryMeasured,
+})  # fmt: skip
 #: seconds until a session that had no time to offload may be asked again
 _ASK_AGAIN = 0.5
 
@@ -67,34 +41,13 @@ class EventHandlers:
         self._records = records
         self._decisions = decisions
         self._cells = itertools.count(1)
-        self._handlers: dict[type[Event], Callable[[Any], None]] = {
-            UserConfigured: self._on_user_configured,
-            PolicyConfigured: self._on_policy_configured,
-            SessionStarted: self._on_session_started,
-            CellOpened: self._on_cell_opened,
-            DeviceWanted: self._on_device_wanted,
-            DeviceWantWithdrawn: self._on_device_want_withdrawn,
-            GrantReleased: self._on_grant_released,
-            HolderIdle: self._on_holder_idle,
-            ProcessStopped: self._on_process_stopped,
-            MemoryMeasured: self._on_memory_measured,
-            CellClosed: self._on_cell_closed,
-            OffloadRequested: self._on_offload_requested,
-            Offloaded: self._on_offloaded,
-            OffloadDeclined: self._on_offload_declined,
-            SessionDetached: self._on_session_detached,
-            Restored: self._on_restored,
-            NotRestored: self._on_not_restored,
-            CellInterrupted: self._on_cell_interrupted,
-            ShelfMeasured: self._on_shelf_measured,
-            SessionEnded: self._on_session_ended,
-            WorkForeseen: self._on_work_foreseen,
-            GrantMeasured: self._on_grant_measured,
-            UsedWithoutGrant: self._on_used_without_grant,
-            HistoryRecalled: self._on_history_recalled,
-        }
+        self._handlers: dict[type[events.Event], Callable[[Any], None]] = {}
+        for name, event in events.EVENTS.items():
+            if event is not events.Tick:  # that of CellOpened is _on_cell_opened
+                method = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
+                self._handlers[event] = getattr(self, f"_on{method}")
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: events.Event) -> None:
         """Apply *event*, which the state of its session allows."""
         if type(event) not in _TURNS:
             self._records.ledger.revision += 1
@@ -104,7 +57,7 @@ class EventHandlers:
 
     # --- users and the device -----------------------------------
 
-    def _on_user_configured(self, event: UserConfigured) -> None:
+    def _on_user_configured(self, event: events.UserConfigured) -> None:
         records = self._records
         user = records.user(event.user)
         user.share, user.quota, user.offload_after = event.share, event.quota, event.offload_after
@@ -119,19 +72,19 @@ class EventHandlers:
                     records.send_back(session)
                     self._decisions.refuse(session, refusal)
 
-    def _on_policy_configured(self, event: PolicyConfigured) -> None:
+    def _on_policy_configured(self, event: events.PolicyConfigured) -> None:
         config = dataclasses.replace(self._records.config, policy=event.policy, backfill=event.backfill)
         self._records.configure(config)
 
-    def _on_shelf_measured(self, event: ShelfMeasured) -> None:
+    def _on_shelf_measured(self, event: events.ShelfMeasured) -> None:
         self._records.ledger.set_shelf(self._records.user(event.user), event.bytes)
 
-    def _on_history_recalled(self, event: HistoryRecalled) -> None:
+    def _on_history_recalled(self, event: events.HistoryRecalled) -> None:
         self._records.predictions.recall(event.cells)
 
     # --- a session's life -----------------------------------
 
-    def _on_session_started(self, event: SessionStarted) -> None:
+    def _on_session_started(self, event: events.SessionStarted) -> None:
         records = self._records
         user = records.user(event.user)
         session = Session(id=event.session, user=user, domain=event.domain)
@@ -144,7 +97,7 @@ class EventHandlers:
         records.offloading.idle[session.id] = session
         records.record_event(session, event)
 
-    def _on_cell_opened(self, event: CellOpened) -> None:
+    def _on_cell_opened(self, event: events.CellOpened) -> None:
         records, session = self._records, self._records.sessions[event.session]
         session.cell.number = next(self._cells)
         session.cell.opened_at = records.clock.now
@@ -158,7 +111,7 @@ class EventHandlers:
         if session.state is SessionState.RESTORING:
             records.enqueue(session)
 
-    def _on_cell_closed(self, event: CellClosed) -> None:
+    def _on_cell_closed(self, event: events.CellClosed) -> None:
         records, session = self._records, self._records.sessions[event.session]
         records.set_live(session, 0)
         records.lanes.leave(session)
@@ -174,7 +127,7 @@ class EventHandlers:
         if records.predictions.cell_closed(session) and records.policy.learns:
             records.run_queue.rebuild(records.policy, records.queued.values())
 
-    def _on_session_ended(self, event: SessionEnded) -> None:
+    def _on_session_ended(self, event: events.SessionEnded) -> None:
         records, session = self._records, self._records.sessions[event.session]
         if session.id in records.clock.holders:
             records.end_grant(session)
@@ -188,7 +141,7 @@ class EventHandlers:
 
     # --- wanting and having the device -----------------------------------
 
-    def _on_device_wanted(self, event: DeviceWanted) -> None:
+    def _on_device_wanted(self, event: events.DeviceWanted) -> None:
         records, session = self._records, self._records.sessions[event.session]
         if event.memory is not None:
             records.measure(session, event.memory)
@@ -220,12 +173,12 @@ class EventHandlers:
         else:
             records.decide(session, "admit")
 
-    def _on_device_want_withdrawn(self, event: DeviceWantWithdrawn) -> None:
+    def _on_device_want_withdrawn(self, event: events.DeviceWantWithdrawn) -> None:
         session = self._records.sessions[event.session]
         session.wait.end_want()
         self._records.move(session, event)
 
-    def _on_grant_released(self, event: GrantReleased) -> None:
+    def _on_grant_released(self, event: events.GrantReleased) -> None:
         records, session = self._records, self._records.sessions[event.session]
         interference.record_measurement(session, iterations=event.iterations, utilisation=event.utilisation)
         session.forecast.is_misjudged = session.forecast.is_misjudged or records.predictions.has_exceeded(session)
@@ -247,21 +200,21 @@ class EventHandlers:
         if session.residence.is_ending:
             self._decisions.call_later(session)
 
-    def _on_holder_idle(self, event: HolderIdle) -> None:
+    def _on_holder_idle(self, event: events.HolderIdle) -> None:
         if self._records.is_contended:
             self._decisions.demand(self._records.sessions[event.session])
 
-    def _on_process_stopped(self, event: ProcessStopped) -> None:
+    def _on_process_stopped(self, event: events.ProcessStopped) -> None:
         session, live = event.session, event.live_bytes
-        self._on_grant_released(GrantReleased(session=session, at="yield", memory=event.memory, live_bytes=live))
-        self._on_device_wanted(DeviceWanted(session=session))
+        self._on_grant_released(events.GrantReleased(session=session, at="yield", memory=event.memory, live_bytes=live))
+        self._on_device_wanted(events.DeviceWanted(session=session))
 
-    def _on_memory_measured(self, event: MemoryMeasured) -> None:
+    def _on_memory_measured(self, event: events.MemoryMeasured) -> None:
         session = self._records.sessions[event.session]
         self._records.measure(session, event.memory)
         self._records.record_event(session, event)
 
-    def _on_work_foreseen(self, event: WorkForeseen) -> None:
+    def _on_work_foreseen(self, event: events.WorkForeseen) -> None:
         records, session = self._records, self._records.sessions[event.session]
         if event.source is not None:
             session.cell.source = event.source
@@ -271,7 +224,7 @@ class EventHandlers:
             session.stats.predicted_iteration_seconds = event.iteration_seconds
         _declare(session, event.remaining_iterations)
 
-    def _on_grant_measured(self, event: GrantMeasured) -> None:
+    def _on_grant_measured(self, event: events.GrantMeasured) -> None:
         records, holders = self._records, self._records.clock.holders
         session = holders.get(event.session)
         if session is not None:
@@ -280,7 +233,7 @@ class EventHandlers:
             if event.iterations:
                 session.stats.is_alone = len(holders) == 1
 
-    def _on_used_without_grant(self, event: UsedWithoutGrant) -> None:
+    def _on_used_without_grant(self, event: events.UsedWithoutGrant) -> None:
         records, session = self._records, self._records.sessions[event.session]
         is_queued = session.state is SessionState.QUEUED
         if is_queued:  # its session rank changes, which is otherwise constant while it is queued
@@ -293,17 +246,17 @@ class EventHandlers:
 
     # --- moving memory away and back -----------------------------------
 
-    def _on_offload_requested(self, event: OffloadRequested) -> None:
+    def _on_offload_requested(self, event: events.OffloadRequested) -> None:
         session = self._records.sessions[event.session]
         self._records.record_event(session, event)
         if session.state is SessionState.IDLE and not session.offload.is_asked:
             self._decisions.offload(session)
 
-    def _on_offloaded(self, event: Offloaded) -> None:
+    def _on_offloaded(self, event: events.Offloaded) -> None:
         records, session = self._records, self._records.sessions[event.session]
         if session.offload.is_asked:
             elapsed = records.clock.now - session.residence.moving_since
-            records.turns.speed.moved_out(event.offloaded, elapsed)
+            records.turns.speed.out.add(event.offloaded, elapsed)
         if session.state is SessionState.WAITING:
             session.offload.is_cut_short, session.offload.shortfall_bytes = True, session.iteration.growth
             # The iteration's live bytes count as persistent from now on.
@@ -317,7 +270,7 @@ class EventHandlers:
         if session.offload.is_cut_short:
             records.enqueue(session)
 
-    def _on_offload_declined(self, event: OffloadDeclined) -> None:
+    def _on_offload_declined(self, event: events.OffloadDeclined) -> None:
         session = self._records.sessions[event.session]
         self._records.cancel_eviction(session)
         # If its code runs by now, that is the reason.
@@ -326,16 +279,16 @@ class EventHandlers:
         session.offload.ask_again_at = self._records.clock.now + _ASK_AGAIN
         self._records.record_event(session, event)
 
-    def _on_session_detached(self, event: SessionDetached) -> None:
+    def _on_session_detached(self, event: events.SessionDetached) -> None:
         session = self._records.sessions[event.session]
         session.is_detached = event.detached
         self._records.record_event(session, event)
 
-    def _on_restored(self, event: Restored) -> None:
+    def _on_restored(self, event: events.Restored) -> None:
         records, session = self._records, self._records.sessions[event.session]
         elapsed = records.clock.now - session.residence.moving_since
         if session.offload.is_returning:
-            records.turns.speed.came_back(session.offload.size, elapsed)
+            records.turns.speed.back.add(session.offload.size, elapsed)
         session.residence.began, session.residence.is_back = records.clock.now, True
         session.offload.is_returning = session.offload.is_cut_short = session.offload.is_interrupted = False
         session.offload.size = 0
@@ -346,7 +299,7 @@ class EventHandlers:
         session.offload.shortfall_bytes = 0
         records.move(session, event)
 
-    def _on_not_restored(self, event: NotRestored) -> None:
+    def _on_not_restored(self, event: events.NotRestored) -> None:
         records, session = self._records, self._records.sessions[event.session]
         session.offload.is_returning = False  # what was charged for it is others' again
         records.measure(session, event.memory)
@@ -354,7 +307,7 @@ class EventHandlers:
         if session.id not in records.admission.waiting:
             records.enqueue(session)
 
-    def _on_cell_interrupted(self, event: CellInterrupted) -> None:
+    def _on_cell_interrupted(self, event: events.CellInterrupted) -> None:
         session = self._records.sessions[event.session]
         session.offload.is_interrupted = True
         self._records.record_event(session, event)

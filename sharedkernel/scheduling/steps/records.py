@@ -35,7 +35,7 @@ from sharedkernel.scheduling.model.types import (
 from sharedkernel.scheduling.policies.accounting import ServiceClock
 from sharedkernel.scheduling.policies.predictions import Predictions
 from sharedkernel.scheduling.policies.registry import make_policy
-from sharedkernel.scheduling.steps.run_queue import RunQueue
+from sharedkernel.scheduling.steps.dispatch import RunQueue
 
 
 class Records:
@@ -64,17 +64,7 @@ class Records:
         idle: dict[SessionId, Session] = {}
         self.turns = MemoryTurns(config, self.policy, self.demand, self.users, idle)
         self.offloading = Offloading(self.demand, self.turns, idle, self.clock.holders)
-        self.admission = Admission(
-            config,
-            self.policy,
-            self.ledger,
-            self.lanes,
-            self.demand,
-            self.offloading,
-            self.turns,
-            self.users,
-            self.clock.holders,
-        )
+        self.admission = Admission(config, self.policy, self.offloading, self.users, self.clock.holders)
         self.reclaimer = Reclaimer(self.admission)
         self.run_queue = RunQueue(self.policy, self.lanes)
         #: all sessions that are `queued`, `ready`

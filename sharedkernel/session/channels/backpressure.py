@@ -1,4 +1,4 @@
-"""Outputs at the pace at which they are taken: who prints faster than the gateway reads, waits.
+"""Backpressure: who prints faster than the gateway reads, waits; what comes faster than it is handled, is refused.
 
 Stock kernels publish and forget: what a slow reader has no room for is lost, and what waits to be sent has no limit.
 Here the queue on the way out is short and loses nothing; while it is full the main thread waits where it prints or
@@ -11,6 +11,11 @@ the line under a waiting cell (:func:`out_of_turn`), which the main thread share
 A message that is too long for the gateway is replaced by a sentence (:func:`refuse_long`).
 
 What forked children print comes over a unix socket: the port that a stock kernel opens for it is open to all users.
+
+What comes in waits, too. A thread of ipykernel's reads the shell channel all the time and passes everything on to the
+thread that will handle it, which may be in the middle of a cell for hours. What waits there is memory of the session's,
+counts against its user's quota like any other, and at the limit not even an interrupt gets through. So it has a limit
+of its own (:class:`RequestLimit`), and beyond that messages are answered with an error.
 """
 
 from __future__ import annotations
@@ -27,13 +32,14 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
 import zmq
 from ipykernel.iostream import PIPE_BUFFER_SIZE, IOPubThread, OutStream
 from ipykernel.kernelapp import IPKernelApp
+from jupyter_client.session import DELIM
 from jupyter_client.session import Session as MessageSession
 from zmq.eventloop.zmqstream import ZMQStream
 
@@ -262,67 +268,62 @@ class OutputThread(IOPubThread):
         return context, pipe
 
 
-class Pace:
-    """Has the main thread wait while much of what it said is not sent yet.
+def pace(app: Any, patience: float = PATIENCE) -> None:
+    """Have the main thread wait, where it publishes something, while much of what it said is not sent yet.
 
     Parameters
     ----------
+    app
+        The kernel application. Called after everything else that wraps what it publishes.
     patience
-        Seconds that it waits for one message at most.
+        Seconds that the main thread waits for one message at most.
     """
+    outputs: OutputThread = app.iopub_thread
+    send = outputs.send_multipart
 
-    def __init__(self, patience: float = PATIENCE) -> None:
-        self._patience = patience
+    def wait_and_send(frames: Any, *args: Any, **kwargs: Any) -> None:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and not getattr(_this_thread, "is_out_of_turn", False):
+            _wait_for_room(outputs, patience)
+        # An interrupt in the middle would leave half a message, or one that is counted or kept and never sent.
+        with signals_held():
+            send(frames, *args, **kwargs)
 
-    def attend(self, app: Any) -> None:
-        """Pace from now on what the kernel application *app* publishes; after everything else that wraps it."""
-        outputs: OutputThread = app.iopub_thread
-        send = outputs.send_multipart
-
-        def wait_and_send(frames: Any, *args: Any, **kwargs: Any) -> None:
-            is_main = threading.current_thread() is threading.main_thread()
-            if is_main and not getattr(_this_thread, "is_out_of_turn", False):
-                self._wait(outputs)
-            # An interrupt in the middle would leave half a message, or one that is counted or kept and never sent.
-            with signals_held():
-                send(frames, *args, **kwargs)
-
-        outputs.send_multipart = wait_and_send  # type: ignore[method-assign]
-
-    def _wait(self, outputs: OutputThread) -> None:
-        # Looks instead of being told: an interrupt that finds the main thread inside a condition leaves that locked,
-        # and the thread that sends waits for it for ever.
-        patient_until = time.monotonic() + self._patience
-        while outputs.num_unsent > _MOST_MESSAGES or outputs.bytes_unsent > _MOST_BYTES:
-            if not outputs.thread.is_alive() or time.monotonic() > patient_until:
-                return
-            time.sleep(_PAUSE)
+    outputs.send_multipart = wait_and_send  # type: ignore[method-assign]
 
 
-def refuse_long(app: Any, limit_bytes: int = MAX_OUTPUT_BYTES) -> None:
-    """Send an error or a sentence in the place of each message that is longer than *limit_bytes*.
+def _wait_for_room(outputs: OutputThread, patience: float) -> None:
+    # Looks instead of being told: an interrupt that finds the main thread inside a condition leaves that locked, and
+    # the thread that sends waits for it for ever.
+    patient_until = time.monotonic() + patience
+    while outputs.num_unsent > _MOST_MESSAGES or outputs.bytes_unsent > _MOST_BYTES:
+        if not outputs.thread.is_alive() or time.monotonic() > patient_until:
+            return
+        time.sleep(_PAUSE)
+
+
+def refuse_long(app: Any) -> None:
+    """Send an error or a sentence in the place of each message that is too long, its binary buffers included.
 
     Parameters
     ----------
     app
         The kernel application. Called after everything else that wraps its channels, so that nothing keeps or counts a
         message that is not sent.
-    limit_bytes
-        Of the message and its binary buffers together.
     """
     for channel in (app.iopub_thread, app.kernel.shell_stream, app.kernel.control_stream):
-        channel.send_multipart = _refusing_long(channel.send_multipart, app.session, limit_bytes)
+        channel.send_multipart = _refusing_long(channel.send_multipart, app.session)
 
 
-def _refusing_long(send: Callable[..., Any], session: MessageSession, limit_bytes: int) -> Callable[..., Any]:
+def _refusing_long(send: Callable[..., Any], session: MessageSession) -> Callable[..., Any]:
     def check_and_send(frames: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         size = _size(frames)
-        if size > limit_bytes:
+        if size > MAX_OUTPUT_BYTES:
             frames = _refusal(
                 session,
                 frames,
-                f"{format_bytes(size)} of output are not shown: the gateway passes on {format_bytes(limit_bytes)} at a "
-                "time. Show less, or write it to a file.",
+                f"{format_bytes(size)} of output are not shown: the gateway passes on {format_bytes(MAX_OUTPUT_BYTES)} "
+                "at a time. Show less, or write it to a file.",
             )
         return send(frames, *args, **kwargs)
 
@@ -346,3 +347,67 @@ def _refusal(session: MessageSession, frames: Sequence[Any], sentence: str) -> l
 
 def _size(frames: Sequence[Any]) -> int:
     return sum(memoryview(frame).nbytes for frame in frames)
+
+
+#: twice the longest message that a gateway lets through unless it is told otherwise
+MOST_WAITING_BYTES = 128 << 20
+
+
+class RequestLimit:
+    """Counts the messages that were passed on and are not handled yet; every method may be called by any thread.
+
+    Parameters
+    ----------
+    limit_bytes
+        How much may wait; a message alone may be longer.
+    """
+
+    def __init__(self, limit_bytes: int = MOST_WAITING_BYTES) -> None:
+        self.limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        #: subshell (None: the main one) and bytes of each message that waits
+        self._waiting: dict[bytes, tuple[str | None, int]] = {}
+        self._size = 0
+
+    def add(self, frames: Sequence[Any], subshell: str | None, subshells: Collection[str]) -> bool:
+        """Count a message with its identities for *subshell*; False if there is no room for it.
+
+        Parameters
+        ----------
+        frames
+            As they came.
+        subshell, subshells
+            Whose it is, and all there are now: what waited for one that is gone is not handled any more.
+        """
+        size = sum(map(len, frames))
+        with self._lock:
+            if self._waiting and self._size + size > self.limit_bytes:
+                self._forget_but(subshells)
+            if self._waiting and self._size + size > self.limit_bytes:
+                return False
+            self._take(_key(frames))
+            self._waiting[_key(frames)] = subshell, size
+            self._size += size
+            return True
+
+    def take(self, frames: Sequence[Any]) -> None:
+        """Record that the message of these *frames* is being handled."""
+        with self._lock:
+            self._take(_key(frames))
+
+    def _take(self, key: bytes) -> None:
+        _, size = self._waiting.pop(key, (None, 0))
+        self._size -= size
+
+    def _forget_but(self, subshells: Collection[str]) -> None:
+        waiting = self._waiting.items()
+        for key in [key for key, (whose, _) in waiting if whose is not None and whose not in subshells]:
+            self._take(key)
+
+
+def _key(frames: Sequence[Any]) -> bytes:
+    """Return what tells a message from others: its signature and header."""
+    for place, frame in enumerate(frames):
+        if len(frame) == len(DELIM) and bytes(frame) == DELIM:
+            return b"".join(map(bytes, frames[place + 1 : place + 3]))
+    return b""  # ipykernel's own, from one of its threads to another

@@ -195,8 +195,7 @@ class MessageLog:
                 self._unheard = None
             replied = after if not resumes else self._began[client] if successor else 0
             messages = []
-            for number, start in enumerate(self._starts, first):
-                channel, frames = self._read(start)
+            for number, (channel, frames) in enumerate(map(self._read, self._starts), first):
                 if number > after if channel == "iopub" else number > replied and frames[0] == identity:
                     messages.append((channel, frames))
             return Missed(messages, is_cut)
@@ -204,9 +203,8 @@ class MessageLog:
     def reply_to(self, request_id: str, identity: bytes) -> list[bytes] | None:
         """Return the frames of the reply on the shell channel to a request of the client *identity*, if it is kept."""
         with self._lock:
-            for start in reversed(self._starts):
-                channel, frames = self._read(start)
-                if channel == "shell" and frames[0] == identity and _parent_id(frames) == request_id:
+            for channel, frames in map(self._read, reversed(self._starts)):
+                if channel == "shell" and frames[0] == identity and _id_in(frames, 3) == request_id:
                     return frames
         return None
 
@@ -219,20 +217,15 @@ class MessageLog:
     def _last_seen(self, seen: Collection[str], first: int) -> int | None:
         """Return the number of the newest message in *seen*; None if none of them is kept."""
         if seen:
-            for back, start in enumerate(reversed(self._starts)):
-                channel, frames = self._read(start)
+            for back, (channel, frames) in enumerate(map(self._read, reversed(self._starts))):
                 if channel == "iopub" and message_id(frames) in seen:
                     return first + len(self._starts) - 1 - back
         return None
 
     def _may_have_said(self, ids: Collection[str]) -> bool:
         """Whether one of *ids* begins as those of the messages do that are kept."""
-        authors = set()
-        if ids:
-            for start in self._starts:
-                channel, frames = self._read(start)
-                if channel == "iopub":
-                    authors.add(_author(message_id(frames) or ""))
+        kept = map(self._read, self._starts if ids else ())
+        authors = {_author(message_id(frames) or "") for channel, frames in kept if channel == "iopub"}
         return any(_author(message) in authors for message in ids)
 
     def _read(self, start: int) -> tuple[str, list[bytes]]:
@@ -264,10 +257,6 @@ def message_id(frames: Sequence[bytes]) -> str | None:
         None if it has none.
     """
     return _id_in(frames, 2)
-
-
-def _parent_id(frames: Sequence[bytes]) -> str | None:
-    return _id_in(frames, 3)
 
 
 def _id_in(frames: Sequence[bytes], place: int) -> str | None:

@@ -24,7 +24,7 @@ from sharedkernel.session.gate.passage import Passage
 from sharedkernel.session.gate.standing import GatePart, GateParts, Standing, wait_for_answer
 from sharedkernel.session.offload.host import CannotOffload, RestoreFailed
 from sharedkernel.session.offload.idleness import is_pythons
-from sharedkernel.session.ui.wait_display import RestoreProgress
+from sharedkernel.session.wait_display import RestoreProgress
 from sharedkernel.system.deferred_signals import interrupts_let_through, signals_held
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,6 @@ class SessionEviction(GatePart):
         self._standing = standing
         self._passage = passage
         self._sections = sections
-        self._main = threading.get_ident()
         #: the kernel's event loop, once it runs
         self.loop: asyncio.AbstractEventLoop | None = None
         self._why_kernel_busy = why_busy

@@ -17,7 +17,7 @@ A session has one request and one grant for all of them. The grant ends when non
 
 What is decided is in :mod:`.table`, as data; here it is carried out. The gate's parts: :mod:`.standing` is where the
 session stands with its executor, :mod:`.sections` opens and closes sections and acquires and releases the device in
-them, :mod:`.eviction` offloads memory, :mod:`.interception` decides whether the dispatch mode is in.
+them, :mod:`.eviction` offloads memory, :mod:`.dispatch_mode` decides whether the dispatch mode is in.
 
 `link.lock` covers each change of standing together with the message about it. The signal handler takes that lock too,
 and an interrupt must not tear such a change apart: so both are held off in the main thread meanwhile
@@ -40,8 +40,7 @@ import torch
 
 from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import FORCE_SIGNAL, Turn, Word
-from sharedkernel.session.gate.dispatch_mode import DeviceMode, OperationFilter
-from sharedkernel.session.gate.interception import Interception
+from sharedkernel.session.gate.dispatch_mode import DeviceMode, Interception, OperationFilter
 from sharedkernel.session.gate.passage import Passage
 from sharedkernel.session.gate.sections import Sections
 from sharedkernel.session.gate.short_memory import ShortMemory
@@ -99,7 +98,6 @@ class Gate(GatePart):
         self._run_ahead = run_ahead
         self._concerns = concerns
         self._check_memory = check_memory
-        self._main = threading.get_ident()
         self._observer: GateObserver | None = None
         self.standing = Standing(parts, self._turn_changed)
         self._passage = Passage(lambda: parts.residency.is_away or parts.residency.is_moving)

@@ -107,8 +107,9 @@ class Boundaries:
 
     def install(self) -> None:
         """Put the hooks that cost next to nothing in place, for the life of the process."""
-        _after(torch.optim.Optimizer, "zero_grad", lambda optimizer: self.passed("zero_grad", id(optimizer)))
-        _before(dataloader._BaseDataLoaderIter, "__next__", lambda it: self.passed("dataloader", id(it._dataset)))
+        _notify(torch.optim.Optimizer, "zero_grad", lambda optimizer: self.passed("zero_grad", id(optimizer)))
+        loaders = dataloader._BaseDataLoaderIter
+        _notify(loaders, "__next__", lambda it: self.passed("dataloader", id(it._dataset)), first=True)
         register_optimizer_step_post_hook(self._stepped)
         loops.watch(None)  # cells refer to the hook from now on
 
@@ -299,7 +300,8 @@ class Boundaries:
                 self._progress.unsay(counter)
 
 
-def _after(owner: type, name: str, note: Callable[[Any], None]) -> None:
+def _notify(owner: type, name: str, note: Callable[[Any], None], *, first: bool = False) -> None:
+    """Have *note* called with the object of each call of a method, before it if *first*, else after it."""
     original = getattr(owner, name)
     # Where torch has wrapped the method to keep Dynamo out, it is called without that wrapper and its frame: our own
     # wrapper keeps Dynamo out of the method and of *note*.
@@ -307,25 +309,13 @@ def _after(owner: type, name: str, note: Callable[[Any], None]) -> None:
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if first:
+            note(self)
         result = function(self, *args, **kwargs)
-        note(self)
+        if not first:
+            note(self)
         return result
 
-    setattr(owner, name, _like_torchs(method))
-
-
-def _before(owner: Any, name: str, note: Callable[[Any], None]) -> None:
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        note(self)
-        return original(self, *args, **kwargs)
-
-    setattr(owner, name, _like_torchs(method))
-
-
-def _like_torchs(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Have Dynamo treat *method* as torch's own one that it replaces: not compiled, and no part of a graph."""
+    # as torch's own that it replaces: not compiled, and no part of a graph
     method._torchdynamo_disable = True  # type: ignore[attr-defined]
-    return uncompiled(method)
+    setattr(owner, name, uncompiled(method))

@@ -90,7 +90,6 @@ class Sections(GatePart):
         self._passage = passage
         self._mode = mode
         self._check_memory = check_memory
-        self._main = threading.get_ident()
         self._asking = threading.RLock()
         #: the threads that are held until another one has asked, and then compute
         self._behind: set[int] = set()

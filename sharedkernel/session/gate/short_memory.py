@@ -51,7 +51,6 @@ class ShortMemory(GatePart):
         self._standing = standing
         self._sections = sections
         self._translate = translate
-        self._main = threading.get_ident()
 
     def grow_if_possible(self, growth: int, thread: UserThread | None) -> None:
         """Ask for *growth* more bytes before an operation; what comes may fit all the same.

@@ -8,6 +8,7 @@ brings the answer.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,12 +18,12 @@ from sharedkernel import protocol
 from sharedkernel.ipc.shared_page import Page, Turn, Word
 from sharedkernel.session.connection import Link
 from sharedkernel.session.gate.table import TRANSITIONS, Input
-from sharedkernel.session.gate.thread_bound import ThreadBound
+from sharedkernel.session.gate.torch_internals import ThreadBound
 from sharedkernel.session.memory.growth import Growth
 from sharedkernel.session.memory.meters import Meter
 from sharedkernel.session.offload.residency import Residency
-from sharedkernel.session.progress.forecast import Forecast
-from sharedkernel.session.ui.wait_display import NOTICE_AFTER, REFRESH_INTERVAL, WaitDisplay
+from sharedkernel.session.progress.progress import Forecast
+from sharedkernel.session.wait_display import NOTICE_AFTER, REFRESH_INTERVAL, WaitDisplay
 from sharedkernel.system.deferred_signals import InterruptSafeEvent, interrupts_let_through, signals_held
 
 #: seconds between two measurements of a grant that is kept
@@ -59,7 +60,7 @@ class GateParts:
 
 
 class GatePart:
-    """The gate, or a part of it, with what all parts use at hand.
+    """The gate, or a part of it, with what all parts use at hand; made in the main thread.
 
     Parameters
     ----------
@@ -75,6 +76,7 @@ class GatePart:
         self._residency = parts.residency
         self._growth = parts.growth
         self._forecast = parts.forecast
+        self._main = threading.get_ident()
 
 
 class GateObserver(Protocol):

@@ -34,7 +34,7 @@ from sharedkernel.ipc.shared_page import Page
 from sharedkernel.jupyter.names import HOST_VARIABLE
 from sharedkernel.paths import log_name
 from sharedkernel.session import likeness
-from sharedkernel.session.channels.backpressure import Pace, SessionApp, out_of_turn, refuse_long
+from sharedkernel.session.channels.backpressure import SessionApp, out_of_turn, pace, refuse_long
 from sharedkernel.session.channels.direct_sends import Replies, replacing_surrogates
 from sharedkernel.session.channels.message_log import MessageLog
 from sharedkernel.session.connection import Link
@@ -52,9 +52,8 @@ from sharedkernel.session.memory.host_meter import set_up_heap
 from sharedkernel.session.memory.lease_check import ErrorTranslator, LeaseCheck
 from sharedkernel.session.memory.reservations import Reservations
 from sharedkernel.session.offload.residency import Residency
-from sharedkernel.session.progress.forecast import Forecast
-from sharedkernel.session.progress.progress import Progress
-from sharedkernel.session.ui.wait_display import WaitDisplay, show_sentence
+from sharedkernel.session.progress.progress import Forecast, Progress
+from sharedkernel.session.wait_display import WaitDisplay, show_sentence
 from sharedkernel.system import processes
 
 log = logging.getLogger(__name__)
@@ -90,13 +89,7 @@ class SessionRuntime:
         The session to serve, where this process was assigned to it before it started afresh.
     """
 
-    def __init__(
-        self,
-        launch: Launch,
-        app: IPKernelApp,
-        *,
-        assign: protocol.Assign | None,
-    ) -> None:
+    def __init__(self, launch: Launch, app: IPKernelApp, *, assign: protocol.Assign | None) -> None:
         global boundaries
         self._launch = launch
         self._assigned = False
@@ -114,7 +107,7 @@ class SessionRuntime:
         self._kernel.replies = Replies(self._kernel)  # first, since the others wrap what it sends
         message_log = MessageLog()
         message_log.attend(self._app)
-        Pace().attend(self._app)
+        pace(self._app)
         self._notice = WaitDisplay(self._kernel, out_of_turn)
         self._notice.attend(self._app)
         refuse_long(self._app)

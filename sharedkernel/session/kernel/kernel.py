@@ -26,10 +26,9 @@ from traitlets import Instance, Type
 from zmq.eventloop.zmqstream import ZMQStream
 
 from sharedkernel.ipc import current_session
-from sharedkernel.session.channels.backpressure import PacedStream
+from sharedkernel.session.channels.backpressure import PacedStream, RequestLimit
 from sharedkernel.session.channels.direct_sends import Replies
 from sharedkernel.session.channels.message_log import REPLY, REQUEST, MessageLog, message_id
-from sharedkernel.session.channels.request_limit import RequestLimit
 from sharedkernel.session.gate.gate import Gate
 from sharedkernel.session.kernel.activity import reap_adopted
 from sharedkernel.session.kernel.interrupts import Interrupts
@@ -41,7 +40,7 @@ from sharedkernel.session.memory.reservations import Reservations
 from sharedkernel.session.offload.host import RestoreFailed
 from sharedkernel.session.progress.loops import LoopReporter
 from sharedkernel.session.progress.progress import SourceReader
-from sharedkernel.session.ui.wait_display import WaitDisplay
+from sharedkernel.session.wait_display import WaitDisplay
 from sharedkernel.units import format_bytes
 
 #: requests that touch no object of the user, or that bring their own section (`execute_request`)

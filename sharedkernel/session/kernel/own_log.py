@@ -10,6 +10,7 @@ it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from pathlib import Path
@@ -19,19 +20,13 @@ _NAME = "sharedkernel"
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-class _NoLock:
+class _NoLock(contextlib.nullcontext[None]):
     """Stands where logging wants a lock: Python 3.13 enters it without asking whether there is one."""
 
     def acquire(self) -> None:
         """Return at once."""
 
     def release(self) -> None:
-        """Do nothing."""
-
-    def __enter__(self) -> None:
-        """Return at once."""
-
-    def __exit__(self, *_: object) -> None:
         """Do nothing."""
 
 

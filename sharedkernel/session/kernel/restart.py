@@ -9,10 +9,11 @@ shared page and its connection file, so that nobody else notices: to its executo
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import NoReturn
 
 from sharedkernel import protocol
@@ -84,10 +85,7 @@ def start_afresh(
     os.set_inheritable(launch.page_descriptor, True)
     for output in (1, 2):  # to its log again, and not to the notebook by way of this process
         os.dup2(launch.log_descriptor, output)
-    arguments = [
-        launch.process, launch.connection_file, launch.executor_socket, str(launch.page_descriptor),
-        launch.device_kind, launch.memory_mode, launch.isolation, str(message),
-    ]  # fmt: skip
+    arguments = [json.dumps(asdict(launch)), str(message)]
     environment = {**os.environ, **asked_variables(assign.env)}
     module = ["-c", _WITH_PACKAGES, packages, ",".join(without)] if packages else ["-m", "sharedkernel.session"]
     os.execve(sys.executable, [sys.executable, *module, *arguments], environment)

@@ -26,15 +26,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from sharedkernel import protocol
 from sharedkernel.device_memory.arena import Arena
-from sharedkernel.device_memory.drivers.base import MemoryDriver
-from sharedkernel.device_memory.drivers.cuda import CudaDriver
+from sharedkernel.device_memory.cuda_driver import CudaDriver
 from sharedkernel.device_memory.lane_memory import LaneMemory
-from sharedkernel.device_memory.pools.allocator_callbacks import is_called_back
-from sharedkernel.device_memory.pools.torch_pool import TorchPools
+from sharedkernel.device_memory.torch_pool import TorchPools, is_called_back
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.ipc.fd_client import DescriptorClient
-from sharedkernel.session.lanes.lane_turns import LaneTurns
-from sharedkernel.session.lanes.unit_fetcher import UnitFetcher
+from sharedkernel.session.lanes.lane_turns import LaneTurns, UnitFetcher
 from sharedkernel.session.memory.cuda_meter import CudaMeter
 from sharedkernel.session.memory.torch_cuda import DEVICE
 
@@ -57,8 +54,6 @@ class SessionLane:
         To the executor.
     user_threads
         Returns the names of threads of the user's that are alive.
-    make_driver
-        Makes the driver that maps memory in this process, once CUDA is in use.
     """
 
     def __init__(
@@ -67,7 +62,6 @@ class SessionLane:
         meter: CudaMeter,
         channel: DescriptorClient,
         user_threads: Callable[[], list[str]],
-        make_driver: Callable[[], MemoryDriver] = lambda: CudaDriver(DEVICE),
     ) -> None:
         self._torch = torch
         #: torch's allocator
@@ -75,7 +69,6 @@ class SessionLane:
         self._meter = meter
         self._channel = channel
         self._user_threads = user_threads
-        self._make_driver = make_driver
         self._is_due = False
         self._check_lanes = False
         #: what the executor was last told
@@ -109,10 +102,7 @@ class SessionLane:
         """Return whether nothing of this session runs on the device (any thread); False where that is not known."""
         return self._memory is not None and self._memory.is_device_idle()
 
-    @staticmethod
-    def is_called_back() -> bool:
-        """Whether torch's allocator is calling back in this thread: nothing may be done to its pools then."""
-        return is_called_back()
+    is_called_back = staticmethod(is_called_back)
 
     # --- what the gate says -------------------------------------------------------------------------------------------
 
@@ -187,7 +177,7 @@ class SessionLane:
                     unnoticed=_disable_current_modes,
                     has_threads=lambda: bool(self._user_threads()),
                 )
-                arena = Arena(self._make_driver(), self._supplier.release_units)
+                arena = Arena(CudaDriver(DEVICE), self._supplier.release_units)
                 self._memory = LaneMemory(arena, pools, self._supplier, check_lanes=self._check_lanes)
         except (SharedKernelError, RuntimeError, AttributeError) as error:  # torch and bindings may lack calls
             log.warning("lanes cannot be used", exc_info=True)

@@ -32,8 +32,7 @@ from sharedkernel.device_memory.layout import lane_for
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.ipc.shared_page import Page, Word
 from sharedkernel.protocol import Allowance, Memory
-from sharedkernel.session.memory.figures import MemoryFigures
-from sharedkernel.session.memory.host_meter import CLOCK_INTERVAL, SETTLE_INTERVAL, STABLE_AFTER
+from sharedkernel.session.memory.meters import CLOCK_INTERVAL, SETTLE_INTERVAL, Meter
 from sharedkernel.session.memory.torch_cuda import AllocatorBytes, TorchCuda
 from sharedkernel.system.nvml import Gpu
 
@@ -84,7 +83,7 @@ class Pages(Protocol):
         """Return the figures of now."""
 
 
-class CudaMeter:
+class CudaMeter(Meter):
     """Measures one session on a GPU.
 
     Parameters
@@ -100,16 +99,11 @@ class CudaMeter:
     """
 
     def __init__(
-        self,
-        page: Page,
-        cuda: TorchCuda,
-        find_device: Callable[[], Gpu | None] = find_gpu,
-        *,
-        gives_back: bool = True,
+        self, page: Page, cuda: TorchCuda, find_device: Callable[[], Gpu | None] = find_gpu, *, gives_back: bool = True
     ) -> None:
+        super().__init__(page)
         self._pages: Pages | None = None
         self._words = page.words
-        self._figures = MemoryFigures(page)
         #: torch's allocator
         self.cuda = cuda
         self._find_device = find_device
@@ -122,26 +116,15 @@ class CudaMeter:
         self._context = 0
         #: it was made at first use, or NVML has listed this process since
         self._has_context = True
-        self._quiet_looks = 0
-        #: hash of what runs
-        self._source: str | None = None
-        self._is_unsettled = False
         self._holding = threading.Event()
-        self._clock: threading.Thread | None = None
 
     def start(
-        self,
-        on_clock: Callable[[], None] = lambda: None,
-        on_sample: Callable[[int], None] = lambda used: None,
+        self, on_clock: Callable[[], None] = lambda: None, on_sample: Callable[[int], None] = lambda used: None
     ) -> None:
         """Start to measure; see :class:`.Meter`."""
         leave_garbage_to_parent()
         self.cuda.install(self._on_first_use)
-        self.start_over()
-        self._clock = threading.Thread(
-            target=self._run_clock, args=(on_clock, on_sample), name="sharedkernel-meter", daemon=True
-        )
-        self._clock.start()
+        super().start(on_clock, on_sample)
 
     def start_over(self) -> None:
         """Start over for the session's user, with nothing on the device yet."""
@@ -183,10 +166,6 @@ class CudaMeter:
             # what an iteration left is not always of use to the next one, which may have as much beside it
             self._pages.limit_bytes = max(self._pages.limit_bytes, self._allowance.limit_bytes + self._slack)
         return charged - self._slack
-
-    def data_bytes(self) -> int:
-        """Return 0: the process's own memory is not the device's."""
-        return 0
 
     def allow(self, allowance: Allowance) -> None:
         """Apply the limits of the session's memory (any thread).
@@ -265,58 +244,20 @@ class CudaMeter:
             self._quiet_looks = 0
         self._quiet_looks += 1
 
-    @property
-    def is_stable(self) -> bool:
-        """Whether the peak has not risen for a while."""
-        return self._quiet_looks >= STABLE_AFTER
-
-    def look_closely(self) -> None:
-        """Sample closely again: other code may run now."""
-        self._quiet_looks, self._source = 0, None
-        self._figures.section_began()
-
-    def source_read(self, source: str) -> None:
-        """Predict what *source* needs; what it runs itself belongs to it."""
-        if self._source is None:
-            self._source = source
-            self._figures.section_began(source)
-
-    def drop_stale(self) -> bool:
-        """Drop figures that a request need not keep to; see :class:`.Meter`."""
+    def _in_use(self) -> tuple[int, int | None]:
         now = self.cuda.look()
-        was_freed = self._figures.freed(now.allocated, charged=max(0, self._weigh(now)[0] - self._slack))
-        return self._figures.forget_need() or was_freed
+        return now.allocated, max(0, self._weigh(now)[0] - self._slack)
+
+    def _at_rest(self) -> tuple[int, int | None]:
+        now = self.cuda.look()
+        own, self._words[Word.RESERVED] = self._weigh(now)
+        return now.allocated, self._without_slack(now, own)
 
     def section_ended(self) -> None:
         """Measure at the end of a section, when everything in use is persistent; what it has freed goes back."""
         self._give_back()
-        now = self.cuda.look()
-        own, self._words[Word.RESERVED] = self._weigh(now)
-        self._figures.section_ended(now.allocated, charged=self._without_slack(now, own))
-
-    def measure_idle(self) -> None:
-        """Measure where nothing runs, when everything in use is persistent."""
-        now = self.cuda.look()
-        own, self._words[Word.RESERVED] = self._weigh(now)
-        self._figures.settle(now.allocated, charged=self._without_slack(now, own))
-
-    def measure_freed(self) -> None:
-        """Lower the persistent memory by what was freed while no grant was held."""
-        now = self.cuda.look()
-        self._figures.freed(now.allocated, charged=max(0, self._weigh(now)[0] - self._slack))
-
-    def record_offload(self, size: int) -> None:
-        """Record that *size* bytes were moved off the device."""
-        self.measure_idle()
-        self._measure_framework()
-
-    def record_restore(self) -> None:
-        """Record that everything is restored."""
-        self.measure_idle()
-
-    def utilisation(self) -> float | None:
-        """Return None: how busy the GPU is the executor sees."""
-        return None
+        used, charged = self._at_rest()
+        self._figures.section_ended(used, charged=charged)
 
     def _show_now(self) -> AllocatorBytes:
         """Show what is live now."""
@@ -363,7 +304,7 @@ class CudaMeter:
                 beyond = own - self._weigh(self.cuda.look())[1]
                 self._figures.set_framework(max(beyond, min(self._context, own)))
 
-    def _run_clock(self, on_clock: Callable[[], None], on_sample: Callable[[int], None]) -> None:
+    def _watch(self, on_clock: Callable[[], None], on_sample: Callable[[int], None]) -> None:
         """Tick while a grant is held, and show what is live then; measure framework memory once nothing runs."""
         idle = threading.Event()
         while True:

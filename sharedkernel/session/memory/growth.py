@@ -28,7 +28,7 @@ from sharedkernel.session.memory import reclaimable
 from sharedkernel.session.memory.host_meter import limit_headroom
 from sharedkernel.session.memory.lease_check import LeaseCheck, most_allowed
 from sharedkernel.session.memory.meters import Meter
-from sharedkernel.units import format_bytes
+from sharedkernel.units import format_bytes, round_up
 
 #: growth is asked for in multiples of this, in bytes
 STEP = 16 << 20
@@ -202,7 +202,7 @@ class Growth:
         allowance = self._lease.allowance
         if allowance is None or source is None:
             return False
-        needed = _in_steps((self._lease.asked_bytes(error) or STEP) + MARGIN)
+        needed = round_up((self._lease.asked_bytes(error) or STEP) + MARGIN, STEP)
         is_possible = needed <= _room(allowance, self._meter.used_bytes)
         self._missed, self._missed_by = needed if is_possible else 0, source
         return is_possible
@@ -232,7 +232,7 @@ class Growth:
         if left >= _least_headroom(allowance) or used < self._content_until:
             return 0
         more = max(STEP, allowance.limit_bytes // (HEADROOM_PART // 2))
-        growth = _in_steps(max(0, left) + more)
+        growth = round_up(max(0, left) + more, STEP)
         if growth > _room(allowance, used):
             return 0
         self._content_until = used + STEP
@@ -252,7 +252,7 @@ class Growth:
         needed = self._lease.asked_bytes(error) or STEP
         room = _room(allowance, self._meter.used_bytes)
         # The executor may count a little more than is in use here: the margin must not make it refuse what is needed.
-        return min(_in_steps(needed + MARGIN), max(needed, room - STEP)) if needed <= room else 0
+        return min(round_up(needed + MARGIN, STEP), max(needed, room - STEP)) if needed <= room else 0
 
 
 def _left(allowance: protocol.Allowance, used: int) -> int:
@@ -268,7 +268,3 @@ def _least_headroom(allowance: protocol.Allowance) -> int:
 def _room(allowance: protocol.Allowance, used: int) -> int:
     """Return the bytes that the quota and the device's size leave to a session that uses *used*."""
     return most_allowed(allowance) - used
-
-
-def _in_steps(size: int) -> int:
-    return -(-size // STEP) * STEP

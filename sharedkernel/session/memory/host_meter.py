@@ -15,27 +15,21 @@ import contextlib
 import ctypes
 import os
 import resource
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from sharedkernel.ipc.shared_page import Page
-from sharedkernel.protocol import Allowance, Memory
-from sharedkernel.session.memory.figures import MemoryFigures
+from sharedkernel.protocol import Allowance
+from sharedkernel.session.memory.meters import CLOCK_INTERVAL, SETTLE_INTERVAL, STABLE_AFTER, Meter
 from sharedkernel.shelf.memory import bytes_mapped_alone
 from sharedkernel.system.deferred_signals import InterruptSafeEvent
 from sharedkernel.system.malloc import trim
 
 #: seconds between samples while the profile is young, and once it is stable
 YOUNG_INTERVAL, STABLE_INTERVAL = 0.002, 0.05
-#: seconds between calls of `on_clock`
-CLOCK_INTERVAL = 0.1
-#: seconds after the last grant until framework memory is measured anew
-SETTLE_INTERVAL = 2.0
-#: samples without a new peak after which a profile is stable
-STABLE_AFTER = 100
-#: of these, how many a source gets whose profile was stable when it ran last; and how many such sources are remembered
+#: of :data:`STABLE_AFTER` samples, how many a source gets whose profile was stable when it ran last; and how many such
+#: sources are remembered
 GLANCES, _MOST_SOURCES = 10, 256
 #: how many times longer than a sample took the pause after it is at least; and for how many seconds at most
 PAUSE_OVER_COST, LONGEST_PAUSE = 100, 1.0
@@ -119,6 +113,12 @@ def limit_headroom() -> int | None:
     return limit - reserved_bytes() + int(_mallinfo2().keepcost)  # what is free at the heap's end is taken first
 
 
+def limit_private_memory(limit: int) -> None:
+    """Set the limit on this process's private memory to *limit* bytes, or the hard one if that is lower."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]  # an executor with more rights may have lowered it
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
 def reserved_bytes() -> int:
     """Return the bytes of this process that count against a limit on private memory: reserved, used or not."""
     with open("/proc/self/statm", "rb") as statm:
@@ -165,7 +165,7 @@ def unlimited_rlimit() -> Iterator[None]:
             resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
-class HostMeter:
+class HostMeter(Meter):
     """Measures one session on the host device.
 
     Parameters
@@ -175,33 +175,15 @@ class HostMeter:
     """
 
     def __init__(self, page: Page) -> None:
-        self._figures = MemoryFigures(page)
+        super().__init__(page)
         self._baseline = 0
         #: bytes that the heap counts as in use, and that were moved away
         self._away = 0
-        self._quiet_samples = 0
-        #: hash of what runs, and of the sources whose profiles have become stable, the oldest first
-        self._source: str | None = None
+        #: hashes of the sources whose profiles have become stable, the oldest first
         self._stable_sources: dict[str, None] = {}
-        #: the sampler is about to measure framework memory, since a grant was held
-        self._is_unsettled = False
         self._held_since = 0.0
         self._cpu_since = 0.0
         self._holding = InterruptSafeEvent()
-        self._sampler: threading.Thread | None = None
-
-    def start(
-        self,
-        on_clock: Callable[[], None] = lambda: None,
-        on_sample: Callable[[int], None] = lambda used: None,
-    ) -> None:
-        """Start to measure, and to sample whenever a grant is held; see :class:`.Meter`."""
-        self.start_over()
-        self._is_unsettled = True
-        self._sampler = threading.Thread(
-            target=self._sample, args=(on_clock, on_sample), name="sharedkernel-meter", daemon=True
-        )
-        self._sampler.start()
 
     def start_over(self) -> None:
         """Take what is in use now as the baseline: it is nobody's data.
@@ -212,27 +194,17 @@ class HostMeter:
         self._figures.set_framework(_new_private_bytes())
 
     @property
-    def memory(self) -> Memory:
-        """The figures last measured."""
-        return self._figures.memory
-
-    @property
     def used_bytes(self) -> int:
         """Bytes in use now, beyond the baseline."""
         return max(0, bytes_in_use() - self._baseline - self._away)
 
-    @property
-    def is_stable(self) -> bool:
-        """The peak has not risen for a while."""
-        return self._quiet_samples >= STABLE_AFTER
+    def _in_use(self) -> tuple[int, int | None]:
+        return self.used_bytes, None
 
     def data_bytes(self) -> int:
         """Return what a limit on this process's private memory must allow besides persistent and ephemeral bytes."""
         in_use = max(0, bytes_in_use() - self._away)
         return bytes_kept_apart(in_use) + min(in_use, self._baseline)
-
-    def device_acquired(self) -> None:
-        """Do nothing: the host needs no preparation."""
 
     def grant_began(self) -> None:
         """Start to look for the peak: a moment later, when the operation that waited for the grant is under way."""
@@ -260,24 +232,17 @@ class HostMeter:
             self._stable_sources[self._source] = None
             if len(self._stable_sources) > _MOST_SOURCES:
                 del self._stable_sources[next(iter(self._stable_sources))]
-        self._quiet_samples, self._source = 0, None
-        self._figures.section_began()
+        super().look_closely()
 
     def source_read(self, source: str) -> None:
         """Sample often for a moment only if *source* has been measured before, and for longer where its peak rises.
 
         Each sample takes the interpreter from the code that runs.
         """
-        if self._source is None:  # what it runs itself belongs to it
-            self._source = source
-            self._figures.section_began(source)
-            if source in self._stable_sources:
-                self._quiet_samples = STABLE_AFTER - GLANCES
-
-    def drop_stale(self) -> bool:
-        """Drop figures that a request need not keep to; see :class:`.Meter`."""
-        was_freed = self._figures.freed(self.used_bytes)
-        return self._figures.forget_need() or was_freed
+        is_first = self._source is None
+        super().source_read(source)
+        if is_first and source in self._stable_sources:
+            self._quiet_looks = STABLE_AFTER - GLANCES
 
     def section_ended(self) -> None:
         """Measure at the end of a section, when everything in use is persistent."""
@@ -286,32 +251,20 @@ class HostMeter:
         if used + _WORTH_TRIMMING < before and not self._is_unsettled:  # no grant was held, after which it is trimmed
             trim()
 
-    def measure_idle(self) -> None:
-        """Measure where nothing runs, when everything in use is persistent."""
-        self._figures.settle(self.used_bytes)
-
-    def measure_freed(self) -> None:
-        """Lower the persistent memory by what was freed while no grant was held."""
-        self._figures.freed(self.used_bytes)
-
     def record_offload(self, size: int) -> None:
         """Record that *size* bytes were offloaded, at unchanged addresses."""
         self._away = size
-        self.measure_idle()
-        self._measure_framework()
+        super().record_offload(size)
 
     def record_restore(self) -> None:
         """Record that everything is restored."""
         self._away = 0
-        self.measure_idle()
+        super().record_restore()
 
     def allow(self, allowance: Allowance) -> None:
         """Set the limit on this process, where the executor could not do that from outside."""
         if allowance.data_limit_bytes is not None:
-            limit = allowance.data_limit_bytes
-            hard = resource.getrlimit(resource.RLIMIT_DATA)[1]  # an executor with more rights may have lowered it
-            limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+            limit_private_memory(allowance.data_limit_bytes)
 
     def utilisation(self) -> float | None:
         """Return processor-seconds per second held and processor since the grant began, or this was asked last.
@@ -343,7 +296,8 @@ class HostMeter:
         """The time to wait for the next grant."""
         return SETTLE_INTERVAL if self._is_unsettled or self._figures.has_live else None
 
-    def _sample(self, on_clock: Callable[[], None], on_sample: Callable[[int], None]) -> None:
+    def _watch(self, on_clock: Callable[[], None], on_sample: Callable[[int], None]) -> None:
+        self._is_unsettled = True
         last_tick = sample_at = now = 0.0
         while True:
             if not self._holding.is_set() and self._holding.wait(self._patience):
@@ -369,11 +323,11 @@ class HostMeter:
                 # A peak that is hardly higher than those before is chance, no reason to look closely again.
                 known = self._figures.known
                 if used > known + (known >> 4):
-                    self._quiet_samples = 0
-                self._quiet_samples += 1
+                    self._quiet_looks = 0
+                self._quiet_looks += 1
                 on_sample(used)
             sample_at = now + min(PAUSE_OVER_COST * cost, LONGEST_PAUSE)
-            time.sleep(YOUNG_INTERVAL if self._quiet_samples < STABLE_AFTER else STABLE_INTERVAL)
+            time.sleep(YOUNG_INTERVAL if self._quiet_looks < STABLE_AFTER else STABLE_INTERVAL)
 
     def _take_sample(self) -> tuple[int | None, float]:
         """Show what is live now; return the bytes in use (None: the sample came late), and the seconds it took."""

@@ -26,7 +26,7 @@ import torch
 
 from sharedkernel.protocol import Reserved
 from sharedkernel.session.connection import Link
-from sharedkernel.session.memory.host_meter import reserved_bytes
+from sharedkernel.session.memory.host_meter import limit_private_memory, reserved_bytes
 from sharedkernel.session.memory.meters import Meter
 
 #: bytes by which what was reported may differ from what there is
@@ -113,7 +113,7 @@ class Reservations:
 
     def _make_room(self, size: int) -> None:
         """Have the limit raised if *size* bytes more would leave too little of what tensors may have."""
-        limit, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
         if limit == resource.RLIM_INFINITY or not size:
             return
         reserved = reserved_bytes()
@@ -122,9 +122,7 @@ class Reservations:
             return
         if os.getpid() != self._pid:  # a forked child has a limit of its own, of which the executor knows nothing
             if is_short:
-                raised = reserved + size + _SPARE
-                raised = raised if hard == resource.RLIM_INFINITY else min(raised, hard)
-                resource.setrlimit(resource.RLIMIT_DATA, (raised, hard))
+                limit_private_memory(reserved + size + _SPARE)
             return
         self._compared_at = reserved + size
         if is_short or self._meter.data_bytes() + size > self._reported + _STEP:

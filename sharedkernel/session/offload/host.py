@@ -102,6 +102,11 @@ class PendingOffload(ABC):
         """Make :meth:`write` end soon (any thread)."""
         self.is_stopped = True
 
+    def check_not_stopped(self) -> None:
+        """Raise CannotOffload if it was stopped."""
+        if self.is_stopped:
+            raise CannotOffload("Its code runs.", reason="busy")
+
     @abstractmethod
     def write(self) -> None:
         """Copy everything away (any thread).
@@ -260,8 +265,7 @@ class RegionOffload(PendingOffload):
                 os.fdatasync(self._descriptor)
         except OSError as error:
             raise self._cannot_write(error) from error
-        if self.is_stopped:
-            raise CannotOffload("Its code runs.", reason="busy")
+        self.check_not_stopped()
 
     def _write_whole(self, buffers: list[memoryview], offset: int) -> int:
         while buffers:

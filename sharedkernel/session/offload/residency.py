@@ -289,8 +289,7 @@ class Residency:
 
         def commit() -> protocol.OffloadedReport:
             nonlocal left
-            if pending.is_stopped:
-                raise CannotOffload("Its code runs.", reason="busy")
+            pending.check_not_stopped()
             check()
             left = True
             self._offloaded = pending.commit()

@@ -28,6 +28,8 @@ import torch
 from torch._C import _is_cow_tensor  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import _disable_current_modes
 
+from sharedkernel.units import round_up
+
 PAGE_BYTES = mmap.PAGESIZE
 #: whole pages of a storage below which it stays, in bytes
 SMALLEST = 16 * PAGE_BYTES
@@ -167,7 +169,7 @@ def _select(spans: set[tuple[int, int]], found: Survey) -> None:
     mappings = Mappings.of_this_process()
     whole = []
     for start, end in _merged(spans):
-        first, last = -(-start // PAGE_BYTES) * PAGE_BYTES, end // PAGE_BYTES * PAGE_BYTES
+        first, last = round_up(start, PAGE_BYTES), end // PAGE_BYTES * PAGE_BYTES
         reason = mappings.why_not(start, end)
         if reason is None and last - first < SMALLEST:
             reason = SMALL

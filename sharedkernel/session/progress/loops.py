@@ -33,31 +33,25 @@ def watched() -> Callable[[int], None] | None:
 class LoopReporter(ast.NodeTransformer):
     """The transformer; one of IPython's `ast_transformers`."""
 
-    def visit_For(self, node: ast.For) -> ast.AST:
-        """Transform a `for` loop."""
-        return self._report(node)
-
-    def visit_While(self, node: ast.While) -> ast.AST:
-        """Transform a `while` loop."""
-        return self._report(node)
-
     def _leave(self, node: ast.AST) -> ast.AST:
         return node
 
     visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _leave
 
-    def _report(self, loop: ast.For | ast.While) -> ast.AST:
-        worth_it = any(_may_be_device_work(node) for statement in loop.body for node in ast.walk(statement))
-        self.generic_visit(loop)
+    def _report(self, node: ast.For | ast.While) -> ast.AST:
+        worth_it = any(_may_be_device_work(part) for statement in node.body for part in ast.walk(statement))
+        self.generic_visit(node)
         if not worth_it:
-            return loop
+            return node
         name = ast.Name(id=_HOOK, ctx=ast.Load())
         call = ast.Expr(ast.Call(func=name, args=[ast.Constant(next(_numbers))], keywords=[]))
         report = ast.If(test=name, body=[call], orelse=[])
-        for node in ast.walk(report):
-            ast.copy_location(node, loop.body[0])
-        loop.body.insert(0, report)
-        return loop
+        for part in ast.walk(report):
+            ast.copy_location(part, node.body[0])
+        node.body.insert(0, report)
+        return node
+
+    visit_For = visit_While = _report
 
 
 def _may_be_device_work(node: ast.AST) -> bool:

@@ -23,11 +23,10 @@ from sharedkernel.executor.devices.lane_server import LaneServer
 from sharedkernel.executor.devices.leases import UserMemory
 from sharedkernel.ipc.shared_page import Turn, Word
 from sharedkernel.protocol import Device, Limits
-from sharedkernel.selftest.runner import SelfTest
+from sharedkernel.selftest.runner import Identity, SelfTest
 from sharedkernel.selftest.steps import STEPS, Outcome, StepResult, Verdict, judge
-from sharedkernel.selftest.trust import Identity
 from sharedkernel.system.nvml import Gpu, GpuFacts, list_gpus
-from tests.device_memory.drivers.memfd import MemfdDriver
+from tests.device_memory.memfd import MemfdDriver
 from tests.executor.devices.fake_cuda import CUdevice_attribute, CUresult, FakeDriver
 from tests.executor.devices.support import GIB, Recorder, make_process
 from tests.executor.harness import until

@@ -9,11 +9,11 @@ import threading
 import pytest
 
 from sharedkernel import protocol
-from sharedkernel.device_memory.drivers.base import MIB, Handle
+from sharedkernel.device_memory.driver import MIB, Handle
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.errors import Refused
 from sharedkernel.executor.devices.lane_server import LaneServer
-from tests.device_memory.drivers.memfd import MemfdDriver
+from tests.device_memory.memfd import MemfdDriver
 from tests.executor.devices.support import make_process
 
 

@@ -75,7 +75,7 @@ async def test_an_offloaded_session_comes_back_as_it_was(process: ExecutorProces
 #: makes the way back slow: two looks at memory by its address take as long as it takes until there is a line
 _SLOW = """
 import sys, time
-from sharedkernel.session.ui.wait_display import NOTICE_AFTER
+from sharedkernel.session.wait_display import NOTICE_AFTER
 is_slow = True
 def look(event, arguments):
     if event == "ctypes.cdata" and is_slow:

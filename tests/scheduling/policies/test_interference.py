@@ -14,7 +14,7 @@ from sharedkernel.scheduling.model.events import (
     SessionStarted,
     WorkForeseen,
 )
-from sharedkernel.scheduling.policies.by_service import Las
+from sharedkernel.scheduling.policies.rankings import Las
 from tests.scheduling.desk import Desk
 
 MakeSched = Callable[..., Desk]

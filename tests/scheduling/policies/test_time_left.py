@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sharedkernel.scheduling import SchedulerConfig, SessionId, UserId
 from sharedkernel.scheduling.model.events import GrantMeasured, HistoryRecalled, WorkForeseen
-from sharedkernel.scheduling.model.session_parts import MARKS
+from sharedkernel.scheduling.model.session import MARKS
 from tests.scheduling.desk import Desk
 
 MakeSched = Callable[..., Desk]

@@ -11,8 +11,8 @@ import zmq
 from jupyter_client.session import Session as MessageSession
 
 from sharedkernel import protocol
-from sharedkernel.session.channels.backpressure import OutputThread, Pace, out_of_turn
-from sharedkernel.session.ui.wait_display import WaitDisplay
+from sharedkernel.session.channels.backpressure import OutputThread, out_of_turn, pace
+from sharedkernel.session.wait_display import WaitDisplay
 from tests.session.harness import SessionUnderTest
 
 #: more than the main thread may have on its way
@@ -37,7 +37,7 @@ class SlowOutputs:
         socket.recv()  # the subscription
         self.thread = OutputThread(socket)
         self.thread.start()
-        Pace(patience=_ENDLESS).attend(SimpleNamespace(iopub_thread=self.thread))
+        pace(SimpleNamespace(iopub_thread=self.thread), patience=_ENDLESS)
 
     def close(self) -> None:
         self.listener.close()

@@ -6,7 +6,7 @@ from typing import Any
 
 from jupyter_client.session import DELIM
 
-from sharedkernel.session.channels.request_limit import RequestLimit
+from sharedkernel.session.channels.backpressure import RequestLimit
 from tests.session.harness import SessionUnderTest
 
 MIB = 1 << 20

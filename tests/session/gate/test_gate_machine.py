@@ -30,8 +30,7 @@ from sharedkernel.session.memory.growth import STEP, Growth
 from sharedkernel.session.memory.host_meter import HostMeter
 from sharedkernel.session.memory.lease_check import LeaseCheck
 from sharedkernel.session.offload.residency import HostMover, Residency
-from sharedkernel.session.progress.forecast import Forecast
-from sharedkernel.session.progress.progress import Progress
+from sharedkernel.session.progress.progress import Forecast, Progress
 
 #: seconds that anything may take, on a busy machine
 PATIENCE = 60.0

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from sharedkernel.device_memory.drivers.base import MIB
+from sharedkernel.device_memory.driver import MIB
 from sharedkernel.device_memory.layout import lane_bytes
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.executor.devices.lane_server import LaneServer
@@ -26,11 +26,10 @@ from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.ipc.fd_client import DescriptorClient
 from sharedkernel.paths import DESCRIPTOR_SOCKET
 from sharedkernel.protocol import Limits
-from sharedkernel.session.lanes.lane_turns import LaneTurns
-from sharedkernel.session.lanes.unit_fetcher import UnitFetcher
+from sharedkernel.session.lanes.lane_turns import LaneTurns, UnitFetcher
 from sharedkernel.system.deferred_signals import signals_held
-from tests.device_memory.drivers.memfd import MemfdDriver
 from tests.device_memory.faults import Fault, FaultyDriver
+from tests.device_memory.memfd import MemfdDriver
 from tests.device_memory.support import Tenant
 from tests.executor.devices.support import make_process
 

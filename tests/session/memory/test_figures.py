@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from sharedkernel.ipc.shared_page import Page, Word
-from sharedkernel.session.memory.figures import MemoryFigures
+from sharedkernel.session.memory.meters import MemoryFigures
 
 
 @pytest.fixture

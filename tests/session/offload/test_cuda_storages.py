@@ -13,7 +13,7 @@ import torch
 from sharedkernel.ipc.shared_page import Page
 from sharedkernel.session.memory.host_meter import HostMeter
 from sharedkernel.session.offload import storages
-from sharedkernel.session.offload.cuda_storages import StorageMover
+from sharedkernel.session.offload.cuda import StorageMover
 from sharedkernel.session.offload.host import CannotOffload, RestoreFailed
 from sharedkernel.session.offload.residency import OffloadedMemory
 

@@ -7,8 +7,7 @@ import ast
 import pytest
 
 from sharedkernel import protocol
-from sharedkernel.session.progress.forecast import Forecast
-from sharedkernel.session.progress.progress import Progress, source_hash
+from sharedkernel.session.progress.progress import Forecast, Progress, source_hash
 from tests.session.harness import SessionUnderTest
 
 #: multiplies two matrices once per iteration, until it is interrupted

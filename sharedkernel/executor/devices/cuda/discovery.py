@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sharedkernel.device_memory.drivers.cuda import CudaDriver, load_bindings
-from sharedkernel.device_memory.errors import DeviceMemoryError, DriverUnavailable
+from sharedkernel.device_memory.cuda_driver import CudaDriver, load_bindings
+from sharedkernel.device_memory.driver import DeviceMemoryError, DriverUnavailable
 from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.distribution import install_hint
 from sharedkernel.errors import ConfigError
@@ -24,8 +24,7 @@ from sharedkernel.executor.devices import check_capacity
 from sharedkernel.executor.devices.cuda.device import CudaDevice, CudaOptions, visibility
 from sharedkernel.executor.devices.lane_server import LaneServer
 from sharedkernel.protocol import Device
-from sharedkernel.selftest.runner import SelfTest
-from sharedkernel.selftest.trust import Identity
+from sharedkernel.selftest.runner import Identity, SelfTest
 from sharedkernel.system.nvml import UUIDS, Gpu, GpuFacts, device_numbers
 from sharedkernel.units import format_bytes, parse_bytes
 

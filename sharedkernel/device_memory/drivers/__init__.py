@@ -1,1 +1,0 @@
-"""The calls that lanes need of a driver, and CUDA's."""

@@ -1,1 +1,0 @@
-"""The display of waits in a notebook, and its view of the device."""

@@ -1,0 +1,146 @@
+"""What survives a hand-over: pages that become private, or are kept, and those that show the lane again."""
+
+from __future__ import annotations
+
+import pytest
+
+from sharedkernel.device_memory import generations
+from sharedkernel.device_memory.driver import MIB, DeviceMemoryError, InvalidMapping
+from tests.device_memory import traces
+from tests.device_memory.support import LANE, WARM_UP, Replay, warm_up
+
+
+@pytest.mark.parametrize("version", ["2.11.0", "2.13.0"])
+@pytest.mark.parametrize("name", traces.STATIC)
+def test_a_static_loop_has_one_survivor_page_at_most_and_none_later(make_session, name, version):
+    """After the warm-up: one page at the first hand-over, none after it, and no callback of torch's."""
+    session = make_session("a", version=version)
+    replay = Replay(session, traces.record(name, 8))
+    session.begin()
+    assert replay.iterate()
+    session.memory.next_iteration()
+    assert replay.iterate()
+    assert session.memory.next_iteration().num_pages > 0, "nothing was born in the warm-up"
+    pages, callbacks = [], []
+    while replay.iterate():
+        pages.append(session.hand_over().num_pages)
+        callbacks.append(session.torch.num_callbacks)
+        session.begin()
+    assert len(pages) == 6
+    assert pages[0] <= 1
+    assert not any(pages[1:]), pages
+    assert len(set(callbacks)) == 1, callbacks
+
+
+def test_varying_shapes_keep_little_of_the_lane(make_session):
+    """At most 6 MiB become private in 20 iterations."""
+    session = make_session("a")
+    replay = Replay(session, traces.record(traces.VARYING, 22))
+    session.begin()
+    for _ in range(WARM_UP):
+        assert replay.iterate()
+        session.memory.next_iteration()
+    kept = num = 0
+    while replay.iterate():
+        kept += session.hand_over().private_bytes
+        num += 1
+        session.begin()
+    assert num == 20
+    assert kept <= 6 * MIB
+
+
+@pytest.mark.parametrize("at", ["boundary", "yield", "cell"])
+def test_on_a_full_device_a_session_keeps_the_pages_of_the_lane_in_which_something_lives(store, make_session, at):
+    """What is there could be copied nowhere; the rest of the lane is free, and the next turns have one as before."""
+    a, b = make_session("a"), make_session("b")
+    for session in (a, b):
+        warm_up(session)
+    a.begin()
+    kept = a.allocate(30 * MIB, 40)
+    a.allocate(1000, 50)
+    a.supplier.is_device_full = True
+    handed_over = a.hand_over(at)
+    assert handed_over.is_lane_kept
+    a.memory.leave_lane()
+    a.validate()
+    assert store.account().lanes == {LANE: 0}
+    b.memory.leave_lane()  # as soon as it has its turn
+    private = store.account().private
+    assert 30 * MIB <= private["a"] == store.account().total - private.get("b", 0) < 64 * MIB
+    a.supplier.is_device_full = False
+    store.resize_lane(LANE, 96 * MIB)
+    for session in (b, a, b):
+        session.set_lane()
+        session.begin()
+        session.allocate(20 * MIB, 60)
+        session.check_all()
+        session.hand_over()
+        session.check_all()
+    a.free(kept)
+    a.set_lane()
+    a.begin_turn()
+    a.hand_over()
+
+
+def test_a_page_is_not_kept_that_the_executor_refuses(store, make_session):
+    """Nothing has changed then, and the hand-over is tried again."""
+    session = make_session("a")
+    warm_up(session)
+    session.begin()
+    session.allocate(30 * MIB, 40)
+    session.supplier.is_device_full = True
+    store.end_turn(LANE, "a")
+    with pytest.raises(InvalidMapping, match="not of a lane of its own"):
+        session.memory.hand_over()
+    assert session.memory.has_turn
+    session.begin_turn()
+    session.check_all()
+    assert session.hand_over().is_lane_kept
+    session.memory.leave_lane()
+
+
+def test_private_pages_beyond_the_limit_show_the_lane_again(make_session, store):
+    """What lived once does not keep the lane's addresses private for good."""
+    store.resize_lane(LANE, 256 * MIB)
+    session = make_session("a")
+    warm_up(session)
+    for size in (100 * MIB, 40 * MIB):
+        session.begin()
+        block = session.allocate(size, 3)
+        session.hand_over()
+        session.begin()
+        session.free(block)
+        session.hand_over()
+        assert session.sticky_bytes <= generations.STICKY
+        session.validate()
+
+
+def test_without_room_for_survivors_the_lane_stays_with_its_session(store, make_session):
+    """The hand-over did not happen; it does once there is room."""
+    session = make_session("a")
+    warm_up(session)
+    session.begin()
+    block = session.allocate(3 * MIB, 5)
+    session.supplier.allowance = MIB
+    with pytest.raises(DeviceMemoryError, match="no room"):
+        session.memory.hand_over()
+    assert session.torch.under_way[1:], "the iteration does not go on in the lane"
+    session.check(block)
+    session.validate()
+    session.supplier.allowance = None
+    assert session.hand_over().num_pages == 2
+
+
+def test_a_warm_up_without_room_goes_on(make_session):
+    """Its survivors are taken out at a later boundary."""
+    session = make_session("a")
+    session.begin()
+    session.allocate(3 * MIB, 5)
+    session.supplier.allowance = 0
+    session.memory.next_iteration()
+    with pytest.raises(DeviceMemoryError, match="no room"):
+        session.memory.next_iteration()
+    session.allocate(4 * MIB, 6)
+    session.supplier.allowance = None
+    assert session.memory.next_iteration().num_pages > 0
+    session.hand_over()
