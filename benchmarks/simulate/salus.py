@@ -11,6 +11,7 @@ from dataclasses import replace
 from benchmarks.simulate import tables
 from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.simulator.cluster import ClusterOptions, simulate_cluster
+from sharedkernel.simulator.device import SimulatedCell, SimulatedSession
 from sharedkernel.simulator.device_runs import (
     PATIENCE,
     RULES,
@@ -21,7 +22,6 @@ from sharedkernel.simulator.device_runs import (
 )
 from sharedkernel.simulator.report import SimulationResult
 from sharedkernel.simulator.salus_models import INFERENCE, TRAINING, ModelProfile
-from sharedkernel.simulator.sessions import SimulatedCell, SimulatedSession
 from sharedkernel.simulator.traces import TraceJob
 from sharedkernel.simulator.workloads import heavy_tailed
 

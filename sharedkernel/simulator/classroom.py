@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sharedkernel.scheduling import SchedulerConfig
-from sharedkernel.simulator.device import SimulatedDevice
+from sharedkernel.simulator.device import SimulatedCell, SimulatedDevice, SimulatedSession
 from sharedkernel.simulator.device_runs import PATIENCE, outcome_of
 from sharedkernel.simulator.report import Figure, SimulationResult
-from sharedkernel.simulator.sessions import SimulatedCell, SimulatedSession
 
 #: standard normal quantile of 90 %
 _Z90 = 1.2815515655446004

@@ -34,10 +34,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling import SchedulerConfig
-from sharedkernel.simulator.device import SimulatedDevice
+from sharedkernel.simulator.device import CellRun, SimulatedCell, SimulatedDevice, SimulatedSession
 from sharedkernel.simulator.report import Figure, JobSpan, SimulationResult, result_of
 from sharedkernel.simulator.salus_models import INFERENCE, TRAINING, ModelProfile
-from sharedkernel.simulator.sessions import CellRun, SimulatedCell, SimulatedSession
 
 #: seconds after which an iteration is interrupted: none is, as in Salus
 PATIENCE = 3600.0

@@ -30,11 +30,10 @@ from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.scheduling.model.config import DEFAULT_POLICY
 from sharedkernel.scheduling.placement import PLACEMENTS, Demand, DeviceId, DeviceState, PlacementName
-from sharedkernel.simulator.device import SimulatedDevice
+from sharedkernel.simulator.device import CellRun, SimulatedCell, SimulatedDevice, SimulatedSession
 from sharedkernel.simulator.device_runs import outcome_of
 from sharedkernel.simulator.report import Figure, SimulationResult
 from sharedkernel.simulator.salus_models import TRAINING
-from sharedkernel.simulator.sessions import CellRun, SimulatedCell, SimulatedSession
 from sharedkernel.simulator.traces import TraceJob
 
 #: seconds of an iteration of a notebook's cell
