@@ -13,7 +13,7 @@ next. A cell is sent when the pause after the one before is over, so a notebook 
 
 How sharing is simulated: switching every few milliseconds is replaced by its limit. Notebooks that have a lane run at
 once, each at its part of the device (`device.py`); turns are taken only among those that share one lane. Memory is that
-of trainings whose profiles are published (`salus_models.py`), drawn at random for each notebook from those that fit;
+of trainings whose profiles are published (`device_runs.py`), drawn at random for each notebook from those that fit;
 its persistent part stays between cells until it is offloaded.
 """
 
@@ -31,9 +31,8 @@ from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.scheduling.model.config import DEFAULT_POLICY
 from sharedkernel.scheduling.placement import PLACEMENTS, Demand, DeviceId, DeviceState, PlacementName
 from sharedkernel.simulator.device import CellRun, SimulatedCell, SimulatedDevice, SimulatedSession
-from sharedkernel.simulator.device_runs import outcome_of
+from sharedkernel.simulator.device_runs import TRAINING, outcome_of
 from sharedkernel.simulator.report import Figure, SimulationResult
-from sharedkernel.simulator.salus_models import TRAINING
 from sharedkernel.simulator.traces import TraceJob
 
 #: seconds of an iteration of a notebook's cell
