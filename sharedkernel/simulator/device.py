@@ -83,6 +83,11 @@ class SimulatedSession:
     #: whether it ends with its last cell; else it stays, with all that is persistent
     ends: bool = True
 
+    @property
+    def peak(self) -> int:
+        """Bytes at the peak of an iteration, without what its process holds."""
+        return self.persistent + self.ephemeral
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class CellRun(JobRun):
@@ -182,7 +187,7 @@ class SimulatedDevice:
             actor = _Actor(
                 session=session,
                 id=SessionId(session.name),
-                profile=MemoryProfile(ephemeral=session.persistent + session.ephemeral, framework=session.framework),
+                profile=MemoryProfile(ephemeral=session.peak, framework=session.framework),
             )
             self._actors[actor.id] = actor
             if session.cells:

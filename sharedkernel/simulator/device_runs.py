@@ -236,20 +236,11 @@ def _session(
 
 def _devices_needed(sessions: Sequence[SimulatedSession], capacity: int) -> dict[str, Figure]:
     """Return how many devices hold all of *sessions* at once, by each rule; None where one of them fits none."""
-    models = [
-        ModelProfile(
-            name=session.name,
-            persistent=session.persistent,
-            peak=session.persistent + session.ephemeral,
-            iteration=None,
-        )
-        for session in sessions
-    ]
     needed: dict[str, Figure] = {}
     for rule in RULES:
         name = "devices_needed" if rule == "lanes" else f"devices_needed_{rule}"
         try:
-            needed[name] = devices_needed(models, capacity, rule)
+            needed[name] = devices_needed(sessions, capacity, rule)
         except ConfigError:
             needed[name] = None
     return needed
@@ -264,54 +255,17 @@ def _busy(spans: Sequence[JobSpan]) -> float:
     return busy
 
 
-def fits_in_lanes(models: Sequence[ModelProfile], capacity: int) -> bool:
-    """Return whether models can take turns in one lane of a device.
-
-    Parameters
-    ----------
-    models
-        All on the same device.
-    capacity
-        Memory of the device, bytes.
-    """
-    return sum(model.persistent for model in models) + max(model.ephemeral for model in models) <= capacity
-
-
-def fits_peaks(models: Sequence[ModelProfile], capacity: int) -> bool:
-    """Return whether the peaks of models fit side by side on a device.
-
-    Parameters
-    ----------
-    models
-        All on the same device.
-    capacity
-        Memory of the device, bytes.
-    """
-    return sum(model.peak for model in models) <= capacity
-
-
-def fits_exclusively(models: Sequence[ModelProfile], capacity: int) -> bool:
-    """Return whether it is one model, and fits a device.
-
-    Parameters
-    ----------
-    models
-        All on the same device.
-    capacity
-        Memory of the device, bytes.
-    """
-    return len(models) == 1 and models[0].peak <= capacity
-
-
 #: rules by name: whether models fit one device
-RULES: Mapping[str, Callable[[Sequence[ModelProfile], int], bool]] = {
-    "lanes": fits_in_lanes,
-    "peaks": fits_peaks,
-    "exclusive": fits_exclusively,
+RULES: Mapping[str, Callable[[Sequence[ModelProfile | SimulatedSession], int], bool]] = {
+    "lanes": lambda models, capacity: (
+        sum(model.persistent for model in models) + max(model.ephemeral for model in models) <= capacity
+    ),
+    "peaks": lambda models, capacity: sum(model.peak for model in models) <= capacity,
+    "exclusive": lambda models, capacity: len(models) == 1 and models[0].peak <= capacity,
 }
 
 
-def devices_needed(models: Sequence[ModelProfile], capacity: int, rule: str) -> int:
+def devices_needed(models: Sequence[ModelProfile | SimulatedSession], capacity: int, rule: str) -> int:
     """Return how many devices first fit takes for *models*.
 
     Parameters
@@ -329,7 +283,7 @@ def devices_needed(models: Sequence[ModelProfile], capacity: int, rule: str) -> 
         When a model fits no device.
     """
     fits = RULES[rule]
-    devices: list[list[ModelProfile]] = []
+    devices: list[list[ModelProfile | SimulatedSession]] = []
     for model in sorted(models, key=lambda model: -model.peak):
         if not fits([model], capacity):
             raise ConfigError(f"{model.name} needs {model.peak} bytes and fits no device of {capacity} bytes.")
