@@ -24,8 +24,7 @@ from sharedkernel.simulator.device_runs import (
     trace_100,
 )
 from sharedkernel.simulator.report import SimulationResult
-from sharedkernel.simulator.traces import TraceJob
-from sharedkernel.simulator.workloads import heavy_tailed
+from sharedkernel.simulator.traces import TraceJob, heavy_tailed
 
 _CAPACITY = 14 << 30
 _SEEDS = range(20)

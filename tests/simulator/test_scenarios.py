@@ -22,8 +22,7 @@ from sharedkernel.simulator.notebooks import (
     reserved_devices,
     simulate_notebooks,
 )
-from sharedkernel.simulator.traces import TraceJob
-from sharedkernel.simulator.workloads import notebooks, two_kinds
+from sharedkernel.simulator.traces import TraceJob, notebooks, two_kinds
 
 CAPACITY = 14 << 30
 

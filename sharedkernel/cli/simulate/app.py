@@ -22,8 +22,7 @@ from sharedkernel.simulator.device_runs import DEVICE_WORKLOADS, PATIENCE, simul
 from sharedkernel.simulator.heterogeneous import HeterogeneousPolicyName, simulate_heterogeneous
 from sharedkernel.simulator.notebooks import SharedOptions, fewest_devices, notebooks_of, simulate_notebooks
 from sharedkernel.simulator.report import SimulationResult
-from sharedkernel.simulator.traces import read_samples
-from sharedkernel.simulator.workloads import CLUSTER_WORKLOADS, notebooks
+from sharedkernel.simulator.traces import CLUSTER_WORKLOADS, notebooks, read_samples
 from sharedkernel.units import parse_bytes
 
 #: what `--samples` says instead of a file

@@ -13,8 +13,7 @@ from traitlets import Bool, Int, Unicode
 
 from sharedkernel.cli.base import CommandApp, fail
 from sharedkernel.errors import ConfigError
-from sharedkernel.simulator.plot import check_plot, plot
-from sharedkernel.simulator.report import SimulationResult, figures_tables
+from sharedkernel.simulator.report import SimulationResult, check_plot, figures_tables, plot
 from sharedkernel.simulator.traces import TIME_UNITS, TraceJob, read_trace
 
 #: called with how many jobs are done
