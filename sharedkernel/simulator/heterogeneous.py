@@ -107,9 +107,9 @@ def _dispatch(policy: str, alpha: float) -> Dispatch:
             allox = AlloX(alpha=alpha)
             return lambda waiting, devices, attained, now: allox.start(waiting, devices, attained=attained, now=now)
         case HeterogeneousPolicyName.SRTF:
-            return lambda waiting, devices, attained, now: _greedy(waiting, _idle(devices, now), _shortest)
+            return lambda waiting, devices, attained, now: _greedy(waiting, devices, now, _shortest)
         case HeterogeneousPolicyName.FIFO:
-            return lambda waiting, devices, attained, now: _greedy(waiting, _idle(devices, now), _oldest)
+            return lambda waiting, devices, attained, now: _greedy(waiting, devices, now, _oldest)
     raise ConfigError(
         f"there is no policy {policy!r} for unlike devices; choose one of {', '.join(HeterogeneousPolicyName)}."
     )
@@ -166,16 +166,14 @@ class _Attained:
             del self._present[user]
 
 
-def _idle(devices: Sequence[MatchedDevice], now: float) -> list[MatchedDevice]:
-    return [device for device in devices if device.available <= now]
-
-
 def _greedy(
     waiting: Sequence[MatchedJob],
-    idle: Sequence[MatchedDevice],
+    devices: Sequence[MatchedDevice],
+    now: float,
     worth: Callable[[MatchedJob, MatchedDevice], tuple[float, ...]],
 ) -> dict[str, MatchedJob]:
-    """Start the best pair of job and device, and go on with the rest."""
+    """Start the best pair of job and idle device, and go on with the rest."""
+    idle = [device for device in devices if device.available <= now]
     pairs = sorted(((worth(job, device), job, device) for job in waiting for device in idle), key=lambda pair: pair[0])
     chosen: dict[str, MatchedJob] = {}
     taken: set[str] = set()

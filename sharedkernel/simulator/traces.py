@@ -268,7 +268,7 @@ def two_kinds(*, jobs: int, devices: int, seed: int, load: float = 0.9) -> tuple
     """
     rng = random.Random(seed)
     users = rng.choices(range(1, 11), weights=[1.6**-n for n in range(1, 11)], k=jobs)
-    fast = [_lognormal(rng, median=20.0 * 1.6**user, ninetieth=60.0 * 1.6**user) for user in users]
+    fast = [lognormal(rng, 20.0 * 1.6**user, 3.0) for user in users]
     slow = [duration * 10 ** rng.random() for duration in fast]
     # A device of either kind does its part: what a job takes is between its two times.
     middle = [math.sqrt(a * b) for a, b in zip(fast, slow, strict=True)]
@@ -286,9 +286,9 @@ def notebooks(*, jobs: int, seed: int, devices: int = 0) -> tuple[TraceJob, ...]
     while len(cells) < jobs:
         now = rng.uniform(0.0, _WEEK)
         for _ in range(1 + math.floor(rng.expovariate(1 / 40))):
-            length = min(_DAY, _lognormal(rng, median=300.0, ninetieth=1920.0))
+            length = min(_DAY, lognormal(rng, 300.0, 1920.0 / 300.0))
             cells.append(TraceJob(id=str(len(cells)), devices=1, submitted=now, duration=length))
-            now += length + _lognormal(rng, median=180.0, ninetieth=2100.0)
+            now += length + lognormal(rng, 180.0, 2100.0 / 180.0)
     return tuple(cells)
 
 
@@ -304,8 +304,9 @@ def _arriving(
     return tuple(jobs)
 
 
-def _lognormal(rng: random.Random, *, median: float, ninetieth: float) -> float:
-    return rng.lognormvariate(math.log(median), math.log(ninetieth / median) / _Z90)
+def lognormal(rng: random.Random, median: float, ratio: float) -> float:
+    """Return a length whose 90th percentile is *ratio* times the *median*."""
+    return rng.lognormvariate(math.log(median), math.log(ratio) / _Z90)
 
 
 #: generators of jobs for a cluster, by name
