@@ -78,8 +78,6 @@ class SimulatedSession:
     framework: int = 0
     #: how busy it keeps the device when it runs alone, 0 to 1
     utilisation: float = 1.0
-    #: trust domain
-    domain: str = "all"
     #: whether it ends with its last cell; else it stays, with all that is persistent
     ends: bool = True
 
@@ -235,9 +233,7 @@ class SimulatedDevice:
 
     def _arrive(self, actor: _Actor) -> None:
         session = actor.session
-        started = SessionStarted(
-            session=actor.id, user=UserId(session.user), domain=session.domain, framework=session.framework
-        )
+        started = SessionStarted(session=actor.id, user=UserId(session.user), domain="all", framework=session.framework)
         self._tell(started)
         self._send(actor)
 
