@@ -1,7 +1,7 @@
 """One gateway's API as one user: relays, commands and the server extension all use :class:`Gateway`.
 
 Each request is tried once: when to try again is the caller's business. A redirect is not followed: the token is for
-this gateway alone.
+this gateway alone. A relay makes its :class:`SessionRequest` in a thread, before it imports asyncio and zmq.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import errno
 import json
 import os
 import ssl
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from http.client import HTTPConnection, HTTPException, IncompleteRead, RemoteDisconnected
 from socket import gaierror
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from sharedkernel.client.gateway.credentials import Credentials
+from sharedkernel.client.gateway.credentials import Credentials, find_credentials
 from sharedkernel.client.gateway.refusals import (
     GatewayRefused,
     GatewayUnreachable,
@@ -26,7 +27,7 @@ from sharedkernel.client.gateway.refusals import (
     unreachable,
     untrusted,
 )
-from sharedkernel.client.gateway.server import Server
+from sharedkernel.client.gateway.server import Server, in_thread
 from sharedkernel.client.gateway.trust import client_context
 from sharedkernel.jupyter.names import (
     EXISTING,
@@ -291,3 +292,47 @@ def fetch(
 ) -> dict[str, Any]:
     """Return the JSON object that a gateway answers to one request; as :meth:`Gateway.fetch`."""
     return Gateway(credentials).fetch(method, path, body, seconds=timeout)
+
+
+class SessionRequest:
+    """A request for a session, on its way.
+
+    Parameters
+    ----------
+    name
+        Of the kernelspec, which names the gateway and the token.
+    environment, python
+        See :meth:`.Gateway.start`.
+    """
+
+    def __init__(self, name: str, environment: Mapping[str, str], *, python: str) -> None:
+        self._name, self._environment, self._python = name, dict(environment), python
+        self._sent = threading.Event()
+        self._result = in_thread(self._ask)
+
+    def wait_until_sent(self, seconds: float) -> None:
+        """Return when the request is on its way, has failed, or after *seconds*."""
+        self._sent.wait(seconds)
+
+    async def result(self) -> tuple[Gateway, str, bool]:
+        """Return the gateway, the kernel id of the session, and whether this client has had it before.
+
+        Raises
+        ------
+        ConfigError
+            When it is not known which gateway.
+        GatewayRefused
+            When it refuses.
+        GatewayUnreachable
+            When it does not answer.
+        """
+        from asyncio import wrap_future
+
+        return await wrap_future(self._result)
+
+    def _ask(self) -> tuple[Gateway, str, bool]:
+        try:
+            gateway = Gateway(find_credentials(self._name))
+            return gateway, *gateway.start(self._environment, python=self._python, on_sent=self._sent.set)
+        finally:
+            self._sent.set()

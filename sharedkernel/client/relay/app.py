@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sharedkernel.client.forwarder.session_request import SessionRequest
+from sharedkernel.client.gateway.connection import SessionRequest
 from sharedkernel.client.relay.connection_file import ConnectionInfo, Options
 from sharedkernel.errors import ConfigError
 from sharedkernel.jupyter.names import FOLDER_VARIABLE, KERNEL_NAME, client_key

@@ -27,15 +27,13 @@ from collections.abc import Callable, Coroutine, Mapping
 from enum import StrEnum
 from typing import Any
 
-from sharedkernel.client.forwarder import problems
-from sharedkernel.client.forwarder.connection import SessionConnection
-from sharedkernel.client.forwarder.held import Held, HeldMessage
-from sharedkernel.client.forwarder.local_responder import LocalResponder, Request
-from sharedkernel.client.forwarder.outage import Outage
-from sharedkernel.client.forwarder.pending import Key, PendingRequests
-from sharedkernel.client.forwarder.session_request import SessionRequest
+from sharedkernel.client.gateway.connection import SessionRequest
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
+from sharedkernel.client.relay import problems
 from sharedkernel.client.relay.connection_file import ConnectionInfo
+from sharedkernel.client.relay.local_responder import LocalResponder, Outage, Request
+from sharedkernel.client.relay.pending import Held, HeldMessage, Key, PendingRequests
+from sharedkernel.client.relay.session_connection import SessionConnection
 from sharedkernel.client.relay.sockets import ClientSockets
 from sharedkernel.errors import ConfigError, ProtocolError, SessionEndedByUser, SharedKernelError
 from sharedkernel.jupyter import wire

@@ -14,8 +14,7 @@ import random
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from sharedkernel.client.forwarder.session_request import SessionRequest
-from sharedkernel.client.gateway.connection import Gateway
+from sharedkernel.client.gateway.connection import Gateway, SessionRequest
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
 from sharedkernel.client.gateway.server import in_thread
 from sharedkernel.client.gateway.websocket import WebSocket

@@ -1,29 +1,25 @@
 """Answers the client while no session does: the gateway refused, cannot be reached, or lost the outcome.
 
 A kernel that stays silent hangs every client there is, each in its own way; one that answers with a readable error
-leaves them all usable. So each request gets a reply of the right type and each cell its error.
+leaves them all usable. So each request gets a reply of the right type and each cell its error, and a cell that runs
+while the gateway is away says so.
 """
 
 from __future__ import annotations
 
+import asyncio
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from sharedkernel.client.forwarder.problems import Problem
+from sharedkernel.client.relay.problems import Problem
+from sharedkernel.client.relay.sockets import ClientSockets
 from sharedkernel.errors import ProtocolError
 from sharedkernel.jupyter import wire
 
-
-class ClientEnd(Protocol):
-    """The channels that a client listens to, or several do."""
-
-    def send(self, channel: str, identities: Sequence[bytes], parts: Sequence[bytes]) -> None:
-        """Send a message to the client with these *identities*, in the way in which its request came."""
-
-    def publish(self, parts: Sequence[bytes]) -> None:
-        """Send a message on iopub to every client."""
+#: seconds of an outage before a running cell is told of it
+OUTAGE_PATIENCE = 3.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,7 +66,7 @@ class LocalResponder:
         Id under which this object speaks.
     """
 
-    def __init__(self, client: ClientEnd, session: str) -> None:
+    def __init__(self, client: ClientSockets, session: str) -> None:
         self._client = client
         self._session = session
 
@@ -187,3 +183,52 @@ def _kernel_info(problem: Problem) -> dict[str, Any]:
         "banner": f"{problem.name}: {problem.sentence}",
         "help_links": [],
     }
+
+
+class Outage:
+    """Tells of the outages of one connection; needs a running event loop.
+
+    Parameters
+    ----------
+    responder
+        Says it in the notebook.
+    running_cell
+        Returns the header of the cell to tell; None if there is none.
+    """
+
+    def __init__(self, responder: LocalResponder, running_cell: Callable[[], bytes | None]) -> None:
+        self._responder = responder
+        self._running_cell = running_cell
+        self._loop = asyncio.get_running_loop()
+        self._began_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        #: the cell that was told, and wants to know of the end
+        self._told: bytes | None = None
+
+    def begin(self, url: str) -> None:
+        """Record that the gateway at *url* cannot be reached."""
+        self._began_at = self._loop.time()
+        self._timer = self._loop.call_later(OUTAGE_PATIENCE, self._tell, url)
+
+    def end(self) -> None:
+        """Say that it is back, to the cell that was told."""
+        told = self._told
+        self.forget()
+        if told is not None:
+            away = self._loop.time() - self._began_at
+            self._responder.say(f"[Shared GPU] the gateway is back after {away:.0f} s.", told)
+
+    def forget(self) -> None:
+        """Say nothing more of this outage."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._told = None
+
+    def _tell(self, url: str) -> None:
+        self._told = self._running_cell()
+        if self._told is not None:
+            self._responder.say(
+                f"[Shared GPU] the gateway at {url} is away; the session goes on there, and this notebook "
+                "waits for it.",
+                self._told,
+            )
