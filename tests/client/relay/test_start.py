@@ -79,7 +79,7 @@ def test_a_relay_imports_neither_tornado_nor_argparse() -> None:
     """Whoever needs one of them there makes every notebook start later."""
     code = """
 import sys
-import sharedkernel.client.relay.command, sharedkernel.client.relay.app, sharedkernel.client.relay.relay
+import sharedkernel.client.relay.app, sharedkernel.client.relay.relay
 print([name for name in ("tornado", "argparse", "jupyter_client", "msgspec", "traitlets") if name in sys.modules])
 """
     assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=TIMEOUT) == "[]\n"
