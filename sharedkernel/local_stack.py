@@ -198,7 +198,7 @@ class LocalStack:
 
     def _prepare(self) -> None:
         """Write what the services and the clients read."""
-        from sharedkernel.client.relay.kernelspec import write_kernelspec
+        from sharedkernel.client.connect import write_kernelspec
         from sharedkernel.gateway.auth.tokens import TokenFile
 
         self.runtime_directory.mkdir(mode=0o700, exist_ok=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from sharedkernel.client.connect import write_kernelspec
 from sharedkernel.client.relay import start
-from sharedkernel.client.relay.kernelspec import write_kernelspec
 from sharedkernel.local_stack import free_port
 from tests.client.relay.support import TIMEOUT, GatewayProcess, Notebook
 
