@@ -41,8 +41,8 @@ from sharedkernel.client.gateway.credentials import (
     store_hub_gateway,
 )
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
+from sharedkernel.client.gateway.server import check_fingerprint
 from sharedkernel.client.gateway.status import fetch_status
-from sharedkernel.client.gateway.trust import check_fingerprint
 from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.jupyter.names import DISPLAY_NAME, KERNEL_NAME
 from sharedkernel.status.text import session_name

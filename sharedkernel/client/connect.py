@@ -22,7 +22,7 @@ from jupyter_client.kernelspec import KernelSpecManager
 from sharedkernel.client.gateway.connection import CONNECT_TIMEOUT, Gateway
 from sharedkernel.client.gateway.credentials import Credentials, certificate_path, find_kept, load_credentials
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
-from sharedkernel.client.gateway.trust import fetch_certificate, fingerprint_of
+from sharedkernel.client.gateway.server import fetch_certificate, fingerprint_of
 from sharedkernel.client.relay import start
 from sharedkernel.errors import ConfigError
 from sharedkernel.jupyter.names import DISPLAY_NAME, KERNEL_NAME, LOGOS

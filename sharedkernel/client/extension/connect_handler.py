@@ -44,8 +44,7 @@ from sharedkernel.client.gateway.credentials import (
     store_credentials,
 )
 from sharedkernel.client.gateway.refusals import GatewayRefused
-from sharedkernel.client.gateway.server import in_thread
-from sharedkernel.client.gateway.trust import check_fingerprint
+from sharedkernel.client.gateway.server import check_fingerprint, in_thread
 from sharedkernel.errors import ConfigError, SharedKernelError
 
 #: most characters of each field

@@ -20,8 +20,7 @@ from jupyter_server.gateway.gateway_client import GatewayClient
 from sharedkernel.client.gateway.connection import STATUS_PATH, Gateway
 from sharedkernel.client.gateway.credentials import Credentials, check_url, find_credentials
 from sharedkernel.client.gateway.refusals import GatewayRefused, no_gateway
-from sharedkernel.client.gateway.server import Server, in_thread
-from sharedkernel.client.gateway.trust import client_context
+from sharedkernel.client.gateway.server import Server, client_context, in_thread
 from sharedkernel.client.gateway.websocket import WebSocket
 from sharedkernel.jupyter.names import machine_digest
 from sharedkernel.status.document import StatusDocument, read_status

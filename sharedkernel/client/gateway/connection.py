@@ -27,8 +27,7 @@ from sharedkernel.client.gateway.refusals import (
     unreachable,
     untrusted,
 )
-from sharedkernel.client.gateway.server import Server, in_thread
-from sharedkernel.client.gateway.trust import client_context
+from sharedkernel.client.gateway.server import Server, client_context, in_thread
 from sharedkernel.jupyter.names import (
     EXISTING,
     KERNEL_NAME,
