@@ -1,9 +1,8 @@
 """Listens to this Jupyter server's shared kernels, so that a page that was reloaded gets outputs and widgets back.
 
 A page alone knows which outputs belong to which cell, and forgets it when it is reloaded or closed; a training that
-runs for hours then shows nothing more. Here it is kept (`cell_record.py`), and the page asks for it (`handlers.py`).
-Widgets it asks the kernel for, which answers between cells; while one runs, the answer comes from here
-(`comm_record.py`).
+runs for hours then shows nothing more. Here it is kept (`records.py`), and the page asks for it (`handlers.py`).
+Widgets it asks the kernel for, which answers between cells; while one runs, the answer comes from here.
 
 A relay that dies is started again by Jupyter's server, and finds its session: here it is found out whether it has.
 
@@ -27,8 +26,7 @@ from jupyter_events import EventLogger
 from jupyter_server.services.kernels.kernelmanager import MappingKernelManager
 from jupyter_server.utils import ensure_async
 
-from sharedkernel.client.extension.cell_record import CellRecords
-from sharedkernel.client.extension.comm_record import CommRecords
+from sharedkernel.client.extension.records import CellRecords, CommRecords
 from sharedkernel.errors import ProtocolError
 from sharedkernel.jupyter import wire
 from sharedkernel.jupyter.names import RELAY, SEEN, SESSION_DIED
