@@ -21,8 +21,7 @@ from sharedkernel.client.extension.handlers import (
     SessionHandler,
 )
 from sharedkernel.client.extension.local_kernels import LocalKernels
-from sharedkernel.client.extension.page_connection import RECORDER, PageConnection
-from sharedkernel.client.extension.recorder import Recorder
+from sharedkernel.client.extension.recorder import RECORDER, PageConnection, Recorder
 from sharedkernel.client.extension.terminals import TerminalHandler
 from sharedkernel.client.extension.upstream import find_upstream
 from sharedkernel.client.ports import PortForwards
