@@ -18,6 +18,9 @@ key          what
 ===========  =========================================================================================
 
 The gateway is tried again for as long as a page is open, whatever was wrong.
+
+A kernel of ``jupyter lab --gateway-url`` has its session's id. A relay is a kernel of this server with an id of its
+own; it asks for its session under a name made of its connection file, and the same name is made here.
 """
 
 from __future__ import annotations
@@ -26,17 +29,22 @@ import asyncio
 import contextlib
 import logging
 import random
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+from jupyter_server.services.kernels.kernelmanager import MappingKernelManager
+from jupyter_server.services.sessions.sessionmanager import SessionManager
+from jupyter_server.utils import ensure_async
 
-from sharedkernel.client.extension.local_kernels import LocalKernels
 from sharedkernel.client.extension.upstream import FindUpstream, Upstream
 from sharedkernel.client.gateway.credentials import Credentials
 from sharedkernel.client.gateway.refusals import GatewayRefused
 from sharedkernel.errors import ConfigError, ProtocolError, SharedKernelError
 from sharedkernel.jupyter import wire
-from sharedkernel.status.document import StatusDocument, read_status
+from sharedkernel.jupyter.names import client_key
+from sharedkernel.status.document import SessionStatus, StatusDocument, read_status
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +56,58 @@ RETRY_PAUSE = (0.2, 5.0)
 REFUSED_PAUSE = 60.0
 #: seconds between looks at this server's kernels: one may be known here only after its session's news
 _KERNELS_INTERVAL = 0.5
+
+
+class LocalKernels:
+    """The kernels of this server, as far as they are sessions on the gateway.
+
+    Parameters
+    ----------
+    kernels, notebooks
+        The server's managers.
+    """
+
+    def __init__(self, kernels: MappingKernelManager, notebooks: SessionManager) -> None:
+        self._kernels = kernels
+        self._notebooks = notebooks
+
+    def sessions(self, known: Iterable[SessionStatus]) -> dict[str, str]:
+        """Return the session id behind each kernel id of this server.
+
+        Parameters
+        ----------
+        known
+            The status document's sessions.
+        """
+        # One that was restarted or shut down keeps its key: the one in its place, or the last of them, is found.
+        known = sorted(known, key=lambda session: (not session.lingering, session.lingering_seconds or 0.0))
+        by_key: dict[str | None, str] = {session.client_key: session.id for session in known if session.client_key}
+        ids = {session.id for session in known}
+        found = {}
+        for kernel_id in self._kernels.list_kernel_ids():
+            session = kernel_id if kernel_id in ids else by_key.get(self._client_key(kernel_id))
+            if session is not None:
+                found[kernel_id] = session
+        return found
+
+    async def interrupt(self, kernel_id: str) -> None:
+        """Interrupt a kernel of this server."""
+        interrupt: Any = self._kernels.interrupt_kernel
+        await ensure_async(interrupt(kernel_id))
+
+    async def shut_down(self, kernel_id: str) -> None:
+        """End a kernel of this server, and its notebook's connection to it."""
+        for notebook in await self._notebooks.list_sessions():
+            if notebook["kernel"]["id"] == kernel_id:
+                await self._notebooks.delete_session(notebook["id"])
+                return
+        await ensure_async(self._kernels.shutdown_kernel(kernel_id))
+
+    def _client_key(self, kernel_id: str) -> str | None:
+        manager = self._kernels.get_kernel(kernel_id)
+        connection_file, session = getattr(manager, "connection_file", ""), getattr(manager, "session", None)
+        # A kernel of another gateway has neither; one that is not ours has a key that no session has.
+        return client_key(Path(connection_file), session.key) if connection_file and session is not None else None
 
 
 class Watcher(Protocol):

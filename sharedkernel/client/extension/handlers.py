@@ -17,8 +17,7 @@ from jupyter_server.base.websocket import WebSocketMixin
 from tornado import web
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
-from sharedkernel.client.extension.follower import Follower
-from sharedkernel.client.extension.local_kernels import LocalKernels
+from sharedkernel.client.extension.follower import Follower, LocalKernels
 from sharedkernel.client.extension.recorder import Recorder
 from sharedkernel.client.extension.upstream import FindUpstream, Upstream
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable

@@ -1,8 +1,10 @@
-"""The user's files on the gateway's host, for JupyterLab: a drive, and copies between it and this server's files.
+"""The user's files and terminals on the gateway's host, for JupyterLab.
 
-JupyterLab's own services speak to ``/sharedkernel/api/host/…`` as they would to a Jupyter server: requests are passed
-on to the gateway, and answers come back as they arrive. A copy is one request that answers with its progress, a JSON
-object a line; it ends with its connection.
+JupyterLab's own services speak to ``/sharedkernel/api/host/…`` as they would to a Jupyter server. A drive's requests
+are passed on to the gateway, and answers come back as they arrive. A copy between the host's files and this server's is
+one request that answers with its progress, a JSON object a line; it ends with its connection. A terminal's websocket is
+joined to a page's: what either says is passed on as it is. Where the terminal cannot be had, the sentence that says why
+stands in it.
 """
 
 from __future__ import annotations
@@ -19,18 +21,24 @@ from socket import SHUT_RDWR
 from typing import Any, cast
 from urllib.parse import parse_qsl, quote, urlencode
 
-from jupyter_server.auth.decorator import authorized
+from jupyter_server.auth.decorator import authorized, ws_authenticated
+from jupyter_server.base.handlers import JupyterHandler
+from jupyter_server.base.websocket import WebSocketMixin
 from jupyter_server.services.contents.filemanager import FileContentsManager
 from jupyter_server.services.sessions.sessionmanager import SessionManager
 from tornado import web
 from tornado.iostream import StreamClosedError
+from tornado.websocket import WebSocketClosedError, WebSocketHandler
+from websockets.exceptions import ConnectionClosed
 
 from sharedkernel.client.extension.handlers import PassingOnHandler
+from sharedkernel.client.extension.upstream import FindUpstream
 from sharedkernel.client.gateway.connection import Gateway
 from sharedkernel.client.gateway.files import RemoteFiles
-from sharedkernel.client.gateway.refusals import GatewayUnreachable, refused, too_slow
+from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable, refused, too_slow
 from sharedkernel.client.gateway.server import in_thread
-from sharedkernel.errors import Refused
+from sharedkernel.client.gateway.websocket import WebSocket
+from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.jupyter.names import DRIVE, FOLDER_VARIABLE
 from sharedkernel.status.text import safe_text
 
@@ -47,6 +55,9 @@ _OF_REQUESTS = ("Content-Type", "Range", "If-Modified-Since", "If-None-Match")
 _OF_ANSWERS = ("Content-Type", "Content-Disposition", "Content-Length", "Content-Range", "Last-Modified", "ETag")
 #: parameters of an address that are for this server alone
 _OWN_PARAMETERS = ("_xsrf", "token")
+
+#: with which a page's websocket is closed: for good, or the page is to connect anew
+_ENDED, _LOST = 1000, 1012
 
 
 class DriveHandler(PassingOnHandler):
@@ -303,3 +314,65 @@ def _may_replace(overwrites: bool, name: str) -> bool:
 
 async def _in_thread(work: Any) -> Any:
     return await asyncio.wrap_future(in_thread(work))
+
+
+class TerminalHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
+    """``/sharedkernel/api/host/terminals/websocket/NAME``."""
+
+    auth_resource = "sharedkernel"
+
+    #: to the gateway, once there is one
+    _there: WebSocket | None = None
+
+    def initialize(self, find_upstream: FindUpstream) -> None:
+        """Take what every page needs."""
+        self._find_upstream = find_upstream
+
+    def set_default_headers(self) -> None:
+        """Set none: they make no sense for a websocket."""
+
+    @ws_authenticated
+    @authorized("execute")
+    async def get(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        """Accept the websocket."""
+        await super().get(*args, **kwargs)
+
+    async def open(self, name: str) -> None:  # type: ignore[override]
+        """Join it to the terminal; nothing of the page is read before."""
+        super().open(name)
+        try:
+            self._there = await self._find_upstream().gateway.open_websocket(f"/terminals/websocket/{name}")
+        except SharedKernelError as error:
+            self.log.info("refused %s (%s): %s", self.request.path, error.reason, error)
+            await self._refuse(error)
+        else:
+            self._passing_on = asyncio.create_task(self._pass_on(self._there))
+
+    async def on_message(self, message: str | bytes) -> None:  # type: ignore[override]
+        """Pass on what the page says; the next is read once this has left."""
+        if self._there is not None:
+            with contextlib.suppress(ConnectionClosed):
+                await self._there.send(message)
+
+    def on_close(self) -> None:
+        """Leave the terminal, which goes on."""
+        super().on_close()
+        if self._there is not None:
+            self._there.end()
+
+    async def _pass_on(self, there: WebSocket) -> None:
+        with contextlib.suppress(WebSocketClosedError):
+            async for message in there.messages():
+                await self.write_message(message)
+        self.close(_LOST)
+
+    async def _refuse(self, error: SharedKernelError) -> None:
+        if isinstance(error, GatewayUnreachable) or (isinstance(error, GatewayRefused) and error.is_passing):
+            self.close(_LOST)
+            return
+        has_ended = isinstance(error, GatewayRefused) and error.status == 404
+        sentence = "This terminal has ended." if has_ended else safe_text(str(error))
+        with contextlib.suppress(WebSocketClosedError):
+            for message in ["setup", {}], ["stdout", f"{sentence}\r\n"]:
+                await self.write_message(json.dumps(message))
+        self.close(_ENDED)
