@@ -6,11 +6,9 @@ token are kept somebody may just have put them. Nothing here ever reaches a page
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import ssl
 from collections.abc import Callable
-from functools import partial
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -20,7 +18,7 @@ from jupyter_server.gateway.gateway_client import GatewayClient
 from sharedkernel.client.gateway.connection import STATUS_PATH, Gateway
 from sharedkernel.client.gateway.credentials import Credentials, check_url, find_credentials
 from sharedkernel.client.gateway.refusals import GatewayRefused, no_gateway
-from sharedkernel.client.gateway.server import Server, client_context, in_thread
+from sharedkernel.client.gateway.server import Server, client_context, to_thread
 from sharedkernel.client.gateway.websocket import WebSocket
 from sharedkernel.jupyter.names import machine_digest
 from sharedkernel.status.document import StatusDocument, read_status
@@ -92,16 +90,16 @@ class Upstream:
         if action == "interrupt":
             await self._fetch("POST", f"/api/kernels/{quote(session, safe='')}/interrupt", "{}")
         elif action in ("shut down", "end"):
-            await asyncio.wrap_future(in_thread(partial(self.gateway.end, session, at_once=action == "end")))
+            await to_thread(self.gateway.end, session, at_once=action == "end")
         else:
-            await asyncio.wrap_future(in_thread(partial(self.gateway.act, session, action)))
+            await to_thread(self.gateway.act, session, action)
 
     async def events(self) -> WebSocket:
         """Open the websocket on which the gateway sends the status document whenever it has changed."""
         return await self.gateway.open_websocket("/sharedkernel/api/events")
 
     async def _fetch(self, method: str, path: str, body: str | None = None) -> dict[str, Any]:
-        return await asyncio.wrap_future(in_thread(partial(self.gateway.fetch, method, path, body)))
+        return await to_thread(self.gateway.fetch, method, path, body)
 
 
 def _stock_gateway(client: GatewayClient) -> Gateway:

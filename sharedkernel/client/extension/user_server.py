@@ -36,7 +36,7 @@ from sharedkernel.client.extension.upstream import FindUpstream
 from sharedkernel.client.gateway.connection import Gateway
 from sharedkernel.client.gateway.files import RemoteFiles
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable, refused, too_slow
-from sharedkernel.client.gateway.server import in_thread
+from sharedkernel.client.gateway.server import to_thread
 from sharedkernel.client.gateway.websocket import WebSocket
 from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.jupyter.names import DRIVE, FOLDER_VARIABLE
@@ -95,7 +95,7 @@ class DriveHandler(PassingOnHandler):
         async with room_for(self, DriveHandler):
             try:
                 async with asyncio.timeout(_HEAD_SECONDS):
-                    answer = await _in_thread(partial(self._ask, gateway, target))
+                    answer = await to_thread(self._ask, gateway, target)
             except TimeoutError:
                 self.on_connection_close()
                 raise too_slow(gateway.url) from None
@@ -107,14 +107,14 @@ class DriveHandler(PassingOnHandler):
                 self.log.info("%s was cut: %s", request.path, error)
                 cast("Any", request.connection).stream.close()  # what has been sent must not look whole
             finally:
-                await _in_thread(answer.close)
+                await to_thread(answer.close)
 
     async def _answer(self, answer: HTTPResponse) -> None:
         self.set_status(answer.status, answer.reason)
         for name in _OF_ANSWERS:
             if (value := answer.headers.get(name)) is not None:
                 self.set_header(name, value)
-        while block := await _in_thread(partial(answer.read1, _BLOCK)):
+        while block := await to_thread(answer.read1, _BLOCK):
             self.write(block)
             await self.flush()
         await self.finish(set_content_type=answer.headers.get("Content-Type", "application/octet-stream"))
@@ -188,12 +188,10 @@ class CopiesHandler(PassingOnHandler):
         here = local_path(self.contents_manager, source if to_host else target)
         files = RemoteFiles(self.upstream().gateway, self._take)
         may_replace = partial(_may_replace, body.get("overwrite") is True)
-        work = partial(_put, files, here, target, may_replace) if to_host else partial(
-            files.get_tree, source, here, may_replace
-        )  # fmt: skip
+        work = partial(_put, files, here, target) if to_host else partial(files.get_tree, source, here)
         self._shown = {}
         async with room_for(self, CopiesHandler):
-            copy = asyncio.wrap_future(in_thread(work))
+            copy = asyncio.create_task(to_thread(work, may_replace))
             try:
                 while not copy.done():
                     await asyncio.wait([copy], timeout=_PERIOD)
@@ -310,10 +308,6 @@ def _may_replace(overwrites: bool, name: str) -> bool:
     if not overwrites:
         raise Refused(f"{safe_text(name)} exists.", reason="exists")
     return True
-
-
-async def _in_thread(work: Any) -> Any:
-    return await asyncio.wrap_future(in_thread(work))
 
 
 class TerminalHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):

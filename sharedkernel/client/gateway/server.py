@@ -22,10 +22,10 @@ import socket
 import ssl
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from functools import cached_property
+from functools import cached_property, partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead
 from threading import Event, Thread, Timer
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from sharedkernel.errors import ConfigError
@@ -321,3 +321,11 @@ def in_thread(work: Callable[[], _Result]) -> Future[_Result]:
     except RuntimeError:  # its user may have no more threads now: what waits for this is better off late than lost
         run()
     return future
+
+
+async def to_thread(work: Callable[..., _Result], *arguments: Any, **named: Any) -> _Result:
+    """Return the result of *work*, done as by :func:`in_thread`: `asyncio.to_thread` has the process's end wait."""
+    # Not at the top: a relay requests its session before it imports asyncio.
+    from asyncio import wrap_future
+
+    return await wrap_future(in_thread(partial(work, *arguments, **named)))

@@ -17,7 +17,7 @@ from websockets.protocol import State
 from websockets.typing import Subprotocol
 
 from sharedkernel.client.gateway.refusals import no_subprotocol, refused, unreachable
-from sharedkernel.client.gateway.server import Server, in_thread
+from sharedkernel.client.gateway.server import Server, to_thread
 from sharedkernel.jupyter.wire import MAX_OUTPUT_BYTES
 from sharedkernel.system.tasks import BackgroundTasks
 
@@ -134,7 +134,7 @@ async def open_websocket(
     GatewayRefused, GatewayUnreachable, OSError
         When there is none.
     """
-    connected = await asyncio.wrap_future(in_thread(lambda: server.connect(connect_seconds)))
+    connected = await to_thread(server.connect, connect_seconds)
     connected.setblocking(False)
     try:
         websocket = await connect(

@@ -12,11 +12,10 @@ import logging
 import os
 import random
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from sharedkernel.client.gateway.connection import Gateway, SessionRequest
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
-from sharedkernel.client.gateway.server import in_thread
+from sharedkernel.client.gateway.server import to_thread
 from sharedkernel.client.gateway.websocket import WebSocket
 from sharedkernel.errors import ProtocolError
 from sharedkernel.jupyter import wire
@@ -154,9 +153,7 @@ class SessionConnection:
         """End the session, if there is one; whether another one takes its place, as it *restarts*."""
         while self._gateway is not None and self._kernel_id is not None:
             try:
-                return await asyncio.wrap_future(
-                    in_thread(partial(self._gateway.end, self._kernel_id, restarts=restarts))
-                )
+                return await to_thread(self._gateway.end, self._kernel_id, restarts=restarts)
             except GatewayRefused as error:
                 if error.status != 404:
                     log.warning("the gateway did not end the session: %s", error)
