@@ -9,8 +9,7 @@ from pathlib import Path
 
 from traitlets import Bool, Int
 
-from sharedkernel.cli.base import fail
-from sharedkernel.cli.options import StackCommandApp
+from sharedkernel.cli.base import StackCommandApp, fail
 
 #: every benchmark, in the order of `--all`; each is a module with a function `run` in the checkout's `benchmarks`
 BENCHMARKS = (

@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from traitlets import Unicode
 
-from sharedkernel.cli.base import fail
-from sharedkernel.cli.options import StackCommandApp
+from sharedkernel.cli.base import StackCommandApp, fail
 from sharedkernel.demo.report import FairnessMeter, ended_line, make_report, progress_line, progress_view, report_view
 from sharedkernel.demo.runs import NotebookRuns, examples_directory
 from sharedkernel.local_stack import LocalStack

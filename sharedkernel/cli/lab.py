@@ -14,7 +14,7 @@ from shlex import quote
 
 from traitlets import Bool, Unicode
 
-from sharedkernel.cli.options import StackCommandApp
+from sharedkernel.cli.base import StackCommandApp
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.jupyter.names import KERNEL_NAME
 from sharedkernel.local_stack import LocalStack

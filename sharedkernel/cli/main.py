@@ -67,8 +67,10 @@ COMMANDS = {
     "install": Command("sharedkernel.cli.install.InstallApp", 'Add the kernel "Shared GPU" to this Jupyter.'),
     "uninstall": Command("sharedkernel.cli.install.UninstallApp", "Remove it, and your token, from this Jupyter."),
     "token": Command("sharedkernel.gateway.auth.token_command.TokenApp", "Add, list and remove users' tokens.", "host"),
-    "status": Command("sharedkernel.cli.status.StatusApp", "Show who uses what of the device, and who waits for what."),
-    "top": Command("sharedkernel.cli.status.TopApp", "The same, live; sort, filter, offload and stop."),
+    "status": Command(
+        "sharedkernel.cli.sessions.StatusApp", "Show who uses what of the device, and who waits for what."
+    ),
+    "top": Command("sharedkernel.cli.sessions.TopApp", "The same, live; sort, filter, offload and stop."),
     "sessions": Command("sharedkernel.cli.sessions.SessionsApp", "List sessions: yours, or everybody's."),
     "stop": Command("sharedkernel.cli.sessions.StopApp", "Shut sessions down."),
     "offload": Command(
@@ -79,15 +81,15 @@ COMMANDS = {
         "sharedkernel.cli.quota.PolicyApp", "Show by which policy the devices serve; for admins, change it."
     ),
     "class": Command(
-        "sharedkernel.cli.classroom.app.ClassApp",
+        "sharedkernel.cli.classroom.ClassApp",
         "Run a class: users with invitations, limits and tokens that end together.",
     ),
     "files": Command(
-        "sharedkernel.cli.remote.files.FilesApp",
+        "sharedkernel.cli.files.FilesApp",
         "List, upload, download and remove your files on the gateway's machine.",
     ),
     "ports": Command(
-        "sharedkernel.cli.remote.ports.PortsApp",
+        "sharedkernel.cli.ports.PortsApp",
         "List the ports of your programs on the host, and reach them from here.",
     ),
     "shelf": Command("sharedkernel.cli.shelf.ShelfApp", "List what is on your shelf, or everybody's, and take it off."),

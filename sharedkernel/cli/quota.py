@@ -13,8 +13,7 @@ from urllib.parse import urlencode
 from rich.console import Console, RenderableType
 from traitlets import Bool, Unicode
 
-from sharedkernel.cli.base import fail
-from sharedkernel.cli.options import NO_LIMIT, GatewayCommandApp, LimitCommandApp
+from sharedkernel.cli.base import NO_LIMIT, GatewayCommandApp, LimitCommandApp, fail
 from sharedkernel.client.gateway.connection import POLICY_PATH, QUOTAS_PATH, fetch
 from sharedkernel.status.tables import cell, new_table, number, text
 from sharedkernel.status.text import safe_text

@@ -14,8 +14,7 @@ from typing import Any
 
 from traitlets import Bool, TraitError, Unicode, validate
 
-from sharedkernel.cli.base import fail
-from sharedkernel.cli.options import GatewayCommandApp
+from sharedkernel.cli.base import GatewayCommandApp, fail
 from sharedkernel.cli.trace.document import Recording, trace_document
 from sharedkernel.cli.trace.live import record_live
 from sharedkernel.cli.trace.log import record_from_log, recorded_directories

@@ -10,8 +10,7 @@ from typing import Any
 from rich.console import Console
 from traitlets import Bool, Integer
 
-from sharedkernel.cli.base import fail
-from sharedkernel.cli.options import GatewayCommandApp
+from sharedkernel.cli.base import GatewayCommandApp, fail
 from sharedkernel.client.gateway.connection import Gateway
 from sharedkernel.client.ports import PortForwards, list_ports
 from sharedkernel.status.tables import cell, new_table, number, text

@@ -17,10 +17,9 @@ from urllib.parse import urlencode, urlsplit
 from rich.console import Console
 from traitlets import Bool, Unicode
 
-from sharedkernel.cli.base import fail
-from sharedkernel.cli.classroom.roster import Person, read_roster
-from sharedkernel.cli.options import LimitCommandApp
+from sharedkernel.cli.base import LimitCommandApp, fail
 from sharedkernel.cli.quota import limit_words
+from sharedkernel.cli.roster import Person, read_roster
 from sharedkernel.client.gateway.connection import CLASS_PATH, fetch
 from sharedkernel.status.tables import cell, new_table, number, text
 from sharedkernel.status.text import safe_text
