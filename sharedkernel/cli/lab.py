@@ -118,7 +118,7 @@ class LabApp(StackCommandApp):
 
     def _first_notebook(self) -> list[str]:
         """Put a first notebook into a folder that has none, and return the option with which JupyterLab opens it."""
-        from sharedkernel.demo.runs import examples_directory
+        from sharedkernel.demo import examples_directory
 
         if self.no_first_notebook or any(Path().glob("*.ipynb")):
             return []
