@@ -11,7 +11,6 @@ import re
 import sys
 from getpass import getpass
 from pathlib import Path
-from typing import TextIO
 
 from jupyter_core.paths import jupyter_config_dir, jupyter_config_path
 from traitlets import Bool, Unicode
@@ -35,10 +34,8 @@ from sharedkernel.client.gateway.credentials import (
     check_token,
     check_url,
     credentials_path,
-    hub_gateway_path,
     load_credentials,
     store_credentials,
-    store_hub_gateway,
 )
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
 from sharedkernel.client.gateway.server import check_fingerprint
@@ -103,45 +100,37 @@ class InstallApp(CommandApp):
             credentials = self._read_options()
         except ConfigError as error:
             fail(str(error), status=2)
-        certificate = None
-        warning = None
+        certificate = warning = None
         environments: list[str] = []
         try:
             if self.fingerprint:
                 certificate = expected_certificate(credentials.url, self.fingerprint)
+            if credentials.token:
+                environments = check_gateway(credentials, certificate)
         except (GatewayUnreachable, GatewayRefused) as error:
-            fail(f"nothing was installed: {error}")
-        try:
-            environments = check_gateway(credentials, certificate) if credentials.token else []
-        except GatewayUnreachable as error:
+            if isinstance(error, GatewayRefused) or (self.fingerprint and certificate is None):
+                fail(f"nothing was installed: {error}")
             warning = str(error)
             self._refuse_to_replace(credentials, warning)
-        except GatewayRefused as error:
-            fail(f"nothing was installed: {error}")
         prefix = sys.prefix if self.sys_prefix else self.prefix or None
         try:
             places = install_kernelspecs(
                 environments, kernel_name=self.kernel_name, display_name=self.display_name, prefix=prefix
             )
-            if self.jupyterhub:
-                kept = store_hub_gateway(self.kernel_name, credentials, self._config_folder(), certificate)
-            else:
-                kept = store_credentials(self.kernel_name, credentials, certificate)
+            kept = self._kept_path()
+            store_credentials(kept, credentials, certificate, for_hub=self.jupyterhub)
         except OSError as error:
             fail(f"cannot write {error.filename}: {error.strerror}; try --user, or another --prefix.")
         for shown, place in places.items():
-            self._tell(f'Installed the kernel "{shown}" in {place}')
+            print(f'Installed the kernel "{shown}" in {place}')  # noqa: T201
         if self.jupyterhub:
-            self._tell(
-                f"The gateway's address is kept in {kept}; each server of JupyterHub shows it a token of its own."
-            )
+            what = f"The gateway's address is kept in {kept}; each server of JupyterHub shows it a token of its own."
         else:
-            self._tell(f"The gateway's address and your token are kept in {kept}, readable by you only.")
+            what = f"The gateway's address and your token are kept in {kept}, readable by you only."
+        print(what)  # noqa: T201
         if warning is not None:
-            self._tell(
-                f"sharedkernel: warning: {warning} It was installed all the same; the token was not checked.",
-                file=sys.stderr,
-            )
+            why = f"{warning} It was installed all the same; the token was not checked."
+            print(f"sharedkernel: warning: {why}", file=sys.stderr)  # noqa: T201
 
     def _refuse_to_replace(self, credentials: Credentials, why_not: str) -> None:
         """Exit if something else is kept, which may work: that the new address does cannot be seen now."""
@@ -154,9 +143,6 @@ class InstallApp(CommandApp):
                     f"nothing was installed: {why_not} What {path} keeps for {kept.url} stays; remove that file if "
                     "this is to take its place unchecked."
                 )
-
-    def _tell(self, text: str, *, file: TextIO | None = None) -> None:
-        print(text, file=file)
 
     def _read_options(self) -> Credentials:
         """Return the credentials to keep, once all options make sense.
@@ -191,9 +177,7 @@ class InstallApp(CommandApp):
 
     def _kept_path(self) -> Path:
         """Return the file in which the address and the token are kept."""
-        if self.jupyterhub:
-            return hub_gateway_path(self.kernel_name, self._config_folder())
-        return credentials_path(self.kernel_name)
+        return credentials_path(self.kernel_name, self._config_folder() if self.jupyterhub else None)
 
     def _read_token(self, url: str) -> str:
         """Return the token; "": none is needed.

@@ -132,7 +132,7 @@ def connect(kernel_name: str, url: str, token: str, fingerprint: str) -> None:
         raise FieldRefused(str(error), "url") from None
     try:
         install_kernelspecs(environments, kernel_name=kernel_name)
-        store_credentials(kernel_name, credentials, certificate)
+        store_credentials(path, credentials, certificate)
     except OSError as error:
         raise FieldRefused(f"cannot write {error.filename}: {error.strerror}.", "") from None
 
