@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 from traitlets import Int, Unicode
 
-from sharedkernel.cli.simulate.scenario import OnProgress, ScenarioApp
+from sharedkernel.cli.simulate.app import OnProgress, ScenarioApp
 from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling.policies.registry import POLICIES
 from sharedkernel.simulator.classroom import SHORT, ClassForecast, ClassPlan, ClassVerdict, forecast_class
