@@ -85,11 +85,11 @@ class LocalResponder:
         failed = False
         for request in requests:
             if request.is_cell and failed:
-                self._abort(request)
+                self._answer_at_once(request, {"status": "aborted"})
             elif request.is_cell:
                 failed = self._fail(request, problem)
             else:
-                self._answer_other(request, problem)
+                self._answer_at_once(request, _answer(request, problem))
 
     def reply(self, request: Request, content: dict[str, Any]) -> None:
         """Send the reply to *request*."""
@@ -113,17 +113,10 @@ class LocalResponder:
         """Show *text* in the output of the cell whose request has the header *parent*."""
         self.publish("stream", {"name": "stderr", "text": text + "\n"}, parent)
 
-    def _answer_other(self, request: Request, problem: Problem) -> None:
-        known: dict[str, dict[str, Any]] = {
-            "kernel_info_request": _kernel_info(problem),
-            "comm_info_request": {"status": "ok", "comms": {}},
-            "history_request": {"status": "ok", "history": []},
-            "is_complete_request": {"status": "unknown"},
-            "interrupt_request": {"status": "ok"},
-        }
+    def _answer_at_once(self, request: Request, content: dict[str, Any]) -> None:
         # Without busy and idle around it a client may take the kernel for not ready yet.
         self.publish("status", {"execution_state": "busy"}, request.header)
-        self.reply(request, known.get(request.message_type, _error(problem)))
+        self.reply(request, content)
         self.publish("status", {"execution_state": "idle"}, request.header)
 
     def _fail(self, request: Request, problem: Problem) -> bool:
@@ -141,17 +134,24 @@ class LocalResponder:
         self.publish("status", {"execution_state": "idle"}, request.header)
         return bool(cell.get("stop_on_error", True)) and not silent
 
-    def _abort(self, request: Request) -> None:
-        self.publish("status", {"execution_state": "busy"}, request.header)
-        self.reply(request, {"status": "aborted"})
-        self.publish("status", {"execution_state": "idle"}, request.header)
-
 
 def _read_cell(request: Request) -> dict[str, Any]:
     try:
         return wire.read_object(request.content)
     except ProtocolError:
         return {}
+
+
+def _answer(request: Request, problem: Problem) -> dict[str, Any]:
+    """Return the content of the reply to what is no cell: what a client can go on with, if there is such a thing."""
+    answers: dict[str, dict[str, Any]] = {
+        "kernel_info_request": _kernel_info(problem),
+        "comm_info_request": {"status": "ok", "comms": {}},
+        "history_request": {"status": "ok", "history": []},
+        "is_complete_request": {"status": "unknown"},
+        "interrupt_request": {"status": "ok"},
+    }
+    return answers.get(request.message_type, _error(problem))
 
 
 def _error(problem: Problem) -> dict[str, Any]:
