@@ -29,9 +29,9 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from jupyter_server.services.kernels.kernelmanager import MappingKernelManager
@@ -48,6 +48,8 @@ from sharedkernel.status.document import SessionStatus, StatusDocument, read_sta
 
 log = logging.getLogger(__name__)
 
+#: a page: called with the view (JSON), of which a later one may take an earlier one's place before it is sent
+Watcher = Callable[[str], None]
 #: of the view
 VERSION = 1
 #: seconds between attempts to reach the gateway: doubling from the first to the second
@@ -110,13 +112,6 @@ class LocalKernels:
         return client_key(Path(connection_file), session.key) if connection_file and session is not None else None
 
 
-class Watcher(Protocol):
-    """A page."""
-
-    def show(self, view: str) -> None:
-        """Send *view* (JSON); a later one may take its place before it is sent."""
-
-
 class Follower:
     """Keeps the pages' view up to date; needs a running event loop.
 
@@ -141,15 +136,15 @@ class Follower:
         self._forget()
 
     def add(self, watcher: Watcher) -> None:
-        """Show the view to *watcher* from now on."""
+        """Call *watcher* with the view from now on, and whenever it has changed."""
         self._watchers.add(watcher)
         if self._task is None:
             self._start()
         self._find_kernels()
-        watcher.show(self._view())
+        watcher(self._view())
 
     def remove(self, watcher: Watcher) -> None:
-        """Show it to *watcher* no more."""
+        """Call *watcher* no more."""
         self._watchers.discard(watcher)
         if not self._watchers and self._task is not None:
             self._task.cancel()
@@ -272,7 +267,7 @@ class Follower:
     def _show(self) -> None:
         view = self._view()
         for watcher in list(self._watchers):
-            watcher.show(view)
+            watcher(view)
 
     def _view(self) -> str:
         view = {

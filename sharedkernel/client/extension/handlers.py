@@ -206,14 +206,14 @@ class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
     def open(self, *args: Any, **kwargs: Any) -> None:
         """Start watching."""
         super().open(*args, **kwargs)
-        self._follower.add(self)
+        self._follower.add(self.show)
 
     def on_message(self, message: str | bytes) -> None:
         """Ignore what is said: there is nothing to ask."""
 
     def on_close(self) -> None:
         """Stop watching."""
-        self._follower.remove(self)
+        self._follower.remove(self.show)
 
     def show(self, view: str) -> None:
         """Send *view*, or let it wait while an earlier one is being sent; a later one then takes its place."""
@@ -228,7 +228,7 @@ class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         try:
             self._sending = self.write_message(view)
         except WebSocketClosedError:
-            self._follower.remove(self)
+            self._follower.remove(self.show)
             return
         self._shown = view
         self._sending.add_done_callback(self._sent)

@@ -51,12 +51,6 @@ _RESTART_INTERVAL = 0.05
 RECORDER = "sharedkernel_recorder"
 
 
-def is_relay(kernel: Any) -> bool:
-    """Return whether the kernel with this manager is a relay."""
-    spec = getattr(kernel, "kernel_spec", None)
-    return spec is not None and _RELAY in spec.argv
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Kernel:
     """One kernel that is listened to."""
@@ -162,7 +156,8 @@ class Recorder:
 
     def _listen(self, kernel_id: str) -> None:
         manager: Any = self._kernels.get_kernel(kernel_id)
-        if not is_relay(manager):
+        spec = getattr(manager, "kernel_spec", None)
+        if spec is None or _RELAY not in spec.argv:
             return
         before = self._forget(kernel_id)
         # Not Jupyter's stream, which takes three turns of the event loop for each message.
@@ -220,7 +215,7 @@ class Recorder:
         It is told which messages were heard, so that it goes on with the next one. One that dies as well before it
         answers is not asked any more: the question would reach the one after it, and what it names be out of date.
         """
-        speakers = set(map(_speaker, kernel.heard))
+        speakers = {str(wire.read_object(header).get("session")) for header in kernel.heard}
         # After a restart at other ports, nobody here listens to the kernel.
         while list(manager.ports) == kernel.ports:
             if await ensure_async(manager.is_alive()):
@@ -250,11 +245,6 @@ class Recorder:
             if kernel_id in self._kernels:
                 self._kernels.remove_restart_callback(kernel_id, kernel.on_died)
         return kernel
-
-
-def _speaker(header: bytes) -> str:
-    """Return the message session of the process that has sent a message."""
-    return str(wire.read_object(header).get("session"))
 
 
 async def _ask_who(manager: Any, heard: Sequence[str]) -> str:
