@@ -19,6 +19,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,12 +127,8 @@ class TraceApp(GatewayCommandApp):
     def _record(self) -> list[Recording]:
         if self.seconds:
             credentials = self.credentials()
-            return record_live(
-                lambda: fetch_status(credentials),
-                lambda path: fetch(credentials, path),
-                _parse(self.seconds),
-                device=self.device,
-            )
+            ask, look = partial(fetch, credentials), partial(fetch_status, credentials)
+            return record_live(look, ask, _parse(self.seconds), device=self.device)
         if not self.runtime_dir and not hasattr(os, "getuid"):
             fail("there is no executor's record on this system; record what happens now with --seconds 10.")
         directory = Path(self.runtime_dir) if self.runtime_dir else default_runtime_directory()
@@ -165,14 +162,9 @@ def trace_document(*recordings: Recording) -> dict[str, Any]:
         tracks = _Tracks(recording, shift, process, is_alone=len(recordings) == 1)
         events += [*tracks.headings(), *tracks.slices(), *tracks.counters()]
         process += 1 + len(tracks.users)
-    notes = (
-        recordings[0].notes if len(recordings) == 1 else {recording.device: recording.notes for recording in recordings}
-    )
-    return {
-        "traceEvents": events,
-        "displayTimeUnit": "ms",
-        "otherData": {"made_by": f"sharedkernel {__version__}", **notes},
-    }
+    notes = {recording.device: recording.notes for recording in recordings}
+    about = {"made_by": f"sharedkernel {__version__}", **(recordings[0].notes if len(recordings) == 1 else notes)}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
 
 
 def _shifts(recordings: Sequence[Recording]) -> list[float]:
@@ -219,8 +211,9 @@ class _Tracks:
         yield from _named("process", self._process, 0, f"{title}: lanes", self._process)
         for track in sorted({span.track for span in spans if span.track is not None}):
             yield from _named("thread", self._process, track, f"lane track {track}", track)
+        label = {"labels": f"host {safe_text(self._recording.host)}"}
         for process in (self._process, *self.users.values()) if self._recording.host else ():
-            yield _labelled(process, f"host {safe_text(self._recording.host)}")
+            yield {"ph": "M", "pid": process, "tid": 0, "ts": 0, "name": "process_labels", "args": label}
         for user, process in self.users.items():
             yield from _named("process", process, 0, f"user {safe_text(user)}{where}", process)
         users = {span.session: span.user for span in spans}
@@ -247,14 +240,8 @@ class _Tracks:
                 yield {**slice_, "name": title, "cat": str(span.activity), "args": arguments}
                 if span.revoked_at is not None and begin <= span.revoked_at < end:
                     since = self._at(span.revoked_at)
-                    yield {
-                        **slice_,
-                        "ts": since,
-                        "dur": stop - since,
-                        "name": _REVOKED,
-                        "cat": "preempting",
-                        "args": {},
-                    }
+                    revoked = {"ts": since, "dur": stop - since, "name": _REVOKED, "cat": "preempting", "args": {}}
+                    yield {**slice_, **revoked}
 
     def counters(self) -> Iterator[TraceEvent]:
         """Yield the device's memory, how many wait, and device time by session, where that is known."""
@@ -283,11 +270,6 @@ class _Tracks:
     def _at(self, when: float) -> int:
         # Whole microseconds: a sum of fractions would make slices overlap that only touch.
         return round((when - self._recording.begin + self._shift) * 1e6)
-
-
-def _labelled(process: int, label: str) -> TraceEvent:
-    """Return what labels a process."""
-    return {"ph": "M", "pid": process, "tid": 0, "ts": 0, "name": "process_labels", "args": {"labels": label}}
 
 
 def _named(kind: str, process: int, thread: int, name: str, place: int) -> Iterator[TraceEvent]:

@@ -61,9 +61,9 @@ class Recording:
     host: str = ""
     begin: float
     end: float
-    spans: list[Span]
+    spans: list[Span] = field(default_factory=list)
     #: what to call each session, by its id
-    names: dict[str, str]
+    names: dict[str, str] = field(default_factory=dict)
     #: (when, bytes of the device in use), oldest first
     memory: list[tuple[float, int]] = field(default_factory=list)
     #: for each session: (when, device time it was served since the one before, in percent), oldest first
@@ -317,15 +317,13 @@ def record_live(
             host=hosts.get(name, ""),
             begin=begin,
             end=end,
-            spans=[],
-            names={},
-            shares={},
             notes={"source": "the timeline of a gateway", "begin_unix_seconds": begin, "most_sessions_left_out": 0},
         )
         for name in names
     }
-    for piece in pieces(begin, end):
-        for timeline in _ask(fetch, piece):
+    for until, length in pieces(begin, end):
+        path = f"/sharedkernel/api/timeline?seconds={length}&columns={MAX_COLUMNS}&end={until}"
+        for timeline in _read(fetch(path)):
             name = names[0] if timeline.device is None else timeline.device
             if name in recordings:
                 _add(recordings[name], timeline)
@@ -350,11 +348,6 @@ def pieces(begin: float, end: float) -> Iterator[tuple[float, float]]:
     length = (end - begin) / number
     for place in range(number):
         yield begin + (place + 1) * length, max(MIN_SECONDS, length)
-
-
-def _ask(fetch: Callable[[str], Any], piece: tuple[float, float]) -> list[NamedTimeline]:
-    end, length = piece
-    return _read(fetch(f"/sharedkernel/api/timeline?seconds={length}&columns={MAX_COLUMNS}&end={end}"))
 
 
 def _read(answer: Any) -> list[NamedTimeline]:
