@@ -39,7 +39,6 @@ _BELOW_LEAST = re.compile(
 
 #: what stands for "no limit" on the line
 NO_LIMIT = "none"
-_LIMIT_TAGS = {"config": True, "is_limit": True}
 
 
 def fail(sentence: str, *, status: int = 1) -> NoReturn:
@@ -82,8 +81,8 @@ class _StrictLoader(KVArgParseConfigLoader):
 class CommandApp(Application):
     """Base of the commands.
 
-    Subclasses set ``name``, ``description`` and ``examples``, and implement ``start``. Each of their traits with
-    ``config`` is an option, one without a value if it is a Bool: ``--some-name`` for ``some_name``, or what the trait's
+    Subclasses set ``name``, ``description`` and ``examples``, and implement ``start``. Each of their traits with a
+    ``help`` is an option, one without a value if it is a Bool: ``--some-name`` for ``some_name``, or what the trait's
     tag ``option`` says (None: no option). ``aliases`` and ``flags`` have more.
     """
 
@@ -101,8 +100,9 @@ class CommandApp(Application):
         super().__init_subclass__(**kwargs)
         cls.aliases, cls.flags = dict(cls.aliases), dict(cls.flags)
         for name, trait in vars(cls).items():
-            if not isinstance(trait, TraitType) or not trait.metadata.get("config"):
+            if not isinstance(trait, TraitType) or not trait.help:
                 continue
+            trait.tag(config=True)
             option = trait.metadata.get("option", name.replace("_", "-"))
             if isinstance(trait, Bool):
                 cls.flags[option] = ({cls.__name__: {name: True}}, trait.help)
@@ -184,10 +184,8 @@ class GatewayCommandApp(CommandApp):
 
     gateway_url = Unicode(
         help=f"The gateway's address. Default: ${URL_VARIABLE}, else what `sharedkernel install` kept."
-    ).tag(config=True)
-    token = Unicode(help=f"Your token. Default: ${TOKEN_VARIABLE}, else what `sharedkernel install` kept.").tag(
-        config=True
     )
+    token = Unicode(help=f"Your token. Default: ${TOKEN_VARIABLE}, else what `sharedkernel install` kept.")
 
     def credentials(self) -> Credentials:
         """Return the gateway and token from the options, the environment, or `sharedkernel install`, in that order.
@@ -219,16 +217,16 @@ class GatewayCommandApp(CommandApp):
 class LimitCommandApp(GatewayCommandApp):
     """Base of the commands that set what users may use."""
 
-    memory = Unicode(help='Memory on each device, such as "8GiB", or "25%" of it.').tag(**_LIMIT_TAGS)
-    share = Unicode(help="Share of the device; 2 is twice the usual one.").tag(**_LIMIT_TAGS)
-    sessions = Unicode(help="How many sessions at a time.").tag(**_LIMIT_TAGS)
-    priority = Unicode(help="Larger is served first, under the policy `priority`.").tag(**_LIMIT_TAGS)
+    memory = Unicode(help='Memory on each device, such as "8GiB", or "25%" of it.').tag(is_limit=True)
+    share = Unicode(help="Share of the device; 2 is twice the usual one.").tag(is_limit=True)
+    sessions = Unicode(help="How many sessions at a time.").tag(is_limit=True)
+    priority = Unicode(help="Larger is served first, under the policy `priority`.").tag(is_limit=True)
     offload_after = Unicode(
         help='How long idle memory stays on the device while others wait, such as "30s"; "never": always.'
-    ).tag(**_LIMIT_TAGS)
-    cull_after = Unicode(help='After how long an idle session is ended, such as "2h".').tag(**_LIMIT_TAGS)
+    ).tag(is_limit=True)
+    cull_after = Unicode(help='After how long an idle session is ended, such as "2h".').tag(is_limit=True)
     linger = Unicode(help='How long a session that was shut down can be brought back, such as "10m".').tag(
-        **_LIMIT_TAGS
+        is_limit=True
     )
 
     def limits(self) -> dict[str, Any]:
@@ -263,10 +261,10 @@ def _number(value: str) -> float | int | str:
 class StackCommandApp(CommandApp):
     """Base of the commands that stand on a :class:`~sharedkernel.local_stack.LocalStack`."""
 
-    device = Unicode("host", help="The device to share: `host`, the processor.").tag(config=True)
+    device = Unicode("host", help="The device to share: `host`, the processor.")
     capacity = Unicode(
         "4GiB", help='How much of the device\'s memory to share, such as "8GiB"; empty: what the device has.'
-    ).tag(config=True)
+    )
 
     @validate("capacity")
     def _check_capacity(self, proposal: Any) -> str:

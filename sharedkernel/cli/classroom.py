@@ -55,25 +55,23 @@ class ClassApp(LimitCommandApp):
     """
     accepts_arguments = True
 
-    group = Unicode(help="Name of the class, where there are several at a time.").tag(config=True)
+    group = Unicode(help="Name of the class, where there are several at a time.")
     until = Unicode(
         help="When it ends: a time such as 18:00, a date such as 2026-12-31, both, or a duration such as 90m or 12h."
-    ).tag(config=True)
+    )
     address = Unicode(
         help="The gateway's address as the class's users reach it, for the links. Default: the one that you use."
-    ).tag(config=True)
+    )
     hub_url = Unicode(
         help="Where users sign in at the hub, such as https://hub.example.org/hub, for a gateway with a hub's users. "
         "Default: what the hub tells the gateway."
-    ).tag(config=True)
+    )
     known = Bool(
         False, help="The roster may name people who have tokens, sessions or something on a shelf here already."
-    ).tag(config=True)
-    replace = Bool(
-        False, help="With `invite`: end the tokens that used links of these people gave; sessions go on."
-    ).tag(config=True)
-    keep = Bool(False, help="With `invite`: leave those tokens good, for another machine.").tag(config=True)
-    as_json = Bool(False, help="Print JSON instead of text.").tag(config=True, option="json")
+    )
+    replace = Bool(False, help="With `invite`: end the tokens that used links of these people gave; sessions go on.")
+    keep = Bool(False, help="With `invite`: leave those tokens good, for another machine.")
+    as_json = Bool(False, help="Print JSON instead of text.").tag(option="json")
 
     def start(self) -> None:
         """Do what the line says.

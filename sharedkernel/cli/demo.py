@@ -69,7 +69,7 @@ class DemoApp(StackCommandApp):
         "json": ({"DemoApp": {"json_file": _STANDARD_OUTPUT}}, "Print the report as JSON instead of tables.")
     }
 
-    json_file = Unicode(help="Write the report as JSON to this file as well.").tag(config=True, option="json")
+    json_file = Unicode(help="Write the report as JSON to this file as well.").tag(option="json")
 
     def start(self) -> None:
         """Run the demo.

@@ -47,9 +47,9 @@ class FilesApp(GatewayCommandApp):
         "r": ({"FilesApp": {"recursive": True}}, "Folders, too, with all that is in them."),
     }
 
-    force = Bool(False, help="Replace files that exist, without a question.").tag(config=True)
-    recursive = Bool(False, help="Folders, too, with all that is in them.").tag(config=True)
-    as_json = Bool(False, help="With `ls`, print JSON instead of text.").tag(config=True, option="json")
+    force = Bool(False, help="Replace files that exist, without a question.")
+    recursive = Bool(False, help="Folders, too, with all that is in them.")
+    as_json = Bool(False, help="With `ls`, print JSON instead of text.").tag(option="json")
 
     def parse_command_line(self, argv: Sequence[str] | None = None) -> None:
         """Parse *argv*, whose options without values may be anywhere: `argparse` takes words only side by side."""

@@ -40,14 +40,14 @@ class HostApp(CommandApp):
         "",
         help="The devices to serve, such as cuda:0,cuda:1 or host. Default: all GPUs, and the processor (`host`) where "
         "there is none.",
-    ).tag(config=True)
+    )
     executor_options = Unicode(
         "", help='Options for each executor, in quotes after a =, such as ="--policy srtf --lane-sharing all".'
-    ).tag(config=True)
+    )
     runtime_dir = Unicode(
         help="Private directory where gateway and executors meet. Default: $XDG_RUNTIME_DIR/sharedkernel, or "
         "/tmp/sharedkernel-UID where there is none."
-    ).tag(config=True)
+    )
 
     def start(self) -> None:
         """Serve until SIGTERM or SIGINT.

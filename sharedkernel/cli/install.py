@@ -60,33 +60,29 @@ class InstallApp(CommandApp):
         sharedkernel install --gateway-url https://gpu.example.org --fingerprint 3A:1F:…  # its certificate is its own
     """
 
-    gateway_url = Unicode(
-        help=f"Address of the gateway, such as https://gpu.example.org. Default: ${URL_VARIABLE}."
-    ).tag(config=True)
+    gateway_url = Unicode(help=f"Address of the gateway, such as https://gpu.example.org. Default: ${URL_VARIABLE}.")
     token = Unicode(
         help="Your token for the gateway; -: the first line of standard input. Default: "
         f"${TOKEN_VARIABLE}, else you are asked for it."
-    ).tag(config=True)
+    )
     ca_file = Unicode(
         help="File of the authorities that signed the gateway's certificate, if this system does not trust them. "
         f"Default: ${CA_VARIABLE}."
-    ).tag(config=True, option="ca")
+    ).tag(option="ca")
     fingerprint = Unicode(
         help="SHA-256 fingerprint of the gateway's certificate, in place of --ca: the certificate that the gateway "
         "shows is kept, and trusted, if it has this one."
-    ).tag(config=True)
-    user = Bool(False, help="Install for you alone (the default).").tag(config=True)
-    sys_prefix = Bool(False, help="Install into the Python environment that runs this command.").tag(config=True)
-    prefix = Unicode(help="Install into the environment at this path.").tag(config=True)
+    )
+    user = Bool(False, help="Install for you alone (the default).")
+    sys_prefix = Bool(False, help="Install into the Python environment that runs this command.")
+    prefix = Unicode(help="Install into the environment at this path.")
     jupyterhub = Bool(
         False,
         help="Keep no token: each server of a JupyterHub shows this gateway its own. A token given all the same is "
         "shown it now, to learn which Python environments it has, and not kept.",
-    ).tag(config=True)
-    kernel_name = Unicode(KERNEL_NAME, help="Name of the kernelspec; one for each gateway you use.").tag(
-        config=True, option="name"
     )
-    display_name = Unicode(DISPLAY_NAME, help="What a launcher shows.").tag(config=True)
+    kernel_name = Unicode(KERNEL_NAME, help="Name of the kernelspec; one for each gateway you use.").tag(option="name")
+    display_name = Unicode(DISPLAY_NAME, help="What a launcher shows.")
 
     def start(self) -> None:
         """Install.
@@ -223,9 +219,9 @@ class UninstallApp(CommandApp):
     """
 
     kernel_name = Unicode(KERNEL_NAME, help="Name of the kernelspec, as `sharedkernel install` was told.").tag(
-        config=True, option="name"
+        option="name"
     )
-    force = Bool(False, help="Remove it though you have sessions there; they continue without it.").tag(config=True)
+    force = Bool(False, help="Remove it though you have sessions there; they continue without it.")
 
     def start(self) -> None:
         """Remove it, unless there are sessions of the user.

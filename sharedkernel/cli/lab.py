@@ -56,13 +56,13 @@ class LabApp(StackCommandApp):
     device = Unicode(
         help="The device to share: `cuda:N`, an NVIDIA GPU, or `host`, the processor. Default: the first GPU, or the "
         "processor if there is none."
-    ).tag(config=True)
+    )
     capacity = Unicode(
         help="How much of the device's memory to share, such as \"8GiB\". Default: all of a GPU's, 4GiB of the "
         "processor's."
-    ).tag(config=True)
+    )
 
-    no_first_notebook = Bool(False, help="Open no first notebook.").tag(config=True)
+    no_first_notebook = Bool(False, help="Open no first notebook.")
 
     def remedy(self, argv: Sequence[str]) -> str:
         """Return where JupyterLab's own options go, if *argv* has any before the ``--``."""

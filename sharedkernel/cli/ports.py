@@ -37,8 +37,8 @@ class PortsApp(GatewayCommandApp):
 
     local_port = Integer(
         0, min=0, max=65535, help="Listen on this port here, for one port of the host. Default: the same number."
-    ).tag(config=True)
-    as_json = Bool(False, help="Print the list as JSON.").tag(config=True, option="json")
+    )
+    as_json = Bool(False, help="Print the list as JSON.").tag(option="json")
 
     def start(self) -> None:
         """Do what the line says.

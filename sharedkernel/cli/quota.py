@@ -42,10 +42,10 @@ class QuotaApp(LimitCommandApp):
     """
     accepts_arguments = True
 
-    group = Unicode(help="Change it for this group instead of for a user.").tag(config=True)
-    default = Bool(False, help="Change it for all who have no value of their own or of a group.").tag(config=True)
-    reset = Bool(False, help="Undo changes made in this way: for one user or group, or all of them.").tag(config=True)
-    as_json = Bool(False, help="Print JSON instead of text.").tag(config=True, option="json")
+    group = Unicode(help="Change it for this group instead of for a user.")
+    default = Bool(False, help="Change it for all who have no value of their own or of a group.")
+    reset = Bool(False, help="Undo changes made in this way: for one user or group, or all of them.")
+    as_json = Bool(False, help="Print JSON instead of text.").tag(option="json")
 
     def start(self) -> None:
         """Do what the line says.
@@ -148,7 +148,7 @@ class PolicyApp(GatewayCommandApp):
     """
     accepts_arguments = True
 
-    as_json = Bool(False, help="Print JSON instead of text.").tag(config=True, option="json")
+    as_json = Bool(False, help="Print JSON instead of text.").tag(option="json")
 
     def start(self) -> None:
         """Show or change it.

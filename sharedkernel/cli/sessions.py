@@ -51,8 +51,8 @@ class StatusApp(GatewayCommandApp):
 
     about = Unicode(
         help="Show this first where a cluster is too large to show all: a host, a device, a user or a notebook."
-    ).tag(config=True)
-    as_json = Bool(False, help="Print the document itself instead of tables.").tag(config=True, option="json")
+    )
+    as_json = Bool(False, help="Print the document itself instead of tables.").tag(option="json")
 
     def start(self) -> None:
         """Ask the gateway once and print its answer."""
@@ -115,8 +115,8 @@ class SessionsApp(GatewayCommandApp):
         sharedkernel sessions --user ada
     """
 
-    user = Unicode(help="Only those of this user.").tag(config=True)
-    as_json = Bool(False, help="Print JSON, as in the status document.").tag(config=True, option="json")
+    user = Unicode(help="Only those of this user.")
+    as_json = Bool(False, help="Print JSON, as in the status document.").tag(option="json")
 
     def start(self) -> None:
         """Ask the gateway once and print its answer.
@@ -147,7 +147,7 @@ class _SessionCommandApp(GatewayCommandApp):
     verb: ClassVar[str]
     done: str
 
-    user = Unicode(help="All sessions of this user, in the place of an id.").tag(config=True)
+    user = Unicode(help="All sessions of this user, in the place of an id.")
 
     def start(self) -> None:
         """Do it to each session that the line names, whatever comes of the others, and print a line for each.
@@ -209,8 +209,8 @@ class StopApp(_SessionCommandApp):
         sharedkernel stop --programs 3f9c2a17
     """
 
-    now = Bool(False, help="End them for good; they cannot be brought back.").tag(config=True)
-    programs = Bool(False, help="End only their programs on a GPU; the sessions continue.").tag(config=True)
+    now = Bool(False, help="End them for good; they cannot be brought back.")
+    programs = Bool(False, help="End only their programs on a GPU; the sessions continue.")
 
     def start(self) -> None:
         """Shut down, or end, what the line names; see the base."""

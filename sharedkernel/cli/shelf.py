@@ -38,14 +38,14 @@ class ShelfApp(GatewayCommandApp):
         sharedkernel shelf --user ada --remove-all
     """
 
-    user = Unicode(help="Whose shelf. Default: yours; to look, everybody's if you are an admin.").tag(config=True)
-    remove = Unicode(help="Take what has this name off the shelf.").tag(config=True)
-    remove_all = Bool(False, help="Take everything off the shelf.").tag(config=True)
+    user = Unicode(help="Whose shelf. Default: yours; to look, everybody's if you are an admin.")
+    remove = Unicode(help="Take what has this name off the shelf.")
+    remove_all = Bool(False, help="Take everything off the shelf.")
     device = Unicode(
         help="Take it off on this one of several devices only, as the configuration names it, such as cuda:1. "
         "Default: on all."
-    ).tag(config=True)
-    as_json = Bool(False, help="Print JSON instead of text.").tag(config=True, option="json")
+    )
+    as_json = Bool(False, help="Print JSON instead of text.").tag(option="json")
 
     def start(self) -> None:
         """Do what the line says.

@@ -46,15 +46,11 @@ class ScenarioApp(CommandApp):
     #: names that `--policy` accepts
     policies: ClassVar[tuple[str, ...]] = ()
 
-    policy = Unicode(help="The policy to run; the default depends on the scenario.").tag(config=True)
-    compare = Unicode(help="Policies to run on the same workload, separated by commas.").tag(config=True)
-    seed = Int(0, help="Start of the random numbers of generated workloads; the same seed gives the same.").tag(
-        config=True
-    )
-    plot = Unicode(help="Draw who ran when and how completion times are distributed to this PNG or SVG file.").tag(
-        config=True
-    )
-    as_json = Bool(False, help="Print the figures as JSON instead of a table.").tag(config=True, option="json")
+    policy = Unicode(help="The policy to run; the default depends on the scenario.")
+    compare = Unicode(help="Policies to run on the same workload, separated by commas.")
+    seed = Int(0, help="Start of the random numbers of generated workloads; the same seed gives the same.")
+    plot = Unicode(help="Draw who ran when and how completion times are distributed to this PNG or SVG file.")
+    as_json = Bool(False, help="Print the figures as JSON instead of a table.").tag(option="json")
 
     def prepare(self) -> int:
         """Read and check what all policies run on; return the number of jobs. Called once.
@@ -151,10 +147,10 @@ def check_known(option: str, value: str, known: Iterable[str]) -> None:
 class TraceScenarioApp(ScenarioApp):
     """Base of the scenarios that read a trace, or generate one."""
 
-    trace = Unicode(help="A CSV file in Tiresias's columns; left out: a workload is generated.").tag(config=True)
-    time_unit = Unicode("s", help="Unit of the trace's times: s, ms or min.").tag(config=True)
-    skip_bad = Bool(False, help="Leave out rows that cannot be used, and say which.").tag(config=True)
-    jobs = Int(400, help="How many jobs to generate, where there is no trace.").tag(config=True)
+    trace = Unicode(help="A CSV file in Tiresias's columns; left out: a workload is generated.")
+    time_unit = Unicode("s", help="Unit of the trace's times: s, ms or min.")
+    skip_bad = Bool(False, help="Leave out rows that cannot be used, and say which.")
+    jobs = Int(400, help="How many jobs to generate, where there is no trace.")
 
     def workload_of(self, generate: Callable[..., tuple[TraceJob, ...]], **options: Any) -> tuple[TraceJob, ...]:
         """Return the trace's jobs, and say on standard error what was left out of it; or generate some.
@@ -204,27 +200,25 @@ class ClusterApp(TraceScenarioApp):
         "8",
         help="How many devices there are, or how many of each kind, such as fast=2,slow=4; a trace's column "
         "`duration_KIND` then says how long jobs take there.",
-    ).tag(config=True)
+    )
     workload = Unicode(
         help=f"What to generate where there is no trace: {', '.join(CLUSTER_WORKLOADS)}; default: heavy-tailed, and "
         "two-kinds for devices of kinds fast and slow."
-    ).tag(config=True)
-    backfill = Bool(False, help="With fifo: later jobs that fit overtake.").tag(config=True)
+    )
+    backfill = Bool(False, help="With fifo: later jobs that fit overtake.")
     las_thresholds = Unicode(
         help="With las: thresholds of the queues in device-seconds, such as 3250,7200,18000; empty: learned."
-    ).tag(config=True)
+    )
     samples = Unicode(
         help="What las and gittins know of the workload: a CSV file with a column `duration` of earlier jobs' "
         "device-seconds, or `trace` for the trace's own jobs; empty: what finished so far in the run."
-    ).tag(config=True)
+    )
     promote = Float(
         0.0,
         help="With las and gittins: a job that has waited for so many times what it ran goes back to the highest "
         "queue; 0: never.",
-    ).tag(config=True)
-    alpha = Float(1.0, help="With allox: part of the users whose jobs take part, those served least; 1: all.").tag(
-        config=True
     )
+    alpha = Float(1.0, help="With allox: part of the users whose jobs take part, those served least; 1: all.")
 
     def prepare(self) -> int:
         """See :meth:`.ScenarioApp.prepare`."""
@@ -294,17 +288,13 @@ class NotebooksApp(TraceScenarioApp):
     """
     policies = tuple(POLICIES)
 
-    devices = Int(0, help="How many devices are shared; 0: the fewest that keep --wait.").tag(config=True)
-    wait = Float(1.0, help="Seconds within which 95 % of the cells are to begin, where --devices is 0.").tag(
-        config=True
-    )
-    capacity = Unicode("14GiB", help='Memory of each device, such as "14GB".').tag(config=True)
-    quantum = Float(60.0, help="Longest turn of notebooks that share a lane, seconds; shorter is slower.").tag(
-        config=True
-    )
+    devices = Int(0, help="How many devices are shared; 0: the fewest that keep --wait.")
+    wait = Float(1.0, help="Seconds within which 95 % of the cells are to begin, where --devices is 0.")
+    capacity = Unicode("14GiB", help='Memory of each device, such as "14GB".')
+    quantum = Float(60.0, help="Longest turn of notebooks that share a lane, seconds; shorter is slower.")
     placement = Unicode(
         PlacementName.LEAST_LOADED, help=f"How notebooks are spread over devices: {', '.join(PLACEMENTS)}."
-    ).tag(config=True)
+    )
 
     def prepare(self) -> int:
         """See :meth:`.ScenarioApp.prepare`."""
@@ -350,11 +340,11 @@ class DeviceApp(ScenarioApp):
     """
     policies = tuple(POLICIES)
 
-    workload = Unicode("inference-42", help=f"What to run: {', '.join(DEVICE_WORKLOADS)}.").tag(config=True)
-    capacity = Unicode("14GiB", help='Memory of the device, such as "14GB".').tag(config=True)
-    quantum = Float(1.0, help="Longest turn before others may be preferred, seconds.").tag(config=True)
-    parallel_lanes = Int(1, help="Most lanes that run at once.").tag(config=True)
-    backfill = Bool(False, help="With fifo: later cells that fit overtake.").tag(config=True)
+    workload = Unicode("inference-42", help=f"What to run: {', '.join(DEVICE_WORKLOADS)}.")
+    capacity = Unicode("14GiB", help='Memory of the device, such as "14GB".')
+    quantum = Float(1.0, help="Longest turn before others may be preferred, seconds.")
+    parallel_lanes = Int(1, help="Most lanes that run at once.")
+    backfill = Bool(False, help="With fifo: later cells that fit overtake.")
 
     def prepare(self) -> int:
         """See :meth:`.ScenarioApp.prepare`."""

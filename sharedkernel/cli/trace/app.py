@@ -70,19 +70,15 @@ class TraceApp(GatewayCommandApp):
         sharedkernel trace --out now.json --seconds 30 --gateway-url http://127.0.0.1:8585 --token TOKEN
     """
 
-    out = Unicode(help="The file to write.").tag(config=True)
-    runtime_dir = Unicode(help="The executor's private directory. Default: the one it takes by itself.").tag(
-        config=True
-    )
+    out = Unicode(help="The file to write.")
+    runtime_dir = Unicode(help="The executor's private directory. Default: the one it takes by itself.")
     device = Unicode(
         help="Only this one of several devices, as the configuration names it, such as cuda:1; of several hosts, "
         "such as h2/cuda:1, or h2 for all of one host. Default: all."
-    ).tag(config=True)
-    last = Unicode("10m", help='How much of the executor\'s record, such as "90s" or "2h"; 0: all of it.').tag(
-        config=True
     )
-    seconds = Unicode(help='Record what happens from now on, for so long, such as 10 or "5m".').tag(config=True)
-    as_json = Bool(False, help="Print what was written as JSON instead of a sentence.").tag(config=True, option="json")
+    last = Unicode("10m", help='How much of the executor\'s record, such as "90s" or "2h"; 0: all of it.')
+    seconds = Unicode(help='Record what happens from now on, for so long, such as 10 or "5m".')
+    as_json = Bool(False, help="Print what was written as JSON instead of a sentence.").tag(option="json")
 
     @validate("last", "seconds")
     def _check_duration(self, proposal: Any) -> str:
