@@ -7,6 +7,7 @@ use.
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import re
 import sys
@@ -20,6 +21,7 @@ from traitlets.config import Application
 from traitlets.config.loader import ArgumentError, KVArgParseConfigLoader
 
 from sharedkernel._version import __version__
+from sharedkernel.client.gateway.connection import fetch
 from sharedkernel.client.gateway.credentials import (
     TOKEN_VARIABLE,
     URL_VARIABLE,
@@ -182,6 +184,8 @@ class CommandApp(Application):
 class GatewayCommandApp(CommandApp):
     """Base of the commands that ask a gateway."""
 
+    #: seconds that an answer may take
+    patience: ClassVar[float] = 5.0
     gateway_url = Unicode(
         help=f"The gateway's address. Default: ${URL_VARIABLE}, else what `sharedkernel install` kept."
     )
@@ -206,6 +210,20 @@ class GatewayCommandApp(CommandApp):
             raise ConfigError(
                 f"{error} Beside `sharedkernel lab` it works in a terminal of that JupyterLab (File, New, Terminal)."
             ) from None
+
+    def ask(self, path: str, method: str = "GET", body: Any = None) -> dict[str, Any]:
+        """Return the JSON object that the gateway answers to one request; as :meth:`.Gateway.fetch`."""
+        text = None if body is None else json.dumps(body)
+        return fetch(self.credentials(), path, method=method, body=text, timeout=self.patience)
+
+    def refuse_empty(self, *names: str, what: str = "has no value") -> None:
+        """End this process if one of these options is empty.
+
+        An empty variable in a script must not mean something else than it was to mean.
+        """
+        for name in names:
+            if name in self.config[type(self).__name__] and not getattr(self, name).strip():
+                fail(f"--{name.replace('_', '-')} {what}; see `{self._command_line} --help`.", status=2)
 
     @staticmethod
     def show_notes(answer: Mapping[str, Any]) -> None:
@@ -237,15 +255,10 @@ class LimitCommandApp(GatewayCommandApp):
         SystemExit
             With 2 when one has no value.
         """
-        changes: dict[str, Any] = {}
-        for name in self.trait_names(is_limit=True):
-            value = getattr(self, name).strip()
-            if name in self.config[type(self).__name__] and not value:
-                # An empty variable in a script must not mean something else than it was to mean.
-                fail(f"--{name.replace('_', '-')} has no value; see `{self._command_line} --help`.", status=2)
-            if value:
-                changes[name] = None if value == NO_LIMIT else _number(value)
-        return changes
+        names = self.trait_names(is_limit=True)
+        self.refuse_empty(*names)
+        values = {name: getattr(self, name).strip() for name in names}
+        return {name: None if value == NO_LIMIT else _number(value) for name, value in values.items() if value}
 
 
 def _number(value: str) -> float | int | str:

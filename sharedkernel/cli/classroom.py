@@ -20,13 +20,11 @@ from traitlets import Bool, Unicode
 from sharedkernel.cli.base import LimitCommandApp, fail
 from sharedkernel.cli.quota import limit_words
 from sharedkernel.cli.roster import Person, read_roster
-from sharedkernel.client.gateway.connection import CLASS_PATH, fetch
+from sharedkernel.client.gateway.connection import CLASS_PATH
 from sharedkernel.status.tables import cell, new_table, number, text
 from sharedkernel.status.text import safe_text
 from sharedkernel.units import parse_expiry
 
-#: seconds that an answer may take: a class's sessions end before it
-_PATIENCE = 180.0
 #: what is no roster
 _WORDS = ("status", "list", "invite", "until", "end")
 _USE = "use `class ROSTER --until TIME`, `class status`, `class invite NAME...`, `class until TIME` or `class end`."
@@ -54,6 +52,7 @@ class ClassApp(LimitCommandApp):
         sharedkernel class end
     """
     accepts_arguments = True
+    patience = 180.0  # a class's sessions end before the answer
 
     group = Unicode(help="Name of the class, where there are several at a time.")
     until = Unicode(
@@ -137,8 +136,7 @@ class ClassApp(LimitCommandApp):
 
     def _ask(self, method: str, body: Any = None) -> dict[str, Any]:
         path = f"{CLASS_PATH}?{urlencode({'group': self.group})}" if self.group else CLASS_PATH
-        text = None if body is None else json.dumps(body)
-        return fetch(self.credentials(), path, method=method, body=text, timeout=_PATIENCE)
+        return self.ask(path, method, body)
 
     # --- what is printed ----------------------------------------------------------------------------------------------
 

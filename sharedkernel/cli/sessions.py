@@ -157,10 +157,7 @@ class _SessionCommandApp(GatewayCommandApp):
         SharedKernelError
             When the gateway does not answer, or refuses.
         """
-        name = type(self).__name__
-        if "user" in self.config.get(name, {}) and not self.user:
-            # An empty variable in a script must not mean something else than it was to mean.
-            fail(f"--user names nobody; see `sharedkernel {self.name} --help`.", status=2)
+        self.refuse_empty("user", what="names nobody")
         if bool(self.extra_args) == bool(self.user):
             fail(f"name the sessions to {self.verb} by their ids, or all of one user by --user NAME.", status=2)
         if self.user:

@@ -12,13 +12,10 @@ from rich.console import Console, RenderableType
 from traitlets import Bool, Unicode
 
 from sharedkernel.cli.base import GatewayCommandApp, fail
-from sharedkernel.client.gateway.connection import SHELVES_PATH, fetch
+from sharedkernel.client.gateway.connection import SHELVES_PATH
 from sharedkernel.status.tables import cell, new_table, number, text
 from sharedkernel.status.text import about, safe_text
 from sharedkernel.units import format_bytes
-
-#: seconds that an answer may take: an executor that hangs is waited for by the gateway
-_PATIENCE = 20.0
 
 
 class ShelfApp(GatewayCommandApp):
@@ -37,6 +34,8 @@ class ShelfApp(GatewayCommandApp):
         sharedkernel shelf --user ada                 # for admins
         sharedkernel shelf --user ada --remove-all
     """
+
+    patience = 20.0  # an executor that hangs is waited for by the gateway
 
     user = Unicode(help="Whose shelf. Default: yours; to look, everybody's if you are an admin.")
     remove = Unicode(help="Take what has this name off the shelf.")
@@ -62,20 +61,14 @@ class ShelfApp(GatewayCommandApp):
             self._show()
 
     def _check_options(self) -> None:
-        for option in ("user", "remove", "device"):
-            # An empty variable in a script must not mean something else than it was to mean.
-            if option in self.config.ShelfApp and not getattr(self, option):
-                fail(f"--{option} names nothing; see `sharedkernel shelf --help`.", status=2)
+        self.refuse_empty("user", "remove", "device", what="names nothing")
         if self.remove and self.remove_all:
             fail("--remove and --remove-all do not go together; say which.", status=2)
         if self.device and not (self.remove or self.remove_all):
             fail("--device goes with --remove or --remove-all.", status=2)
 
-    def _ask(self, path: str, method: str = "GET") -> dict[str, Any]:
-        return fetch(self.credentials(), path, method=method, timeout=_PATIENCE)
-
     def _show(self) -> None:
-        document = self._ask(f"{SHELVES_PATH}/{quote(self.user, safe='')}" if self.user else SHELVES_PATH)
+        document = self.ask(f"{SHELVES_PATH}/{quote(self.user, safe='')}" if self.user else SHELVES_PATH)
         if self.as_json:
             print(json.dumps(document))  # noqa: T201
             return
@@ -88,13 +81,13 @@ class ShelfApp(GatewayCommandApp):
             print(line)  # noqa: T201
 
     def _take_off(self) -> None:
-        user = self.user or self._ask("/api/me")["identity"]["username"]
+        user = self.user or self.ask("/api/me")["identity"]["username"]
         path = f"{SHELVES_PATH}/{quote(user, safe='')}"
         if self.remove:
             path += f"/{quote(self.remove, safe='')}"
         if self.device:
             path += f"?{urlencode({'device': self.device})}"
-        answer = self._ask(path, "DELETE")
+        answer = self.ask(path, "DELETE")
         if self.as_json:
             print(json.dumps(answer))  # noqa: T201
             return
