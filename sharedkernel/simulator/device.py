@@ -22,7 +22,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sharedkernel.scheduling import MemoryProfile, Scheduler, SchedulerConfig, SessionId, UserId
 from sharedkernel.scheduling.model.actions import Action, ForceYield, Grant, Offload, Refuse, Restore, Revoke
@@ -113,7 +113,8 @@ class _Actor:
     profile: MemoryProfile
     #: number of its next cell
     next: int = 0
-    run: CellRun | None = None
+    #: of its present cell
+    run: CellRun = field(init=False)
     #: device time that its present cell has had, at full speed, seconds
     done: float = 0.0
     #: iterations of it that were reported
@@ -232,9 +233,8 @@ class SimulatedDevice:
     # --- what sessions do -----------------------------------
 
     def _arrive(self, actor: _Actor) -> None:
-        session = actor.session
-        started = SessionStarted(session=actor.id, user=UserId(session.user), domain="all", framework=session.framework)
-        self._tell(started)
+        user, framework = UserId(actor.session.user), actor.session.framework
+        self._tell(SessionStarted(session=actor.id, user=user, domain="all", framework=framework))
         self._send(actor)
 
     def _send(self, actor: _Actor) -> None:
@@ -251,28 +251,26 @@ class SimulatedDevice:
 
     def _want(self, actor: _Actor) -> None:
         left = math.ceil((actor.cell.seconds - actor.done) / actor.cell.iteration - _ROUNDING)
-        wanted = DeviceWanted(
-            session=actor.id,
-            memory=actor.profile,
-            remaining_iterations=left,
-            iteration_seconds=actor.cell.iteration,
-            utilisation=actor.session.utilisation,
+        self._tell(
+            DeviceWanted(
+                session=actor.id,
+                memory=actor.profile,
+                remaining_iterations=left,
+                iteration_seconds=actor.cell.iteration,
+                utilisation=actor.session.utilisation,
+            )
         )
-        self._tell(wanted)
 
     def _boundary(self, actor: _Actor) -> None:
         """Come to an iteration boundary at which there is something to do."""
-        cell = actor.cell
-        if actor.done >= cell.seconds - _ROUNDING:
-            self._settle(actor)
+        self._settle(actor)
+        if actor.done >= actor.cell.seconds - _ROUNDING:
             self._release(actor, "cell")
             self._close(actor)
         elif actor.is_revoked:
-            self._settle(actor)
             self._release(actor, "boundary")
             self._want(actor)
         else:
-            self._settle(actor)
             self._plan_boundary(actor)
             self._tell(MemoryMeasured(session=actor.id, memory=actor.profile))
 
@@ -286,14 +284,11 @@ class SimulatedDevice:
 
     def _yield(self, actor: _Actor) -> None:
         """Stop in the middle of an iteration."""
-        live = actor.profile.ephemeral or 0
-        self._release(actor, "yield", live=live)
+        self._release(actor, "yield", live=actor.profile.ephemeral or 0)
         self._want(actor)
 
     def _release(self, actor: _Actor, at: ReleasePoint, *, live: int = 0) -> None:
-        run = actor.run
-        assert run is not None
-        run.stretches.append((actor.since, self.now))
+        actor.run.stretches.append((actor.since, self.now))
         del self._running[actor.id]
         actor.since = -1.0
         actor.turn += 1
@@ -313,11 +308,8 @@ class SimulatedDevice:
         )
 
     def _close(self, actor: _Actor) -> None:
-        run = actor.run
-        assert run is not None
-        if not run.refused:
-            run.ended = self.now
-        actor.run = None
+        if not actor.run.refused:
+            actor.run.ended = self.now
         actor.next += 1
         actor.turn += 1
         was_leaving, actor.is_leaving = actor.is_leaving, False
@@ -361,7 +353,6 @@ class SimulatedDevice:
             case Revoke(session=session):
                 actor = self._actors[session]
                 actor.is_revoked = True
-                assert actor.run is not None
                 actor.run.preemptions += 1
                 self._plan_boundary(actor)
             case ForceYield(session=session):
@@ -369,9 +360,7 @@ class SimulatedDevice:
                 self._replan(self.now, self._actors[session], self._yield)
             case Refuse(session=session, shortage=shortage):
                 self._replan(self.now, self._actors[session], self._close)
-                refused = self._actors[session].run
-                assert refused is not None
-                refused.refused = explain_shortage(shortage)
+                self._actors[session].run.refused = explain_shortage(shortage)
             case Offload(session=session):
                 self._actors[session].is_leaving = True
                 self._copy(self._actors[session], self._actors[session].profile.persistent, self._offloaded)
@@ -381,9 +370,7 @@ class SimulatedDevice:
                 pass  # lanes are the scheduler's own here
 
     def _grant(self, actor: _Actor) -> None:
-        run = actor.run
-        assert run is not None
-        run.granted = min(run.granted, self.now)
+        actor.run.granted = min(actor.run.granted, self.now)
         actor.is_revoked = False
         actor.since = self.now
         self._running[actor.id] = actor
