@@ -228,7 +228,7 @@ class Follower:
             self._user, self._host, self._status = user, None, None
         self._host = await upstream.host()
         heard = False
-        websocket = await upstream.events()
+        websocket = await upstream.open_websocket("/sharedkernel/api/events")
         try:
             async for message in websocket.messages():
                 heard = True

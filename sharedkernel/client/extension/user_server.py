@@ -91,7 +91,7 @@ class DriveHandler(PassingOnHandler):
         path, _, query = request.uri.removeprefix(self.base_url + "sharedkernel/api/host").partition("?")
         kept = [pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] not in _OWN_PARAMETERS]
         target = quote(path, safe="/%:@!$&'()*+,;=~") + ("?" + urlencode(kept) if kept else "")
-        gateway = self.upstream().gateway
+        gateway = self._find_upstream()
         async with room_for(self, DriveHandler):
             try:
                 async with asyncio.timeout(_HEAD_SECONDS):
@@ -186,7 +186,7 @@ class CopiesHandler(PassingOnHandler):
             raise web.HTTPError(HTTPStatus.BAD_REQUEST, "`from` and `to` are no paths.")
         to_host = body.get("to_host") is True
         here = local_path(self.contents_manager, source if to_host else target)
-        files = RemoteFiles(self.upstream().gateway, self._take)
+        files = RemoteFiles(self._find_upstream(), self._take)
         may_replace = partial(_may_replace, body.get("overwrite") is True)
         work = partial(_put, files, here, target) if to_host else partial(files.get_tree, source, here)
         self._shown = {}
@@ -335,7 +335,7 @@ class TerminalHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         """Join it to the terminal; nothing of the page is read before."""
         super().open(name)
         try:
-            self._there = await self._find_upstream().gateway.open_websocket(f"/terminals/websocket/{name}")
+            self._there = await self._find_upstream().open_websocket(f"/terminals/websocket/{name}")
         except SharedKernelError as error:
             self.log.info("refused %s (%s): %s", self.request.path, error.reason, error)
             await self._refuse(error)
