@@ -95,7 +95,8 @@ class ClassApp(LimitCommandApp):
                 answer = self._ask("PATCH", {"until": _moment(moment)})
                 self._show(answer, {self.group or _ONLY: answer["class"]})
             case ["end"]:
-                self._end()
+                done = self._ask("DELETE")
+                print(json.dumps(done) if self.as_json else safe_text(done["message"]))  # noqa: T201
             case [roster] if roster not in ("invite", "until"):
                 if not Path(roster).exists() and (meant := get_close_matches(roster, _WORDS, n=1)):
                     fail(f"there is no file {roster}; did you mean `sharedkernel class {meant[0]}`?", status=2)
@@ -121,10 +122,6 @@ class ClassApp(LimitCommandApp):
         if answer["codes"] and len(fresh) < len(people):
             tokens = "; nor do tokens that these gave, whose sessions go on" if self.replace else ""
             _say(f"Links that were given to the same people before work no longer{tokens}.")
-
-    def _end(self) -> None:
-        done = self._ask("DELETE")
-        print(json.dumps(done) if self.as_json else safe_text(done["message"]))  # noqa: T201
 
     def _ask_for_links(self, method: str, people: Sequence[Person], **body: Any) -> dict[str, Any]:
         if not self.hub_url and urlsplit(self._class_address).hostname in _LOOPBACK:

@@ -76,7 +76,6 @@ class TraceJob:
 class Trace:
     """The content of a file."""
 
-    path: Path
     #: in the order of the file
     jobs: tuple[TraceJob, ...]
     #: what was wrong with each row that was skipped
@@ -122,7 +121,7 @@ def read_trace(path: Path | str, *, time_unit: str = "s", skip_bad: bool = False
         raise TraceError(f"the trace {path} is no CSV file: {error}.") from None
     if not jobs:
         raise TraceError(f"the trace {path} has no usable row below its line of column names.")
-    return Trace(path=path, jobs=tuple(jobs), skipped=tuple(skipped))
+    return Trace(jobs=tuple(jobs), skipped=tuple(skipped))
 
 
 def read_samples(path: Path | str) -> list[float]:

@@ -145,7 +145,8 @@ class TopScreen(App[None]):
     # --- the gateway --------------------------------------------------------------------------------------------------
 
     def _ask(self) -> None:
-        _in_background(self._fetch)
+        # Not a pool's thread: the process would wait for those when it ends.
+        threading.Thread(target=self._fetch, daemon=True).start()
 
     def _fetch(self) -> None:
         try:
@@ -175,7 +176,7 @@ class TopScreen(App[None]):
             else:
                 self.call_later(self._end_act, f"{done} {who}", "information")
 
-        _in_background(run)
+        threading.Thread(target=run, daemon=True).start()
 
     def _end_act(self, sentence: str, severity: SeverityLevel) -> None:
         """Say what came of an act on a session."""
@@ -374,11 +375,6 @@ def _fitted(text: Text, width: int, is_number: bool) -> Text:
     fitted.align("right" if is_number else "left", width)
     fitted.pad_right(1)
     return fitted
-
-
-def _in_background(run: Callable[[], None]) -> None:
-    # Not a pool's: the process would wait for those when it ends.
-    threading.Thread(target=run, daemon=True).start()
 
 
 class Question(ModalScreen[bool]):

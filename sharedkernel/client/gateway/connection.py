@@ -299,32 +299,15 @@ class SessionRequest:
 
     def __init__(self, name: str, environment: Mapping[str, str], *, python: str) -> None:
         self._name, self._environment, self._python = name, dict(environment), python
-        self._sent = threading.Event()
-        self._result = in_thread(self._ask)
-
-    def wait_until_sent(self, seconds: float) -> None:
-        """Return when the request is on its way, has failed, or after *seconds*."""
-        self._sent.wait(seconds)
-
-    async def result(self) -> tuple[Gateway, str, bool]:
-        """Return the gateway, the kernel id of the session, and whether this client has had it before.
-
-        Raises
-        ------
-        ConfigError
-            When it is not known which gateway.
-        GatewayRefused
-            When it refuses.
-        GatewayUnreachable
-            When it does not answer.
-        """
-        from asyncio import wrap_future
-
-        return await wrap_future(self._result)
+        #: set when it is on its way, or has failed
+        self.sent = threading.Event()
+        #: the gateway, the kernel id of the session, and whether this client has had it before; or a
+        #: :class:`.ConfigError` if it is not known which gateway, or a method's of :class:`Gateway`
+        self.result = in_thread(self._ask)
 
     def _ask(self) -> tuple[Gateway, str, bool]:
         try:
             gateway = Gateway(find_credentials(self._name))
-            return gateway, *gateway.start(self._environment, python=self._python, on_sent=self._sent.set)
+            return gateway, *gateway.start(self._environment, python=self._python, on_sent=self.sent.set)
         finally:
-            self._sent.set()
+            self.sent.set()

@@ -100,7 +100,7 @@ def _run(options: Options, connection: ConnectionInfo) -> int:
         return SessionRequest(options.name or KERNEL_NAME, environment, python=options.environment)
 
     request = ask()
-    request.wait_until_sent(_SENDING)
+    request.sent.wait(_SENDING)
     # Not at the top: asyncio, zmq and what needs them are imported while the gateway starts the session.
     import asyncio
 

@@ -77,9 +77,9 @@ class SessionConnection:
     async def find(self, request: SessionRequest) -> bool:
         """Wait for a session that was requested, and return whether this client has had it before.
 
-        Errors are those of :meth:`.SessionRequest.result`.
+        Errors are those of the request's result.
         """
-        self._gateway, self._kernel_id, is_known = await request.result()
+        self._gateway, self._kernel_id, is_known = await asyncio.wrap_future(request.result)
         # The same for all relays of the session, and unknown to any other: an earlier one that takes its place would
         # repeat what it has said to that name.
         self.name = f"{RELAY}.{self._kernel_id}"
