@@ -162,7 +162,8 @@ class _LiveView(HTML):
         if state in ("idle", "offloaded") and state == self._state and now < self._shown_at + _IDLE_INTERVAL:
             return
         self._state, self._shown_at = state, now
-        self._held.append(render.held_bytes(status, session_id))
+        # besides its framework
+        self._held.append(0 if session is None else session.persistent_bytes + max(session.live_bytes, 0))
         self._text = render.as_text(self.parts, status, session_id, tuple(self._held))
         # An unchanged value sends nothing.
         self.value = _as_html(self._text)

@@ -50,29 +50,19 @@ def as_text(parts: Iterable[str], status: WatchedStatus, session_id: str, histor
     history
         Bytes that the notebook held lately, oldest first.
     """
+    session = status.session(session_id)
+    if session is None:
+        return GONE
     texts = {
-        "usage": lambda: usage_text(status, session_id, history),
-        "queue": lambda: queue_text(status, session_id),
-        "lanes": lambda: lanes_text(status, session_id),
+        "usage": lambda: _usage(status, session, history),
+        "queue": lambda: _queue(status, session),
+        "lanes": lambda: _lanes(status, session),
     }
     return "\n\n".join(texts[part]() for part in parts)
 
 
-def usage_text(status: StatusDocument, session_id: str, history: Sequence[int] = ()) -> str:
-    """Return the memory of a session and its user, a line for each.
-
-    Parameters
-    ----------
-    status
-        The document.
-    session_id
-        Whose notebook this is.
-    history
-        Bytes that the notebook held lately, oldest first.
-    """
-    session = status.session(session_id)
-    if session is None:
-        return GONE
+def _usage(status: StatusDocument, session: SessionStatus, history: Sequence[int]) -> str:
+    """Return the memory of a session and its user, a line for each."""
     lines = [f"This notebook: {memory_by_kind(session)}.", _against_quota(status, session.user)]
     if away := session.offloaded_bytes:
         lines[0] += f" {format_bytes(away)} offloaded."
@@ -88,22 +78,11 @@ def usage_text(status: StatusDocument, session_id: str, history: Sequence[int] =
     return "\n".join(lines)
 
 
-def queue_text(status: WatchedStatus, session_id: str) -> str:
-    """Return where a session stands, what wait to expect, and the lanes.
-
-    Parameters
-    ----------
-    status
-        The status document.
-    session_id
-        Whose notebook this is.
-    """
-    session = status.session(session_id)
-    if session is None:
-        return GONE
-    names = _names(status, session_id)
+def _queue(status: WatchedStatus, session: SessionStatus) -> str:
+    """Return where a session stands, what wait to expect, and the lanes."""
+    names = _names(status, session.id)
     lines = [_standing(session, status)]
-    lanes, outside, more = _shown(status, session_id)
+    lanes, outside, more = _shown(status, session.id)
     for lane in lanes:
         holder = names.get(lane.holder, "free") if lane.holder else "free"
         queue = ", ".join(names.get(waiting, "?") for waiting in lane.queue)
@@ -113,19 +92,9 @@ def queue_text(status: WatchedStatus, session_id: str) -> str:
     return "\n".join([*lines, more] if more else lines)
 
 
-def lanes_text(status: WatchedStatus, session_id: str) -> str:
-    """Return a line for each who ran in the last minutes: their part of the device as blocks, and for how long.
-
-    Parameters
-    ----------
-    status
-        The status document.
-    session_id
-        Whose notebook this is.
-    """
-    session, timeline = status.session(session_id), status.timeline
-    if session is None:
-        return GONE
+def _lanes(status: WatchedStatus, session: SessionStatus) -> str:
+    """Return a line for each who ran in the last minutes: their part of the device as blocks, and for how long."""
+    timeline = status.timeline
     ran: dict[str, list[TimelineRow]] = {}
     for row in timeline.rows:
         if row.seconds(_RUNS):
@@ -134,7 +103,7 @@ def lanes_text(status: WatchedStatus, session_id: str) -> str:
         return NOTHING_YET
     lines = [f"The last {format_seconds(timeline.end - timeline.begin)}, oldest first:"]
     lines += [_minutes(name, rows, _RUNS, timeline) for name, rows in ran.items()]
-    own = [row for row in timeline.rows if row.session == session_id]
+    own = [row for row in timeline.rows if row.session == session.id]
     lines += [
         _minutes(name, [row], activities, timeline)
         for row in own
@@ -156,22 +125,6 @@ def _who(row: TimelineRow, session: SessionStatus) -> str:
     if row.session == session.id:
         return "this notebook"
     return "your other notebooks" if row.user == session.user else safe_text(row.user)
-
-
-def held_bytes(status: StatusDocument, session_id: str) -> int:
-    """Return the memory that a session holds at this moment besides its framework, bytes.
-
-    Parameters
-    ----------
-    status
-        The status document.
-    session_id
-        Whose notebook this is.
-    """
-    session = status.session(session_id)
-    if session is None:
-        return 0
-    return session.persistent_bytes + max(session.live_bytes, 0)
 
 
 def _standing(session: SessionStatus, status: WatchedStatus) -> str:
