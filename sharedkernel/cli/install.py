@@ -108,12 +108,11 @@ class InstallApp(CommandApp):
                 fail(f"nothing was installed: {error}")
             warning = str(error)
             self._refuse_to_replace(credentials, warning)
-        prefix = sys.prefix if self.sys_prefix else self.prefix or None
+        kept = self._kept_path()
         try:
             places = install_kernelspecs(
-                environments, kernel_name=self.kernel_name, display_name=self.display_name, prefix=prefix
+                environments, kernel_name=self.kernel_name, display_name=self.display_name, prefix=self.prefix or None
             )
-            kept = self._kept_path()
             store_credentials(kept, credentials, certificate, for_hub=self.jupyterhub)
         except OSError as error:
             fail(f"cannot write {error.filename}: {error.strerror}; try --user, or another --prefix.")
@@ -150,6 +149,7 @@ class InstallApp(CommandApp):
         """
         if sum((self.user, self.sys_prefix, bool(self.prefix))) > 1:
             raise ConfigError("--user, --sys-prefix and --prefix exclude each other; give one of them.")
+        self.prefix = sys.prefix if self.sys_prefix else self.prefix
         if not _NAME.fullmatch(self.kernel_name):
             raise ConfigError(f"{self.kernel_name!r} cannot be a kernel's name; use letters, digits, '.', '_' and '-'.")
         url = self.gateway_url or os.environ.get(URL_VARIABLE)
@@ -200,8 +200,7 @@ class InstallApp(CommandApp):
 
     def _config_folder(self) -> Path:
         """Return Jupyter's configuration folder beside the kernelspec."""
-        prefix = sys.prefix if self.sys_prefix else self.prefix
-        return Path(prefix).absolute() / "etc" / "jupyter" if prefix else Path(jupyter_config_dir())
+        return Path(self.prefix).absolute() / "etc" / "jupyter" if self.prefix else Path(jupyter_config_dir())
 
 
 class UninstallApp(CommandApp):

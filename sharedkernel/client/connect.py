@@ -174,11 +174,7 @@ def disconnect(kernel_name: str) -> list[Path]:
 
 
 def write_kernelspec(
-    directory: Path,
-    *,
-    name: str = KERNEL_NAME,
-    display_name: str = DISPLAY_NAME,
-    environment: str = "",
+    directory: Path, *, name: str = KERNEL_NAME, display_name: str = DISPLAY_NAME, environment: str = ""
 ) -> None:
     """Write a kernelspec that starts a relay.
 

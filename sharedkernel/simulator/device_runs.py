@@ -216,12 +216,7 @@ def outcome_of(runs: Sequence[CellRun], policy: str, *, added: Mapping[str, Figu
 
 
 def _session(
-    model: ModelProfile,
-    name: str,
-    cells: Sequence[SimulatedCell],
-    *,
-    utilisation: float = 1.0,
-    ends: bool = True,
+    model: ModelProfile, name: str, cells: Sequence[SimulatedCell], *, utilisation: float = 1.0, ends: bool = True
 ) -> SimulatedSession:
     return SimulatedSession(
         name=name,

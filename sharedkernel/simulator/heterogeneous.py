@@ -18,6 +18,7 @@ saves up no credit.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 
@@ -140,19 +141,17 @@ class _Attained:
 
     def __init__(self) -> None:
         self.by_user: dict[str, float] = {}
-        #: jobs of each user that wait or run; only users who have any
-        self._present: dict[str, int] = {}
+        #: jobs of each user that wait or run
+        self._present: Counter[str] = Counter()
 
     def come(self, user: str) -> None:
-        if user not in self._present:
-            least = min((self.by_user[other] for other in self._present), default=0.0)
+        if not self._present[user]:
+            least = min((self.by_user[other] for other in +self._present), default=0.0)  # of those who have any
             self.by_user[user] = max(self.by_user.get(user, 0.0), least)
-        self._present[user] = self._present.get(user, 0) + 1
+        self._present[user] += 1
 
     def leave(self, user: str) -> None:
         self._present[user] -= 1
-        if not self._present[user]:
-            del self._present[user]
 
 
 def _greedy(

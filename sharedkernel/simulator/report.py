@@ -346,14 +346,11 @@ def _draw_rows(panel: Any, outcome: SimulationResult, length: float) -> None:
 
 
 def _draw_use(panel: Any, outcome: SimulationResult, length: float) -> None:
-    changes = [(span.started, span.devices) for span in outcome.spans]
-    changes += [(span.ended, -span.devices) for span in outcome.spans]
-    times, levels, level = [outcome.began], [0.0], 0.0
-    for time, change in sorted(changes):
-        level += change
-        times.append(time)
-        levels.append(level)
-    panel.step([time / length for time in times], levels, where="post", linewidth=0.8)
+    changes = [(outcome.began, 0.0)]
+    for span in outcome.spans:
+        changes += [(span.started, span.devices), (span.ended, -span.devices)]
+    times, steps = zip(*sorted(changes), strict=True)
+    panel.step([time / length for time in times], numpy.cumsum(steps), where="post", linewidth=0.8)
     panel.set_ylabel("devices used")
 
 

@@ -47,10 +47,7 @@ class SharedKernelExtension(ExtensionApp):
         "With --gateway-url it is that gateway, whatever stands here.",
     ).tag(config=True)
 
-    direct = Bool(
-        True,
-        help="Has no effect: pages reach their sessions by the relay.",
-    ).tag(config=True)
+    direct = Bool(True, help="Has no effect: pages reach their sessions by the relay.").tag(config=True)
 
     def initialize_settings(self) -> None:
         """Make what the routes share."""
