@@ -193,12 +193,9 @@ class LocalStack:
         self._scratch.mkdir(exist_ok=True)
         tokens = TokenFile(self.directory / "tokens.json")
         self._tokens = {user: tokens.add(user) for user in self.users}
-        lines = ["c = get_config()  # noqa", "c.SharedKernelGateway.identity = 'tokens'"]
-        lines.append(f"c.SharedKernelGateway.tokens_file = {str(self.directory / 'tokens.json')!r}")
-        for name, value in self._settings.items():
-            if value:
-                lines.append(f"c.SharedKernelGateway.{name} = {value!r}")
-        self._config_path.write_text("\n".join([*lines, self._extra_config, ""]))
+        settings = {"identity": "tokens", "tokens_file": str(self.directory / "tokens.json"), **self._settings}
+        lines = [f"c.SharedKernelGateway.{name} = {value!r}" for name, value in settings.items() if value]
+        self._config_path.write_text("\n".join(["c = get_config()  # noqa", *lines, self._extra_config, ""]))
         write_kernelspec(self.kernels_directory / "shared-gpu")
 
     def _executor_socket(self, device: str) -> Path:

@@ -158,17 +158,14 @@ class CommandApp(Application):
                 trait = (target[0] if isinstance(target, tuple) else target).rpartition(".")[2]
                 told = False
             if line.startswith("    Default: "):
-                default = self._default(trait)
+                # As this command has it, whatever the class that the option came from says.
+                default = self.trait_defaults(trait)
+                default = default.value if isinstance(default, Enum) else default
                 if told or default in ("", None, {}, []):
                     continue
                 line = f"    Default: {default!r}"
             told = told or "Default: " in line
             yield line
-
-    def _default(self, name: str) -> Any:
-        """Return an option's default as this command has it, whatever the class that it came from says."""
-        default = self.trait_defaults(name)
-        return default.value if isinstance(default, Enum) else default
 
     def emit_examples(self) -> Generator[str, None, None]:
         """Yield the examples."""

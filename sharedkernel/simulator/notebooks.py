@@ -23,6 +23,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import numpy
 
@@ -185,17 +186,11 @@ def fewest_devices(
     while low < high:
         devices = max(low, min(guess, (low + high) // 2))
         outcome = _simulate(notebooks, replace(options, devices=devices), most_wait=wait, on_progress=on_progress)
-        if outcome is not None and _p95_wait(outcome) <= wait:
+        if outcome is not None and cast("float", outcome.added["p95_start_wait_seconds"]) <= wait:
             high, found = devices, outcome
         else:
             low, guess = devices + 1, 2 * devices
     return found or simulate_notebooks(notebooks, options, on_progress=on_progress)
-
-
-def _p95_wait(outcome: SimulationResult) -> float:
-    p95 = outcome.added["p95_start_wait_seconds"]
-    assert isinstance(p95, float), "there are cells"
-    return p95
 
 
 def _single(notebooks: Sequence[Sequence[TraceJob]]) -> list[list[TraceJob]]:

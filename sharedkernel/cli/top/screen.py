@@ -278,8 +278,7 @@ class TopScreen(App[None]):
 
     def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
         """Sort by the heading that was clicked; by it again: the other way round."""
-        names = [column.name for column in _VIEWS[self._shown](self._status).columns]
-        name = names[event.column_index]
+        name = _VIEWS[self._shown](self._status).columns[event.column_index].name
         self._reversed = self._sorted_by[self._shown] == name and not self._reversed
         self._sorted_by[self._shown] = name
         self._render_status(from_top=True)

@@ -196,9 +196,8 @@ class _Tracks:
             user: number for number, user in enumerate(sorted({span.user for span in recording.spans}), process + 1)
         }
         #: a number for each session, in the order in which they come
-        self._sessions: dict[str, int] = {}
-        for span in recording.spans:
-            self._sessions.setdefault(span.session, len(self._sessions) + 1)
+        sessions = dict.fromkeys(span.session for span in recording.spans)
+        self._sessions = {session: number for number, session in enumerate(sessions, 1)}
 
     def headings(self) -> Iterator[TraceEvent]:
         """Yield the names of processes and tracks."""

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus, NegotiationError, WebSocketException
 from websockets.protocol import State
 from websockets.typing import Subprotocol
@@ -37,12 +36,6 @@ class WebSocket(ClientConnection):
         self._waiting = 0
         self._is_silent = False
         self._tasks = BackgroundTasks()
-
-    @property
-    def headers(self) -> Headers:
-        """Of the answer that opened it."""
-        assert self.response is not None
-        return self.response.headers
 
     @property
     def is_full(self) -> bool:

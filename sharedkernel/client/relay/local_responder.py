@@ -8,6 +8,7 @@ while the gateway is away says so.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import platform
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -121,7 +122,9 @@ class LocalResponder:
 
     def _fail(self, request: Request, problem: Problem) -> bool:
         """Show the problem in the cell; return whether the cells behind it are to be aborted."""
-        cell = _read_cell(request)
+        cell: dict[str, Any] = {}
+        with contextlib.suppress(ProtocolError):
+            cell = wire.read_object(request.content)
         silent = bool(cell.get("silent"))
         if not request.sent:
             self.publish("status", {"execution_state": "busy"}, request.header)
@@ -133,13 +136,6 @@ class LocalResponder:
         self.reply(request, error | {"execution_count": 0, "user_expressions": {}, "payload": []})
         self.publish("status", {"execution_state": "idle"}, request.header)
         return bool(cell.get("stop_on_error", True)) and not silent
-
-
-def _read_cell(request: Request) -> dict[str, Any]:
-    try:
-        return wire.read_object(request.content)
-    except ProtocolError:
-        return {}
 
 
 def _answer(request: Request, problem: Problem) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class SessionConnection:
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
         self._gateway: Gateway | None = None
-        self._kernel_id: str | None = None
+        self._kernel_id = ""
         #: names this end alone, if another one had the session before
         self._successor = ""
         self._websocket: WebSocket | None = None
@@ -67,7 +67,8 @@ class SessionConnection:
     @property
     def process(self) -> str | None:
         """The gateway's name for the session's process at the other end of the websocket; None: it does not say."""
-        return None if self._websocket is None else self._websocket.headers.get(PROCESS_HEADER)
+        response = None if self._websocket is None else self._websocket.response
+        return None if response is None else response.headers.get(PROCESS_HEADER)
 
     @property
     def is_full(self) -> bool:
@@ -151,7 +152,7 @@ class SessionConnection:
 
     async def end(self, *, restarts: bool) -> None:
         """End the session, if there is one; whether another one takes its place, as it *restarts*."""
-        while self._gateway is not None and self._kernel_id is not None:
+        while self._gateway is not None:
             try:
                 return await to_thread(self._gateway.end, self._kernel_id, restarts=restarts)
             except GatewayRefused as error:
@@ -163,7 +164,6 @@ class SessionConnection:
 
     async def _open(self, seen: Sequence[str] | None) -> None:
         assert self._gateway is not None
-        assert self._kernel_id is not None
         self._websocket, self._is_dropped = None, False
         self._websocket = await self._gateway.open(self._kernel_id, self.name, seen=seen, successor=self._successor)
         self._connected_at = self._loop.time()

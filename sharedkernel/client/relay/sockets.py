@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import zmq
 
@@ -57,7 +58,7 @@ class ClientSockets:
         self._last_status: bytes | None = None
         try:
             for channel in ("shell", "control", "stdin"):
-                self._bind(connection, listeners, channel, self._receiver(channel))
+                self._bind(connection, listeners, channel, partial(self._receive, channel))
             self._bind(connection, listeners, "iopub", self._welcome)
             self._bind(connection, listeners, "hb", lambda frames: self._sockets["hb"].send_multipart(frames))
         except ConfigError:
@@ -107,15 +108,11 @@ class ClientSockets:
         self._sockets[name] = SessionSocket(socket, name)
         self._sockets[name].on_recv(on_frames)
 
-    def _receiver(self, channel: str) -> Callable[[list[bytes]], None]:
-        def receive(frames: list[bytes]) -> None:
-            try:
-                identities, parts = wire.from_frames(frames, self._signer)
-                self._on_message(channel, identities, parts)
-            except ProtocolError as error:
-                log.warning("dropped what came on %s: %s", channel, error)
-
-        return receive
+    def _receive(self, channel: str, frames: list[bytes]) -> None:
+        try:
+            self._on_message(channel, *wire.from_frames(frames, self._signer))
+        except ProtocolError as error:
+            log.warning("dropped what came on %s: %s", channel, error)
 
     def _welcome(self, frames: list[bytes]) -> None:
         """Greet a new subscriber, so that it knows that nothing published from here on passes it by."""
