@@ -100,15 +100,13 @@ class ClassApp(LimitCommandApp):
             case [roster] if roster not in ("invite", "until"):
                 if not Path(roster).exists() and (meant := get_close_matches(roster, _WORDS, n=1)):
                     fail(f"there is no file {roster}; did you mean `sharedkernel class {meant[0]}`?", status=2)
-                self._begin(read_roster(roster), changes)
+                people = read_roster(roster)
+                if not self.until:
+                    fail("until when? Add --until with a time such as 18:00, or a duration such as 90m.", status=2)
+                answer = self._ask_for_links("PUT", people, limits=changes, until=_moment(self.until))
+                self._show_links(answer, people)
             case _:
                 fail(_USE, status=2)
-
-    def _begin(self, people: Sequence[Person], limits: dict[str, Any]) -> None:
-        if not self.until:
-            fail("until when? Add --until with a time such as 18:00, or a duration such as 90m.", status=2)
-        answer = self._ask_for_links("PUT", people, limits=limits, until=_moment(self.until))
-        self._show_links(answer, people)
 
     def _invite(self, people: Sequence[Person]) -> None:
         if self.replace and self.keep:

@@ -127,12 +127,11 @@ class SessionsApp(GatewayCommandApp):
             When the gateway does not answer, or refuses.
         """
         status = fetch_status(self.credentials(), about=self.user)
-        sessions = status.sessions
-        shown = [session for session in sessions if self.user in ("", session.user)]
+        shown = [session for session in status.sessions if self.user in ("", session.user)]
         if self.as_json:
             print(msgspec.json.encode(shown).decode())  # noqa: T201
         elif shown:
-            Console(highlight=False).print(sessions_by_id(shown, short_ids(sessions)))
+            Console(highlight=False).print(sessions_by_id(shown, short_ids(status.sessions)))
         else:
             print("No sessions.")  # noqa: T201
         if status.left_out and not self.as_json:

@@ -54,18 +54,15 @@ class ShelfApp(GatewayCommandApp):
         SharedKernelError
             When the gateway does not answer, or refuses.
         """
-        self._check_options()
-        if self.remove or self.remove_all:
-            self._take_off()
-        else:
-            self._show()
-
-    def _check_options(self) -> None:
         self.refuse_empty("user", "remove", "device", what="names nothing")
         if self.remove and self.remove_all:
             fail("--remove and --remove-all do not go together; say which.", status=2)
-        if self.device and not (self.remove or self.remove_all):
+        if self.remove or self.remove_all:
+            self._take_off()
+        elif self.device:
             fail("--device goes with --remove or --remove-all.", status=2)
+        else:
+            self._show()
 
     def _show(self) -> None:
         document = self.ask(f"{SHELVES_PATH}/{quote(self.user, safe='')}" if self.user else SHELVES_PATH)

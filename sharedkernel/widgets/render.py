@@ -70,7 +70,9 @@ def _usage(status: StatusDocument, session: SessionStatus, history: Sequence[int
         lines.append(f"{words}.")
     if session.offload_note:
         lines.append(session.offload_note)
-    lines += _lingering(status, session.user)
+    # Those that were shut down count for the quota still.
+    mine = (other for other in status.sessions if other.user == session.user)
+    lines += [f"{session_name(other)}: {words}." for other in mine if (words := lingering_words(other))]
     if len(history) > 1:
         curve = _as_blocks(_thinned(history, _TEXT_CURVE), max(history))
         now, most = format_bytes(history[-1]), format_bytes(max(history))
@@ -209,12 +211,6 @@ def _against_quota(status: StatusDocument, name: str) -> str:
         f"All your notebooks: {charged} {limit}. "
         f"The device: {format_bytes(device.used_bytes)} in use, {format_bytes(free)} free."
     )
-
-
-def _lingering(status: StatusDocument, user: str) -> list[str]:
-    """Return a sentence for each of *user*'s sessions that were shut down and count for the quota still."""
-    mine = [session for session in status.sessions if session.user == user]
-    return [f"{session_name(session)}: {words}." for session in mine if (words := lingering_words(session))]
 
 
 def _thinned(history: Sequence[int], most: int) -> list[int]:

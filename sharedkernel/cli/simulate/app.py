@@ -223,6 +223,7 @@ class ClusterApp(TraceScenarioApp):
     def prepare(self) -> int:
         """See :meth:`.ScenarioApp.prepare`."""
         self._kinds = _kinds(self.devices)
+        self._is_heterogeneous = "" not in self._kinds
         count = sum(self._kinds.values())
         is_file = self.samples not in ("", _FROM_TRACE)
         self._options = ClusterOptions(
@@ -242,10 +243,6 @@ class ClusterApp(TraceScenarioApp):
         if too_large:
             self.say(f"{too_large} of {len(self._jobs)} jobs need more than {count} devices and cannot run.")
         return len(self._jobs)
-
-    @property
-    def _is_heterogeneous(self) -> bool:
-        return "" not in self._kinds
 
     def _check_policies(self) -> None:
         able: tuple[str, ...] = tuple(HeterogeneousPolicyName if self._is_heterogeneous else JobPolicyName)

@@ -113,9 +113,9 @@ class TraceApp(GatewayCommandApp):
         if self.as_json:
             print(json.dumps({"file": self.out, "seconds": seconds, "spans": len(spans), **counts}))  # noqa: T201
         else:
-            told = " and ".join(
-                ", ".join(_counted(number, name) for name, number in counts.items() if number).rsplit(", ", 1)
-            )
+            known = ((number, name) for name, number in counts.items() if number)
+            words = (f"{number} {name.removesuffix('s') if number == 1 else name}" for number, name in known)
+            told = " and ".join(", ".join(words).rsplit(", ", 1))
             print(  # noqa: T201
                 f"Wrote {format_seconds(seconds)} with {told} to {self.out}. Open it at https://ui.perfetto.dev."
             )
@@ -139,10 +139,6 @@ class TraceApp(GatewayCommandApp):
             replace_file(Path(self.out), text, mode=None, durable=False)
         except OSError as error:
             fail(f"the trace cannot be written to {self.out}: {error.strerror}.")
-
-
-def _counted(number: int, plural: str) -> str:
-    return f"{number} {plural.removesuffix('s') if number == 1 else plural}"
 
 
 def _parse(text: str) -> float:
