@@ -28,6 +28,7 @@ notebooks
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 import random
@@ -104,21 +105,14 @@ def read_trace(path: Path | str, *, time_unit: str = "s", skip_bad: bool = False
         raise TraceError(f"{time_unit!r} is no unit of time for a trace; use one of {', '.join(TIME_UNITS)}.")
     skipped: list[str] = []
     jobs: list[TraceJob] = []
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as lines:
-            for number, row in _rows(path, lines):
-                try:
-                    jobs.append(_Row(path, number, row, TIME_UNITS[time_unit]).job())
-                except TraceError as error:
-                    if not skip_bad:
-                        raise
-                    skipped.append(str(error))
-    except OSError as error:
-        raise TraceError(f"the trace {path} cannot be read: {error.strerror}; give the path of a CSV file.") from None
-    except UnicodeDecodeError:
-        raise TraceError(f"the trace {path} is no UTF-8 text; give the path of a CSV file.") from None
-    except csv.Error as error:
-        raise TraceError(f"the trace {path} is no CSV file: {error}.") from None
+    with _reading(f"the trace {path}"), path.open(newline="", encoding="utf-8-sig") as lines:
+        for number, row in _rows(path, lines):
+            try:
+                jobs.append(_Row(path, number, row, TIME_UNITS[time_unit]).job())
+            except TraceError as error:
+                if not skip_bad:
+                    raise
+                skipped.append(str(error))
     if not jobs:
         raise TraceError(f"the trace {path} has no usable row below its line of column names.")
     return Trace(jobs=tuple(jobs), skipped=tuple(skipped))
@@ -133,15 +127,25 @@ def read_samples(path: Path | str) -> list[float]:
         When the file cannot be read or has a bad row, with file, line and column.
     """
     path = Path(path)
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as lines:
-            rows = _rows(path, lines, required=("duration",))
-            samples = [_Row(path, number, row, 1.0).number("duration", above=0.0) for number, row in rows]
-    except OSError as error:
-        raise TraceError(f"the samples {path} cannot be read: {error.strerror}; give the path of a CSV file.") from None
+    with _reading(f"the samples' file {path}"), path.open(newline="", encoding="utf-8-sig") as lines:
+        rows = _rows(path, lines, required=("duration",))
+        samples = [_Row(path, number, row, 1.0).number("duration", above=0.0) for number, row in rows]
     if not samples:
         raise TraceError(f"the samples {path} have no row below the line of column names.")
     return samples
+
+
+@contextlib.contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Say in a sentence why a file cannot be read: *what* it is, with its path."""
+    try:
+        yield
+    except OSError as error:
+        raise TraceError(f"{what} cannot be read: {error.strerror}; give the path of a CSV file.") from None
+    except UnicodeDecodeError:
+        raise TraceError(f"{what} is no UTF-8 text; give the path of a CSV file.") from None
+    except csv.Error as error:
+        raise TraceError(f"{what} is no CSV file: {error}.") from None
 
 
 def _rows(
