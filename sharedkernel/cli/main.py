@@ -154,16 +154,6 @@ class SharedKernelApp(CommandApp):
         application.launch_instance(argv)
 
 
-def _nobody_reads() -> bool:
-    """Whether standard output is a pipe that was closed, as by ``head``; then nothing is written there any more."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line *argv* (default: this process's)."""
     skip_address_grammar()
@@ -175,8 +165,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     except SharedKernelError as error:
         fail(str(error))
     except BrokenPipeError:
-        if not _nobody_reads():
-            raise
-        sys.exit(1)
+        try:
+            sys.stdout.flush()
+        except (
+            BrokenPipeError
+        ):  # it is standard output that was closed, as by `head`; nothing is written there any more
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
+        raise
     except KeyboardInterrupt:
         sys.exit(130)
