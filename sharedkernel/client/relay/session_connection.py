@@ -80,7 +80,8 @@ class SessionConnection:
 
         Errors are those of the request's result.
         """
-        self._gateway, self._kernel_id, is_known = await asyncio.wrap_future(request.result)
+        found = await asyncio.wrap_future(request.result)
+        self._gateway, self._kernel_id, is_known = found
         # The same for all relays of the session, and unknown to any other: an earlier one that takes its place would
         # repeat what it has said to that name.
         self.name = f"{RELAY}.{self._kernel_id}"
