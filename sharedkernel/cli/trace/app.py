@@ -113,8 +113,7 @@ class TraceApp(GatewayCommandApp):
         if self.as_json:
             print(json.dumps({"file": self.out, "seconds": seconds, "spans": len(spans), **counts}))  # noqa: T201
         else:
-            known = ((number, name) for name, number in counts.items() if number)
-            words = (f"{number} {name.removesuffix('s') if number == 1 else name}" for number, name in known)
+            words = (f"{number} {name[:-1] if number == 1 else name}" for name, number in counts.items() if number)
             told = " and ".join(", ".join(words).rsplit(", ", 1))
             print(  # noqa: T201
                 f"Wrote {format_seconds(seconds)} with {told} to {self.out}. Open it at https://ui.perfetto.dev."
