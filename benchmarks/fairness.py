@@ -27,7 +27,7 @@ from benchmarks.stack.trainings import (
     service_by_user,
     until_under_way,
 )
-from sharedkernel.demo.report import jain_index
+from sharedkernel.cli.demo import jain_index
 from sharedkernel.local_stack import LocalStack
 
 #: users and the iterations of their trainings, in seconds

@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from sharedkernel.client.gateway.credentials import find_credentials
@@ -83,6 +82,10 @@ class LocalStack:
         self._extra_config = config
         #: holds everything
         self.directory = _make_directory(devices)
+        #: has the kernelspec ``shared-gpu``; a ``KernelSpecManager.kernel_dirs`` entry
+        self.kernels_directory = self.directory / "jupyter" / "kernels"
+        self._config_path = self.directory / "jupyter_sharedkernel_config.py"
+        places = ["--runtime-dir", str(self.runtime_directory), "--state-dir", str(self.runtime_directory)]
         self.port = port if port is not None else free_port()
         self.gateway_url = f"http://127.0.0.1:{self.port}"
         self._tokens: dict[str, str] = {}
@@ -92,7 +95,7 @@ class LocalStack:
             name: Service(
                 [
                     "executor", "--device", name, *capacity_arguments, "--end-sessions-on-exit",
-                    *self._places, *executor_arguments,
+                    *places, *executor_arguments,
                 ],
                 log_path=self.directory / ("executor.log" if name == devices[0] else f"executor-{name}.log"),
                 is_ready=partial(self._executor_answers, name),
@@ -103,7 +106,7 @@ class LocalStack:
         self.gateway = Service(
             [
                 "gateway", "--ip", "127.0.0.1", "--port", str(self.port),
-                *self._places, "--config", str(self._config_path),
+                *places, "--config", str(self._config_path),
             ],
             log_path=self.directory / "gateway.log",
             is_ready=self._gateway_answers,
@@ -121,21 +124,8 @@ class LocalStack:
         return self.directory / "run"
 
     @property
-    def _places(self) -> list[str]:
-        return ["--runtime-dir", str(self.runtime_directory), "--state-dir", str(self.runtime_directory)]
-
-    @property
-    def kernels_directory(self) -> Path:
-        """The directory with the kernelspec ``shared-gpu``, as a ``KernelSpecManager.kernel_dirs`` entry."""
-        return self.directory / "jupyter" / "kernels"
-
-    @property
     def _scratch(self) -> Path:
         return self.directory / "tmp"
-
-    @property
-    def _config_path(self) -> Path:
-        return self.directory / "jupyter_sharedkernel_config.py"
 
     def token(self, user: str) -> str:
         """Return *user*'s token."""
@@ -191,26 +181,21 @@ class LocalStack:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.stop()
 
     def _prepare(self) -> None:
         """Write what the services and the clients read."""
-        from sharedkernel.client.relay.kernelspec import write_kernelspec
+        from sharedkernel.client.connect import write_kernelspec
         from sharedkernel.gateway.auth.tokens import TokenFile
 
         self.runtime_directory.mkdir(mode=0o700, exist_ok=True)
         self._scratch.mkdir(exist_ok=True)
         tokens = TokenFile(self.directory / "tokens.json")
         self._tokens = {user: tokens.add(user) for user in self.users}
-        lines = ["c = get_config()  # noqa", "c.SharedKernelGateway.identity = 'tokens'"]
-        lines.append(f"c.SharedKernelGateway.tokens_file = {str(self.directory / 'tokens.json')!r}")
-        for name, value in self._settings.items():
-            if value:
-                lines.append(f"c.SharedKernelGateway.{name} = {value!r}")
-        self._config_path.write_text("\n".join([*lines, self._extra_config, ""]))
+        settings = {"identity": "tokens", "tokens_file": str(self.directory / "tokens.json"), **self._settings}
+        lines = [f"c.SharedKernelGateway.{name} = {value!r}" for name, value in settings.items() if value]
+        self._config_path.write_text("\n".join(["c = get_config()  # noqa", *lines, self._extra_config, ""]))
         write_kernelspec(self.kernels_directory / "shared-gpu")
 
     def _executor_socket(self, device: str) -> Path:

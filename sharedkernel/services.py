@@ -17,7 +17,8 @@ import signal
 import subprocess
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -137,47 +138,31 @@ def stop_process(process: subprocess.Popen[bytes] | RunningProcess, name: str, t
             return
 
 
+@dataclass(eq=False)
 class Service:
-    """One command running as a process of its own; it ends when its starter does.
+    """One command running as a process of its own; it ends when its starter does."""
 
-    Parameters
-    ----------
-    arguments
-        The command line after the program's name.
-    log_path
-        Where its output goes; appended to when it is started again.
-    is_ready
-        Whether it answers by now.
-    scratch
-        Where it and what it starts keep temporary files.
-    program
-        The module that ``python -m`` runs.
-    name
-        Of the service, in sentences; by default its first argument.
-    environment
-        Variables beside those of this process.
-    """
+    #: the command line after the program's name
+    arguments: list[str]
+    _: KW_ONLY
+    #: where its output goes; appended to when it is started again
+    log_path: Path
+    #: whether it answers by now
+    is_ready: Callable[[], bool]
+    #: where it and what it starts keep temporary files
+    scratch: Path
+    #: the module that ``python -m`` runs
+    program: str = "sharedkernel"
+    #: of the service, in sentences; empty: its first argument
+    name: str = ""
+    #: variables beside those of this process
+    environment: dict[str, str] = field(default_factory=dict)
+    #: the last process started, running or not
+    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
-    def __init__(
-        self,
-        arguments: Sequence[str],
-        *,
-        log_path: Path,
-        is_ready: Callable[[], bool],
-        scratch: Path,
-        program: str = "sharedkernel",
-        name: str | None = None,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
-        self.program = program
-        self.name = name or arguments[0]
-        self.environment = dict(environment or {})
-        self.arguments = list(arguments)
-        self.log_path = log_path
-        self.is_ready = is_ready
-        self.scratch = scratch
-        #: the last process started, running or not
-        self.process: subprocess.Popen[bytes] | None = None
+    def __post_init__(self) -> None:
+        self.arguments, self.environment = list(self.arguments), dict(self.environment)
+        self.name = self.name or self.arguments[0]
 
     @property
     def running(self) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from benchmarks.simulate import tables
 from sharedkernel.scheduling.matching import MatchedDevice, MatchedJob, match
 from sharedkernel.simulator.heterogeneous import simulate_heterogeneous
-from sharedkernel.simulator.workloads import two_kinds
+from sharedkernel.simulator.traces import two_kinds
 
 _SEEDS = range(30)
 _ALPHAS = (1.0, 0.7, 0.5, 0.3, 0.1)

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from benchmarks.simulate import tables
 from sharedkernel.scheduling import SchedulerConfig
-from sharedkernel.simulator.device import SimulatedDevice
-from sharedkernel.simulator.plot import check_plot
-from sharedkernel.simulator.sessions import SimulatedCell, SimulatedSession
+from sharedkernel.simulator.device import SimulatedCell, SimulatedDevice, SimulatedSession
+from sharedkernel.simulator.report import check_plot
 
 
 def run(sessions: int, iterations: int, quantum: float) -> tuple[float, int, int]:

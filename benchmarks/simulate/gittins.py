@@ -9,8 +9,7 @@ from typing import Any
 from benchmarks.simulate import tables
 from sharedkernel.scheduling.policies.levels import TIRESIAS_THRESHOLDS
 from sharedkernel.simulator.cluster import ClusterOptions, simulate_cluster
-from sharedkernel.simulator.traces import TraceJob
-from sharedkernel.simulator.workloads import alike, heavy_tailed
+from sharedkernel.simulator.traces import TraceJob, alike, heavy_tailed
 
 _SEEDS = range(20)
 

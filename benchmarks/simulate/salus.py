@@ -11,19 +11,20 @@ from dataclasses import replace
 from benchmarks.simulate import tables
 from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.simulator.cluster import ClusterOptions, simulate_cluster
+from sharedkernel.simulator.device import SimulatedCell, SimulatedSession
 from sharedkernel.simulator.device_runs import (
+    INFERENCE,
     PATIENCE,
     RULES,
+    TRAINING,
+    ModelProfile,
     devices_needed,
     hyperparameter_300,
     simulate_device,
     trace_100,
 )
 from sharedkernel.simulator.report import SimulationResult
-from sharedkernel.simulator.salus_models import INFERENCE, TRAINING, ModelProfile
-from sharedkernel.simulator.sessions import SimulatedCell, SimulatedSession
-from sharedkernel.simulator.traces import TraceJob
-from sharedkernel.simulator.workloads import heavy_tailed
+from sharedkernel.simulator.traces import TraceJob, heavy_tailed
 
 _CAPACITY = 14 << 30
 _SEEDS = range(20)

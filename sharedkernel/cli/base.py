@@ -1,30 +1,46 @@
-"""The common ground of the commands: strict options, and one sentence instead of a traceback.
+"""The common ground of the commands: strict options, some of which several have, and sentences instead of tracebacks.
 
-Exit codes: 0 done, 1 could not be done, 2 wrong use.
+Several commands ask a gateway, and some start services of their own. Exit codes: 0 done, 1 could not be done, 2 wrong
+use.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import re
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from enum import Enum
 from textwrap import dedent
 from typing import Any, ClassVar, NoReturn
 
-from traitlets import Bool, TraitError, TraitType
+from traitlets import Bool, TraitError, TraitType, Unicode, validate
 from traitlets.config import Application
 from traitlets.config.loader import ArgumentError, KVArgParseConfigLoader
 
 from sharedkernel._version import __version__
+from sharedkernel.client.gateway.connection import fetch
+from sharedkernel.client.gateway.credentials import (
+    TOKEN_VARIABLE,
+    URL_VARIABLE,
+    Credentials,
+    find_credentials,
+    find_kept,
+)
+from sharedkernel.errors import ConfigError
+from sharedkernel.jupyter.names import KERNEL_NAME
+from sharedkernel.units import parse_bytes
 
 #: what traitlets says of a number that is too small
 _BELOW_LEAST = re.compile(
     r"The value of the '(\w+)' trait of an? \w+ instance should not be less than (\S+), "
     r"but a value of (\S+) was specified"
 )
+
+#: what stands for "no limit" on the line
+NO_LIMIT = "none"
 
 
 def fail(sentence: str, *, status: int = 1) -> NoReturn:
@@ -67,8 +83,8 @@ class _StrictLoader(KVArgParseConfigLoader):
 class CommandApp(Application):
     """Base of the commands.
 
-    Subclasses set ``name``, ``description`` and ``examples``, and implement ``start``. Each of their traits with
-    ``config`` is an option, one without a value if it is a Bool: ``--some-name`` for ``some_name``, or what the trait's
+    Subclasses set ``name``, ``description`` and ``examples``, and implement ``start``. Each of their traits with a
+    ``help`` is an option, one without a value if it is a Bool: ``--some-name`` for ``some_name``, or what the trait's
     tag ``option`` says (None: no option). ``aliases`` and ``flags`` have more.
     """
 
@@ -86,8 +102,9 @@ class CommandApp(Application):
         super().__init_subclass__(**kwargs)
         cls.aliases, cls.flags = dict(cls.aliases), dict(cls.flags)
         for name, trait in vars(cls).items():
-            if not isinstance(trait, TraitType) or not trait.metadata.get("config"):
+            if not isinstance(trait, TraitType) or not trait.help:
                 continue
+            trait.tag(config=True)
             option = trait.metadata.get("option", name.replace("_", "-"))
             if isinstance(trait, Bool):
                 cls.flags[option] = ({cls.__name__: {name: True}}, trait.help)
@@ -141,17 +158,14 @@ class CommandApp(Application):
                 trait = (target[0] if isinstance(target, tuple) else target).rpartition(".")[2]
                 told = False
             if line.startswith("    Default: "):
-                default = self._default(trait)
+                # As this command has it, whatever the class that the option came from says.
+                default = self.trait_defaults(trait)
+                default = default.value if isinstance(default, Enum) else default
                 if told or default in ("", None, {}, []):
                     continue
                 line = f"    Default: {default!r}"
             told = told or "Default: " in line
             yield line
-
-    def _default(self, name: str) -> Any:
-        """Return an option's default as this command has it, whatever the class that it came from says."""
-        default = self.trait_defaults(name)
-        return default.value if isinstance(default, Enum) else default
 
     def emit_examples(self) -> Generator[str, None, None]:
         """Yield the examples."""
@@ -162,3 +176,116 @@ class CommandApp(Application):
     def emit_help_epilogue(self, classes: bool) -> Generator[str, None, None]:
         """Yield nothing more."""
         yield from ()
+
+
+class GatewayCommandApp(CommandApp):
+    """Base of the commands that ask a gateway."""
+
+    #: seconds that an answer may take
+    patience: ClassVar[float] = 5.0
+    gateway_url = Unicode(
+        help=f"The gateway's address. Default: ${URL_VARIABLE}, else what `sharedkernel install` kept."
+    )
+    token = Unicode(help=f"Your token. Default: ${TOKEN_VARIABLE}, else what `sharedkernel install` kept.")
+
+    def credentials(self) -> Credentials:
+        """Return the gateway and token from the options, the environment, or `sharedkernel install`, in that order.
+
+        Raises
+        ------
+        ConfigError
+            When there are none, or what is there cannot be used.
+        """
+        given = {URL_VARIABLE: self.gateway_url, TOKEN_VARIABLE: self.token}
+        environment = os.environ | {name: value for name, value in given.items() if value}
+        try:
+            return find_credentials(KERNEL_NAME, environment)
+        except ConfigError as error:
+            if find_kept(KERNEL_NAME).exists() or all(environment.get(name) for name in given):
+                raise
+            # For the user of `sharedkernel lab` there is nothing to install.
+            raise ConfigError(
+                f"{error} Beside `sharedkernel lab` it works in a terminal of that JupyterLab (File, New, Terminal)."
+            ) from None
+
+    def ask(self, path: str, method: str = "GET", body: Any = None) -> dict[str, Any]:
+        """Return the JSON object that the gateway answers to one request; as :meth:`.Gateway.fetch`."""
+        text = None if body is None else json.dumps(body)
+        return fetch(self.credentials(), path, method=method, body=text, timeout=self.patience)
+
+    def refuse_empty(self, *names: str, what: str = "has no value") -> None:
+        """End this process if one of these options is empty.
+
+        An empty variable in a script must not mean something else than it was to mean.
+        """
+        for name in names:
+            if name in self.config[type(self).__name__] and not getattr(self, name).strip():
+                fail(f"--{name.replace('_', '-')} {what}; see `{self._command_line} --help`.", status=2)
+
+    @staticmethod
+    def show_notes(answer: Mapping[str, Any]) -> None:
+        """Print what the gateway notes about a change that it has made, where something else may have been meant."""
+        for note in answer.get("notes", ()):
+            print(f"sharedkernel: note: {note}", file=sys.stderr)  # noqa: T201
+
+
+class LimitCommandApp(GatewayCommandApp):
+    """Base of the commands that set what users may use."""
+
+    memory = Unicode(help='Memory on each device, such as "8GiB", or "25%" of it.').tag(is_limit=True)
+    share = Unicode(help="Share of the device; 2 is twice the usual one.").tag(is_limit=True)
+    sessions = Unicode(help="How many sessions at a time.").tag(is_limit=True)
+    priority = Unicode(help="Larger is served first, under the policy `priority`.").tag(is_limit=True)
+    offload_after = Unicode(
+        help='How long idle memory stays on the device while others wait, such as "30s"; "never": always.'
+    ).tag(is_limit=True)
+    cull_after = Unicode(help='After how long an idle session is ended, such as "2h".').tag(is_limit=True)
+    linger = Unicode(help='How long a session that was shut down can be brought back, such as "10m".').tag(
+        is_limit=True
+    )
+
+    def limits(self) -> dict[str, Any]:
+        """Return the limits on the line as the gateway takes them.
+
+        Raises
+        ------
+        SystemExit
+            With 2 when one has no value.
+        """
+        names = self.trait_names(is_limit=True)
+        self.refuse_empty(*names)
+        values = {name: getattr(self, name).strip() for name in names}
+        return {name: None if value == NO_LIMIT else _number(value) for name, value in values.items() if value}
+
+
+def _number(value: str) -> float | int | str:
+    """Return *value* as a number if it is one; what else it may be is the gateway's to say."""
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value
+
+
+class StackCommandApp(CommandApp):
+    """Base of the commands that stand on a :class:`~sharedkernel.local_stack.LocalStack`."""
+
+    device = Unicode("host", help="The device to share: `host`, the processor.")
+    capacity = Unicode(
+        "4GiB", help='How much of the device\'s memory to share, such as "8GiB"; empty: what the device has.'
+    )
+
+    @validate("capacity")
+    def _check_capacity(self, proposal: Any) -> str:
+        capacity: str = proposal["value"]
+        try:
+            if capacity:
+                parse_bytes(capacity)
+        except ConfigError as error:
+            raise TraitError(f"--capacity: {error}") from None
+        return capacity
+
+    def stack_options(self) -> dict[str, Any]:
+        """Return the options as :class:`~sharedkernel.local_stack.LocalStack` takes them."""
+        return {"devices": [self.device], "capacity": self.capacity or None}

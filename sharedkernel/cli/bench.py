@@ -9,8 +9,7 @@ from pathlib import Path
 
 from traitlets import Bool, Int
 
-from sharedkernel.cli.base import fail
-from sharedkernel.cli.options import StackCommandApp
+from sharedkernel.cli.base import StackCommandApp, fail
 
 #: every benchmark, in the order of `--all`; each is a module with a function `run` in the checkout's `benchmarks`
 BENCHMARKS = (
@@ -37,15 +36,15 @@ class BenchApp(StackCommandApp):
     """
     accepts_arguments = True
 
-    all = Bool(False, help="Run every benchmark.").tag(config=True)
-    as_json = Bool(False, help="Print the results as JSON instead of tables.").tag(config=True, option="json")
-    quick = Bool(False, help="Measure a quarter as long; the figures are less certain.").tag(config=True)
+    all = Bool(False, help="Run every benchmark.")
+    as_json = Bool(False, help="Print the results as JSON instead of tables.").tag(option="json")
+    quick = Bool(False, help="Measure a quarter as long; the figures are less certain.")
     repeats = Int(
         0, min=0, help="How many pairs or runs a figure is the median of; 0: as many as each benchmark needs."
-    ).tag(config=True)
+    )
 
-    devices = Int(1000, min=1, help="Of the benchmark `cluster`: number of devices.").tag(config=True)
-    sessions = Int(20, min=0, help="The same: sessions on each device.").tag(config=True)
+    devices = Int(1000, min=1, help="Of the benchmark `cluster`: number of devices.")
+    sessions = Int(20, min=0, help="The same: sessions on each device.")
 
     def start(self) -> None:
         """Run the benchmarks asked for, one after the other.

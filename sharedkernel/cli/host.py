@@ -40,14 +40,14 @@ class HostApp(CommandApp):
         "",
         help="The devices to serve, such as cuda:0,cuda:1 or host. Default: all GPUs, and the processor (`host`) where "
         "there is none.",
-    ).tag(config=True)
+    )
     executor_options = Unicode(
         "", help='Options for each executor, in quotes after a =, such as ="--policy srtf --lane-sharing all".'
-    ).tag(config=True)
+    )
     runtime_dir = Unicode(
         help="Private directory where gateway and executors meet. Default: $XDG_RUNTIME_DIR/sharedkernel, or "
         "/tmp/sharedkernel-UID where there is none."
-    ).tag(config=True)
+    )
 
     def start(self) -> None:
         """Serve until SIGTERM or SIGINT.
@@ -69,14 +69,7 @@ class HostApp(CommandApp):
         directory = Path(self.runtime_dir).absolute() if self.runtime_dir else default_runtime_directory()
         # Of two supervisors each would start again what the other one ends.
         lock_directory(make_private_directory(directory), HOST_LOCK)
-        asyncio.run(keep_running(*self._services(devices, options, directory)))
-
-    def _services(
-        self, devices: list[str], options: list[str], directory: Path
-    ) -> tuple[list[LastingService], LastingService]:
-        """Return the executors of *devices*, with *options*, and the gateway of *directory*."""
-        program = [sys.executable, "-m", "sharedkernel"]
-        runtime = ["--runtime-dir", str(directory)]
+        program, runtime = [sys.executable, "-m", "sharedkernel"], ["--runtime-dir", str(directory)]
         executors = [
             LastingService(
                 f"executor {device}",
@@ -89,7 +82,7 @@ class HostApp(CommandApp):
             # A gateway of one device finds it by itself, and then shows no column of devices.
             runtime.append(f"--SharedKernelGateway.executors={','.join(devices)}")
         command = [*program, "gateway", *runtime, *self.extra_args]
-        return executors, LastingService("gateway", command, directory / GATEWAY_LOCK)
+        asyncio.run(keep_running(executors, LastingService("gateway", command, directory / GATEWAY_LOCK)))
 
     def _find_devices(self) -> list[str]:
         """Return the devices that were named, or all GPUs, or the processor.

@@ -11,7 +11,6 @@ import re
 import sys
 from getpass import getpass
 from pathlib import Path
-from typing import TextIO
 
 from jupyter_core.paths import jupyter_config_dir, jupyter_config_path
 from traitlets import Bool, Unicode
@@ -35,14 +34,12 @@ from sharedkernel.client.gateway.credentials import (
     check_token,
     check_url,
     credentials_path,
-    hub_gateway_path,
     load_credentials,
     store_credentials,
-    store_hub_gateway,
 )
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
+from sharedkernel.client.gateway.server import check_fingerprint
 from sharedkernel.client.gateway.status import fetch_status
-from sharedkernel.client.gateway.trust import check_fingerprint
 from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.jupyter.names import DISPLAY_NAME, KERNEL_NAME
 from sharedkernel.status.text import session_name
@@ -63,33 +60,29 @@ class InstallApp(CommandApp):
         sharedkernel install --gateway-url https://gpu.example.org --fingerprint 3A:1F:…  # its certificate is its own
     """
 
-    gateway_url = Unicode(
-        help=f"Address of the gateway, such as https://gpu.example.org. Default: ${URL_VARIABLE}."
-    ).tag(config=True)
+    gateway_url = Unicode(help=f"Address of the gateway, such as https://gpu.example.org. Default: ${URL_VARIABLE}.")
     token = Unicode(
         help="Your token for the gateway; -: the first line of standard input. Default: "
         f"${TOKEN_VARIABLE}, else you are asked for it."
-    ).tag(config=True)
+    )
     ca_file = Unicode(
         help="File of the authorities that signed the gateway's certificate, if this system does not trust them. "
         f"Default: ${CA_VARIABLE}."
-    ).tag(config=True, option="ca")
+    ).tag(option="ca")
     fingerprint = Unicode(
         help="SHA-256 fingerprint of the gateway's certificate, in place of --ca: the certificate that the gateway "
         "shows is kept, and trusted, if it has this one."
-    ).tag(config=True)
-    user = Bool(False, help="Install for you alone (the default).").tag(config=True)
-    sys_prefix = Bool(False, help="Install into the Python environment that runs this command.").tag(config=True)
-    prefix = Unicode(help="Install into the environment at this path.").tag(config=True)
+    )
+    user = Bool(False, help="Install for you alone (the default).")
+    sys_prefix = Bool(False, help="Install into the Python environment that runs this command.")
+    prefix = Unicode(help="Install into the environment at this path.")
     jupyterhub = Bool(
         False,
         help="Keep no token: each server of a JupyterHub shows this gateway its own. A token given all the same is "
         "shown it now, to learn which Python environments it has, and not kept.",
-    ).tag(config=True)
-    kernel_name = Unicode(KERNEL_NAME, help="Name of the kernelspec; one for each gateway you use.").tag(
-        config=True, option="name"
     )
-    display_name = Unicode(DISPLAY_NAME, help="What a launcher shows.").tag(config=True)
+    kernel_name = Unicode(KERNEL_NAME, help="Name of the kernelspec; one for each gateway you use.").tag(option="name")
+    display_name = Unicode(DISPLAY_NAME, help="What a launcher shows.")
 
     def start(self) -> None:
         """Install.
@@ -103,45 +96,36 @@ class InstallApp(CommandApp):
             credentials = self._read_options()
         except ConfigError as error:
             fail(str(error), status=2)
-        certificate = None
-        warning = None
+        certificate = warning = None
         environments: list[str] = []
         try:
             if self.fingerprint:
                 certificate = expected_certificate(credentials.url, self.fingerprint)
+            if credentials.token:
+                environments = check_gateway(credentials, certificate)
         except (GatewayUnreachable, GatewayRefused) as error:
-            fail(f"nothing was installed: {error}")
-        try:
-            environments = check_gateway(credentials, certificate) if credentials.token else []
-        except GatewayUnreachable as error:
+            if isinstance(error, GatewayRefused) or (self.fingerprint and certificate is None):
+                fail(f"nothing was installed: {error}")
             warning = str(error)
             self._refuse_to_replace(credentials, warning)
-        except GatewayRefused as error:
-            fail(f"nothing was installed: {error}")
-        prefix = sys.prefix if self.sys_prefix else self.prefix or None
+        kept = self._kept_path()
         try:
             places = install_kernelspecs(
-                environments, kernel_name=self.kernel_name, display_name=self.display_name, prefix=prefix
+                environments, kernel_name=self.kernel_name, display_name=self.display_name, prefix=self.prefix or None
             )
-            if self.jupyterhub:
-                kept = store_hub_gateway(self.kernel_name, credentials, self._config_folder(), certificate)
-            else:
-                kept = store_credentials(self.kernel_name, credentials, certificate)
+            store_credentials(kept, credentials, certificate, for_hub=self.jupyterhub)
         except OSError as error:
             fail(f"cannot write {error.filename}: {error.strerror}; try --user, or another --prefix.")
         for shown, place in places.items():
-            self._tell(f'Installed the kernel "{shown}" in {place}')
+            print(f'Installed the kernel "{shown}" in {place}')  # noqa: T201
         if self.jupyterhub:
-            self._tell(
-                f"The gateway's address is kept in {kept}; each server of JupyterHub shows it a token of its own."
-            )
+            what = f"The gateway's address is kept in {kept}; each server of JupyterHub shows it a token of its own."
         else:
-            self._tell(f"The gateway's address and your token are kept in {kept}, readable by you only.")
+            what = f"The gateway's address and your token are kept in {kept}, readable by you only."
+        print(what)  # noqa: T201
         if warning is not None:
-            self._tell(
-                f"sharedkernel: warning: {warning} It was installed all the same; the token was not checked.",
-                file=sys.stderr,
-            )
+            why = f"{warning} It was installed all the same; the token was not checked."
+            print(f"sharedkernel: warning: {why}", file=sys.stderr)  # noqa: T201
 
     def _refuse_to_replace(self, credentials: Credentials, why_not: str) -> None:
         """Exit if something else is kept, which may work: that the new address does cannot be seen now."""
@@ -155,9 +139,6 @@ class InstallApp(CommandApp):
                     "this is to take its place unchecked."
                 )
 
-    def _tell(self, text: str, *, file: TextIO | None = None) -> None:
-        print(text, file=file)
-
     def _read_options(self) -> Credentials:
         """Return the credentials to keep, once all options make sense.
 
@@ -168,6 +149,7 @@ class InstallApp(CommandApp):
         """
         if sum((self.user, self.sys_prefix, bool(self.prefix))) > 1:
             raise ConfigError("--user, --sys-prefix and --prefix exclude each other; give one of them.")
+        self.prefix = sys.prefix if self.sys_prefix else self.prefix
         if not _NAME.fullmatch(self.kernel_name):
             raise ConfigError(f"{self.kernel_name!r} cannot be a kernel's name; use letters, digits, '.', '_' and '-'.")
         url = self.gateway_url or os.environ.get(URL_VARIABLE)
@@ -191,9 +173,7 @@ class InstallApp(CommandApp):
 
     def _kept_path(self) -> Path:
         """Return the file in which the address and the token are kept."""
-        if self.jupyterhub:
-            return hub_gateway_path(self.kernel_name, self._config_folder())
-        return credentials_path(self.kernel_name)
+        return credentials_path(self.kernel_name, self._config_folder() if self.jupyterhub else None)
 
     def _read_token(self, url: str) -> str:
         """Return the token; "": none is needed.
@@ -220,8 +200,7 @@ class InstallApp(CommandApp):
 
     def _config_folder(self) -> Path:
         """Return Jupyter's configuration folder beside the kernelspec."""
-        prefix = sys.prefix if self.sys_prefix else self.prefix
-        return Path(prefix).absolute() / "etc" / "jupyter" if prefix else Path(jupyter_config_dir())
+        return Path(self.prefix).absolute() / "etc" / "jupyter" if self.prefix else Path(jupyter_config_dir())
 
 
 class UninstallApp(CommandApp):
@@ -239,9 +218,9 @@ class UninstallApp(CommandApp):
     """
 
     kernel_name = Unicode(KERNEL_NAME, help="Name of the kernelspec, as `sharedkernel install` was told.").tag(
-        config=True, option="name"
+        option="name"
     )
-    force = Bool(False, help="Remove it though you have sessions there; they continue without it.").tag(config=True)
+    force = Bool(False, help="Remove it though you have sessions there; they continue without it.")
 
     def start(self) -> None:
         """Remove it, unless there are sessions of the user.

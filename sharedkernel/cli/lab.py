@@ -14,7 +14,7 @@ from shlex import quote
 
 from traitlets import Bool, Unicode
 
-from sharedkernel.cli.options import StackCommandApp
+from sharedkernel.cli.base import StackCommandApp
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.jupyter.names import KERNEL_NAME
 from sharedkernel.local_stack import LocalStack
@@ -56,13 +56,13 @@ class LabApp(StackCommandApp):
     device = Unicode(
         help="The device to share: `cuda:N`, an NVIDIA GPU, or `host`, the processor. Default: the first GPU, or the "
         "processor if there is none."
-    ).tag(config=True)
+    )
     capacity = Unicode(
         help="How much of the device's memory to share, such as \"8GiB\". Default: all of a GPU's, 4GiB of the "
         "processor's."
-    ).tag(config=True)
+    )
 
-    no_first_notebook = Bool(False, help="Open no first notebook.").tag(config=True)
+    no_first_notebook = Bool(False, help="Open no first notebook.")
 
     def remedy(self, argv: Sequence[str]) -> str:
         """Return where JupyterLab's own options go, if *argv* has any before the ``--``."""
@@ -118,7 +118,7 @@ class LabApp(StackCommandApp):
 
     def _first_notebook(self) -> list[str]:
         """Put a first notebook into a folder that has none, and return the option with which JupyterLab opens it."""
-        from sharedkernel.demo.runs import examples_directory
+        from sharedkernel.demo import examples_directory
 
         if self.no_first_notebook or any(Path().glob("*.ipynb")):
             return []

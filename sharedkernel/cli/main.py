@@ -31,74 +31,57 @@ _EXTRAS = {
 class Command:
     """One sub-command."""
 
-    #: dotted name of its traitlets application
-    application: str
+    #: dotted name of its traitlets application, in this package
+    path: str
     #: one line for the list of commands
     help: str
     #: the extra that it needs, which also means Linux; None: works with the user's side, anywhere
     extra: str | None = None
 
+    @property
+    def application(self) -> str:
+        """Its application's full name."""
+        return f"sharedkernel.{self.path}"
+
 
 COMMANDS = {
     "demo": Command(
-        "sharedkernel.cli.demo.DemoApp",
-        "Run three people's notebooks on one device at the same time, and report.",
-        "lab",
+        "cli.demo.DemoApp", "Run three people's notebooks on one device at the same time, and report.", "lab"
     ),
-    "lab": Command("sharedkernel.cli.lab.LabApp", "Open JupyterLab with a shared device on this machine.", "lab"),
+    "lab": Command("cli.lab.LabApp", "Open JupyterLab with a shared device on this machine.", "lab"),
     "host": Command(
-        "sharedkernel.cli.host.HostApp",
-        "Serve all GPUs of this machine: keep an executor for each and a gateway running.",
-        "host",
+        "cli.host.HostApp", "Serve all GPUs of this machine: keep an executor for each and a gateway running.", "host"
     ),
     "gateway": Command(
-        "sharedkernel.gateway.app.SharedKernelGateway",
-        "Serve notebooks of many users from this machine's executor.",
-        "host",
+        "gateway.app.SharedKernelGateway", "Serve notebooks of many users from this machine's executor.", "host"
     ),
-    "executor": Command(
-        "sharedkernel.executor.app.ExecutorApp", "Own one device and run everybody's sessions on it.", "host"
-    ),
+    "executor": Command("executor.app.ExecutorApp", "Own one device and run everybody's sessions on it.", "host"),
     "cluster": Command(
-        "sharedkernel.cluster.commands.ClusterCommandApp",
+        "cluster.commands.ClusterCommandApp",
         "Serve notebooks from the nodes of a Ray cluster, and drain hosts.",
         "host",
     ),
-    "install": Command("sharedkernel.cli.install.InstallApp", 'Add the kernel "Shared GPU" to this Jupyter.'),
-    "uninstall": Command("sharedkernel.cli.install.UninstallApp", "Remove it, and your token, from this Jupyter."),
-    "token": Command("sharedkernel.gateway.auth.token_command.TokenApp", "Add, list and remove users' tokens.", "host"),
-    "status": Command("sharedkernel.cli.status.StatusApp", "Show who uses what of the device, and who waits for what."),
-    "top": Command("sharedkernel.cli.status.TopApp", "The same, live; sort, filter, offload and stop."),
-    "sessions": Command("sharedkernel.cli.sessions.SessionsApp", "List sessions: yours, or everybody's."),
-    "stop": Command("sharedkernel.cli.sessions.StopApp", "Shut sessions down."),
-    "offload": Command(
-        "sharedkernel.cli.sessions.OffloadApp", "Move idle sessions' memory off the device, so that others have it."
-    ),
-    "quota": Command("sharedkernel.cli.quota.QuotaApp", "Show what each user may use; for admins, change it."),
-    "policy": Command(
-        "sharedkernel.cli.quota.PolicyApp", "Show by which policy the devices serve; for admins, change it."
-    ),
+    "install": Command("cli.install.InstallApp", 'Add the kernel "Shared GPU" to this Jupyter.'),
+    "uninstall": Command("cli.install.UninstallApp", "Remove it, and your token, from this Jupyter."),
+    "token": Command("gateway.auth.token_command.TokenApp", "Add, list and remove users' tokens.", "host"),
+    "status": Command("cli.sessions.StatusApp", "Show who uses what of the device, and who waits for what."),
+    "top": Command("cli.sessions.TopApp", "The same, live; sort, filter, offload and stop."),
+    "sessions": Command("cli.sessions.SessionsApp", "List sessions: yours, or everybody's."),
+    "stop": Command("cli.sessions.StopApp", "Shut sessions down."),
+    "offload": Command("cli.sessions.OffloadApp", "Move idle sessions' memory off the device, so that others have it."),
+    "quota": Command("cli.quota.QuotaApp", "Show what each user may use; for admins, change it."),
+    "policy": Command("cli.quota.PolicyApp", "Show by which policy the devices serve; for admins, change it."),
     "class": Command(
-        "sharedkernel.cli.classroom.app.ClassApp",
-        "Run a class: users with invitations, limits and tokens that end together.",
+        "cli.classroom.ClassApp", "Run a class: users with invitations, limits and tokens that end together."
     ),
-    "files": Command(
-        "sharedkernel.cli.remote.files.FilesApp",
-        "List, upload, download and remove your files on the gateway's machine.",
-    ),
-    "ports": Command(
-        "sharedkernel.cli.remote.ports.PortsApp",
-        "List the ports of your programs on the host, and reach them from here.",
-    ),
-    "shelf": Command("sharedkernel.cli.shelf.ShelfApp", "List what is on your shelf, or everybody's, and take it off."),
+    "files": Command("cli.files.FilesApp", "List, upload, download and remove your files on the gateway's machine."),
+    "ports": Command("cli.ports.PortsApp", "List the ports of your programs on the host, and reach them from here."),
+    "shelf": Command("cli.shelf.ShelfApp", "List what is on your shelf, or everybody's, and take it off."),
     "trace": Command(
-        "sharedkernel.cli.trace.app.TraceApp",
-        "Write who ran in which lane and who waited as a file that Perfetto opens.",
+        "cli.trace.app.TraceApp", "Write who ran in which lane and who waited as a file that Perfetto opens."
     ),
-    "simulate": Command(
-        "sharedkernel.cli.simulate.app.SimulateApp", "Run the scheduler on traces under simulated time.", "host"
-    ),
-    "bench": Command("sharedkernel.cli.bench.BenchApp", "Measure what sharing costs and what it gives.", "lab"),
+    "simulate": Command("cli.simulate.app.SimulateApp", "Run the scheduler on traces under simulated time.", "host"),
+    "bench": Command("cli.bench.BenchApp", "Measure what sharing costs and what it gives.", "lab"),
 }
 
 
@@ -171,16 +154,6 @@ class SharedKernelApp(CommandApp):
         application.launch_instance(argv)
 
 
-def _nobody_reads() -> bool:
-    """Whether standard output is a pipe that was closed, as by ``head``; then nothing is written there any more."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line *argv* (default: this process's)."""
     skip_address_grammar()
@@ -192,8 +165,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     except SharedKernelError as error:
         fail(str(error))
     except BrokenPipeError:
-        if not _nobody_reads():
-            raise
-        sys.exit(1)
+        try:
+            sys.stdout.flush()
+        except (
+            BrokenPipeError
+        ):  # it is standard output that was closed, as by `head`; nothing is written there any more
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
+        raise
     except KeyboardInterrupt:
         sys.exit(130)

@@ -13,9 +13,8 @@ from urllib.parse import urlencode
 from rich.console import Console, RenderableType
 from traitlets import Bool, Unicode
 
-from sharedkernel.cli.base import fail
-from sharedkernel.cli.options import NO_LIMIT, GatewayCommandApp, LimitCommandApp
-from sharedkernel.client.gateway.connection import POLICY_PATH, QUOTAS_PATH, fetch
+from sharedkernel.cli.base import NO_LIMIT, GatewayCommandApp, LimitCommandApp, fail
+from sharedkernel.client.gateway.connection import POLICY_PATH, QUOTAS_PATH
 from sharedkernel.status.tables import cell, new_table, number, text
 from sharedkernel.status.text import safe_text
 from sharedkernel.units import format_bytes, format_seconds
@@ -43,10 +42,10 @@ class QuotaApp(LimitCommandApp):
     """
     accepts_arguments = True
 
-    group = Unicode(help="Change it for this group instead of for a user.").tag(config=True)
-    default = Bool(False, help="Change it for all who have no value of their own or of a group.").tag(config=True)
-    reset = Bool(False, help="Undo changes made in this way: for one user or group, or all of them.").tag(config=True)
-    as_json = Bool(False, help="Print JSON instead of text.").tag(config=True, option="json")
+    group = Unicode(help="Change it for this group instead of for a user.")
+    default = Bool(False, help="Change it for all who have no value of their own or of a group.")
+    reset = Bool(False, help="Undo changes made in this way: for one user or group, or all of them.")
+    as_json = Bool(False, help="Print JSON instead of text.").tag(option="json")
 
     def start(self) -> None:
         """Do what the line says.
@@ -67,23 +66,20 @@ class QuotaApp(LimitCommandApp):
             if changes or self.default:
                 fail("--reset goes with a user, with --group or alone.", status=2)
             query = {"user": user} if user else {"group": self.group} if self.group else {}
-            answer = self._ask("DELETE", f"?{urlencode(query)}" if query else "")
+            answer = self.ask(f"{QUOTAS_PATH}?{urlencode(query)}" if query else QUOTAS_PATH, "DELETE")
         elif changes:
             if not any(named):
                 fail("whose limits? Name a user, --group NAME or --default.", status=2)
             body: dict[str, Any] = {"default": changes}
             if not self.default:
                 body = {"users": {user: changes}} if user else {"groups": {self.group: changes}}
-            answer = self._ask("PUT", body=json.dumps(body))
+            answer = self.ask(QUOTAS_PATH, "PUT", body)
         else:
             if self.group or self.default:
                 fail("--group and --default go with a change, such as --memory 8GiB.", status=2)
-            answer = self._ask("GET")
+            answer = self.ask(QUOTAS_PATH)
         self.show_notes(answer)
         self._show(answer, user)
-
-    def _ask(self, method: str, query: str = "", body: str | None = None) -> dict[str, Any]:
-        return fetch(self.credentials(), f"{QUOTAS_PATH}{query}", method=method, body=body)
 
     def _show(self, answer: Mapping[str, Any], user: str) -> None:
         users: dict[str, Any] = answer["users"]
@@ -130,10 +126,6 @@ def limit_words(key: str, value: Any) -> str:
     return format_seconds(value) if key in _DURATIONS else f"{value:g}"
 
 
-#: seconds that an answer may take: an executor that hangs is waited for by the gateway
-_PATIENCE = 20.0
-
-
 class PolicyApp(GatewayCommandApp):
     """Shows the policy, and changes it for an admin."""
 
@@ -148,8 +140,9 @@ class PolicyApp(GatewayCommandApp):
         sharedkernel policy srtf        # for admins
     """
     accepts_arguments = True
+    patience = 20.0  # an executor that hangs is waited for by the gateway
 
-    as_json = Bool(False, help="Print JSON instead of text.").tag(config=True, option="json")
+    as_json = Bool(False, help="Print JSON instead of text.").tag(option="json")
 
     def start(self) -> None:
         """Show or change it.
@@ -161,11 +154,8 @@ class PolicyApp(GatewayCommandApp):
         """
         if len(self.extra_args) > 1:
             fail(f"{self.extra_args[1]!r} is not understood; name one policy.", status=2)
-        if self.extra_args:
-            body = json.dumps({"policy": self.extra_args[0]})
-            answer = fetch(self.credentials(), POLICY_PATH, method="PUT", body=body, timeout=_PATIENCE)
-        else:
-            answer = fetch(self.credentials(), POLICY_PATH, timeout=_PATIENCE)
+        body = {"policy": self.extra_args[0]} if self.extra_args else None
+        answer = self.ask(POLICY_PATH, "PUT" if body else "GET", body)
         if self.as_json:
             print(json.dumps(answer))  # noqa: T201
             return

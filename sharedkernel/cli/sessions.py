@@ -1,4 +1,7 @@
-"""``sharedkernel sessions``, ``stop`` and ``offload``: the sessions that one may act on, by a short id."""
+"""``sharedkernel status``, ``top``, ``sessions``, ``stop`` and ``offload``: who uses what, and acting on sessions.
+
+Sessions go by a short id.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,7 @@ from msgspec import UNSET
 from rich.console import Console, Group, RenderableType
 from traitlets import Bool, Unicode
 
-from sharedkernel.cli.base import fail
-from sharedkernel.cli.options import GatewayCommandApp
+from sharedkernel.cli.base import GatewayCommandApp, fail
 from sharedkernel.client.gateway.connection import Gateway
 from sharedkernel.client.gateway.status import fetch_status
 from sharedkernel.errors import Refused
@@ -28,11 +30,75 @@ from sharedkernel.status.tables import (
     filled,
     place_columns,
     session_notes,
+    status_view,
 )
 from sharedkernel.status.text import NOTHING, safe_text, session_name
 
 #: characters of an id that are shown, where they suffice
 _SHORT = 8
+
+
+class StatusApp(GatewayCommandApp):
+    """Prints the status document as tables, or as it is."""
+
+    name = "status"
+    description = "Show who uses what of the device, and who waits for what."
+    examples = """
+        sharedkernel status
+        sharedkernel status --gateway-url http://127.0.0.1:8585 --token TOKEN
+        sharedkernel status --json | python -m json.tool
+    """
+
+    about = Unicode(
+        help="Show this first where a cluster is too large to show all: a host, a device, a user or a notebook."
+    )
+    as_json = Bool(False, help="Print the document itself instead of tables.").tag(option="json")
+
+    def start(self) -> None:
+        """Ask the gateway once and print its answer."""
+        status = fetch_status(self.credentials(), about=self.about)
+        if self.as_json:
+            print(msgspec.json.encode(status).decode())  # noqa: T201
+        else:
+            Console(highlight=False).print(status_view(status))
+            if status.left_out:
+                print(status.left_out.sentence())  # noqa: T201
+
+
+class TopApp(GatewayCommandApp):
+    """Shows the status document live, and acts on sessions."""
+
+    name = "top"
+    description = """
+        Show who uses what of the device, and who waits for what, live. Sort, filter and scroll; offload or stop a
+        session of yours, or, as an admin, anybody's, after a question.
+
+        Keys: arrows, PageUp, PageDown, Home and End select; 1, 2 and 3 show sessions, people and lanes; s sorts by the
+        next column and r reverses; / filters, Escape shows all again; o offloads and x stops; q or Ctrl-C ends.
+    """
+    examples = """
+        sharedkernel top
+        sharedkernel top --gateway-url http://127.0.0.1:8585 --token TOKEN
+    """
+
+    def start(self) -> None:
+        """Show the tables until the user has seen enough.
+
+        Raises
+        ------
+        SharedKernelError
+            When the gateway does not answer at all: then its address or the token is likely wrong.
+        SystemExit
+            With 2 where there is no terminal.
+        """
+        credentials = self.credentials()
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            fail("`top` needs a terminal; `sharedkernel status` prints the same once.", status=2)
+        status = fetch_status(credentials)
+        # Imported here: no other command needs it, and `--help` does without.
+        from sharedkernel.cli.top.screen import TopScreen
+
+        TopScreen(credentials, status).run()
 
 
 class SessionsApp(GatewayCommandApp):
@@ -49,8 +115,8 @@ class SessionsApp(GatewayCommandApp):
         sharedkernel sessions --user ada
     """
 
-    user = Unicode(help="Only those of this user.").tag(config=True)
-    as_json = Bool(False, help="Print JSON, as in the status document.").tag(config=True, option="json")
+    user = Unicode(help="Only those of this user.")
+    as_json = Bool(False, help="Print JSON, as in the status document.").tag(option="json")
 
     def start(self) -> None:
         """Ask the gateway once and print its answer.
@@ -61,12 +127,11 @@ class SessionsApp(GatewayCommandApp):
             When the gateway does not answer, or refuses.
         """
         status = fetch_status(self.credentials(), about=self.user)
-        sessions = status.sessions
-        shown = [session for session in sessions if self.user in ("", session.user)]
+        shown = [session for session in status.sessions if self.user in ("", session.user)]
         if self.as_json:
             print(msgspec.json.encode(shown).decode())  # noqa: T201
         elif shown:
-            Console(highlight=False).print(sessions_by_id(shown, short_ids(sessions)))
+            Console(highlight=False).print(sessions_by_id(shown, short_ids(status.sessions)))
         else:
             print("No sessions.")  # noqa: T201
         if status.left_out and not self.as_json:
@@ -81,7 +146,7 @@ class _SessionCommandApp(GatewayCommandApp):
     verb: ClassVar[str]
     done: str
 
-    user = Unicode(help="All sessions of this user, in the place of an id.").tag(config=True)
+    user = Unicode(help="All sessions of this user, in the place of an id.")
 
     def start(self) -> None:
         """Do it to each session that the line names, whatever comes of the others, and print a line for each.
@@ -91,10 +156,7 @@ class _SessionCommandApp(GatewayCommandApp):
         SharedKernelError
             When the gateway does not answer, or refuses.
         """
-        name = type(self).__name__
-        if "user" in self.config.get(name, {}) and not self.user:
-            # An empty variable in a script must not mean something else than it was to mean.
-            fail(f"--user names nobody; see `sharedkernel {self.name} --help`.", status=2)
+        self.refuse_empty("user", what="names nobody")
         if bool(self.extra_args) == bool(self.user):
             fail(f"name the sessions to {self.verb} by their ids, or all of one user by --user NAME.", status=2)
         if self.user:
@@ -143,8 +205,8 @@ class StopApp(_SessionCommandApp):
         sharedkernel stop --programs 3f9c2a17
     """
 
-    now = Bool(False, help="End them for good; they cannot be brought back.").tag(config=True)
-    programs = Bool(False, help="End only their programs on a GPU; the sessions continue.").tag(config=True)
+    now = Bool(False, help="End them for good; they cannot be brought back.")
+    programs = Bool(False, help="End only their programs on a GPU; the sessions continue.")
 
     def start(self) -> None:
         """Shut down, or end, what the line names; see the base."""

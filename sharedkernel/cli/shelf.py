@@ -11,15 +11,11 @@ from urllib.parse import quote, urlencode
 from rich.console import Console, RenderableType
 from traitlets import Bool, Unicode
 
-from sharedkernel.cli.base import fail
-from sharedkernel.cli.options import GatewayCommandApp
-from sharedkernel.client.gateway.connection import SHELVES_PATH, fetch
+from sharedkernel.cli.base import GatewayCommandApp, fail
+from sharedkernel.client.gateway.connection import SHELVES_PATH
 from sharedkernel.status.tables import cell, new_table, number, text
 from sharedkernel.status.text import about, safe_text
 from sharedkernel.units import format_bytes
-
-#: seconds that an answer may take: an executor that hangs is waited for by the gateway
-_PATIENCE = 20.0
 
 
 class ShelfApp(GatewayCommandApp):
@@ -39,14 +35,16 @@ class ShelfApp(GatewayCommandApp):
         sharedkernel shelf --user ada --remove-all
     """
 
-    user = Unicode(help="Whose shelf. Default: yours; to look, everybody's if you are an admin.").tag(config=True)
-    remove = Unicode(help="Take what has this name off the shelf.").tag(config=True)
-    remove_all = Bool(False, help="Take everything off the shelf.").tag(config=True)
+    patience = 20.0  # an executor that hangs is waited for by the gateway
+
+    user = Unicode(help="Whose shelf. Default: yours; to look, everybody's if you are an admin.")
+    remove = Unicode(help="Take what has this name off the shelf.")
+    remove_all = Bool(False, help="Take everything off the shelf.")
     device = Unicode(
         help="Take it off on this one of several devices only, as the configuration names it, such as cuda:1. "
         "Default: on all."
-    ).tag(config=True)
-    as_json = Bool(False, help="Print JSON instead of text.").tag(config=True, option="json")
+    )
+    as_json = Bool(False, help="Print JSON instead of text.").tag(option="json")
 
     def start(self) -> None:
         """Do what the line says.
@@ -56,27 +54,18 @@ class ShelfApp(GatewayCommandApp):
         SharedKernelError
             When the gateway does not answer, or refuses.
         """
-        self._check_options()
+        self.refuse_empty("user", "remove", "device", what="names nothing")
+        if self.remove and self.remove_all:
+            fail("--remove and --remove-all do not go together; say which.", status=2)
         if self.remove or self.remove_all:
             self._take_off()
+        elif self.device:
+            fail("--device goes with --remove or --remove-all.", status=2)
         else:
             self._show()
 
-    def _check_options(self) -> None:
-        for option in ("user", "remove", "device"):
-            # An empty variable in a script must not mean something else than it was to mean.
-            if option in self.config.ShelfApp and not getattr(self, option):
-                fail(f"--{option} names nothing; see `sharedkernel shelf --help`.", status=2)
-        if self.remove and self.remove_all:
-            fail("--remove and --remove-all do not go together; say which.", status=2)
-        if self.device and not (self.remove or self.remove_all):
-            fail("--device goes with --remove or --remove-all.", status=2)
-
-    def _ask(self, path: str, method: str = "GET") -> dict[str, Any]:
-        return fetch(self.credentials(), path, method=method, timeout=_PATIENCE)
-
     def _show(self) -> None:
-        document = self._ask(f"{SHELVES_PATH}/{quote(self.user, safe='')}" if self.user else SHELVES_PATH)
+        document = self.ask(f"{SHELVES_PATH}/{quote(self.user, safe='')}" if self.user else SHELVES_PATH)
         if self.as_json:
             print(json.dumps(document))  # noqa: T201
             return
@@ -89,13 +78,13 @@ class ShelfApp(GatewayCommandApp):
             print(line)  # noqa: T201
 
     def _take_off(self) -> None:
-        user = self.user or self._ask("/api/me")["identity"]["username"]
+        user = self.user or self.ask("/api/me")["identity"]["username"]
         path = f"{SHELVES_PATH}/{quote(user, safe='')}"
         if self.remove:
             path += f"/{quote(self.remove, safe='')}"
         if self.device:
             path += f"?{urlencode({'device': self.device})}"
-        answer = self._ask(path, "DELETE")
+        answer = self.ask(path, "DELETE")
         if self.as_json:
             print(json.dumps(answer))  # noqa: T201
             return

@@ -1,14 +1,17 @@
 """Connect a user's Jupyter to a gateway: check address and token, add kernels, keep what a relay needs; and undo it.
 
-The commands `sharedkernel install` and `uninstall` and JupyterLab's panel all do it by these functions.
+The commands `sharedkernel install` and `uninstall` and JupyterLab's panel all do it by these functions. A kernelspec
+names `sharedkernel.relay`, as those of every version do: a folder of Jupyter keeps one for years.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import shutil
 import ssl
+import sys
 import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
@@ -19,10 +22,14 @@ from jupyter_client.kernelspec import KernelSpecManager
 from sharedkernel.client.gateway.connection import CONNECT_TIMEOUT, Gateway
 from sharedkernel.client.gateway.credentials import Credentials, certificate_path, find_kept, load_credentials
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
-from sharedkernel.client.gateway.trust import fetch_certificate, fingerprint_of
-from sharedkernel.client.relay.kernelspec import is_of, write_kernelspec
+from sharedkernel.client.gateway.server import fetch_certificate, fingerprint_of
+from sharedkernel.client.relay import start
 from sharedkernel.errors import ConfigError
-from sharedkernel.jupyter.names import DISPLAY_NAME
+from sharedkernel.jupyter.names import DISPLAY_NAME, KERNEL_NAME, LOGOS
+
+#: runs a module, but listens first; "{resource_dir}" is the kernelspec's folder, where a copy of the file is
+_START = ("-P", "-S", "{resource_dir}/start.py")
+_RELAY = "sharedkernel.relay"
 
 
 def shown_certificate(url: str) -> tuple[str, str]:
@@ -152,7 +159,7 @@ def disconnect(kernel_name: str) -> list[Path]:
     removed: list[Path] = []
     # Jupyter shows the first of each name; an environment's comes up once the user's own is gone.
     while found := [
-        Path(place) for place in KernelSpecManager().find_kernel_specs().values() if is_of(Path(place), kernel_name)
+        Path(place) for place in KernelSpecManager().find_kernel_specs().values() if _is_of(Path(place), kernel_name)
     ]:
         for place in found:
             shutil.rmtree(place)
@@ -164,3 +171,49 @@ def disconnect(kernel_name: str) -> list[Path]:
             certificate_path(path).unlink()
             removed.append(certificate_path(path))
     return removed
+
+
+def write_kernelspec(
+    directory: Path, *, name: str = KERNEL_NAME, display_name: str = DISPLAY_NAME, environment: str = ""
+) -> None:
+    """Write a kernelspec that starts a relay.
+
+    It holds no address and no token: those come from the environment or from what `sharedkernel install` keeps.
+
+    Parameters
+    ----------
+    directory
+        Where its files go, such as ``share/jupyter/kernels/shared-gpu``; created where missing.
+    name
+        Its name; says which kept address and token the relay uses.
+    display_name
+        What a launcher shows.
+    environment
+        The gateway's Python environment that sessions get; empty: its usual one.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    named = [] if name == KERNEL_NAME else ["--name", name]
+    named += ["--environment", environment] if environment else []
+    spec = {
+        "argv": [sys.executable, *_START, _RELAY, "-f", "{connection_file}", *named],
+        "display_name": display_name,
+        "language": "python",
+        # By message, not by signal: it reaches the session in order with what the client sent before it, from any
+        # operating system.
+        "interrupt_mode": "message",
+        "metadata": {"debugger": False},
+    }
+    (directory / "start.py").write_bytes(Path(start.__file__).read_bytes())
+    (directory / "kernel.json").write_text(json.dumps(spec, indent=2) + "\n")
+    for logo in LOGOS.iterdir():
+        (directory / logo.name).write_bytes(logo.read_bytes())
+
+
+def _is_of(directory: Path, name: str) -> bool:
+    """Return whether a kernelspec starts relays to the gateway that is kept under *name*."""
+    try:
+        argv = json.loads((directory / "kernel.json").read_text())["argv"]
+        kept = argv[argv.index("--name") + 1] if "--name" in argv else KERNEL_NAME
+        return _RELAY in argv and kept == name
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return False

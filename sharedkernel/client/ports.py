@@ -11,13 +11,12 @@ import contextlib
 import errno
 import socket
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from websockets.exceptions import ConnectionClosed
 
 from sharedkernel.client.gateway.connection import Gateway
-from sharedkernel.client.gateway.server import in_thread
+from sharedkernel.client.gateway.server import to_thread
 from sharedkernel.client.gateway.websocket import CLOSE_PATIENCE, WebSocket
 from sharedkernel.errors import ConfigError, SharedKernelError
 
@@ -33,7 +32,7 @@ _MOST, _MOST_OPENING = 300, 16
 
 async def list_ports(gateway: Gateway) -> list[dict[str, Any]]:
     """Return ``port``, ``program``, ``session`` and ``notebook`` of each of the user's programs that listens there."""
-    answer = await asyncio.wrap_future(in_thread(partial(gateway.fetch, "GET", PORTS_PATH)))
+    answer = await to_thread(gateway.fetch, "GET", PORTS_PATH)
     return list(answer.get("ports", ()))
 
 

@@ -15,8 +15,7 @@ from urllib.parse import quote
 
 from traitlets import Bool, Unicode
 
-from sharedkernel.cli.base import fail
-from sharedkernel.cli.options import GatewayCommandApp
+from sharedkernel.cli.base import GatewayCommandApp, fail
 from sharedkernel.client.gateway.connection import fetch
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
 from sharedkernel.cluster.commands import connect, merge_hosts_known, report

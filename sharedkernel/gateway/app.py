@@ -15,7 +15,7 @@ import msgspec
 from jupyter_server.serverapp import ServerApp
 
 from sharedkernel.cli.base import CommandApp
-from sharedkernel.client.gateway.proxy import is_loopback
+from sharedkernel.client.gateway.server import is_loopback
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.auth.hub import HubUsers

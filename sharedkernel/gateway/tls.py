@@ -9,8 +9,7 @@ import ssl
 from shlex import quote
 from urllib.parse import urlsplit
 
-from sharedkernel.client.gateway.proxy import is_loopback
-from sharedkernel.client.gateway.trust import client_context, fingerprint_of
+from sharedkernel.client.gateway.server import client_context, fingerprint_of, is_loopback
 from sharedkernel.errors import ConfigError
 
 #: names for which the outcome of a check is kept

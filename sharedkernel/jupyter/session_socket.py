@@ -1,4 +1,4 @@
-"""One zmq socket to a kernel's process, on the event loop.
+"""One zmq socket on the event loop: of a client to a kernel's process, or of a relay to its clients.
 
 zmq's own stream takes one message a turn of the loop, and each takes it two more turns. This one takes all that are
 there, up to a limit, and sends at once.
@@ -24,7 +24,7 @@ OnMessage = Callable[[list[bytes]], object]
 
 
 class SessionSocket:
-    """A connected socket; needs a running event loop.
+    """A connected or bound socket; needs a running event loop.
 
     Parameters
     ----------
@@ -84,13 +84,13 @@ class SessionSocket:
         """Whether it is closed."""
         return bool(self._socket.closed)
 
-    def close(self) -> None:
-        """Close the socket; what waits here is dropped."""
+    def close(self, linger: int | None = None) -> None:
+        """Close the socket; what waits here is dropped, what was sent has *linger* milliseconds to leave."""
         if self._socket.closed:
             return
         self._on_message = None
         self._loop.remove_reader(self._descriptor)
-        self._socket.close()
+        self._socket.close(linger)
         self._unread.clear()
         self._count(0)
 

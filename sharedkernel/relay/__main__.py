@@ -2,7 +2,7 @@
 
 import sys
 
-from sharedkernel.client.relay.command import main
+from sharedkernel.client.relay.app import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

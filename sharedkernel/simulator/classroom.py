@@ -17,13 +17,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sharedkernel.scheduling import SchedulerConfig
-from sharedkernel.simulator.device import SimulatedDevice
+from sharedkernel.simulator.device import SimulatedCell, SimulatedDevice, SimulatedSession
 from sharedkernel.simulator.device_runs import PATIENCE, outcome_of
 from sharedkernel.simulator.report import Figure, SimulationResult
-from sharedkernel.simulator.sessions import SimulatedCell, SimulatedSession
+from sharedkernel.simulator.traces import lognormal
 
-#: standard normal quantile of 90 %
-_Z90 = 1.2815515655446004
 #: seconds within which all students come; the longest cell; how long after the class the last cells may end
 _ARRIVALS, _LONGEST_CELL, _OVERTIME = 300.0, 120.0, 1800.0
 #: longest turn before others may be preferred, seconds
@@ -84,9 +82,9 @@ class ClassPlan:
         cells = []
         while now < self.seconds:
             iteration = rng.uniform(0.02, 0.2)
-            length = max(iteration, min(_LONGEST_CELL, _lognormal(rng, self.cell, 10.0)))
+            length = max(iteration, min(_LONGEST_CELL, lognormal(rng, self.cell, 10.0)))
             cells.append(SimulatedCell(seconds=length, iteration=iteration, pause=pause))
-            pause = _lognormal(rng, self.pause, 4.0)
+            pause = lognormal(rng, self.pause, 4.0)
             now += length + pause
         return SimulatedSession(
             name=name,
@@ -122,14 +120,9 @@ class ClassForecast:
     offloads: int
 
     @property
-    def room(self) -> int:
-        """Bytes that contexts leave; negative: they do not fit."""
-        return self.plan.capacity - self.contexts
-
-    @property
     def num_resident(self) -> int:
         """The number of notebooks whose kept memory fits at a time, beside all contexts and one running cell."""
-        room = self.room - self.plan.ephemeral
+        room = self.plan.capacity - self.contexts - self.plan.ephemeral
         return max(0, room) // max(1, self.plan.persistent)
 
     @property
@@ -195,8 +188,3 @@ def _quantile(ordered: Sequence[float], part: float) -> float:
 
 def _finite(seconds: float) -> float | None:
     return seconds if math.isfinite(seconds) else None
-
-
-def _lognormal(rng: random.Random, median: float, ratio: float) -> float:
-    """Return a length whose 90th percentile is *ratio* times the *median*."""
-    return rng.lognormvariate(math.log(median), math.log(ratio) / _Z90)

@@ -13,8 +13,8 @@ the trace, as if earlier days had looked the same (`from_trace`); or what was se
 
 from __future__ import annotations
 
-import heapq
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -80,9 +80,7 @@ class Cluster:
         self._on_finished = on_finished
         self._on_progress = on_progress
         fitting = [(job, run) for job, run in zip(jobs, self.runs, strict=True) if job.devices <= devices]
-        fitting.sort(key=lambda pair: pair[0].submitted)
-        self._coming = [(job.submitted, number, job, run) for number, (job, run) in enumerate(fitting)]
-        heapq.heapify(self._coming)
+        self._coming = deque(sorted(fitting, key=lambda pair: pair[0].submitted))
         self._active: dict[Job, JobRun] = {}
         self._running: list[Job] = []
         self._done = 0
@@ -93,8 +91,8 @@ class Cluster:
             self._pass_time(self._next_moment())
             self._finish()
             self._promote()
-            while self._coming and self._coming[0][0] <= self.now + _ROUNDING:
-                self._come(*heapq.heappop(self._coming)[1:])
+            while self._coming and self._coming[0][0].submitted <= self.now + _ROUNDING:
+                self._come(*self._coming.popleft())
             self._take_turns()
         return self.runs
 
@@ -103,7 +101,7 @@ class Cluster:
         return [job.executed * job.devices for job in self._active if job.executed > 0]
 
     def _next_moment(self) -> float:
-        moments = [self._coming[0][0]] if self._coming else []
+        moments = [self._coming[0][0].submitted] if self._coming else []
         for job in self._active:
             if job.is_running:
                 moments.append(self.now + min(job.remaining, self.policy.changes_in(job)))
@@ -136,9 +134,10 @@ class Cluster:
             if not job.is_running and self.policy.promoted_at(job) <= self.now + _ROUNDING:
                 job.recent = 0.0
 
-    def _come(self, number: int, job: TraceJob, run: JobRun) -> None:
+    def _come(self, job: TraceJob, run: JobRun) -> None:
+        arrival = len(self._active) + self._done
         active = Job(
-            id=JobId(job.id), devices=job.devices, arrival=number, remaining=job.duration, waiting_since=self.now
+            id=JobId(job.id), devices=job.devices, arrival=arrival, remaining=job.duration, waiting_since=self.now
         )
         self._active[active] = run
 

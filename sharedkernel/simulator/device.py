@@ -22,7 +22,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sharedkernel.scheduling import MemoryProfile, Scheduler, SchedulerConfig, SessionId, UserId
 from sharedkernel.scheduling.model.actions import Action, ForceYield, Grant, Offload, Refuse, Restore, Revoke
@@ -41,13 +41,62 @@ from sharedkernel.scheduling.model.events import (
     SessionStarted,
     Tick,
 )
-from sharedkernel.simulator.sessions import CellRun, SimulatedCell, SimulatedSession
+from sharedkernel.simulator.report import JobRun
 from sharedkernel.status.refusal_text import explain_shortage
 
 #: parts of an iteration, and seconds, that do not count: sums of times are not exact
 _ROUNDING = 1e-9
 #: bytes a second that are copied from and to the host's memory: a PCIe 3 link, measured with pinned memory
 _BANDWIDTH = 10e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedCell:
+    """A stretch of work on the device."""
+
+    #: device time that it needs when it runs alone, seconds
+    seconds: float
+    #: length of each of its iterations, seconds
+    iteration: float
+    #: seconds from the end of the session's cell before it, or from time 0, until it is sent
+    pause: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedSession:
+    """One session and all that it will do."""
+
+    name: str
+    #: whose it is
+    user: str
+    cells: Sequence[SimulatedCell]
+    #: bytes that it keeps between iterations, from its first one on
+    persistent: int = 0
+    #: bytes that an iteration needs beyond
+    ephemeral: int = 0
+    #: bytes that its process holds
+    framework: int = 0
+    #: how busy it keeps the device when it runs alone, 0 to 1
+    utilisation: float = 1.0
+    #: whether it ends with its last cell; else it stays, with all that is persistent
+    ends: bool = True
+
+    @property
+    def peak(self) -> int:
+        """Bytes at the peak of an iteration, without what its process holds."""
+        return self.persistent + self.ephemeral
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class CellRun(JobRun):
+    """The outcome of one cell, which came when it was sent."""
+
+    session: SimulatedSession
+    cell: SimulatedCell
+    #: when it was first granted the device; infinite: it was not
+    granted: float = math.inf
+    #: why it was refused; empty: it was not
+    refused: str = ""
 
 
 def shared_in_proportion(utilisations: Sequence[float]) -> float:
@@ -64,7 +113,8 @@ class _Actor:
     profile: MemoryProfile
     #: number of its next cell
     next: int = 0
-    run: CellRun | None = None
+    #: of its present cell
+    run: CellRun = field(init=False)
     #: device time that its present cell has had, at full speed, seconds
     done: float = 0.0
     #: iterations of it that were reported
@@ -136,7 +186,7 @@ class SimulatedDevice:
             actor = _Actor(
                 session=session,
                 id=SessionId(session.name),
-                profile=MemoryProfile(ephemeral=session.persistent + session.ephemeral, framework=session.framework),
+                profile=MemoryProfile(ephemeral=session.peak, framework=session.framework),
             )
             self._actors[actor.id] = actor
             if session.cells:
@@ -183,11 +233,8 @@ class SimulatedDevice:
     # --- what sessions do -----------------------------------
 
     def _arrive(self, actor: _Actor) -> None:
-        session = actor.session
-        started = SessionStarted(
-            session=actor.id, user=UserId(session.user), domain=session.domain, framework=session.framework
-        )
-        self._tell(started)
+        user, framework = UserId(actor.session.user), actor.session.framework
+        self._tell(SessionStarted(session=actor.id, user=user, domain="all", framework=framework))
         self._send(actor)
 
     def _send(self, actor: _Actor) -> None:
@@ -204,28 +251,26 @@ class SimulatedDevice:
 
     def _want(self, actor: _Actor) -> None:
         left = math.ceil((actor.cell.seconds - actor.done) / actor.cell.iteration - _ROUNDING)
-        wanted = DeviceWanted(
-            session=actor.id,
-            memory=actor.profile,
-            remaining_iterations=left,
-            iteration_seconds=actor.cell.iteration,
-            utilisation=actor.session.utilisation,
+        self._tell(
+            DeviceWanted(
+                session=actor.id,
+                memory=actor.profile,
+                remaining_iterations=left,
+                iteration_seconds=actor.cell.iteration,
+                utilisation=actor.session.utilisation,
+            )
         )
-        self._tell(wanted)
 
     def _boundary(self, actor: _Actor) -> None:
         """Come to an iteration boundary at which there is something to do."""
-        cell = actor.cell
-        if actor.done >= cell.seconds - _ROUNDING:
-            self._settle(actor)
+        self._settle(actor)
+        if actor.done >= actor.cell.seconds - _ROUNDING:
             self._release(actor, "cell")
             self._close(actor)
         elif actor.is_revoked:
-            self._settle(actor)
             self._release(actor, "boundary")
             self._want(actor)
         else:
-            self._settle(actor)
             self._plan_boundary(actor)
             self._tell(MemoryMeasured(session=actor.id, memory=actor.profile))
 
@@ -239,14 +284,11 @@ class SimulatedDevice:
 
     def _yield(self, actor: _Actor) -> None:
         """Stop in the middle of an iteration."""
-        live = actor.profile.ephemeral or 0
-        self._release(actor, "yield", live=live)
+        self._release(actor, "yield", live=actor.profile.ephemeral or 0)
         self._want(actor)
 
     def _release(self, actor: _Actor, at: ReleasePoint, *, live: int = 0) -> None:
-        run = actor.run
-        assert run is not None
-        run.stretches.append((actor.since, self.now))
+        actor.run.stretches.append((actor.since, self.now))
         del self._running[actor.id]
         actor.since = -1.0
         actor.turn += 1
@@ -266,11 +308,8 @@ class SimulatedDevice:
         )
 
     def _close(self, actor: _Actor) -> None:
-        run = actor.run
-        assert run is not None
-        if not run.refused:
-            run.ended = self.now
-        actor.run = None
+        if not actor.run.refused:
+            actor.run.ended = self.now
         actor.next += 1
         actor.turn += 1
         was_leaving, actor.is_leaving = actor.is_leaving, False
@@ -314,7 +353,6 @@ class SimulatedDevice:
             case Revoke(session=session):
                 actor = self._actors[session]
                 actor.is_revoked = True
-                assert actor.run is not None
                 actor.run.preemptions += 1
                 self._plan_boundary(actor)
             case ForceYield(session=session):
@@ -322,9 +360,7 @@ class SimulatedDevice:
                 self._replan(self.now, self._actors[session], self._yield)
             case Refuse(session=session, shortage=shortage):
                 self._replan(self.now, self._actors[session], self._close)
-                refused = self._actors[session].run
-                assert refused is not None
-                refused.refused = explain_shortage(shortage)
+                self._actors[session].run.refused = explain_shortage(shortage)
             case Offload(session=session):
                 self._actors[session].is_leaving = True
                 self._copy(self._actors[session], self._actors[session].profile.persistent, self._offloaded)
@@ -334,9 +370,7 @@ class SimulatedDevice:
                 pass  # lanes are the scheduler's own here
 
     def _grant(self, actor: _Actor) -> None:
-        run = actor.run
-        assert run is not None
-        run.granted = min(run.granted, self.now)
+        actor.run.granted = min(actor.run.granted, self.now)
         actor.is_revoked = False
         actor.since = self.now
         self._running[actor.id] = actor

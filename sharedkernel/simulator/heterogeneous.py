@@ -18,8 +18,8 @@ saves up no credit.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy
@@ -41,17 +41,6 @@ class HeterogeneousPolicyName(StrEnum):
     ALLOX = "allox"
     SRTF = "srtf"
     FIFO = "fifo"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Started:
-    job: MatchedJob
-    device: MatchedDevice
-    at: float
-
-    @property
-    def ended(self) -> float:
-        return self.at + self.job.seconds[self.device.kind]
 
 
 def simulate_heterogeneous(
@@ -107,9 +96,9 @@ def _dispatch(policy: str, alpha: float) -> Dispatch:
             allox = AlloX(alpha=alpha)
             return lambda waiting, devices, attained, now: allox.start(waiting, devices, attained=attained, now=now)
         case HeterogeneousPolicyName.SRTF:
-            return lambda waiting, devices, attained, now: _greedy(waiting, _idle(devices, now), _shortest)
+            return lambda waiting, devices, attained, now: _greedy(waiting, devices, now, _shortest)
         case HeterogeneousPolicyName.FIFO:
-            return lambda waiting, devices, attained, now: _greedy(waiting, _idle(devices, now), _oldest)
+            return lambda waiting, devices, attained, now: _greedy(waiting, devices, now, _oldest)
     raise ConfigError(
         f"there is no policy {policy!r} for unlike devices; choose one of {', '.join(HeterogeneousPolicyName)}."
     )
@@ -117,11 +106,11 @@ def _dispatch(policy: str, alpha: float) -> Dispatch:
 
 def _run(
     jobs: Sequence[MatchedJob], devices: list[MatchedDevice], dispatch: Dispatch, on_progress: Callable[[int], None]
-) -> list[_Started]:
+) -> list[tuple[MatchedJob, JobRun]]:
     coming = sorted(jobs, key=lambda job: job.arrived)[::-1]
     waiting: dict[str, MatchedJob] = {}
     running: list[tuple[float, int, str]] = []
-    started: list[_Started] = []
+    started: list[tuple[MatchedJob, JobRun]] = []
     attained = _Attained()
     now = 0.0
     while coming or running:
@@ -136,11 +125,12 @@ def _run(
             continue
         for device_id, job in dispatch(list(waiting.values()), devices, attained.by_user, now).items():
             place = next(number for number, device in enumerate(devices) if device.id == device_id)
-            start = _Started(job=job, device=devices[place], at=now)
-            devices[place] = MatchedDevice(id=device_id, kind=devices[place].kind, available=start.ended)
+            seconds = job.seconds[devices[place].kind]
+            run = JobRun(came=job.arrived, duration=seconds, ended=now + seconds, stretches=[(now, now + seconds)])
+            devices[place] = MatchedDevice(id=device_id, kind=devices[place].kind, available=run.ended)
             attained.by_user[job.user] += job.best
-            heapq.heappush(running, (start.ended, len(started), job.user))
-            started.append(start)
+            heapq.heappush(running, (run.ended, len(started), job.user))
+            started.append((job, run))
             del waiting[job.id]
             on_progress(len(started))
     return started
@@ -151,31 +141,27 @@ class _Attained:
 
     def __init__(self) -> None:
         self.by_user: dict[str, float] = {}
-        #: jobs of each user that wait or run; only users who have any
-        self._present: dict[str, int] = {}
+        #: jobs of each user that wait or run
+        self._present: Counter[str] = Counter()
 
     def come(self, user: str) -> None:
-        if user not in self._present:
-            least = min((self.by_user[other] for other in self._present), default=0.0)
+        if not self._present[user]:
+            least = min((self.by_user[other] for other in +self._present), default=0.0)  # of those who have any
             self.by_user[user] = max(self.by_user.get(user, 0.0), least)
-        self._present[user] = self._present.get(user, 0) + 1
+        self._present[user] += 1
 
     def leave(self, user: str) -> None:
         self._present[user] -= 1
-        if not self._present[user]:
-            del self._present[user]
-
-
-def _idle(devices: Sequence[MatchedDevice], now: float) -> list[MatchedDevice]:
-    return [device for device in devices if device.available <= now]
 
 
 def _greedy(
     waiting: Sequence[MatchedJob],
-    idle: Sequence[MatchedDevice],
+    devices: Sequence[MatchedDevice],
+    now: float,
     worth: Callable[[MatchedJob, MatchedDevice], tuple[float, ...]],
 ) -> dict[str, MatchedJob]:
-    """Start the best pair of job and device, and go on with the rest."""
+    """Start the best pair of job and idle device, and go on with the rest."""
+    idle = [device for device in devices if device.available <= now]
     pairs = sorted(((worth(job, device), job, device) for job in waiting for device in idle), key=lambda pair: pair[0])
     chosen: dict[str, MatchedJob] = {}
     taken: set[str] = set()
@@ -194,23 +180,14 @@ def _oldest(job: MatchedJob, device: MatchedDevice) -> tuple[float, ...]:
     return (job.arrived, float(job.id), job.seconds[device.kind])
 
 
-def _outcome(policy: str, started: Sequence[_Started], devices: int) -> SimulationResult:
-    in_order = sorted(started, key=lambda start: int(start.job.id))
-    runs = [
-        JobRun(
-            came=start.job.arrived,
-            duration=start.ended - start.at,
-            ended=start.ended,
-            stretches=[(start.at, start.ended)],
-        )
-        for start in in_order
-    ]
+def _outcome(policy: str, started: Sequence[tuple[MatchedJob, JobRun]], devices: int) -> SimulationResult:
+    in_order = sorted(started, key=lambda pair: int(pair[0].id))
     by_user: dict[str, list[tuple[float, float]]] = {}
-    for start, run in zip(in_order, runs, strict=True):
-        by_user.setdefault(start.job.user, []).append((run.jct, run.jct / start.job.best))
+    for job, run in in_order:
+        by_user.setdefault(job.user, []).append((run.jct, run.jct / job.best))
     means = [numpy.mean(values, axis=0) for values in by_user.values()]
     return result_of(
-        runs,
+        [run for _, run in in_order],
         policy,
         devices=devices,
         services=[1 / float(slowdown) for _, slowdown in means],

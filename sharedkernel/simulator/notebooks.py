@@ -13,7 +13,7 @@ next. A cell is sent when the pause after the one before is over, so a notebook 
 
 How sharing is simulated: switching every few milliseconds is replaced by its limit. Notebooks that have a lane run at
 once, each at its part of the device (`device.py`); turns are taken only among those that share one lane. Memory is that
-of trainings whose profiles are published (`salus_models.py`), drawn at random for each notebook from those that fit;
+of trainings whose profiles are published (`device_runs.py`), drawn at random for each notebook from those that fit;
 its persistent part stays between cells until it is offloaded.
 """
 
@@ -23,6 +23,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import numpy
 
@@ -30,11 +31,9 @@ from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.scheduling.model.config import DEFAULT_POLICY
 from sharedkernel.scheduling.placement import PLACEMENTS, Demand, DeviceId, DeviceState, PlacementName
-from sharedkernel.simulator.device import SimulatedDevice
-from sharedkernel.simulator.device_runs import outcome_of
+from sharedkernel.simulator.device import CellRun, SimulatedCell, SimulatedDevice, SimulatedSession
+from sharedkernel.simulator.device_runs import TRAINING, outcome_of
 from sharedkernel.simulator.report import Figure, SimulationResult
-from sharedkernel.simulator.salus_models import TRAINING
-from sharedkernel.simulator.sessions import CellRun, SimulatedCell, SimulatedSession
 from sharedkernel.simulator.traces import TraceJob
 
 #: seconds of an iteration of a notebook's cell
@@ -187,17 +186,11 @@ def fewest_devices(
     while low < high:
         devices = max(low, min(guess, (low + high) // 2))
         outcome = _simulate(notebooks, replace(options, devices=devices), most_wait=wait, on_progress=on_progress)
-        if outcome is not None and _p95_wait(outcome) <= wait:
+        if outcome is not None and cast("float", outcome.added["p95_start_wait_seconds"]) <= wait:
             high, found = devices, outcome
         else:
             low, guess = devices + 1, 2 * devices
     return found or simulate_notebooks(notebooks, options, on_progress=on_progress)
-
-
-def _p95_wait(outcome: SimulationResult) -> float:
-    p95 = outcome.added["p95_start_wait_seconds"]
-    assert isinstance(p95, float), "there are cells"
-    return p95
 
 
 def _single(notebooks: Sequence[Sequence[TraceJob]]) -> list[list[TraceJob]]:

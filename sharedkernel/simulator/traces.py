@@ -1,4 +1,4 @@
-"""Traces: jobs and cell events as CSV files have them.
+"""Traces: jobs and cell events, read from CSV files or generated.
 
 One layout is read, Tiresias's: ``job_id,num_gpu,submit_time,iterations,model_name,duration,interval``, in any order of
 columns. Others are ignored, but for ``user`` and, on clusters of unlike devices, ``duration_KIND``. Only ``job_id``,
@@ -6,14 +6,34 @@ columns. Others are ignored, but for ``user`` and, on clusters of unlike devices
 
 A row that cannot be used is an error that names file, line and column, or is skipped and counted if the caller says so.
 Nothing is guessed: a job that never ends, needs no device, or comes before time 0 is a bad row.
+
+Generated traces need no download, and are the same for the same seed:
+
+heavy-tailed
+    Jobs of a shared cluster: Poisson arrivals; durations are Pareto with shape 1.2 from 100 s, cut at 100,000 s
+    (median 178 s, mean 470 s: a tenth of the jobs need 60 % of the time); 1, 2, 4 or 8 devices with weights
+    8, 2, 1, 1.
+alike
+    The opposite: durations are uniform between 120 s and 180 s, one device each.
+two-kinds
+    Jobs for devices of two kinds, `fast` and `slow`, of ten users. Durations on the fast kind are lognormal, the 90th
+    percentile three times the median; the median of the n-th user is 20 s * 1.6^n, and each user sends as many jobs as
+    make the same work. The slow kind takes 1 to 10 times as long, uniform in the logarithm.
+notebooks
+    Cell events of notebooks with a device. Lengths of cells and of the pauses between them are lognormal, fitted to the
+    medians and 90th percentiles of a published month of notebooks (cells 5 and 32 minutes, pauses 3 and 35 minutes);
+    cells are cut at a day, a notebook has 1 + geometric (mean 40) cells, and notebooks begin as Poisson arrivals over a
+    week.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,6 +44,11 @@ TIME_UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0}
 
 _REQUIRED = ("job_id", "num_gpu", "submit_time", "duration")
 _KIND_PREFIX = "duration_"
+
+#: standard normal quantile of 90 %
+_Z90 = 1.2815515655446004
+_WEEK = 7 * 86400.0
+_DAY = 86400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +77,6 @@ class TraceJob:
 class Trace:
     """The content of a file."""
 
-    path: Path
     #: in the order of the file
     jobs: tuple[TraceJob, ...]
     #: what was wrong with each row that was skipped
@@ -81,24 +105,17 @@ def read_trace(path: Path | str, *, time_unit: str = "s", skip_bad: bool = False
         raise TraceError(f"{time_unit!r} is no unit of time for a trace; use one of {', '.join(TIME_UNITS)}.")
     skipped: list[str] = []
     jobs: list[TraceJob] = []
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as lines:
-            for number, row in _rows(path, lines):
-                try:
-                    jobs.append(_Row(path, number, row, TIME_UNITS[time_unit]).job())
-                except TraceError as error:
-                    if not skip_bad:
-                        raise
-                    skipped.append(str(error))
-    except OSError as error:
-        raise TraceError(f"the trace {path} cannot be read: {error.strerror}; give the path of a CSV file.") from None
-    except UnicodeDecodeError:
-        raise TraceError(f"the trace {path} is no UTF-8 text; give the path of a CSV file.") from None
-    except csv.Error as error:
-        raise TraceError(f"the trace {path} is no CSV file: {error}.") from None
+    with _reading(f"the trace {path}"), path.open(newline="", encoding="utf-8-sig") as lines:
+        for number, row in _rows(path, lines):
+            try:
+                jobs.append(_Row(path, number, row, TIME_UNITS[time_unit]).job())
+            except TraceError as error:
+                if not skip_bad:
+                    raise
+                skipped.append(str(error))
     if not jobs:
         raise TraceError(f"the trace {path} has no usable row below its line of column names.")
-    return Trace(path=path, jobs=tuple(jobs), skipped=tuple(skipped))
+    return Trace(jobs=tuple(jobs), skipped=tuple(skipped))
 
 
 def read_samples(path: Path | str) -> list[float]:
@@ -110,15 +127,25 @@ def read_samples(path: Path | str) -> list[float]:
         When the file cannot be read or has a bad row, with file, line and column.
     """
     path = Path(path)
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as lines:
-            rows = _rows(path, lines, required=("duration",))
-            samples = [_Row(path, number, row, 1.0).number("duration", above=0.0) for number, row in rows]
-    except OSError as error:
-        raise TraceError(f"the samples {path} cannot be read: {error.strerror}; give the path of a CSV file.") from None
+    with _reading(f"the samples' file {path}"), path.open(newline="", encoding="utf-8-sig") as lines:
+        rows = _rows(path, lines, required=("duration",))
+        samples = [_Row(path, number, row, 1.0).number("duration", above=0.0) for number, row in rows]
     if not samples:
         raise TraceError(f"the samples {path} have no row below the line of column names.")
     return samples
+
+
+@contextlib.contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Say in a sentence why a file cannot be read: *what* it is, with its path."""
+    try:
+        yield
+    except OSError as error:
+        raise TraceError(f"{what} cannot be read: {error.strerror}; give the path of a CSV file.") from None
+    except UnicodeDecodeError:
+        raise TraceError(f"{what} is no UTF-8 text; give the path of a CSV file.") from None
+    except csv.Error as error:
+        raise TraceError(f"{what} is no CSV file: {error}.") from None
 
 
 def _rows(
@@ -186,3 +213,108 @@ class _Row:
 
     def _refuse(self, column: str, what: str) -> NoReturn:
         raise TraceError(f"{self._path}, line {self._number}, column {column}: {what}.")
+
+
+def heavy_tailed(*, jobs: int, devices: int, seed: int, load: float = 0.9) -> tuple[TraceJob, ...]:
+    """Return jobs of very different sizes; see the top of this module.
+
+    Parameters
+    ----------
+    jobs
+        How many.
+    devices
+        Of the cluster.
+    seed
+        Of the random generator.
+    load
+        Part of the time for which the jobs keep the devices busy, 0 to 1.
+    """
+    rng = random.Random(seed)
+    wanted = [size for size in (1, 2, 4, 8) if size <= devices]
+    sizes = rng.choices(wanted, weights=(8, 2, 1, 1)[: len(wanted)], k=jobs)
+    durations = [min(1e5, 100.0 * rng.paretovariate(1.2)) for _ in range(jobs)]
+    return _arriving(rng, sizes, durations, devices=devices, load=load)
+
+
+def alike(*, jobs: int, devices: int, seed: int, load: float = 0.9) -> tuple[TraceJob, ...]:
+    """Return jobs of nearly one size.
+
+    Parameters
+    ----------
+    jobs
+        How many.
+    devices
+        Of the cluster.
+    seed
+        Of the random generator.
+    load
+        Part of the time for which the jobs keep the devices busy, 0 to 1.
+    """
+    rng = random.Random(seed)
+    durations = [rng.uniform(120.0, 180.0) for _ in range(jobs)]
+    return _arriving(rng, [1] * jobs, durations, devices=devices, load=load)
+
+
+def two_kinds(*, jobs: int, devices: int, seed: int, load: float = 0.9) -> tuple[TraceJob, ...]:
+    """Return jobs of ten users for devices of which half are `fast` and half `slow`.
+
+    Parameters
+    ----------
+    jobs
+        How many.
+    devices
+        Of the cluster.
+    seed
+        Of the random generator.
+    load
+        Part of the time for which the jobs keep the devices busy, 0 to 1.
+    """
+    rng = random.Random(seed)
+    users = rng.choices(range(1, 11), weights=[1.6**-n for n in range(1, 11)], k=jobs)
+    fast = [lognormal(rng, 20.0 * 1.6**user, 3.0) for user in users]
+    slow = [duration * 10 ** rng.random() for duration in fast]
+    # A device of either kind does its part: what a job takes is between its two times.
+    middle = [math.sqrt(a * b) for a, b in zip(fast, slow, strict=True)]
+    arriving = _arriving(rng, [1] * jobs, middle, devices=devices, load=load)
+    return tuple(
+        replace(job, duration=f, user=f"user-{user}", durations={"fast": f, "slow": s})
+        for job, user, f, s in zip(arriving, users, fast, slow, strict=True)
+    )
+
+
+def notebooks(*, jobs: int, seed: int, devices: int = 0) -> tuple[TraceJob, ...]:
+    """Return about *jobs* cells, notebook by notebook, each in the order of its cells; *devices* changes nothing."""
+    rng = random.Random(seed)
+    cells: list[TraceJob] = []
+    while len(cells) < jobs:
+        now = rng.uniform(0.0, _WEEK)
+        for _ in range(1 + math.floor(rng.expovariate(1 / 40))):
+            length = min(_DAY, lognormal(rng, 300.0, 1920.0 / 300.0))
+            cells.append(TraceJob(id=str(len(cells)), devices=1, submitted=now, duration=length))
+            now += length + lognormal(rng, 180.0, 2100.0 / 180.0)
+    return tuple(cells)
+
+
+def _arriving(
+    rng: random.Random, sizes: list[int], durations: list[float], *, devices: int, load: float
+) -> tuple[TraceJob, ...]:
+    work = sum(size * duration for size, duration in zip(sizes, durations, strict=True))
+    rate = len(sizes) * devices * load / work
+    now, jobs = 0.0, []
+    for number, (size, duration) in enumerate(zip(sizes, durations, strict=True)):
+        now += rng.expovariate(rate)
+        jobs.append(TraceJob(id=str(number), devices=size, submitted=now, duration=duration))
+    return tuple(jobs)
+
+
+def lognormal(rng: random.Random, median: float, ratio: float) -> float:
+    """Return a length whose 90th percentile is *ratio* times the *median*."""
+    return rng.lognormvariate(math.log(median), math.log(ratio) / _Z90)
+
+
+#: generators of jobs for a cluster, by name
+CLUSTER_WORKLOADS: Mapping[str, Callable[..., tuple[TraceJob, ...]]] = {
+    "heavy-tailed": heavy_tailed,
+    "alike": alike,
+    "two-kinds": two_kinds,
+}

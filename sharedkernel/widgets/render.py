@@ -50,29 +50,19 @@ def as_text(parts: Iterable[str], status: WatchedStatus, session_id: str, histor
     history
         Bytes that the notebook held lately, oldest first.
     """
+    session = status.session(session_id)
+    if session is None:
+        return GONE
     texts = {
-        "usage": lambda: usage_text(status, session_id, history),
-        "queue": lambda: queue_text(status, session_id),
-        "lanes": lambda: lanes_text(status, session_id),
+        "usage": lambda: _usage(status, session, history),
+        "queue": lambda: _queue(status, session),
+        "lanes": lambda: _lanes(status, session),
     }
     return "\n\n".join(texts[part]() for part in parts)
 
 
-def usage_text(status: StatusDocument, session_id: str, history: Sequence[int] = ()) -> str:
-    """Return the memory of a session and its user, a line for each.
-
-    Parameters
-    ----------
-    status
-        The document.
-    session_id
-        Whose notebook this is.
-    history
-        Bytes that the notebook held lately, oldest first.
-    """
-    session = status.session(session_id)
-    if session is None:
-        return GONE
+def _usage(status: StatusDocument, session: SessionStatus, history: Sequence[int]) -> str:
+    """Return the memory of a session and its user, a line for each."""
     lines = [f"This notebook: {memory_by_kind(session)}.", _against_quota(status, session.user)]
     if away := session.offloaded_bytes:
         lines[0] += f" {format_bytes(away)} offloaded."
@@ -80,7 +70,9 @@ def usage_text(status: StatusDocument, session_id: str, history: Sequence[int] =
         lines.append(f"{words}.")
     if session.offload_note:
         lines.append(session.offload_note)
-    lines += _lingering(status, session.user)
+    # Those that were shut down count for the quota still.
+    mine = (other for other in status.sessions if other.user == session.user)
+    lines += [f"{session_name(other)}: {words}." for other in mine if (words := lingering_words(other))]
     if len(history) > 1:
         curve = _as_blocks(_thinned(history, _TEXT_CURVE), max(history))
         now, most = format_bytes(history[-1]), format_bytes(max(history))
@@ -88,22 +80,11 @@ def usage_text(status: StatusDocument, session_id: str, history: Sequence[int] =
     return "\n".join(lines)
 
 
-def queue_text(status: WatchedStatus, session_id: str) -> str:
-    """Return where a session stands, what wait to expect, and the lanes.
-
-    Parameters
-    ----------
-    status
-        The status document.
-    session_id
-        Whose notebook this is.
-    """
-    session = status.session(session_id)
-    if session is None:
-        return GONE
-    names = _names(status, session_id)
+def _queue(status: WatchedStatus, session: SessionStatus) -> str:
+    """Return where a session stands, what wait to expect, and the lanes."""
+    names = _names(status, session.id)
     lines = [_standing(session, status)]
-    lanes, outside, more = _shown(status, session_id)
+    lanes, outside, more = _shown(status, session.id)
     for lane in lanes:
         holder = names.get(lane.holder, "free") if lane.holder else "free"
         queue = ", ".join(names.get(waiting, "?") for waiting in lane.queue)
@@ -113,19 +94,9 @@ def queue_text(status: WatchedStatus, session_id: str) -> str:
     return "\n".join([*lines, more] if more else lines)
 
 
-def lanes_text(status: WatchedStatus, session_id: str) -> str:
-    """Return a line for each who ran in the last minutes: their part of the device as blocks, and for how long.
-
-    Parameters
-    ----------
-    status
-        The status document.
-    session_id
-        Whose notebook this is.
-    """
-    session, timeline = status.session(session_id), status.timeline
-    if session is None:
-        return GONE
+def _lanes(status: WatchedStatus, session: SessionStatus) -> str:
+    """Return a line for each who ran in the last minutes: their part of the device as blocks, and for how long."""
+    timeline = status.timeline
     ran: dict[str, list[TimelineRow]] = {}
     for row in timeline.rows:
         if row.seconds(_RUNS):
@@ -134,7 +105,7 @@ def lanes_text(status: WatchedStatus, session_id: str) -> str:
         return NOTHING_YET
     lines = [f"The last {format_seconds(timeline.end - timeline.begin)}, oldest first:"]
     lines += [_minutes(name, rows, _RUNS, timeline) for name, rows in ran.items()]
-    own = [row for row in timeline.rows if row.session == session_id]
+    own = [row for row in timeline.rows if row.session == session.id]
     lines += [
         _minutes(name, [row], activities, timeline)
         for row in own
@@ -156,22 +127,6 @@ def _who(row: TimelineRow, session: SessionStatus) -> str:
     if row.session == session.id:
         return "this notebook"
     return "your other notebooks" if row.user == session.user else safe_text(row.user)
-
-
-def held_bytes(status: StatusDocument, session_id: str) -> int:
-    """Return the memory that a session holds at this moment besides its framework, bytes.
-
-    Parameters
-    ----------
-    status
-        The status document.
-    session_id
-        Whose notebook this is.
-    """
-    session = status.session(session_id)
-    if session is None:
-        return 0
-    return session.persistent_bytes + max(session.live_bytes, 0)
 
 
 def _standing(session: SessionStatus, status: WatchedStatus) -> str:
@@ -256,12 +211,6 @@ def _against_quota(status: StatusDocument, name: str) -> str:
         f"All your notebooks: {charged} {limit}. "
         f"The device: {format_bytes(device.used_bytes)} in use, {format_bytes(free)} free."
     )
-
-
-def _lingering(status: StatusDocument, user: str) -> list[str]:
-    """Return a sentence for each of *user*'s sessions that were shut down and count for the quota still."""
-    mine = [session for session in status.sessions if session.user == user]
-    return [f"{session_name(session)}: {words}." for session in mine if (words := lingering_words(session))]
 
 
 def _thinned(history: Sequence[int], most: int) -> list[int]:

@@ -10,8 +10,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from sharedkernel.demo.report import FairnessMeter, jain_index, make_report, progress_line
-from sharedkernel.demo.runs import NotebookRuns
+from sharedkernel.cli.demo import FairnessMeter, jain_index, make_report, progress_line
+from sharedkernel.demo import NotebookRuns
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.status.document import StatusDocument
 from tests.cli.support import COMMAND, PATIENCE, processes_of, wait_until

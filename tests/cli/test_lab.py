@@ -17,7 +17,7 @@ import psutil
 import pytest
 import websocket
 
-from sharedkernel.demo.runs import NotebookRuns, examples_directory
+from sharedkernel.demo import NotebookRuns, examples_directory
 from sharedkernel.local_stack import LocalStack, free_port
 from tests.cli.support import COMMAND, PATIENCE, processes_of, wait_until
 

@@ -138,7 +138,7 @@ def test_the_users_side_needs_no_torch() -> None:
     script = (
         "import sys\n"
         "import sharedkernel.cli.main\n"
-        "from sharedkernel.cli import status, top\n"
+        "from sharedkernel.cli import sessions, top\n"
         "from sharedkernel.cli.trace import app\n"
         "unwanted = ('torch', 'jupyter_server', 'numpy', 'IPython', 'sharedkernel.system.processes')\n"
         "print([name for name in unwanted if name in sys.modules])"

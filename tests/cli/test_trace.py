@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from sharedkernel.cli.trace.document import Recording, trace_document
-from sharedkernel.cli.trace.live import pieces, record_live
-from sharedkernel.cli.trace.log import record_from_log
+from sharedkernel.cli.trace.app import Recording, trace_document
+from sharedkernel.cli.trace.recordings import pieces, record_from_log, record_live
 from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.gateway.fleet.merged_status import away_entry, merge
 from sharedkernel.local_stack import LocalStack

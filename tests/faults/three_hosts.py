@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 from unittest import mock
 
-from sharedkernel.client.relay.kernelspec import write_kernelspec
+from sharedkernel.client.connect import write_kernelspec
 from sharedkernel.gateway.auth.tickets import host_key, read_key
 from tests.cli.support import COMMAND, wait_until
 from tests.client.relay.support import Notebook

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sharedkernel.client.relay.kernelspec import write_kernelspec
+from sharedkernel.client.connect import write_kernelspec
 from sharedkernel.jupyter.names import KERNEL_NAME
 from sharedkernel.local_stack import free_port
 from sharedkernel.system.processes import bound_command

@@ -20,8 +20,8 @@ import trustme
 from sharedkernel.client.gateway.connection import Gateway, fetch
 from sharedkernel.client.gateway.credentials import Credentials
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
+from sharedkernel.client.gateway.server import check_fingerprint
 from sharedkernel.client.gateway.status import fetch_status
-from sharedkernel.client.gateway.trust import check_fingerprint
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.tls import Certificate, check_exposure
 from sharedkernel.local_stack import free_port

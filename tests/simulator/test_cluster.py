@@ -12,8 +12,7 @@ from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling.policies.levels import Levels, Promotion
 from sharedkernel.scheduling.policies.whole_jobs import JobPolicyName, LasJobs, SrtfJobs
 from sharedkernel.simulator.cluster import Cluster, ClusterOptions, JobRun, simulate_cluster
-from sharedkernel.simulator.traces import TraceJob
-from sharedkernel.simulator.workloads import alike, heavy_tailed
+from sharedkernel.simulator.traces import TraceJob, alike, heavy_tailed
 
 
 def jobs_of(*described: tuple[float, float, int]) -> list[TraceJob]:

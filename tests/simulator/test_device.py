@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.scheduling.policies.registry import POLICIES
-from sharedkernel.simulator.device import SimulatedDevice, shared_in_proportion
+from sharedkernel.simulator.device import SimulatedCell, SimulatedDevice, SimulatedSession, shared_in_proportion
 from sharedkernel.simulator.device_runs import DEVICE_WORKLOADS, PATIENCE, simulate_device
-from sharedkernel.simulator.sessions import SimulatedCell, SimulatedSession
 from tests.scheduling.invariants import validate
 
 

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.simulate.colocation import PairJob, PairTable, fit, read_pairs, simulate_colocation
 from benchmarks.simulate.salus import share_of_pairs
 from sharedkernel.errors import ConfigError, TraceError
-from sharedkernel.simulator.device_runs import devices_needed
+from sharedkernel.simulator.device_runs import INFERENCE, TRAINING, devices_needed
 from sharedkernel.simulator.heterogeneous import simulate_heterogeneous
 from sharedkernel.simulator.notebooks import (
     SharedOptions,
@@ -22,9 +22,7 @@ from sharedkernel.simulator.notebooks import (
     reserved_devices,
     simulate_notebooks,
 )
-from sharedkernel.simulator.salus_models import INFERENCE, TRAINING
-from sharedkernel.simulator.traces import TraceJob
-from sharedkernel.simulator.workloads import two_kinds
+from sharedkernel.simulator.traces import TraceJob, two_kinds
 
 CAPACITY = 14 << 30
 

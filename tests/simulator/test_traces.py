@@ -86,8 +86,9 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="cannot be read: No such file"):
         read_trace(tmp_path / "none.csv")
     (tmp_path / "picture").write_bytes(b"\x89PNG\xff\xfe")
-    with pytest.raises(TraceError, match="no UTF-8 text"):
-        read_trace(tmp_path / "picture")
+    for read in (read_trace, read_samples):
+        with pytest.raises(TraceError, match="no UTF-8 text"):
+            read(tmp_path / "picture")
     with pytest.raises(TraceError, match="use one of ms, s, min"):
         read_trace(write(tmp_path, HEADER), time_unit="h")
 

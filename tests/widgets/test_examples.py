@@ -14,7 +14,7 @@ from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 
-from sharedkernel.demo.runs import NotebookRuns, examples_directory
+from sharedkernel.demo import NotebookRuns, examples_directory
 from tests.cli.support import wait_until
 from tests.status.documents import to_json
 from tests.warm_stack import WarmStack

@@ -157,7 +157,7 @@ async def test_old_views_stand_still_when_there_are_many(stack: LocalStack) -> N
     async with shared_kernel(stack, "hopper") as client:
         await client.execute_interactive(SETUP, timeout=60)
         await client.execute_interactive("views = [Usage() for _ in range(12)]", timeout=60)
-        code = "from sharedkernel.widgets import feed; print(len(feed.feed._followers), feed.MOST_FOLLOWERS)"
+        code = "from sharedkernel.widgets import live; print(len(live.feed._followers), live.MOST_FOLLOWERS)"
         assert (await printed_by(client, code)).split() == ["8", "8"]
-        closed = "for view in views: view.close()\nprint(len(feed.feed._followers))"
+        closed = "for view in views: view.close()\nprint(len(live.feed._followers))"
         assert (await printed_by(client, closed)).split() == ["0"]

@@ -13,13 +13,13 @@ from tests.widgets.timelines import as_watched, row, watched
 def test_usage_shows_memory_by_kind_against_the_quota() -> None:
     """Own memory by kind, all of the user's against the quota, and what is in use of the device."""
     status = busy_document()
-    text = render.usage_text(status, "a1")
+    text = render.as_text(["usage"], status, "a1")
     assert text == (
         "This notebook: 900 MiB persistent + 96.0 MiB ephemeral + 30.0 MiB framework.\n"
         "All your notebooks: 996 MiB of your quota of 2.0 GiB. The device: 1.0 GiB in use, 2.8 GiB free."
     )
     status = document(users=[user("ada")], sessions=[session("a", "ada")])
-    assert "no quota, the device has 4.0 GiB" in render.usage_text(status, "a")
+    assert "no quota, the device has 4.0 GiB" in render.as_text(["usage"], status, "a")
 
 
 def test_usage_shows_what_is_moved_away_and_what_was_held_lately() -> None:
@@ -27,7 +27,7 @@ def test_usage_shows_what_is_moved_away_and_what_was_held_lately() -> None:
     away = session("a", "ada", "offloaded", offloaded_bytes=256 * MIB, offload_note="12 MiB stayed: a view.")
     status = document(users=[user("ada", quota_bytes=GIB)], sessions=[away])
     history = [0, 512 * MIB, 256 * MIB]
-    text = render.usage_text(status, "a", history)
+    text = render.as_text(["usage"], status, "a", history)
     assert "256 MiB offloaded." in text
     assert "12 MiB stayed: a view." in text
     assert text.endswith("Lately:  █▄ now 256 MiB, at most 512 MiB")
@@ -39,16 +39,16 @@ def test_usage_tells_of_the_users_sessions_that_were_shut_down() -> None:
                   for name, owner in (("left", "ada"), ("foreign", "bob"))]  # fmt: skip
     status = document(users=[user("ada"), user("bob")], sessions=[session("a", "ada"), own, other])
     words = "left.ipynb: shut down; is still there, `%shared attach` in its notebook brings it back."
-    assert words in render.usage_text(status, "a")
-    assert "foreign" not in render.usage_text(status, "a")
+    assert words in render.as_text(["usage"], status, "a")
+    assert "foreign" not in render.as_text(["usage"], status, "a")
 
 
 def test_queue_shows_place_lanes_and_who_is_next() -> None:
     """A waiting notebook reads its place, who runs, what it can do, and who is in which lane."""
     status = as_watched(busy_document())
-    assert "Expected wait: about 50 ms. Interrupt" in render.queue_text(status, "b2")
-    assert "Expected" not in render.queue_text(status, "a1")
-    shown = render.queue_text(status, "c3").splitlines()
+    assert "Expected wait: about 50 ms. Interrupt" in render.as_text(["queue"], status, "b2")
+    assert "Expected" not in render.as_text(["queue"], status, "a1")
+    shown = render.as_text(["queue"], status, "c3").splitlines()
     assert "This notebook waits for memory, 2nd in line; running now: ada. Interrupt the kernel to stop" in shown[0]
     assert shown[1:] == [
         "Lane 1 (512 MiB): ada (cnn_training_with_a_long_name.ipynb); next: "
@@ -64,7 +64,7 @@ def test_of_many_lanes_those_that_matter_are_shown() -> None:
     lanes[30]["holder"], lanes[40]["queue"] = "s30", ["own"]
     outside = [session(f"w{n}", "bob", "waiting", queue_position=n, waiting_for="memory") for n in range(20, 0, -1)]
     status = watched(lanes=lanes, sessions=[session("own", "ada", "queued", queue_position=1), *outside])
-    shown = render.queue_text(status, "own")
+    shown = render.as_text(["queue"], status, "own")
     for part in ("Lane 30", "Lane 40", "this notebook", "1st in line", "8th in line", "And 42 more lanes, 12 more"):
         assert part in shown
     assert "9th in line" not in shown
@@ -80,11 +80,11 @@ def test_turns_are_told_as_a_share() -> None:
     a = row("a", "ada", ("running", 2, 10, 0.5))
     b, c = row("b", "bob", ("running", 0, 10, 0.5)), row("c", "ada", ("running", 0, 10, 0.2))
     expected = "This notebook takes turns with bob, your other notebooks: it has the device 50 % of the time."
-    assert render.queue_text(watched(a, b, c, sessions=sessions), "a") == expected
+    assert render.as_text(["queue"], watched(a, b, c, sessions=sessions), "a") == expected
     for stopped in (row("a", "ada", ("running", 0, 7, 0.4)), row("a", "ada", ("queued", 0, 10, 1))):
-        shown = render.queue_text(watched(stopped, b, sessions=sessions), "a")
+        shown = render.as_text(["queue"], watched(stopped, b, sessions=sessions), "a")
         assert "1st in line; running now: bob. Expected wait" in shown
-    assert "1st in line" in render.queue_text(watched(a, sessions=sessions), "a")
+    assert "1st in line" in render.as_text(["queue"], watched(a, sessions=sessions), "a")
 
 
 SESSIONS = [session("a", "ada", "running", lane=7), session("b", "ada"), session("c", "grace", "queued", lane=7)]
@@ -101,7 +101,7 @@ def test_the_last_minutes_are_a_line_for_each_who_ran() -> None:
         sessions=SESSIONS,
     )
     half = " " * 15
-    assert render.lanes_text(status, "a").splitlines() == [
+    assert render.as_text(["lanes"], status, "a").splitlines() == [
         "The last 10.0 s, oldest first:",
         f"       this notebook |{half}{'▄' * 15}| 2.5 s",
         f"your other notebooks |{'█' * 6}{' ' * 24}| 2.0 s",
@@ -110,7 +110,7 @@ def test_the_last_minutes_are_a_line_for_each_who_ran() -> None:
         "42 more sessions are not shown.",
     ]
     for rows in ((), (row("a", "ada", ("queued", 0, 5, 1)),)):
-        assert render.lanes_text(watched(*rows, sessions=SESSIONS), "a") == render.NOTHING_YET
+        assert render.as_text(["lanes"], watched(*rows, sessions=SESSIONS), "a") == render.NOTHING_YET
 
 
 @pytest.mark.parametrize("activity", [activity for activity in Activity if activity is not Activity.RUNNING])
@@ -119,7 +119,7 @@ def test_everything_a_session_can_do_is_told(activity: Activity) -> None:
     status = watched(
         row("c", "grace", ("running", 0, 1, 1)), row("a", "ada", (str(activity), 0, 10, 1)), sessions=SESSIONS
     )
-    assert render.lanes_text(status, "a").endswith(f"|{'█' * 30}| 10.0 s")
+    assert render.as_text(["lanes"], status, "a").endswith(f"|{'█' * 30}| 10.0 s")
 
 
 def test_names_carry_no_control_characters() -> None:

@@ -1,16 +1,22 @@
-"""``sharedkernel simulate``: the scheduling core under simulated time, on traces and generated workloads."""
+"""``sharedkernel simulate``: the scheduling core under simulated time, on traces and generated workloads.
+
+Scenarios have common ground: what to run, what to compare, how to show it.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
+from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from traitlets import Bool, Float, Int, Unicode
 
 from sharedkernel.cli.base import CommandApp, fail
-from sharedkernel.cli.simulate.classroom import ClassScenarioApp
-from sharedkernel.cli.simulate.scenario import OnProgress, ScenarioApp, TraceScenarioApp, check_known
 from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.scheduling.matching import AlloX
@@ -21,13 +27,152 @@ from sharedkernel.simulator.cluster import ClusterOptions, simulate_cluster
 from sharedkernel.simulator.device_runs import DEVICE_WORKLOADS, PATIENCE, simulate_device
 from sharedkernel.simulator.heterogeneous import HeterogeneousPolicyName, simulate_heterogeneous
 from sharedkernel.simulator.notebooks import SharedOptions, fewest_devices, notebooks_of, simulate_notebooks
-from sharedkernel.simulator.report import SimulationResult
-from sharedkernel.simulator.traces import read_samples
-from sharedkernel.simulator.workloads import CLUSTER_WORKLOADS, notebooks
+from sharedkernel.simulator.report import SimulationResult, check_plot, figures_tables, plot
+from sharedkernel.simulator.traces import CLUSTER_WORKLOADS, TIME_UNITS, TraceJob, notebooks, read_samples, read_trace
 from sharedkernel.units import parse_bytes
+
+#: called with how many jobs are done
+OnProgress = Callable[[int], None]
+#: bad rows of a trace that are named one by one
+_MOST_NAMED = 5
 
 #: what `--samples` says instead of a file
 _FROM_TRACE = "trace"
+
+
+class ScenarioApp(CommandApp):
+    """Base of the scenarios. Subclasses name their policies and implement :meth:`prepare` and :meth:`simulate`."""
+
+    #: names that `--policy` accepts
+    policies: ClassVar[tuple[str, ...]] = ()
+
+    policy = Unicode(help="The policy to run; the default depends on the scenario.")
+    compare = Unicode(help="Policies to run on the same workload, separated by commas.")
+    seed = Int(0, help="Start of the random numbers of generated workloads; the same seed gives the same.")
+    plot = Unicode(help="Draw who ran when and how completion times are distributed to this PNG or SVG file.")
+    as_json = Bool(False, help="Print the figures as JSON instead of a table.").tag(option="json")
+
+    def prepare(self) -> int:
+        """Read and check what all policies run on; return the number of jobs. Called once.
+
+        Raises
+        ------
+        ConfigError
+            When an option cannot be used; it is wrong use.
+        """
+        raise NotImplementedError
+
+    def simulate(self, policy: str, on_progress: OnProgress) -> SimulationResult:
+        """Run one policy. Called once for each policy that was asked for, after :meth:`prepare`.
+
+        Parameters
+        ----------
+        policy
+            Its name.
+        on_progress
+            Called with the number of jobs that are done, whenever one is.
+        """
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Run the policies asked for and print what they came to.
+
+        Raises
+        ------
+        SystemExit
+            With 2 for wrong use.
+        """
+        names = self.names()
+        try:
+            if self.plot:
+                check_plot(Path(self.plot))
+            total = self.prepare()
+        except ConfigError as error:
+            fail(f"{str(error).rstrip('.')}; see `{self._command_line} --help`.", status=2)
+        outcomes = self._run(names, total)
+        if self.as_json:
+            figures = [outcome.figures() for outcome in outcomes]
+            print(json.dumps(figures if self.compare else figures[0]))  # noqa: T201
+        else:
+            Console(highlight=False).print(self.render(outcomes))
+        if self.plot:
+            plot(outcomes, Path(self.plot))
+
+    def render(self, outcomes: Sequence[SimulationResult]) -> RenderableType:
+        """Return what people see of the outcomes, one for each policy."""
+        return Group(*figures_tables(outcomes, Console().width))
+
+    def names(self) -> Sequence[str]:
+        """Return the policies asked for.
+
+        Raises
+        ------
+        SystemExit
+            With 2 when there is none of a name.
+        """
+        if self.policy and self.compare:
+            fail("give either --policy or --compare, not both.", status=2)
+        names = [name.strip() for name in (self.compare or self.policy or self.policies[0]).split(",")]
+        for name in names:
+            if name not in self.policies:
+                fail(f"there is no policy {name!r} here; there are {', '.join(self.policies)}.", status=2)
+        return names
+
+    def say(self, sentence: str) -> None:
+        """Tell people something on standard error, which the figures do not need."""
+        Console(stderr=True, highlight=False, soft_wrap=True).print(sentence, markup=False)
+
+    def _run(self, names: Sequence[str], total: int) -> list[SimulationResult]:
+        # Standard output belongs to the figures alone; the bar is for people who wait at a terminal.
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        outcomes = []
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+            for name in names:
+                task = progress.add_task(name, total=total)
+
+                def show(done: int, task: TaskID = task) -> None:
+                    progress.update(task, completed=done)
+
+                outcomes.append(self.simulate(name, show))
+        return outcomes
+
+
+def check_known(option: str, value: str, known: Iterable[str]) -> None:
+    """Raise `ConfigError` if *known* has no *value*."""
+    if value not in known:
+        raise ConfigError(f"{option} is one of {', '.join(known)}, not {value!r}.")
+
+
+class TraceScenarioApp(ScenarioApp):
+    """Base of the scenarios that read a trace, or generate one."""
+
+    trace = Unicode(help="A CSV file in Tiresias's columns; left out: a workload is generated.")
+    time_unit = Unicode("s", help="Unit of the trace's times: s, ms or min.")
+    skip_bad = Bool(False, help="Leave out rows that cannot be used, and say which.")
+    jobs = Int(400, help="How many jobs to generate, where there is no trace.")
+
+    def workload_of(self, generate: Callable[..., tuple[TraceJob, ...]], **options: Any) -> tuple[TraceJob, ...]:
+        """Return the trace's jobs, and say on standard error what was left out of it; or generate some.
+
+        Raises
+        ------
+        ConfigError
+            When an option cannot be used.
+        TraceError
+            When the trace cannot be read.
+        """
+        check_known("--time-unit", self.time_unit, TIME_UNITS)
+        if self.jobs < 1:
+            raise ConfigError(f"--jobs is a number of jobs, at least 1, not {self.jobs}.")
+        if not self.trace:
+            return generate(jobs=self.jobs, seed=self.seed, **options)
+        trace = read_trace(self.trace, time_unit=self.time_unit, skip_bad=self.skip_bad)
+        for sentence in trace.skipped[:_MOST_NAMED]:
+            self.say(f"left out: {sentence}")
+        if len(trace.skipped) > _MOST_NAMED:
+            self.say(f"left out: {len(trace.skipped) - _MOST_NAMED} more rows.")
+        return trace.jobs
 
 
 class ClusterApp(TraceScenarioApp):
@@ -55,31 +200,30 @@ class ClusterApp(TraceScenarioApp):
         "8",
         help="How many devices there are, or how many of each kind, such as fast=2,slow=4; a trace's column "
         "`duration_KIND` then says how long jobs take there.",
-    ).tag(config=True)
+    )
     workload = Unicode(
         help=f"What to generate where there is no trace: {', '.join(CLUSTER_WORKLOADS)}; default: heavy-tailed, and "
         "two-kinds for devices of kinds fast and slow."
-    ).tag(config=True)
-    backfill = Bool(False, help="With fifo: later jobs that fit overtake.").tag(config=True)
+    )
+    backfill = Bool(False, help="With fifo: later jobs that fit overtake.")
     las_thresholds = Unicode(
         help="With las: thresholds of the queues in device-seconds, such as 3250,7200,18000; empty: learned."
-    ).tag(config=True)
+    )
     samples = Unicode(
         help="What las and gittins know of the workload: a CSV file with a column `duration` of earlier jobs' "
         "device-seconds, or `trace` for the trace's own jobs; empty: what finished so far in the run."
-    ).tag(config=True)
+    )
     promote = Float(
         0.0,
         help="With las and gittins: a job that has waited for so many times what it ran goes back to the highest "
         "queue; 0: never.",
-    ).tag(config=True)
-    alpha = Float(1.0, help="With allox: part of the users whose jobs take part, those served least; 1: all.").tag(
-        config=True
     )
+    alpha = Float(1.0, help="With allox: part of the users whose jobs take part, those served least; 1: all.")
 
     def prepare(self) -> int:
         """See :meth:`.ScenarioApp.prepare`."""
         self._kinds = _kinds(self.devices)
+        self._is_heterogeneous = "" not in self._kinds
         count = sum(self._kinds.values())
         is_file = self.samples not in ("", _FROM_TRACE)
         self._options = ClusterOptions(
@@ -99,10 +243,6 @@ class ClusterApp(TraceScenarioApp):
         if too_large:
             self.say(f"{too_large} of {len(self._jobs)} jobs need more than {count} devices and cannot run.")
         return len(self._jobs)
-
-    @property
-    def _is_heterogeneous(self) -> bool:
-        return "" not in self._kinds
 
     def _check_policies(self) -> None:
         able: tuple[str, ...] = tuple(HeterogeneousPolicyName if self._is_heterogeneous else JobPolicyName)
@@ -145,17 +285,13 @@ class NotebooksApp(TraceScenarioApp):
     """
     policies = tuple(POLICIES)
 
-    devices = Int(0, help="How many devices are shared; 0: the fewest that keep --wait.").tag(config=True)
-    wait = Float(1.0, help="Seconds within which 95 % of the cells are to begin, where --devices is 0.").tag(
-        config=True
-    )
-    capacity = Unicode("14GiB", help='Memory of each device, such as "14GB".').tag(config=True)
-    quantum = Float(60.0, help="Longest turn of notebooks that share a lane, seconds; shorter is slower.").tag(
-        config=True
-    )
+    devices = Int(0, help="How many devices are shared; 0: the fewest that keep --wait.")
+    wait = Float(1.0, help="Seconds within which 95 % of the cells are to begin, where --devices is 0.")
+    capacity = Unicode("14GiB", help='Memory of each device, such as "14GB".')
+    quantum = Float(60.0, help="Longest turn of notebooks that share a lane, seconds; shorter is slower.")
     placement = Unicode(
         PlacementName.LEAST_LOADED, help=f"How notebooks are spread over devices: {', '.join(PLACEMENTS)}."
-    ).tag(config=True)
+    )
 
     def prepare(self) -> int:
         """See :meth:`.ScenarioApp.prepare`."""
@@ -201,11 +337,11 @@ class DeviceApp(ScenarioApp):
     """
     policies = tuple(POLICIES)
 
-    workload = Unicode("inference-42", help=f"What to run: {', '.join(DEVICE_WORKLOADS)}.").tag(config=True)
-    capacity = Unicode("14GiB", help='Memory of the device, such as "14GB".').tag(config=True)
-    quantum = Float(1.0, help="Longest turn before others may be preferred, seconds.").tag(config=True)
-    parallel_lanes = Int(1, help="Most lanes that run at once.").tag(config=True)
-    backfill = Bool(False, help="With fifo: later cells that fit overtake.").tag(config=True)
+    workload = Unicode("inference-42", help=f"What to run: {', '.join(DEVICE_WORKLOADS)}.")
+    capacity = Unicode("14GiB", help='Memory of the device, such as "14GB".')
+    quantum = Float(1.0, help="Longest turn before others may be preferred, seconds.")
+    parallel_lanes = Int(1, help="Most lanes that run at once.")
+    backfill = Bool(False, help="With fifo: later cells that fit overtake.")
 
     def prepare(self) -> int:
         """See :meth:`.ScenarioApp.prepare`."""
@@ -253,7 +389,7 @@ class SimulateApp(CommandApp):
         "device": (DeviceApp, "Iterations of many sessions on one device."),
         "cluster": (ClusterApp, "Whole jobs on many devices."),
         "notebooks": (NotebooksApp, "Cells of notebooks on reserved, bound and shared devices."),
-        "class": (ClassScenarioApp, "A class's notebooks on one card: will it do?"),
+        "class": (f"{__package__}.classroom.ClassScenarioApp", "A class's notebooks on one card: will it do?"),
     }
     subcommand_description = "Run `sharedkernel simulate SCENARIO --help` for a scenario's options and an example."
     accepts_arguments = True

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 from traitlets import Int, Unicode
 
-from sharedkernel.cli.simulate.scenario import OnProgress, ScenarioApp
+from sharedkernel.cli.simulate.app import OnProgress, ScenarioApp
 from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling.policies.registry import POLICIES
 from sharedkernel.simulator.classroom import SHORT, ClassForecast, ClassPlan, ClassVerdict, forecast_class
@@ -42,13 +42,13 @@ class ClassScenarioApp(ScenarioApp):
     """
     policies = tuple(POLICIES)
 
-    students = Int(30, help="How many students work at the same time.").tag(config=True)
-    device = Unicode("24GiB", help='Memory of the card, such as "24GiB".').tag(config=True)
-    memory = Unicode("512MiB", help="What each notebook needs while a cell runs, without its context.").tag(config=True)
-    context = Unicode("450MiB", help="What a context takes in the mean.").tag(config=True)
-    hours = Unicode("1h", help='How long the class takes, such as "90m".').tag(config=True)
-    cell = Unicode("500ms", help="What half of the cells take at most, alone on the card.").tag(config=True)
-    pause = Unicode("60s", help="How long half of the pauses between two cells are at most.").tag(config=True)
+    students = Int(30, help="How many students work at the same time.")
+    device = Unicode("24GiB", help='Memory of the card, such as "24GiB".')
+    memory = Unicode("512MiB", help="What each notebook needs while a cell runs, without its context.")
+    context = Unicode("450MiB", help="What a context takes in the mean.")
+    hours = Unicode("1h", help='How long the class takes, such as "90m".')
+    cell = Unicode("500ms", help="What half of the cells take at most, alone on the card.")
+    pause = Unicode("60s", help="How long half of the pauses between two cells are at most.")
 
     def prepare(self) -> int:
         """See :meth:`.ScenarioApp.prepare`."""

@@ -19,7 +19,7 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical, VerticalScroll
-from textual.message import Message
+from textual.notifications import SeverityLevel
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
@@ -55,24 +55,6 @@ _VIEWS: dict[str, Callable[[StatusDocument], RowView]] = {
     "people": people_view,
     "lanes": lanes_view,
 }
-
-
-class StatusArrived(Message):
-    """The gateway's answer, or why there is none."""
-
-    def __init__(self, status: StatusDocument | None, trouble: str | None) -> None:
-        super().__init__()
-        self.status = status
-        self.trouble = trouble
-
-
-class ActEnded(Message):
-    """The outcome of offloading or stopping a session."""
-
-    def __init__(self, sentence: str, *, failed: bool) -> None:
-        super().__init__()
-        self.sentence = sentence
-        self.failed = failed
 
 
 class RowTable(DataTable[Text]):
@@ -163,20 +145,22 @@ class TopScreen(App[None]):
     # --- the gateway --------------------------------------------------------------------------------------------------
 
     def _ask(self) -> None:
-        _in_background(self._fetch)
+        # Not a pool's thread: the process would wait for those when it ends.
+        threading.Thread(target=self._fetch, daemon=True).start()
 
     def _fetch(self) -> None:
         try:
-            answer = StatusArrived(fetch_status(self._credentials, timeout=_ANSWER_TIMEOUT), None)
+            status = fetch_status(self._credentials, timeout=_ANSWER_TIMEOUT)
         except SharedKernelError as error:
-            answer = StatusArrived(None, str(error))
-        self.post_message(answer)
+            self.call_later(self._show_answer, None, str(error))
+        else:
+            self.call_later(self._show_answer, status, None)
 
-    def on_status_arrived(self, message: StatusArrived) -> None:
-        """Show the answer, and ask again a little later."""
-        self._trouble = message.trouble
-        if message.status is not None:
-            self._status, self._answered_at = message.status, time.monotonic()
+    def _show_answer(self, status: StatusDocument | None, trouble: str | None) -> None:
+        """Show the gateway's answer, or why there is none, and ask again a little later."""
+        self._trouble = trouble
+        if status is not None:
+            self._status, self._answered_at = status, time.monotonic()
         self._render_status()
         self.set_timer(_INTERVAL, self._ask)
 
@@ -187,17 +171,17 @@ class TopScreen(App[None]):
         def run() -> None:
             try:
                 act(Gateway(self._credentials), session.kernel_id or "")
-                ended = ActEnded(f"{done} {who}", failed=False)
             except SharedKernelError as error:
-                ended = ActEnded(f"could not {verb} {who}: {safe_text(error)}", failed=True)
-            self.post_message(ended)
+                self.call_later(self._end_act, f"could not {verb} {who}: {safe_text(error)}", "error")
+            else:
+                self.call_later(self._end_act, f"{done} {who}", "information")
 
-        _in_background(run)
+        threading.Thread(target=run, daemon=True).start()
 
-    def on_act_ended(self, message: ActEnded) -> None:
-        """Say what came of it."""
+    def _end_act(self, sentence: str, severity: SeverityLevel) -> None:
+        """Say what came of an act on a session."""
         self._act = None
-        self.notify(message.sentence, severity="error" if message.failed else "information", markup=False)
+        self.notify(sentence, severity=severity, markup=False)
 
     # --- what is shown ------------------------------------------------------------------------------------------------
 
@@ -273,8 +257,7 @@ class TopScreen(App[None]):
             return Text(" ".join(away), style="bold red")
         amount = f"{num_shown} of {num_all}" if words else str(num_all)
         what = f"{amount} {self._shown}" + (f' with "{safe_text(words)}"' if words else "")
-        states = [session.state for session in self._status.sessions]
-        running = sum(state in RUNNING for state in states)
+        running = sum(session.state in RUNNING for session in self._status.sessions)
         waiting = sum(session.waiting_for is not None for session in self._status.sessions)
         return Text(f"{what} · {running} running, {waiting} waiting{left_out_words(self._status)}", style="dim")
 
@@ -295,8 +278,7 @@ class TopScreen(App[None]):
 
     def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
         """Sort by the heading that was clicked; by it again: the other way round."""
-        names = [column.name for column in _VIEWS[self._shown](self._status).columns]
-        name = names[event.column_index]
+        name = _VIEWS[self._shown](self._status).columns[event.column_index].name
         self._reversed = self._sorted_by[self._shown] == name and not self._reversed
         self._sorted_by[self._shown] = name
         self._render_status(from_top=True)
@@ -392,11 +374,6 @@ def _fitted(text: Text, width: int, is_number: bool) -> Text:
     fitted.align("right" if is_number else "left", width)
     fitted.pad_right(1)
     return fitted
-
-
-def _in_background(run: Callable[[], None]) -> None:
-    # Not a pool's: the process would wait for those when it ends.
-    threading.Thread(target=run, daemon=True).start()
 
 
 class Question(ModalScreen[bool]):

@@ -7,7 +7,6 @@ file of the user's alone. No answer and no log line has it.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -44,8 +43,7 @@ from sharedkernel.client.gateway.credentials import (
     store_credentials,
 )
 from sharedkernel.client.gateway.refusals import GatewayRefused
-from sharedkernel.client.gateway.server import in_thread
-from sharedkernel.client.gateway.trust import check_fingerprint
+from sharedkernel.client.gateway.server import check_fingerprint, to_thread
 from sharedkernel.errors import ConfigError, SharedKernelError
 
 #: most characters of each field
@@ -134,7 +132,7 @@ def connect(kernel_name: str, url: str, token: str, fingerprint: str) -> None:
         raise FieldRefused(str(error), "url") from None
     try:
         install_kernelspecs(environments, kernel_name=kernel_name)
-        store_credentials(kernel_name, credentials, certificate)
+        store_credentials(path, credentials, certificate)
     except OSError as error:
         raise FieldRefused(f"cannot write {error.filename}: {error.strerror}.", "") from None
 
@@ -212,7 +210,7 @@ class ConnectHandler(APIHandler):
                 raise FieldRefused(decided, "")
             if too_long:
                 raise FieldRefused("that is too long.", "")
-            await asyncio.wrap_future(in_thread(work))
+            await to_thread(work)
         except FieldRefused as error:
             # Not the sentence: what was typed into the wrong field may be in it.
             self.log.info("the gateway was not changed: wrong %s", error.field or "server")

@@ -11,8 +11,7 @@ from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebso
 from traitlets import Bool, Unicode
 
 from sharedkernel.client.extension.connect_handler import ConnectHandler
-from sharedkernel.client.extension.drive import CopiesHandler, DriveHandler, LocalFileHandler, name_folders
-from sharedkernel.client.extension.follower import Follower
+from sharedkernel.client.extension.follower import Follower, LocalKernels
 from sharedkernel.client.extension.handlers import (
     CellsHandler,
     EventsHandler,
@@ -20,11 +19,15 @@ from sharedkernel.client.extension.handlers import (
     QuestionHandler,
     SessionHandler,
 )
-from sharedkernel.client.extension.local_kernels import LocalKernels
-from sharedkernel.client.extension.page_connection import RECORDER, PageConnection
-from sharedkernel.client.extension.recorder import Recorder
-from sharedkernel.client.extension.terminals import TerminalHandler
+from sharedkernel.client.extension.recorder import RECORDER, PageConnection, Recorder
 from sharedkernel.client.extension.upstream import find_upstream
+from sharedkernel.client.extension.user_server import (
+    CopiesHandler,
+    DriveHandler,
+    LocalFileHandler,
+    TerminalHandler,
+    name_folders,
+)
 from sharedkernel.client.ports import PortForwards
 from sharedkernel.jupyter.names import KERNEL_NAME
 
@@ -44,10 +47,7 @@ class SharedKernelExtension(ExtensionApp):
         "With --gateway-url it is that gateway, whatever stands here.",
     ).tag(config=True)
 
-    direct = Bool(
-        True,
-        help="Has no effect: pages reach their sessions by the relay.",
-    ).tag(config=True)
+    direct = Bool(True, help="Has no effect: pages reach their sessions by the relay.").tag(config=True)
 
     def initialize_settings(self) -> None:
         """Make what the routes share."""

@@ -18,6 +18,9 @@ key          what
 ===========  =========================================================================================
 
 The gateway is tried again for as long as a page is open, whatever was wrong.
+
+A kernel of ``jupyter lab --gateway-url`` has its session's id. A relay is a kernel of this server with an id of its
+own; it asks for its session under a name made of its connection file, and the same name is made here.
 """
 
 from __future__ import annotations
@@ -26,20 +29,27 @@ import asyncio
 import contextlib
 import logging
 import random
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 import msgspec
+from jupyter_server.services.kernels.kernelmanager import MappingKernelManager
+from jupyter_server.services.sessions.sessionmanager import SessionManager
+from jupyter_server.utils import ensure_async
 
-from sharedkernel.client.extension.local_kernels import LocalKernels
 from sharedkernel.client.extension.upstream import FindUpstream, Upstream
 from sharedkernel.client.gateway.credentials import Credentials
 from sharedkernel.client.gateway.refusals import GatewayRefused
 from sharedkernel.errors import ConfigError, ProtocolError, SharedKernelError
 from sharedkernel.jupyter import wire
-from sharedkernel.status.document import StatusDocument, read_status
+from sharedkernel.jupyter.names import client_key
+from sharedkernel.status.document import SessionStatus, StatusDocument, read_status
 
 log = logging.getLogger(__name__)
 
+#: a page: called with the view (JSON), of which a later one may take an earlier one's place before it is sent
+Watcher = Callable[[str], None]
 #: of the view
 VERSION = 1
 #: seconds between attempts to reach the gateway: doubling from the first to the second
@@ -50,11 +60,56 @@ REFUSED_PAUSE = 60.0
 _KERNELS_INTERVAL = 0.5
 
 
-class Watcher(Protocol):
-    """A page."""
+class LocalKernels:
+    """The kernels of this server, as far as they are sessions on the gateway.
 
-    def show(self, view: str) -> None:
-        """Send *view* (JSON); a later one may take its place before it is sent."""
+    Parameters
+    ----------
+    kernels, notebooks
+        The server's managers.
+    """
+
+    def __init__(self, kernels: MappingKernelManager, notebooks: SessionManager) -> None:
+        self._kernels = kernels
+        self._notebooks = notebooks
+
+    def sessions(self, known: Iterable[SessionStatus]) -> dict[str, str]:
+        """Return the session id behind each kernel id of this server.
+
+        Parameters
+        ----------
+        known
+            The status document's sessions.
+        """
+        # One that was restarted or shut down keeps its key: the one in its place, or the last of them, is found.
+        known = sorted(known, key=lambda session: (not session.lingering, session.lingering_seconds or 0.0))
+        by_key: dict[str | None, str] = {session.client_key: session.id for session in known if session.client_key}
+        ids = {session.id for session in known}
+        found = {}
+        for kernel_id in self._kernels.list_kernel_ids():
+            session = kernel_id if kernel_id in ids else by_key.get(self._client_key(kernel_id))
+            if session is not None:
+                found[kernel_id] = session
+        return found
+
+    async def interrupt(self, kernel_id: str) -> None:
+        """Interrupt a kernel of this server."""
+        interrupt: Any = self._kernels.interrupt_kernel
+        await ensure_async(interrupt(kernel_id))
+
+    async def shut_down(self, kernel_id: str) -> None:
+        """End a kernel of this server, and its notebook's connection to it."""
+        for notebook in await self._notebooks.list_sessions():
+            if notebook["kernel"]["id"] == kernel_id:
+                await self._notebooks.delete_session(notebook["id"])
+                return
+        await ensure_async(self._kernels.shutdown_kernel(kernel_id))
+
+    def _client_key(self, kernel_id: str) -> str | None:
+        manager = self._kernels.get_kernel(kernel_id)
+        connection_file, session = getattr(manager, "connection_file", ""), getattr(manager, "session", None)
+        # A kernel of another gateway has neither; one that is not ours has a key that no session has.
+        return client_key(Path(connection_file), session.key) if connection_file and session is not None else None
 
 
 class Follower:
@@ -81,15 +136,15 @@ class Follower:
         self._forget()
 
     def add(self, watcher: Watcher) -> None:
-        """Show the view to *watcher* from now on."""
+        """Call *watcher* with the view from now on, and whenever it has changed."""
         self._watchers.add(watcher)
         if self._task is None:
             self._start()
         self._find_kernels()
-        watcher.show(self._view())
+        watcher(self._view())
 
     def remove(self, watcher: Watcher) -> None:
-        """Show it to *watcher* no more."""
+        """Call *watcher* no more."""
         self._watchers.discard(watcher)
         if not self._watchers and self._task is not None:
             self._task.cancel()
@@ -173,7 +228,7 @@ class Follower:
             self._user, self._host, self._status = user, None, None
         self._host = await upstream.host()
         heard = False
-        websocket = await upstream.events()
+        websocket = await upstream.open_websocket("/sharedkernel/api/events")
         try:
             async for message in websocket.messages():
                 heard = True
@@ -212,7 +267,7 @@ class Follower:
     def _show(self) -> None:
         view = self._view()
         for watcher in list(self._watchers):
-            watcher.show(view)
+            watcher(view)
 
     def _view(self) -> str:
         view = {

@@ -17,10 +17,9 @@ from jupyter_server.base.websocket import WebSocketMixin
 from tornado import web
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
-from sharedkernel.client.extension.follower import Follower
-from sharedkernel.client.extension.local_kernels import LocalKernels
+from sharedkernel.client.extension.follower import Follower, LocalKernels
 from sharedkernel.client.extension.recorder import Recorder
-from sharedkernel.client.extension.upstream import FindUpstream, Upstream
+from sharedkernel.client.extension.upstream import FindUpstream
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
 from sharedkernel.client.ports import PortForwards, list_ports
 from sharedkernel.errors import ConfigError, ProtocolError, Refused, SharedKernelError
@@ -56,10 +55,6 @@ class PassingOnHandler(APIHandler):
         self._find_upstream = find_upstream
         self._local_kernels = local_kernels
 
-    def upstream(self) -> Upstream:
-        """Return the gateway."""
-        return self._find_upstream()
-
     def log_exception(self, typ: Any, value: BaseException | None, tb: Any) -> None:
         """Log a refusal at INFO, without a traceback."""
         if isinstance(value, SharedKernelError):
@@ -87,13 +82,13 @@ class QuestionHandler(PassingOnHandler):
         """Answer what is set, or what sessions did in a window of the last hour, as far as the user may see it."""
         known = [(word, self.get_query_argument(word, None)) for word in ("seconds", "columns", "end")]
         query = urlencode([(word, value) for word, value in known if value is not None])
-        self.finish(json.dumps(await self.upstream().ask("GET", f"{name}?{query}")))
+        self.finish(json.dumps(await self._find_upstream().ask("GET", f"{name}?{query}")))
 
     @web.authenticated
     @authorized
     async def put(self, name: str) -> None:
         """Change it; the gateway lets admins do that."""
-        self.finish(json.dumps(await self.upstream().ask("PUT", name, json.dumps(self.get_json_body()))))
+        self.finish(json.dumps(await self._find_upstream().ask("PUT", name, json.dumps(self.get_json_body()))))
 
 
 class SessionHandler(PassingOnHandler):
@@ -118,15 +113,15 @@ class SessionHandler(PassingOnHandler):
         await self._act(session, "shut down")
 
     async def _act(self, session: str, action: str) -> None:
-        upstream = self.upstream()
+        upstream = self._find_upstream()
         known = (await upstream.status()).sessions
         kernel_ids = {other.id: other.kernel_id for other in known if not other.lingering}
         name = str(kernel_ids.get(session) or session)
         local = {other: kernel_id for kernel_id, other in self._local_kernels.sessions(known).items()}
         if any(other.id == session and other.lingering for other in known):
-            await upstream.act(session, "end" if action == "shut down" else action)
+            await upstream.act_on(session, "end" if action == "shut down" else action)
         elif action in ("offload", "end-programs", "attach", "ask-for-room") or session not in local:
-            await upstream.act(name, action)
+            await upstream.act_on(name, action)
         elif action == "interrupt":
             await self._local_kernels.interrupt(local[session])
         else:
@@ -148,7 +143,7 @@ class ForwardsHandler(PassingOnHandler):
     async def get(self) -> None:
         """Answer the gateway's list, and whether this server makes ports of its machine paths: `is_proxied`."""
         proxy = self.serverapp.extension_manager.extensions.get(_PROXY)  # type: ignore[union-attr]
-        ports = await list_ports(self.upstream().gateway)
+        ports = await list_ports(self._find_upstream())
         self.finish(json.dumps({"ports": ports, "is_proxied": proxy is not None and proxy.enabled}))
 
     @web.authenticated
@@ -158,7 +153,7 @@ class ForwardsHandler(PassingOnHandler):
         port = (self.get_json_body() or {}).get("port")
         if type(port) is not int or not 0 < port < 1 << 16:
             raise web.HTTPError(HTTPStatus.BAD_REQUEST, "`port` is no number from 1 to 65535.")
-        forward = await self._forwards.open(self.upstream().gateway, port)
+        forward = await self._forwards.open(self._find_upstream(), port)
         self.finish(json.dumps({"port": port, "local_port": forward.local_port}))
 
 
@@ -207,14 +202,14 @@ class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
     def open(self, *args: Any, **kwargs: Any) -> None:
         """Start watching."""
         super().open(*args, **kwargs)
-        self._follower.add(self)
+        self._follower.add(self.show)
 
     def on_message(self, message: str | bytes) -> None:
         """Ignore what is said: there is nothing to ask."""
 
     def on_close(self) -> None:
         """Stop watching."""
-        self._follower.remove(self)
+        self._follower.remove(self.show)
 
     def show(self, view: str) -> None:
         """Send *view*, or let it wait while an earlier one is being sent; a later one then takes its place."""
@@ -229,7 +224,7 @@ class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         try:
             self._sending = self.write_message(view)
         except WebSocketClosedError:
-            self._follower.remove(self)
+            self._follower.remove(self.show)
             return
         self._shown = view
         self._sending.add_done_callback(self._sent)

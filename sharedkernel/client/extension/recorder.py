@@ -1,11 +1,12 @@
 """Listens to this Jupyter server's shared kernels, so that a page that was reloaded gets outputs and widgets back.
 
 A page alone knows which outputs belong to which cell, and forgets it when it is reloaded or closed; a training that
-runs for hours then shows nothing more. Here it is kept (`cell_record.py`), and the page asks for it (`handlers.py`).
-Widgets it asks the kernel for, which answers between cells; while one runs, the answer comes from here
-(`comm_record.py`).
+runs for hours then shows nothing more. Here it is kept (`records.py`), and the page asks for it (`handlers.py`).
+Widgets it asks the kernel for, which answers between cells; while one runs, the answer comes from here, on the page's
+own websocket to its kernel (:class:`PageConnection`). What the kernel asks a page is kept for the next one.
 
-A relay that dies is started again by Jupyter's server, and finds its session: here it is found out whether it has.
+A relay that dies is started again by Jupyter's server, and finds its session: here it is found out whether it has. If
+so, no page is told that its kernel has died: the next relay passes on what the session says and replies.
 
 Covers kernels that are relays. Those of ``--gateway-url`` have no sockets on this machine.
 """
@@ -24,14 +25,14 @@ import zmq
 from jupyter_client.connect import ConnectionFileMixin
 from jupyter_client.session import Session as MessageSession
 from jupyter_events import EventLogger
+from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
 from jupyter_server.services.kernels.kernelmanager import MappingKernelManager
 from jupyter_server.utils import ensure_async
 
-from sharedkernel.client.extension.cell_record import CellRecords
-from sharedkernel.client.extension.comm_record import CommRecords
+from sharedkernel.client.extension.records import CellRecords, CommRecords
 from sharedkernel.errors import ProtocolError
 from sharedkernel.jupyter import wire
-from sharedkernel.jupyter.names import RELAY, SEEN, SESSION_DIED
+from sharedkernel.jupyter.names import RELAY, SEEN, SESSION_DIED, WEBSOCKET_PROTOCOL
 from sharedkernel.jupyter.session_socket import SessionSocket
 
 log = logging.getLogger(__name__)
@@ -46,11 +47,8 @@ _RESTART_PATIENCE = 10.0
 #: seconds between looks at whether it has been started
 _RESTART_INTERVAL = 0.05
 
-
-def is_relay(kernel: Any) -> bool:
-    """Return whether the kernel with this manager is a relay."""
-    spec = getattr(kernel, "kernel_spec", None)
-    return spec is not None and _RELAY in spec.argv
+#: in the server's settings: its :class:`~sharedkernel.client.extension.recorder.Recorder`
+RECORDER = "sharedkernel_recorder"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -158,7 +156,8 @@ class Recorder:
 
     def _listen(self, kernel_id: str) -> None:
         manager: Any = self._kernels.get_kernel(kernel_id)
-        if not is_relay(manager):
+        spec = getattr(manager, "kernel_spec", None)
+        if spec is None or _RELAY not in spec.argv:
             return
         before = self._forget(kernel_id)
         # Not Jupyter's stream, which takes three turns of the event loop for each message.
@@ -216,7 +215,7 @@ class Recorder:
         It is told which messages were heard, so that it goes on with the next one. One that dies as well before it
         answers is not asked any more: the question would reach the one after it, and what it names be out of date.
         """
-        speakers = set(map(_speaker, kernel.heard))
+        speakers = {str(wire.read_object(header).get("session")) for header in kernel.heard}
         # After a restart at other ports, nobody here listens to the kernel.
         while list(manager.ports) == kernel.ports:
             if await ensure_async(manager.is_alive()):
@@ -248,11 +247,6 @@ class Recorder:
         return kernel
 
 
-def _speaker(header: bytes) -> str:
-    """Return the message session of the process that has sent a message."""
-    return str(wire.read_object(header).get("session"))
-
-
 async def _ask_who(manager: Any, heard: Sequence[str]) -> str:
     """Return the message session of the process behind a relay, which waits until it has reached it.
 
@@ -272,3 +266,66 @@ async def _ask_who(manager: Any, heard: Sequence[str]) -> str:
         return str(session.deserialize(session.feed_identities(await answer)[1])["header"]["session"])
     finally:
         stream.close(linger=0)
+
+
+class PageConnection(ZMQChannelsWebsocketConnection):
+    """One page's connection to a kernel of any kind."""
+
+    @property
+    def _recorder(self) -> Recorder:
+        return self.websocket_handler.settings[RECORDER]
+
+    def handle_incoming_message(self, incoming_msg: str | bytes) -> None:
+        """Pass a message of the page on, or answer it."""
+        answers = self._answers(incoming_msg) if isinstance(incoming_msg, bytes) else []
+        for channel, parts in answers:
+            self.write_message(wire.to_websocket(channel, parts), binary=True)
+        if not answers:
+            super().handle_incoming_message(incoming_msg)  # type: ignore[arg-type]
+
+    def handle_outgoing_message(self, stream: Any, outgoing_msg: list[bytes]) -> None:
+        """Pass a message of the kernel on, and keep a question: the page that is asked may be reloaded."""
+        if getattr(stream, "channel", stream) == "stdin":
+            self._keep_question(outgoing_msg)
+        super().handle_outgoing_message(stream, outgoing_msg)
+
+    def connect(self) -> Any:
+        """Begin to serve a page; keep what was asked while none was there."""
+        waiting = self.multi_kernel_manager._kernel_buffers.get(self.kernel_id, {})
+        for channel, frames in waiting.get("buffer", ()):
+            if channel == "stdin":
+                self._keep_question(frames)
+        return super().connect()
+
+    def _keep_question(self, frames: list[bytes]) -> None:
+        with contextlib.suppress(ProtocolError):
+            _, parts = self.session.feed_identities(frames)
+            self._recorder.take_stdin(self.kernel_id, parts[1:])  # type: ignore[arg-type]
+
+    def _answers(self, frame: bytes) -> list[tuple[str, list[bytes]]]:
+        """Return what answers a message in the place of the session, which runs a cell; mostly nothing."""
+        if self.subprotocol == WEBSOCKET_PROTOCOL and not self.multi_kernel_manager.allowed_message_types:
+            with contextlib.suppress(ProtocolError):
+                channel, parts = wire.from_websocket(frame)
+                if channel == "shell":
+                    return self._recorder.answer(self.kernel_id, parts)
+                if channel == "stdin":
+                    self._recorder.take_stdin(self.kernel_id, parts)
+        return []
+
+    def on_kernel_restarted(self) -> None:
+        """Notify the page that its kernel has died, unless its session lives."""
+        if self._recorder.records(self.kernel_id) is None:
+            super().on_kernel_restarted()  # type: ignore[no-untyped-call]
+        else:
+            self._finding_out = asyncio.ensure_future(self._find_out())
+
+    async def _find_out(self) -> None:
+        try:
+            goes_on = await self._recorder.goes_on(self.kernel_id)
+        except KeyError:  # it was shut down or restarted meanwhile
+            return
+        if goes_on:
+            self.log.info("the relay of kernel %s was started again; its session goes on", self.kernel_id)
+        elif self.websocket_handler.ws_connection is not None:
+            super().on_kernel_restarted()  # type: ignore[no-untyped-call]

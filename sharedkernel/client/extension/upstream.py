@@ -6,11 +6,9 @@ token are kept somebody may just have put them. Nothing here ever reaches a page
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import ssl
 from collections.abc import Callable
-from functools import partial
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -20,27 +18,13 @@ from jupyter_server.gateway.gateway_client import GatewayClient
 from sharedkernel.client.gateway.connection import STATUS_PATH, Gateway
 from sharedkernel.client.gateway.credentials import Credentials, check_url, find_credentials
 from sharedkernel.client.gateway.refusals import GatewayRefused, no_gateway
-from sharedkernel.client.gateway.server import Server, in_thread
-from sharedkernel.client.gateway.trust import client_context
-from sharedkernel.client.gateway.websocket import WebSocket
+from sharedkernel.client.gateway.server import Server, client_context, to_thread
 from sharedkernel.jupyter.names import machine_digest
 from sharedkernel.status.document import StatusDocument, read_status
 
 
-class Upstream:
-    """A gateway's own API for a program with an event loop.
-
-    Every method raises what :class:`.Gateway` does.
-
-    Parameters
-    ----------
-    gateway
-        The gateway.
-    """
-
-    def __init__(self, gateway: Gateway) -> None:
-        self.gateway = gateway
-        self.url, self.credentials = gateway.url, gateway.credentials
+class Upstream(Gateway):
+    """A gateway's own API for a program with an event loop; its coroutines raise what :class:`.Gateway` does."""
 
     async def user(self) -> dict[str, Any]:
         """Return who the token's user is: ``name``, and whether they are ``admin``."""
@@ -79,7 +63,7 @@ class Upstream:
         """
         return await self._fetch(method, f"/sharedkernel/api/{name}", body)
 
-    async def act(self, session: str, action: str) -> None:
+    async def act_on(self, session: str, action: str) -> None:
         """Do something to a session.
 
         Parameters
@@ -93,19 +77,15 @@ class Upstream:
         if action == "interrupt":
             await self._fetch("POST", f"/api/kernels/{quote(session, safe='')}/interrupt", "{}")
         elif action in ("shut down", "end"):
-            await asyncio.wrap_future(in_thread(partial(self.gateway.end, session, at_once=action == "end")))
+            await to_thread(self.end, session, at_once=action == "end")
         else:
-            await asyncio.wrap_future(in_thread(partial(self.gateway.act, session, action)))
-
-    async def events(self) -> WebSocket:
-        """Open the websocket on which the gateway sends the status document whenever it has changed."""
-        return await self.gateway.open_websocket("/sharedkernel/api/events")
+            await to_thread(self.act, session, action)
 
     async def _fetch(self, method: str, path: str, body: str | None = None) -> dict[str, Any]:
-        return await asyncio.wrap_future(in_thread(partial(self.gateway.fetch, method, path, body)))
+        return await to_thread(self.fetch, method, path, body)
 
 
-def _stock_gateway(client: GatewayClient) -> Gateway:
+def _stock_gateway(client: GatewayClient) -> Upstream:
     """Return the gateway of ``jupyter lab --gateway-url``, reached as Jupyter's own client reaches it.
 
     That one has the address, the token and certificates, and uses no proxy.
@@ -125,7 +105,7 @@ def _stock_gateway(client: GatewayClient) -> Gateway:
             context.load_cert_chain(certificate, options.get("client_key"))
         return context
 
-    return Gateway(credentials, Server(credentials.url, make_context, uses_proxy=False), headers)
+    return Upstream(credentials, Server(credentials.url, make_context, uses_proxy=False), headers)
 
 
 def find_upstream(kernel_name: str) -> Upstream:
@@ -137,7 +117,7 @@ def find_upstream(kernel_name: str) -> Upstream:
         When there is none, or what is said of it cannot be used.
     """
     client = GatewayClient.instance()
-    return Upstream(_stock_gateway(client) if client.gateway_enabled else Gateway(find_credentials(kernel_name)))
+    return _stock_gateway(client) if client.gateway_enabled else Upstream(find_credentials(kernel_name))
 
 
 #: how to get the gateway at this moment

@@ -1,7 +1,7 @@
 """One gateway's API as one user: relays, commands and the server extension all use :class:`Gateway`.
 
 Each request is tried once: when to try again is the caller's business. A redirect is not followed: the token is for
-this gateway alone.
+this gateway alone. A relay makes its :class:`SessionRequest` in a thread, before it imports asyncio and zmq.
 """
 
 from __future__ import annotations
@@ -10,24 +10,17 @@ import errno
 import json
 import os
 import ssl
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from http.client import HTTPConnection, HTTPException, IncompleteRead, RemoteDisconnected
 from socket import gaierror
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from sharedkernel.client.gateway.credentials import Credentials
-from sharedkernel.client.gateway.refusals import (
-    GatewayRefused,
-    GatewayUnreachable,
-    no_gateway,
-    refused,
-    too_slow,
-    unreachable,
-    untrusted,
-)
-from sharedkernel.client.gateway.server import Server
-from sharedkernel.client.gateway.trust import client_context
+from sharedkernel.client.gateway import refusals
+from sharedkernel.client.gateway.credentials import Credentials, find_credentials
+from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
+from sharedkernel.client.gateway.server import Server, client_context, in_thread
 from sharedkernel.jupyter.names import (
     EXISTING,
     KERNEL_NAME,
@@ -116,7 +109,7 @@ class Gateway:
         model = self.fetch("POST", "/api/kernels", body, on_sent=on_sent)
         kernel_id = model.get("id")
         if not isinstance(kernel_id, str):
-            raise no_gateway(self.url)
+            raise refusals.no_gateway(self.url)
         return kernel_id, model.get(EXISTING) is True
 
     def end(self, kernel_id: str, *, at_once: bool = False, restarts: bool = False) -> None:
@@ -178,7 +171,7 @@ class Gateway:
         """Check that this is a gateway and accepts the token; return the Python environments that it offers by name."""
         names = self.fetch("GET", "/api/kernelspecs", seconds=CONNECT_TIMEOUT).get("kernelspecs", ())
         if KERNEL_NAME not in names:
-            raise no_gateway(self.url)
+            raise refusals.no_gateway(self.url)
         return sorted(environment for environment in map(environment_of, names) if environment)
 
     def fetch(
@@ -213,13 +206,13 @@ class Gateway:
         except (OSError, HTTPException) as error:
             raise self.explain(error) from None
         if not 200 <= status < 300:
-            raise refused(self.url, status, phrase, received, path)
+            raise refusals.refused(self.url, status, phrase, received, path)
         try:
             answer = json.loads(received or b"{}")
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise no_gateway(self.url)
+            raise refusals.no_gateway(self.url)
         return answer
 
     def connect(self, method: str, path: str, headers: Mapping[str, str], *, seconds: float) -> HTTPConnection:
@@ -272,18 +265,18 @@ class Gateway:
     def explain(self, error: Exception) -> GatewayRefused | GatewayUnreachable:
         """Return the error with a sentence for one of the system's, or of `http.client`."""
         if isinstance(error, ssl.SSLCertVerificationError):
-            return untrusted(self.url, error.verify_message)
+            return refusals.untrusted(self.url, error.verify_message)
         if isinstance(error, TimeoutError):
-            return too_slow(self.url)
+            return refusals.too_slow(self.url)
         if isinstance(error, HTTPException):
             ended = isinstance(error, RemoteDisconnected | IncompleteRead)
             why = "the connection was closed" if ended else "its answer is no HTTP, or too long"
-            return unreachable(self.url, why, hung_up=True)
+            return refusals.unreachable(self.url, why, hung_up=True)
         assert isinstance(error, OSError)
         hung_up = isinstance(error, ConnectionResetError)
         is_plain = error.errno in errno.errorcode and not hung_up and not isinstance(error, ssl.SSLError | gaierror)
         # asyncio's text names the address, too, which the sentence has
-        return unreachable(self.url, os.strerror(error.errno or 0) if is_plain else error, hung_up=hung_up)
+        return refusals.unreachable(self.url, os.strerror(error.errno or 0) if is_plain else error, hung_up=hung_up)
 
 
 def fetch(
@@ -291,3 +284,30 @@ def fetch(
 ) -> dict[str, Any]:
     """Return the JSON object that a gateway answers to one request; as :meth:`Gateway.fetch`."""
     return Gateway(credentials).fetch(method, path, body, seconds=timeout)
+
+
+class SessionRequest:
+    """A request for a session, on its way.
+
+    Parameters
+    ----------
+    name
+        Of the kernelspec, which names the gateway and the token.
+    environment, python
+        See :meth:`.Gateway.start`.
+    """
+
+    def __init__(self, name: str, environment: Mapping[str, str], *, python: str) -> None:
+        self._name, self._environment, self._python = name, dict(environment), python
+        #: set when it is on its way, or has failed
+        self.sent = threading.Event()
+        #: the gateway, the kernel id of the session, and whether this client has had it before; or a
+        #: :class:`.ConfigError` if it is not known which gateway, or a method's of :class:`Gateway`
+        self.result = in_thread(self._ask)
+
+    def _ask(self) -> tuple[Gateway, str, bool]:
+        try:
+            gateway = Gateway(find_credentials(self._name))
+            return gateway, *gateway.start(self._environment, python=self._python, on_sent=self.sent.set)
+        finally:
+            self.sent.set()

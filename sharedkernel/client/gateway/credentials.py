@@ -90,16 +90,21 @@ def check_ca_file(path: str) -> str:
     return os.path.abspath(path)
 
 
-def credentials_path(name: str) -> Path:
-    """Return where the credentials of kernelspec *name* are kept."""
-    # Not at the top: a relay that finds everything in its environment need not load it.
-    from jupyter_core.paths import jupyter_config_dir
+def credentials_path(name: str, folder: Path | None = None) -> Path:
+    """Return where the credentials of kernelspec *name* are kept.
 
-    return Path(jupyter_config_dir()) / "sharedkernel" / f"{name}.json"
+    Parameters
+    ----------
+    name
+        Of the kernelspec.
+    folder
+        Of Jupyter's configuration; None: the user's.
+    """
+    if folder is None:
+        # Not at the top: a relay that finds everything in its environment need not load it.
+        from jupyter_core.paths import jupyter_config_dir
 
-
-def hub_gateway_path(name: str, folder: Path) -> Path:
-    """Return where the gateway of kernelspec *name* is kept for a hub's servers, in a *folder* of configuration."""
+        folder = Path(jupyter_config_dir())
     return folder / "sharedkernel" / f"{name}.json"
 
 
@@ -108,8 +113,8 @@ def find_kept(name: str) -> Path:
     from jupyter_core.paths import jupyter_config_path
 
     own = credentials_path(name)
-    places = [own, *(Path(folder) / own.parent.name / own.name for folder in jupyter_config_path())]
-    return next(filter(os.path.isfile, places), own)
+    places = (credentials_path(name, Path(folder)) for folder in jupyter_config_path())
+    return next(filter(os.path.isfile, (own, *places)), own)
 
 
 def find_credentials(name: str, environment: Mapping[str, str] = os.environ) -> Credentials:
@@ -161,59 +166,34 @@ def certificate_path(credentials: Path) -> Path:
     return credentials.with_suffix(".pem")
 
 
-def store_credentials(name: str, credentials: Credentials, certificate: str | None = None) -> Path:
-    """Write credentials to a file that only this user can read, and return its path.
+def store_credentials(
+    path: Path, credentials: Credentials, certificate: str | None = None, *, for_hub: bool = False
+) -> None:
+    """Write credentials to a file that only this user can read.
 
     Parameters
     ----------
-    name
-        Of the kernelspec that they belong to.
+    path
+        Of the file, see :func:`credentials_path`.
     credentials
         The gateway and the token.
     certificate
-        The gateway's own (PEM), to be kept at :func:`certificate_path`; None: there is none.
+        The gateway's own (PEM), to be kept at :func:`certificate_path`; None: there is none, and an earlier one goes.
+    for_hub
+        Whether the gateway is shown the tokens of a hub's servers: everybody can read the file, which has no token.
     """
-    path = credentials_path(name)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _store_certificate(path, credentials, certificate, mode=0o600)
-    return _store(path, {"gateway_url": credentials.url, "token": credentials.token}, credentials.ca_file, mode=0o600)
-
-
-def store_hub_gateway(name: str, credentials: Credentials, folder: Path, certificate: str | None = None) -> Path:
-    """Write which gateway is shown the tokens of a hub's servers, readable by everybody, and return where.
-
-    Parameters
-    ----------
-    name
-        Of the kernelspec.
-    credentials
-        Their token is not written.
-    folder
-        Of Jupyter's configuration.
-    certificate
-        As for :func:`store_credentials`.
-    """
-    path = hub_gateway_path(name, folder)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _store_certificate(path, credentials, certificate, mode=0o644)
-    kept = {"gateway_url": credentials.url, "token_from": HUB_TOKEN_VARIABLE}
-    return _store(path, kept, credentials.ca_file, mode=0o644)
-
-
-def _store_certificate(path: Path, credentials: Credentials, certificate: str | None, *, mode: int) -> None:
-    """Write the gateway's own certificate beside its credentials at *path*, or remove an earlier one."""
+    mode = 0o644 if for_hub else 0o600
+    path.parent.mkdir(mode=0o777 if for_hub else 0o700, parents=True, exist_ok=True)
     own = certificate_path(path)
     if certificate is not None:
         replace_file(own, certificate, mode=mode, durable=False)
     elif credentials.ca_file != str(own):
         own.unlink(missing_ok=True)
-
-
-def _store(path: Path, kept: dict[str, str], ca_file: str | None, *, mode: int) -> Path:
-    if ca_file is not None:
-        kept["ca_file"] = ca_file
+    kept = {"gateway_url": credentials.url}
+    kept |= {"token_from": HUB_TOKEN_VARIABLE} if for_hub else {"token": credentials.token}
+    if credentials.ca_file is not None:
+        kept["ca_file"] = credentials.ca_file
     replace_file(path, json.dumps(kept, indent=2) + "\n", mode=mode, durable=False)
-    return path
 
 
 def load_credentials(path: Path) -> Credentials:

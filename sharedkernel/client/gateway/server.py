@@ -1,22 +1,36 @@
-"""The address of a gateway, and one request to it over a connection of its own (HTTP/1.1, by `http.client`).
+"""The address of a gateway, the way there, and a request to it over a connection of its own (HTTP/1.1, `http.client`).
+
+The way is direct, or by the proxy that the environment names: ``HTTPS_PROXY`` or ``HTTP_PROXY`` (by the gateway's
+address), else ``ALL_PROXY``; ``NO_PROXY`` lists the hosts that are reached without one, as this machine always is. Each
+may be in lower case. Every connection is a tunnel (``CONNECT``): encryption and websockets pass as if there were no
+proxy, and it sees no token of an encrypted gateway. Certificates are trusted if an authority that a machine knows has
+signed them, or one by one.
 
 Everything here blocks. :func:`in_thread` is for programs with an event loop, and for a relay before it has one.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import errno
+import hashlib
+import ipaddress
+import os
+import re
+import socket
 import ssl
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from http.client import HTTPConnection, HTTPException, IncompleteRead
-from socket import SHUT_RDWR, socket
+from functools import cached_property, partial
+from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead
 from threading import Event, Thread, Timer
-from typing import NamedTuple, TypeVar
-from urllib.parse import quote, urlsplit
+from typing import Any, TypeVar
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
-from sharedkernel.client.gateway import proxy
-from sharedkernel.client.gateway.trust import client_context
+from sharedkernel.errors import ConfigError
+
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 #: most bytes of an answer's body: a status document, a kernel's model, a refusal
 MAX_BODY_BYTES = 16 * 1024**2
@@ -24,12 +38,143 @@ MAX_BODY_BYTES = 16 * 1024**2
 _Result = TypeVar("_Result")
 
 
-class Answer(NamedTuple):
-    """A gateway's answer to a request."""
+class ProxyError(OSError):
+    """The proxy gives no way to the gateway; its text says which proxy it is, and why."""
 
-    status: int
-    phrase: str
-    body: bytes
+
+def is_loopback(host: str) -> bool:
+    """Return whether *host* is this machine under an address that no other can reach; "" stands for all addresses."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _named_proxy(host: str, port: int, scheme: str) -> tuple[str, str] | None:
+    """Return the variable that names the proxy on the way to a server, and its address; None: there is none."""
+    if is_loopback(host) or not any(name.lower().endswith("_proxy") for name in os.environ):
+        return None
+    from urllib.request import getproxies, proxy_bypass  # slow to import, and rarely needed
+
+    # `NO_PROXY` may name a host with its port.
+    if proxy_bypass(host if ":" in host else f"{host}:{port}"):
+        return None
+    proxies = getproxies()
+    return next(((f"{kind.upper()}_PROXY", proxies[kind]) for kind in (scheme, "all") if kind in proxies), None)
+
+
+def _connect_by_proxy(variable: str, address: str, host: str, port: int, seconds: float) -> socket.socket:
+    without = f"if none is needed, add {host} to NO_PROXY"
+    try:
+        proxy = urlsplit(address if "://" in address else f"http://{address}")
+        if proxy.scheme != "http" or not proxy.hostname or not (proxy_port := proxy.port or 80):
+            raise ValueError
+    except ValueError:
+        raise ProxyError(
+            f"{variable} names no proxy that can be used; write it like http://proxy.example.org:3128, or {without}"
+        ) from None
+    try:
+        connection = socket.create_connection((proxy.hostname, proxy_port), seconds)
+        try:
+            _open_tunnel(connection, proxy, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+    except TimeoutError:
+        why = f"does not answer within {seconds:g} s"
+    except ProxyError as error:
+        why = str(error)
+    except HTTPException:
+        why = "does not answer in HTTP"
+    except OSError as error:
+        why = f"cannot be reached ({os.strerror(error.errno or 0) if error.errno in errno.errorcode else error})"
+    raise ProxyError(f"the proxy {proxy.hostname}:{proxy_port}, which {variable} names, {why}; {without}")
+
+
+def _open_tunnel(connection: socket.socket, proxy: SplitResult, server: str) -> None:
+    """Have the proxy at the other end of *connection* connect it to *server*, ``HOST:PORT``."""
+    lines = [f"CONNECT {server} HTTP/1.1", f"Host: {server}"]
+    if proxy.username is not None:
+        credentials = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
+        lines.append(f"Proxy-Authorization: Basic {base64.b64encode(credentials).decode()}")
+    connection.sendall("\r\n".join([*lines, "", ""]).encode())
+    # Nothing follows its answer yet: with TLS as with HTTP, the client begins.
+    answer = HTTPResponse(connection, method="CONNECT")
+    try:
+        answer.begin()
+    finally:
+        answer.close()
+    if answer.status == 407:
+        raise ProxyError("wants a name and a password: write http://NAME:PASSWORD@ before its host")
+    if not 200 <= answer.status < 300:
+        raise ProxyError(f"answers {answer.status} {answer.reason[:80]}".rstrip())
+
+
+def client_context(ca_file: str | None) -> ssl.SSLContext:
+    """Return how connections to a gateway are encrypted.
+
+    Parameters
+    ----------
+    ca_file
+        Path of the certificates (PEM) that are trusted: of authorities, or a gateway's own; None: those that this
+        system trusts.
+
+    Raises
+    ------
+    OSError
+        When the file cannot be read as certificates.
+    """
+    context = ssl.create_default_context(cafile=ca_file)
+    # Trust a gateway's own certificate, even if another authority signed it; the default from Python 3.13 on.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
+
+
+def fingerprint_of(certificate: bytes) -> str:
+    """Return the SHA-256 fingerprint of a certificate (DER), in 64 lower-case hexadecimal digits."""
+    return hashlib.sha256(certificate).hexdigest()
+
+
+def check_fingerprint(text: str) -> str:
+    """Return a fingerprint as :func:`fingerprint_of` writes it; colons, spaces and capitals may be in *text*.
+
+    Raises
+    ------
+    ConfigError
+        When it is none.
+    """
+    fingerprint = re.sub(r"[:\s]", "", text).lower()
+    if not _FINGERPRINT.fullmatch(fingerprint):
+        raise ConfigError(
+            f"{text!r} is no SHA-256 fingerprint, which has 64 hexadecimal digits; copy the command from the gateway's "
+            "page again, whole."
+        )
+    return fingerprint
+
+
+def fetch_certificate(url: str, *, seconds: float) -> bytes:
+    """Return the certificate (DER) that a gateway presents, without checking who signed it.
+
+    Parameters
+    ----------
+    url
+        The gateway's address, with ``https://``.
+    seconds
+        To wait for each step.
+
+    Raises
+    ------
+    OSError
+        When there is no gateway, or it does not encrypt.
+    """
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with Server(url, lambda: context).connect_encrypted(seconds) as encrypted:
+        certificate = encrypted.getpeercert(binary_form=True) if isinstance(encrypted, ssl.SSLSocket) else None
+    if certificate is None:  # every server that encrypts presents one
+        raise ssl.SSLError("no certificate was presented")
+    return certificate
 
 
 class Server:
@@ -62,22 +207,30 @@ class Server:
         self.path = quote(parts.path.rstrip("/"), safe="/%:@!$&'()*+,;=~")
         self._make_context = make_context
         self._uses_proxy = uses_proxy
-        self._context: ssl.SSLContext | None = None
 
-    @property
+    @cached_property
     def context(self) -> ssl.SSLContext | None:
         """The encryption of the connection; None: there is none."""
-        if self.is_encrypted and self._context is None:
-            self._context = self._make_context()
-        return self._context
+        return self._make_context() if self.is_encrypted else None
 
-    def connect(self, seconds: float) -> socket:
-        """Return a socket with the server at its other end, and no encryption yet; errors are those of `connect`."""
-        return proxy.connect(
-            self.host, self.port, is_encrypted=self.is_encrypted, seconds=seconds, uses_proxy=self._uses_proxy
-        )
+    def connect(self, seconds: float) -> socket.socket:
+        """Return a socket with the server at its other end, and no encryption yet; blocks until then.
 
-    def connect_encrypted(self, seconds: float) -> socket:
+        Raises
+        ------
+        OSError
+            When that fails within *seconds*; :class:`.ProxyError` when it is the proxy that cannot be used, does not
+            answer or refuses.
+        """
+        scheme = "https" if self.is_encrypted else "http"
+        if self._uses_proxy and (named := _named_proxy(self.host, self.port, scheme)) is not None:
+            return _connect_by_proxy(*named, self.host, self.port, seconds)
+        try:
+            return socket.create_connection((self.host, self.port), seconds)
+        except TimeoutError:
+            raise OSError(f"no connection within {seconds:g} s") from None
+
+    def connect_encrypted(self, seconds: float) -> socket.socket:
         """Return a socket that is encrypted, if the server's address says so."""
         plain = self.connect(seconds)
         if (context := self.context) is None:
@@ -99,8 +252,8 @@ class Server:
         connect_seconds: float,
         seconds: float,
         on_sent: Callable[[], None],
-    ) -> Answer:
-        """Return the answer to a request; a redirect is an answer, too.
+    ) -> tuple[int, str, bytes]:
+        """Return the status, phrase and body of the answer to a request; a redirect is an answer, too.
 
         Parameters
         ----------
@@ -122,7 +275,7 @@ class Server:
         def cut() -> None:
             is_late.set()
             with contextlib.suppress(OSError):
-                sock.shutdown(SHUT_RDWR)
+                sock.shutdown(socket.SHUT_RDWR)
 
         timer = Timer(seconds, cut)  # a timeout of the socket would begin anew with each byte
         timer.daemon = True
@@ -140,7 +293,7 @@ class Server:
                     raise HTTPException
                 if response.length or is_late.is_set():
                     raise IncompleteRead(received)
-                return Answer(response.status, response.reason, received)
+                return response.status, response.reason, received
         except (OSError, HTTPException):
             if is_late.is_set():
                 raise TimeoutError from None
@@ -168,3 +321,11 @@ def in_thread(work: Callable[[], _Result]) -> Future[_Result]:
     except RuntimeError:  # its user may have no more threads now: what waits for this is better off late than lost
         run()
     return future
+
+
+async def to_thread(work: Callable[..., _Result], *arguments: Any, **named: Any) -> _Result:
+    """Return the result of *work*, done as by :func:`in_thread`: `asyncio.to_thread` has the process's end wait."""
+    # Not at the top: a relay requests its session before it imports asyncio.
+    from asyncio import wrap_future
+
+    return await wrap_future(in_thread(partial(work, *arguments, **named)))

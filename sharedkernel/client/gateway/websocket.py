@@ -11,13 +11,12 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus, NegotiationError, WebSocketException
 from websockets.protocol import State
 from websockets.typing import Subprotocol
 
 from sharedkernel.client.gateway.refusals import no_subprotocol, refused, unreachable
-from sharedkernel.client.gateway.server import Server, in_thread
+from sharedkernel.client.gateway.server import Server, to_thread
 from sharedkernel.jupyter.wire import MAX_OUTPUT_BYTES
 from sharedkernel.system.tasks import BackgroundTasks
 
@@ -37,12 +36,6 @@ class WebSocket(ClientConnection):
         self._waiting = 0
         self._is_silent = False
         self._tasks = BackgroundTasks()
-
-    @property
-    def headers(self) -> Headers:
-        """Of the answer that opened it."""
-        assert self.response is not None
-        return self.response.headers
 
     @property
     def is_full(self) -> bool:
@@ -134,7 +127,7 @@ async def open_websocket(
     GatewayRefused, GatewayUnreachable, OSError
         When there is none.
     """
-    connected = await asyncio.wrap_future(in_thread(lambda: server.connect(connect_seconds)))
+    connected = await to_thread(server.connect, connect_seconds)
     connected.setblocking(False)
     try:
         websocket = await connect(

@@ -1,4 +1,7 @@
-"""The relay's process: the order of its start, its signals, and the client whose life it shares."""
+"""The relay's process: its command line, the order of its start, its signals, and the client whose life it shares.
+
+What a kernelspec starts is read here, because importing argparse would take longer than listening for the client.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,17 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sharedkernel.client.forwarder.session_request import SessionRequest
+from sharedkernel.client.gateway.connection import SessionRequest
 from sharedkernel.client.relay.connection_file import ConnectionInfo, Options
 from sharedkernel.errors import ConfigError
 from sharedkernel.jupyter.names import FOLDER_VARIABLE, KERNEL_NAME, client_key
 
 if TYPE_CHECKING:
     import asyncio
-
-log = logging.getLogger(__name__)
 
 #: the client's process, as soon as anything of this runs: it may end while the rest is imported
 _PARENT = os.getppid()
@@ -28,6 +29,44 @@ PARENT_INTERVAL = 1.0
 #: seconds that the request for a session may take to leave before the rest is imported; a near gateway needs one or two
 #: milliseconds
 _SENDING = 0.02
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a relay until its client ends it, and return the exit code."""
+    options = _read_kernelspec(arguments) or _parse(arguments)
+    try:
+        return _run(options, ConnectionInfo.from_file(options.connection_file))
+    except ConfigError as error:
+        print(f"sharedkernel relay: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+
+
+def _read_kernelspec(arguments: Sequence[str]) -> Options | None:
+    """Read what a kernelspec of ours starts; return None where it is anything else."""
+    names = {"-f": "connection_file", "--name": "name", "--environment": "environment", "--listening": "listening"}
+    values = {}
+    for option, value in zip(arguments[::2], arguments[1::2], strict=False):
+        if option not in names or value.startswith("-"):
+            return None
+        values[names[option]] = value
+    return Options(**values) if len(arguments) % 2 == 0 and "connection_file" in values else None
+
+
+def _parse(arguments: Sequence[str]) -> Options:
+    import argparse
+
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False,
+        prog="python -m sharedkernel.relay",
+        description="The kernel that passes a notebook on to a shared device.",
+    )
+    parser.add_argument("-f", dest="connection_file", required=True, help="what the Jupyter client wrote")
+    parser.add_argument("--name", help="kernelspec whose gateway and token are used")
+    parser.add_argument("--environment", default="", help="the gateway's Python environment; empty: its usual one")
+    parser.add_argument("--listening", default="", help=argparse.SUPPRESS)
+    # as ipykernel does: `jupyter run FILE` names the file to the kernel, too
+    options, _ = parser.parse_known_args(arguments)
+    return Options(**vars(options))
 
 
 def session_environment(connection_file: Path, key: bytes, environment: Mapping[str, str]) -> dict[str, str]:
@@ -51,14 +90,7 @@ def session_environment(connection_file: Path, key: bytes, environment: Mapping[
     return told
 
 
-def run(options: Options, connection: ConnectionInfo) -> int:
-    """Run a relay until its client ends it, and return the exit code.
-
-    Parameters
-    ----------
-    options, connection
-        What it was started with.
-    """
+def _run(options: Options, connection: ConnectionInfo) -> int:
     logging.basicConfig(level=logging.WARNING, format="[%(name)s] %(message)s")
     if _was_gone():
         return 0
@@ -68,7 +100,7 @@ def run(options: Options, connection: ConnectionInfo) -> int:
         return SessionRequest(options.name or KERNEL_NAME, environment, python=options.environment)
 
     request = ask()
-    request.wait_until_sent(_SENDING)
+    request.sent.wait(_SENDING)
     # Not at the top: asyncio, zmq and what needs them are imported while the gateway starts the session.
     import asyncio
 
@@ -85,13 +117,9 @@ def run(options: Options, connection: ConnectionInfo) -> int:
             _watch_parent(loop, relay.stop)
         return await relay.run()
 
-    try:
-        # On Windows, the other kind of event loop could not watch zmq's sockets.
-        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-            return runner.run(main())
-    except ConfigError as error:
-        print(f"sharedkernel relay: {error}", file=sys.stderr)  # noqa: T201
-        return 2
+    # On Windows, the other kind of event loop could not watch zmq's sockets.
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        return runner.run(main())
 
 
 def _was_gone() -> bool:

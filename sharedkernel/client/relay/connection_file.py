@@ -3,60 +3,44 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 from sharedkernel.client.relay.start import SOCKETS
 from sharedkernel.errors import ConfigError
 
 
+@dataclass(frozen=True)
 class Options:
-    """A relay's command line.
+    """A relay's command line."""
 
-    Parameters
-    ----------
-    connection_file
-        Path of what the Jupyter client wrote.
-    name
-        Kernelspec whose gateway and token are used; None: the usual one.
-    environment
-        The gateway's Python environment; empty: its usual one.
-    listening
-        Descriptors of the sockets that listen for the client already, separated by commas; see `start.py`.
-    """
+    #: path of what the Jupyter client wrote
+    connection_file: str
+    #: kernelspec whose gateway and token are used; None: the usual one
+    name: str | None = None
+    #: the gateway's Python environment; empty: its usual one
+    environment: str = ""
+    #: descriptors of the sockets that listen for the client already, separated by commas; see `start.py`
+    listening: str = ""
 
-    def __init__(
-        self, connection_file: str, name: str | None = None, environment: str = "", listening: str = ""
-    ) -> None:
-        self.connection_file = connection_file
-        self.name = name
-        self.environment = environment
-        descriptors = [int(descriptor) for descriptor in listening.split(",") if descriptor]
-        #: by the socket's name
-        self.listeners = dict(zip(SOCKETS, descriptors, strict=False))
+    @property
+    def listeners(self) -> dict[str, int]:
+        """These descriptors by the socket's name."""
+        return dict(zip(SOCKETS, map(int, filter(None, self.listening.split(","))), strict=False))
 
 
+@dataclass(frozen=True, kw_only=True)
 class ConnectionInfo:
-    """The content of a connection file.
+    """The content of a connection file."""
 
-    Parameters
-    ----------
-    transport
-        "tcp" or "ipc".
-    ip
-        Where to listen.
-    ports
-        By channel, with the heartbeat's ("hb").
-    key, signature_scheme
-        How messages are signed.
-    """
-
-    __slots__ = ("ip", "key", "ports", "signature_scheme", "transport")
-
-    def __init__(self, *, transport: str, ip: str, ports: dict[str, int], key: bytes, signature_scheme: str) -> None:
-        self.transport = transport
-        self.ip = ip
-        self.ports = ports
-        self.key = key
-        self.signature_scheme = signature_scheme
+    #: "tcp" or "ipc"
+    transport: str
+    #: where to listen
+    ip: str
+    #: by channel, with the heartbeat's ("hb")
+    ports: dict[str, int]
+    #: how messages are signed
+    key: bytes
+    signature_scheme: str
 
     @classmethod
     def from_file(cls, path: str) -> ConnectionInfo:

@@ -27,17 +27,15 @@ from collections.abc import Callable, Coroutine, Mapping
 from enum import StrEnum
 from typing import Any
 
-from sharedkernel.client.forwarder import problems
-from sharedkernel.client.forwarder.connection import SessionConnection
-from sharedkernel.client.forwarder.held import Held, HeldMessage
-from sharedkernel.client.forwarder.local_responder import LocalResponder, Request
-from sharedkernel.client.forwarder.outage import Outage
-from sharedkernel.client.forwarder.pending import Key, PendingRequests
-from sharedkernel.client.forwarder.session_request import SessionRequest
+from sharedkernel.client.gateway.connection import SessionRequest
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
+from sharedkernel.client.relay import problems
 from sharedkernel.client.relay.connection_file import ConnectionInfo
+from sharedkernel.client.relay.local_responder import LocalResponder, Outage, Request
+from sharedkernel.client.relay.pending import Held, HeldMessage, Key, PendingRequests
+from sharedkernel.client.relay.session_connection import SessionConnection
 from sharedkernel.client.relay.sockets import ClientSockets
-from sharedkernel.errors import ConfigError, ProtocolError, SessionEndedByUser, SharedKernelError
+from sharedkernel.errors import ConfigError, ProtocolError, SessionEndedByUser
 from sharedkernel.jupyter import wire
 from sharedkernel.jupyter.names import ATTACHED, ENDED, RELAY, SEEN, SESSION_DIED
 from sharedkernel.units import format_seconds
@@ -97,7 +95,9 @@ class Relay:
         self._seen: deque[bytes] = deque(maxlen=_SEEN_KEPT)
         #: names the session's process as the gateway does; None: it has not said so
         self._process: str | None = None
-        self._upstream = SessionConnection(seen=self._seen_ids, on_message=self._on_gateway_message)
+        self._upstream = SessionConnection(
+            seen=lambda: list(map(_id_of, self._seen)), on_message=self._on_gateway_message
+        )
         self._outage = Outage(self._responder, self._pending.running_cell)
         #: message id of the question that tells which outcomes were lost, and whom it is about
         self._probe: tuple[str, list[Key]] | None = None
@@ -161,16 +161,13 @@ class Relay:
             self._pending.add(message_id, request)
         if self._handles(request):
             return
-        if request is not None and message_type == "interrupt_request":
-            self._interrupt_held_cells()
-            if not self._admit_interrupt():
-                self._pending.settle([request], problems.INTERRUPTED)
-                return
+        if request is not None and message_type == "interrupt_request" and not self._admit_interrupt():
+            self._pending.settle([request], problems.INTERRUPTED)
+            return
         self._pass_on(HeldMessage(channel, parts, request))
 
     def interrupt(self) -> None:
         """Interrupt what runs, as a client's `interrupt_request` does."""
-        self._interrupt_held_cells()
         if self._admit_interrupt():
             parts = wire.new_message("interrupt_request", {}, session=self._upstream.name)
             self._pass_on(HeldMessage("control", parts, None))
@@ -193,20 +190,17 @@ class Relay:
             message.request.sent = True
         return True
 
-    def _interrupt_held_cells(self) -> None:
-        if self._state in (State.JOINING, State.AWAY):
-            self._pending.settle(self._held.remove_cells(), problems.INTERRUPTED)
-
     def _admit_interrupt(self) -> bool:
-        """Return whether an interrupt is passed on to the session.
+        """Interrupt the cells that are held; return whether the interrupt is passed on to the session.
 
         While it is out of reach, one is, if a cell runs there, or may, since another relay sent it: any other, held
         until later, would meet a cell that is sent after it.
         """
-        if self._state is State.JOINED:
-            return True
+        if self._state not in (State.JOINING, State.AWAY):
+            return self._state is State.JOINED
+        self._pending.settle(self._held.remove_cells(), problems.INTERRUPTED)
         may_run = self._succeeds if self._state is State.JOINING else self._pending.has_cell_there()
-        if self._state not in (State.JOINING, State.AWAY) or not may_run or self._interrupt_is_held:
+        if not may_run or self._interrupt_is_held:
             return False
         self._interrupt_is_held = True
         return True
@@ -319,7 +313,7 @@ class Relay:
             if error.status == 404:
                 self._meet_end(str(error) if error.reason == SessionEndedByUser.reason else None)
             else:
-                self._on_refused(error)
+                self._refuse_all(problems.refusal(error))
         else:
             self._meet_connected()
 
@@ -355,9 +349,6 @@ class Relay:
             self._state = State.AWAY
             self._outage.begin(self._upstream.url)
             self._connecting = self._begin(self._rejoin())
-
-    def _seen_ids(self) -> list[str]:
-        return [_id_of(header) for header in self._seen]
 
     def _meet_process(self, process: str | None) -> None:
         """Say again what may not have reached the session, if it is still the same process: it heeds each message once.
@@ -404,22 +395,16 @@ class Relay:
             await self._upstream.open()
         except (ConfigError, GatewayRefused, GatewayUnreachable) as error:
             await asyncio.sleep(_RECONNECTING)  # or the client would not hear the answers
-            self._on_refused(error)
+            self._refuse_all(problems.refusal(error))
         else:
             self._meet_connected()
 
-    def _on_refused(self, error: SharedKernelError) -> None:
-        """Answer what waits: there is no session."""
+    def _refuse_all(self, problem: problems.Problem) -> None:
+        """Answer what waits, and what comes before the next cell, with *problem*: there is no session."""
         if self._state is State.ENDED:
             return
-        self._refuse_all(problems.refusal(error))
-
-    def _refuse_all(self, problem: problems.Problem) -> None:
-        """Answer what waits, and what comes before the next cell, with *problem*."""
         self._outage.forget()
-        self._state, self._problem = State.REFUSED, problem
-        for _ in self._held.take():
-            pass
+        self._state, self._problem, self._held = State.REFUSED, problem, Held()
         self._pending.settle(list(self._pending), problem)
 
     def _go_on_without(self, problem: problems.Problem, farewell: str | None) -> None:

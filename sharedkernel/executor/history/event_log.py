@@ -2,7 +2,7 @@
 
 A line that is no event says under which configuration the events after it were handled: the first one of an executor
 (``"began"``), and the first one of a file that goes on where the file before was full (``"goes_on"``). With it the
-record can be replayed (`cli/trace/log.py`).
+record can be replayed (`cli/trace/recordings.py`).
 
 A disk that is full or gone stops the record, and stops nothing else. It is tried again, ever less often; the log says
 once when the record stops and once when it goes on.

@@ -11,7 +11,7 @@ from jupyter_server.auth.decorator import allow_unauthenticated, authorized
 from jupyter_server.utils import url_path_join
 from tornado import web
 
-from sharedkernel.cli.classroom.roster import parse_pasted
+from sharedkernel.cli.roster import parse_pasted
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.hub import HubUsers
 from sharedkernel.gateway.auth.identity import TokenOnlyIdentity, TokenUsers

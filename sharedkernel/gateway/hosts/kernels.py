@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from sharedkernel._version import __version__
-from sharedkernel.client.gateway.proxy import is_loopback
+from sharedkernel.client.gateway.server import is_loopback
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.auth.tickets import check_host_name, read_key
 from sharedkernel.gateway.fleet.placement import shelf_owners

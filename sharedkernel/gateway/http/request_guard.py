@@ -26,7 +26,7 @@ from tornado.httputil import (
 from tornado.routing import Router
 from tornado.web import Application, RequestHandler
 
-from sharedkernel.client.gateway.proxy import is_loopback
+from sharedkernel.client.gateway.server import is_loopback
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.identity import TokenOnlyIdentity
 from sharedkernel.gateway.channels.user_bytes import TooManyBytes, UserBytes

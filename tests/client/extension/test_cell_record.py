@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sharedkernel.client.extension.cell_record import CellRecords
+from sharedkernel.client.extension.records import CellRecords
 
 
 @pytest.fixture

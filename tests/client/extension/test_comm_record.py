@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sharedkernel.client.extension.comm_record import CommRecords
+from sharedkernel.client.extension.records import CommRecords
 from sharedkernel.jupyter import wire
 from tests.client.extension.kernel_page import KernelPage, Message
 from tests.client.extension.server import JupyterServer

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from sharedkernel.client.gateway.credentials import TOKEN_VARIABLE, URL_VARIABLE
-from sharedkernel.client.gateway.trust import fingerprint_of
+from sharedkernel.client.gateway.server import fingerprint_of
 from sharedkernel.local_stack import LocalStack
 from tests.client.extension.fake_gateway import FakeGateway
 from tests.client.extension.server import PATIENCE, TOKEN, JupyterServer, is_connected

@@ -144,7 +144,7 @@ async def test_the_request_says_what_a_gateway_needs() -> None:
 
     async with serving(serve) as client:
         websocket = await client.open()
-        assert websocket.headers[PROCESS_HEADER] == "a-process"
+        assert websocket.response.headers[PROCESS_HEADER] == "a-process"
         messages = websocket.messages()
         assert await anext(messages) == b"at once"
         assert websocket.write(b"hello")

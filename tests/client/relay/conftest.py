@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sharedkernel.client.relay.kernelspec import write_kernelspec
+from sharedkernel.client.connect import write_kernelspec
 from tests.client.relay.support import GatewayProcess, Notebook
 
 

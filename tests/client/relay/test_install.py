@@ -16,9 +16,9 @@ from sharedkernel.client.gateway.credentials import (
     Credentials,
     check_token,
     check_url,
+    credentials_path,
     find_credentials,
     store_credentials,
-    store_hub_gateway,
 )
 from sharedkernel.errors import ConfigError
 from sharedkernel.local_stack import free_port
@@ -131,7 +131,8 @@ def test_a_hub_s_token_is_for_the_gateway_that_was_configured_for_it(home: Path)
     elsewhere = {"SHAREDKERNEL_GATEWAY_URL": "http://elsewhere"}
     with pytest.raises(ConfigError, match="sharedkernel install"):
         find_credentials("shared-gpu", hub | elsewhere)
-    store_hub_gateway("shared-gpu", Credentials(url="http://configured", token=""), home / "config")
+    configured = Credentials(url="http://configured", token="")
+    store_credentials(credentials_path("shared-gpu", home / "config"), configured, for_hub=True)
     assert find_credentials("shared-gpu", hub) == Credentials(url="http://configured", token="hubs")
     own = hub | {"SHAREDKERNEL_TOKEN": "own"}
     assert find_credentials("shared-gpu", own) == Credentials(url="http://configured", token="own")
@@ -142,7 +143,7 @@ def test_a_hub_s_token_is_for_the_gateway_that_was_configured_for_it(home: Path)
         find_credentials("shared-gpu", hub | elsewhere)
     with pytest.raises(ConfigError, match="JUPYTERHUB_API_TOKEN is not set"):
         find_credentials("shared-gpu", {})
-    store_credentials("shared-gpu", Credentials(url="http://kept", token="kept"))
+    store_credentials(credentials_path("shared-gpu"), Credentials(url="http://kept", token="kept"))
     assert find_credentials("shared-gpu", hub) == Credentials(url="http://kept", token="kept")
 
 
@@ -216,10 +217,11 @@ def test_the_help_shows_an_example() -> None:
 
 def test_the_environment_goes_before_what_is_kept(home: Path) -> None:
     """Value by value; what is kept but broken is said, with the file's name and what to do."""
-    path = store_credentials("shared-gpu", Credentials(url="http://kept", token="kept"))
+    path = credentials_path("shared-gpu")
+    store_credentials(path, Credentials(url="http://kept", token="kept"))
     variables = {"SHAREDKERNEL_TOKEN": "fresh"}
     assert find_credentials("shared-gpu", variables) == Credentials(url="http://kept", token="fresh")
-    store_credentials("shared-gpu", Credentials(url="http://kept", token="again"))
+    store_credentials(credentials_path("shared-gpu"), Credentials(url="http://kept", token="again"))
     assert find_credentials("shared-gpu", {}).token == "again"
     path.write_text("{")
     with pytest.raises(ConfigError, match=r"shared-gpu\.json cannot be read .* run `sharedkernel install"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sharedkernel.client.forwarder.outage import OUTAGE_PATIENCE
+from sharedkernel.client.relay.local_responder import OUTAGE_PATIENCE
 from tests.client.relay.support import GatewayProcess, Line, Notebook, wait_until
 
 

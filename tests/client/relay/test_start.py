@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from sharedkernel.client.connect import write_kernelspec
 from sharedkernel.client.relay import start
-from sharedkernel.client.relay.kernelspec import write_kernelspec
 from sharedkernel.local_stack import free_port
 from tests.client.relay.support import TIMEOUT, GatewayProcess, Notebook
 
@@ -77,7 +77,7 @@ def test_what_cannot_be_listened_at_is_left_to_the_relay(tmp_path: Path, connect
 def test_a_relay_imports_nothing_heavy() -> None:
     """Whoever needs one of them there makes every notebook start later."""
     heavy = {"torch", "numpy", "IPython", "ipykernel", "msgspec", "traitlets", "jupyter_client", "jupyter_core"}
-    modules = ", ".join(f"sharedkernel.client.relay.{name}" for name in ("command", "app", "relay"))
+    modules = ", ".join(f"sharedkernel.client.relay.{name}" for name in ("app", "relay"))
     code = f"import sys, {modules}; print(*sys.modules)"
     loaded = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=TIMEOUT).split()
     assert (heavy | {"tornado", "argparse"}).isdisjoint(loaded)

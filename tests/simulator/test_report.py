@@ -8,9 +8,8 @@ import pytest
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.simulator.cluster import ClusterOptions, simulate_cluster
-from sharedkernel.simulator.plot import check_plot, draw, plot
-from sharedkernel.simulator.report import time_unit
-from sharedkernel.simulator.workloads import alike, heavy_tailed
+from sharedkernel.simulator.report import check_plot, draw, plot, time_unit
+from sharedkernel.simulator.traces import alike, heavy_tailed
 
 pytest.importorskip("matplotlib")
 

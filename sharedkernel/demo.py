@@ -171,10 +171,7 @@ class NotebookRuns:
         # JPY_SESSION_NAME is how a Jupyter server tells a kernel its notebook.
         own = {"JPY_SESSION_NAME": run.notebook.name, **self._stack.client_environment(run.user)}
         await manager.start_kernel(
-            env=os.environ | own,
-            cwd=str(run.notebook.parent),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            env=os.environ | own, cwd=str(run.notebook.parent), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         return manager
 

@@ -12,12 +12,10 @@ import logging
 import os
 import random
 from collections.abc import Callable, Sequence
-from functools import partial
 
-from sharedkernel.client.forwarder.session_request import SessionRequest
-from sharedkernel.client.gateway.connection import Gateway
+from sharedkernel.client.gateway.connection import Gateway, SessionRequest
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
-from sharedkernel.client.gateway.server import in_thread
+from sharedkernel.client.gateway.server import to_thread
 from sharedkernel.client.gateway.websocket import WebSocket
 from sharedkernel.errors import ProtocolError
 from sharedkernel.jupyter import wire
@@ -52,7 +50,7 @@ class SessionConnection:
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
         self._gateway: Gateway | None = None
-        self._kernel_id: str | None = None
+        self._kernel_id = ""
         #: names this end alone, if another one had the session before
         self._successor = ""
         self._websocket: WebSocket | None = None
@@ -69,7 +67,8 @@ class SessionConnection:
     @property
     def process(self) -> str | None:
         """The gateway's name for the session's process at the other end of the websocket; None: it does not say."""
-        return None if self._websocket is None else self._websocket.headers.get(PROCESS_HEADER)
+        response = None if self._websocket is None else self._websocket.response
+        return None if response is None else response.headers.get(PROCESS_HEADER)
 
     @property
     def is_full(self) -> bool:
@@ -79,9 +78,10 @@ class SessionConnection:
     async def find(self, request: SessionRequest) -> bool:
         """Wait for a session that was requested, and return whether this client has had it before.
 
-        Errors are those of :meth:`.SessionRequest.result`.
+        Errors are those of the request's result.
         """
-        self._gateway, self._kernel_id, is_known = await request.result()
+        found = await asyncio.wrap_future(request.result)
+        self._gateway, self._kernel_id, is_known = found
         # The same for all relays of the session, and unknown to any other: an earlier one that takes its place would
         # repeat what it has said to that name.
         self.name = f"{RELAY}.{self._kernel_id}"
@@ -153,11 +153,9 @@ class SessionConnection:
 
     async def end(self, *, restarts: bool) -> None:
         """End the session, if there is one; whether another one takes its place, as it *restarts*."""
-        while self._gateway is not None and self._kernel_id is not None:
+        while self._gateway is not None:
             try:
-                return await asyncio.wrap_future(
-                    in_thread(partial(self._gateway.end, self._kernel_id, restarts=restarts))
-                )
+                return await to_thread(self._gateway.end, self._kernel_id, restarts=restarts)
             except GatewayRefused as error:
                 if error.status != 404:
                     log.warning("the gateway did not end the session: %s", error)
@@ -167,7 +165,6 @@ class SessionConnection:
 
     async def _open(self, seen: Sequence[str] | None) -> None:
         assert self._gateway is not None
-        assert self._kernel_id is not None
         self._websocket, self._is_dropped = None, False
         self._websocket = await self._gateway.open(self._kernel_id, self.name, seen=seen, successor=self._successor)
         self._connected_at = self._loop.time()

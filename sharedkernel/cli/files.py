@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from traitlets import Bool
 
-from sharedkernel.cli.base import fail
-from sharedkernel.cli.options import GatewayCommandApp
+from sharedkernel.cli.base import GatewayCommandApp, fail
 from sharedkernel.client.gateway.connection import Gateway
 from sharedkernel.client.gateway.files import RemoteFiles, no_such_file
 from sharedkernel.client.gateway.refusals import GatewayUnreachable
@@ -48,9 +47,9 @@ class FilesApp(GatewayCommandApp):
         "r": ({"FilesApp": {"recursive": True}}, "Folders, too, with all that is in them."),
     }
 
-    force = Bool(False, help="Replace files that exist, without a question.").tag(config=True)
-    recursive = Bool(False, help="Folders, too, with all that is in them.").tag(config=True)
-    as_json = Bool(False, help="With `ls`, print JSON instead of text.").tag(config=True, option="json")
+    force = Bool(False, help="Replace files that exist, without a question.")
+    recursive = Bool(False, help="Folders, too, with all that is in them.")
+    as_json = Bool(False, help="With `ls`, print JSON instead of text.").tag(option="json")
 
     def parse_command_line(self, argv: Sequence[str] | None = None) -> None:
         """Parse *argv*, whose options without values may be anywhere: `argparse` takes words only side by side."""

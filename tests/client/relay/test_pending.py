@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sharedkernel.client.forwarder.held import Held, HeldMessage
-from sharedkernel.client.forwarder.local_responder import Request
+from sharedkernel.client.relay.local_responder import Request
+from sharedkernel.client.relay.pending import Held, HeldMessage
 
 
 def message(content: bytes, message_type: str = "complete_request") -> HeldMessage:

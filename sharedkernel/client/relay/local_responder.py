@@ -1,29 +1,26 @@
 """Answers the client while no session does: the gateway refused, cannot be reached, or lost the outcome.
 
 A kernel that stays silent hangs every client there is, each in its own way; one that answers with a readable error
-leaves them all usable. So each request gets a reply of the right type and each cell its error.
+leaves them all usable. So each request gets a reply of the right type and each cell its error, and a cell that runs
+while the gateway is away says so.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from sharedkernel.client.forwarder.problems import Problem
+from sharedkernel.client.relay.problems import Problem
+from sharedkernel.client.relay.sockets import ClientSockets
 from sharedkernel.errors import ProtocolError
 from sharedkernel.jupyter import wire
 
-
-class ClientEnd(Protocol):
-    """The channels that a client listens to, or several do."""
-
-    def send(self, channel: str, identities: Sequence[bytes], parts: Sequence[bytes]) -> None:
-        """Send a message to the client with these *identities*, in the way in which its request came."""
-
-    def publish(self, parts: Sequence[bytes]) -> None:
-        """Send a message on iopub to every client."""
+#: seconds of an outage before a running cell is told of it
+OUTAGE_PATIENCE = 3.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,7 +67,7 @@ class LocalResponder:
         Id under which this object speaks.
     """
 
-    def __init__(self, client: ClientEnd, session: str) -> None:
+    def __init__(self, client: ClientSockets, session: str) -> None:
         self._client = client
         self._session = session
 
@@ -89,11 +86,11 @@ class LocalResponder:
         failed = False
         for request in requests:
             if request.is_cell and failed:
-                self._abort(request)
+                self._answer_at_once(request, {"status": "aborted"})
             elif request.is_cell:
                 failed = self._fail(request, problem)
             else:
-                self._answer_other(request, problem)
+                self._answer_at_once(request, _answer(request, problem))
 
     def reply(self, request: Request, content: dict[str, Any]) -> None:
         """Send the reply to *request*."""
@@ -117,22 +114,17 @@ class LocalResponder:
         """Show *text* in the output of the cell whose request has the header *parent*."""
         self.publish("stream", {"name": "stderr", "text": text + "\n"}, parent)
 
-    def _answer_other(self, request: Request, problem: Problem) -> None:
-        known: dict[str, dict[str, Any]] = {
-            "kernel_info_request": _kernel_info(problem),
-            "comm_info_request": {"status": "ok", "comms": {}},
-            "history_request": {"status": "ok", "history": []},
-            "is_complete_request": {"status": "unknown"},
-            "interrupt_request": {"status": "ok"},
-        }
+    def _answer_at_once(self, request: Request, content: dict[str, Any]) -> None:
         # Without busy and idle around it a client may take the kernel for not ready yet.
         self.publish("status", {"execution_state": "busy"}, request.header)
-        self.reply(request, known.get(request.message_type, _error(problem)))
+        self.reply(request, content)
         self.publish("status", {"execution_state": "idle"}, request.header)
 
     def _fail(self, request: Request, problem: Problem) -> bool:
         """Show the problem in the cell; return whether the cells behind it are to be aborted."""
-        cell = _read_cell(request)
+        cell: dict[str, Any] = {}
+        with contextlib.suppress(ProtocolError):
+            cell = wire.read_object(request.content)
         silent = bool(cell.get("silent"))
         if not request.sent:
             self.publish("status", {"execution_state": "busy"}, request.header)
@@ -145,17 +137,17 @@ class LocalResponder:
         self.publish("status", {"execution_state": "idle"}, request.header)
         return bool(cell.get("stop_on_error", True)) and not silent
 
-    def _abort(self, request: Request) -> None:
-        self.publish("status", {"execution_state": "busy"}, request.header)
-        self.reply(request, {"status": "aborted"})
-        self.publish("status", {"execution_state": "idle"}, request.header)
 
-
-def _read_cell(request: Request) -> dict[str, Any]:
-    try:
-        return wire.read_object(request.content)
-    except ProtocolError:
-        return {}
+def _answer(request: Request, problem: Problem) -> dict[str, Any]:
+    """Return the content of the reply to what is no cell: what a client can go on with, if there is such a thing."""
+    answers: dict[str, dict[str, Any]] = {
+        "kernel_info_request": _kernel_info(problem),
+        "comm_info_request": {"status": "ok", "comms": {}},
+        "history_request": {"status": "ok", "history": []},
+        "is_complete_request": {"status": "unknown"},
+        "interrupt_request": {"status": "ok"},
+    }
+    return answers.get(request.message_type, _error(problem))
 
 
 def _error(problem: Problem) -> dict[str, Any]:
@@ -187,3 +179,52 @@ def _kernel_info(problem: Problem) -> dict[str, Any]:
         "banner": f"{problem.name}: {problem.sentence}",
         "help_links": [],
     }
+
+
+class Outage:
+    """Tells of the outages of one connection; needs a running event loop.
+
+    Parameters
+    ----------
+    responder
+        Says it in the notebook.
+    running_cell
+        Returns the header of the cell to tell; None if there is none.
+    """
+
+    def __init__(self, responder: LocalResponder, running_cell: Callable[[], bytes | None]) -> None:
+        self._responder = responder
+        self._running_cell = running_cell
+        self._loop = asyncio.get_running_loop()
+        self._began_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        #: the cell that was told, and wants to know of the end
+        self._told: bytes | None = None
+
+    def begin(self, url: str) -> None:
+        """Record that the gateway at *url* cannot be reached."""
+        self._began_at = self._loop.time()
+        self._timer = self._loop.call_later(OUTAGE_PATIENCE, self._tell, url)
+
+    def end(self) -> None:
+        """Say that it is back, to the cell that was told."""
+        told = self._told
+        self.forget()
+        if told is not None:
+            away = self._loop.time() - self._began_at
+            self._responder.say(f"[Shared GPU] the gateway is back after {away:.0f} s.", told)
+
+    def forget(self) -> None:
+        """Say nothing more of this outage."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._told = None
+
+    def _tell(self, url: str) -> None:
+        self._told = self._running_cell()
+        if self._told is not None:
+            self._responder.say(
+                f"[Shared GPU] the gateway at {url} is away; the session goes on there, and this notebook "
+                "waits for it.",
+                self._told,
+            )

@@ -17,17 +17,14 @@ from urllib.parse import urlencode, urlsplit
 from rich.console import Console
 from traitlets import Bool, Unicode
 
-from sharedkernel.cli.base import fail
-from sharedkernel.cli.classroom.roster import Person, read_roster
-from sharedkernel.cli.options import LimitCommandApp
+from sharedkernel.cli.base import LimitCommandApp, fail
 from sharedkernel.cli.quota import limit_words
-from sharedkernel.client.gateway.connection import CLASS_PATH, fetch
+from sharedkernel.cli.roster import Person, read_roster
+from sharedkernel.client.gateway.connection import CLASS_PATH
 from sharedkernel.status.tables import cell, new_table, number, text
 from sharedkernel.status.text import safe_text
 from sharedkernel.units import parse_expiry
 
-#: seconds that an answer may take: a class's sessions end before it
-_PATIENCE = 180.0
 #: what is no roster
 _WORDS = ("status", "list", "invite", "until", "end")
 _USE = "use `class ROSTER --until TIME`, `class status`, `class invite NAME...`, `class until TIME` or `class end`."
@@ -55,26 +52,25 @@ class ClassApp(LimitCommandApp):
         sharedkernel class end
     """
     accepts_arguments = True
+    patience = 180.0  # a class's sessions end before the answer
 
-    group = Unicode(help="Name of the class, where there are several at a time.").tag(config=True)
+    group = Unicode(help="Name of the class, where there are several at a time.")
     until = Unicode(
         help="When it ends: a time such as 18:00, a date such as 2026-12-31, both, or a duration such as 90m or 12h."
-    ).tag(config=True)
+    )
     address = Unicode(
         help="The gateway's address as the class's users reach it, for the links. Default: the one that you use."
-    ).tag(config=True)
+    )
     hub_url = Unicode(
         help="Where users sign in at the hub, such as https://hub.example.org/hub, for a gateway with a hub's users. "
         "Default: what the hub tells the gateway."
-    ).tag(config=True)
+    )
     known = Bool(
         False, help="The roster may name people who have tokens, sessions or something on a shelf here already."
-    ).tag(config=True)
-    replace = Bool(
-        False, help="With `invite`: end the tokens that used links of these people gave; sessions go on."
-    ).tag(config=True)
-    keep = Bool(False, help="With `invite`: leave those tokens good, for another machine.").tag(config=True)
-    as_json = Bool(False, help="Print JSON instead of text.").tag(config=True, option="json")
+    )
+    replace = Bool(False, help="With `invite`: end the tokens that used links of these people gave; sessions go on.")
+    keep = Bool(False, help="With `invite`: leave those tokens good, for another machine.")
+    as_json = Bool(False, help="Print JSON instead of text.").tag(option="json")
 
     def start(self) -> None:
         """Do what the line says.
@@ -99,19 +95,18 @@ class ClassApp(LimitCommandApp):
                 answer = self._ask("PATCH", {"until": _moment(moment)})
                 self._show(answer, {self.group or _ONLY: answer["class"]})
             case ["end"]:
-                self._end()
+                done = self._ask("DELETE")
+                print(json.dumps(done) if self.as_json else safe_text(done["message"]))  # noqa: T201
             case [roster] if roster not in ("invite", "until"):
                 if not Path(roster).exists() and (meant := get_close_matches(roster, _WORDS, n=1)):
                     fail(f"there is no file {roster}; did you mean `sharedkernel class {meant[0]}`?", status=2)
-                self._begin(read_roster(roster), changes)
+                people = read_roster(roster)
+                if not self.until:
+                    fail("until when? Add --until with a time such as 18:00, or a duration such as 90m.", status=2)
+                answer = self._ask_for_links("PUT", people, limits=changes, until=_moment(self.until))
+                self._show_links(answer, people)
             case _:
                 fail(_USE, status=2)
-
-    def _begin(self, people: Sequence[Person], limits: dict[str, Any]) -> None:
-        if not self.until:
-            fail("until when? Add --until with a time such as 18:00, or a duration such as 90m.", status=2)
-        answer = self._ask_for_links("PUT", people, limits=limits, until=_moment(self.until))
-        self._show_links(answer, people)
 
     def _invite(self, people: Sequence[Person]) -> None:
         if self.replace and self.keep:
@@ -126,10 +121,6 @@ class ClassApp(LimitCommandApp):
             tokens = "; nor do tokens that these gave, whose sessions go on" if self.replace else ""
             _say(f"Links that were given to the same people before work no longer{tokens}.")
 
-    def _end(self) -> None:
-        done = self._ask("DELETE")
-        print(json.dumps(done) if self.as_json else safe_text(done["message"]))  # noqa: T201
-
     def _ask_for_links(self, method: str, people: Sequence[Person], **body: Any) -> dict[str, Any]:
         if not self.hub_url and urlsplit(self._class_address).hostname in _LOOPBACK:
             _say(
@@ -140,8 +131,7 @@ class ClassApp(LimitCommandApp):
 
     def _ask(self, method: str, body: Any = None) -> dict[str, Any]:
         path = f"{CLASS_PATH}?{urlencode({'group': self.group})}" if self.group else CLASS_PATH
-        text = None if body is None else json.dumps(body)
-        return fetch(self.credentials(), path, method=method, body=text, timeout=_PATIENCE)
+        return self.ask(path, method, body)
 
     # --- what is printed ----------------------------------------------------------------------------------------------
 

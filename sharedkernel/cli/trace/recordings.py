@@ -1,26 +1,31 @@
-"""A recording from an executor's own record of events: exact to the microsecond.
+"""Recordings of devices: from an executor's own record of events, or from the gateway's timeline.
 
-The record says what happened, not what was decided; the scheduling core, told the same events at the same times under
-the same configuration, decides the same again. So the replay knows every lane and every grant.
+An executor's record is exact to the microsecond. It says what happened, not what was decided; the scheduling core, told
+the same events at the same times under the same configuration, decides the same again. So the replay knows every lane
+and every grant. What executors of another version have recorded before is passed over. A record that does not reach
+back to its executor's begin (its older files are gone) is replayed as far as it goes: sessions that had begun before
+are taken in when they next ask for the device, and what does not fit is left out and counted.
 
-What executors of another version have recorded before is passed over.
-
-A record that does not reach back to its executor's begin (its older files are gone) is replayed as far as it goes:
-sessions that had begun before are taken in when they next ask for the device, and what does not fit is left out and
-counted.
+The gateway's timeline tells everybody what happens now, as far as they may see it. It merges what is shorter than a
+tenth of a second (two, where many sessions take turns), so a slice is what its session mostly did. How much of it the
+session had the device is exact, and becomes a counter. Of each minute there are the busiest sessions; the recording's
+notes say how many are missing. Only an executor's record has lanes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
-from dataclasses import replace
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sharedkernel.cli.trace.document import Recording
-from sharedkernel.errors import ConfigError, InvalidTransition, SharedKernelError
+import msgspec
+
+from sharedkernel.errors import ConfigError, InvalidTransition, ProtocolError, SharedKernelError
 from sharedkernel.paths import LOGS_DIRECTORY, device_directory
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.events import (
@@ -33,12 +38,38 @@ from sharedkernel.scheduling.model.events import (
 )
 from sharedkernel.scheduling.model.types import SessionState, UserId
 from sharedkernel.scheduling.scheduler import Scheduler
-from sharedkernel.scheduling.spans import Span, SpanTracker
+from sharedkernel.scheduling.spans import Activity, Span, SpanTracker
+from sharedkernel.status.document import DeviceEntry, StatusDocument
+from sharedkernel.status.timeline import MAX_COLUMNS, MAX_SECONDS, MIN_COLUMNS, MIN_SECONDS, DeviceTimeline
 
 #: the record, newest part first
 FILE_NAMES = ("events.jsonl", "events.1")
 #: who a session belongs to whose begin is not in the record
 _UNKNOWN_USER = "unknown"
+
+#: seconds that one request asks for, so that a column is as short as what is kept
+_PIECE = 60.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Recording:
+    """The spans of a device from `begin` to `end`, seconds on one axis."""
+
+    #: what to call it beside others
+    device: str = ""
+    #: name of its host, beside others; empty: there is one host
+    host: str = ""
+    begin: float
+    end: float
+    spans: list[Span] = field(default_factory=list)
+    #: what to call each session, by its id
+    names: dict[str, str] = field(default_factory=dict)
+    #: (when, bytes of the device in use), oldest first
+    memory: list[tuple[float, int]] = field(default_factory=list)
+    #: for each session: (when, device time it was served since the one before, in percent), oldest first
+    shares: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    #: where it comes from and how exact it is, for who reads the file
+    notes: dict[str, Any] = field(default_factory=dict)
 
 
 def recorded_directories(runtime_directory: Path, device: str = "") -> dict[str, Path]:
@@ -233,3 +264,115 @@ class _Replay:
             memory=memory[max(0, before - 1) :],
             notes=notes,
         )
+
+
+class NamedTimeline(DeviceTimeline, frozen=True, kw_only=True):
+    """A device's timeline in a gateway's answer."""
+
+    #: None: the only one
+    device: str | None
+
+
+class _Answer(msgspec.Struct):
+    devices: list[NamedTimeline]
+
+
+def record_live(
+    fetch_status: Callable[[], StatusDocument], fetch: Callable[[str], Any], seconds: float, *, device: str = ""
+) -> list[Recording]:
+    """Return what happens on each device in the next *seconds*; Ctrl-C ends it early.
+
+    Parameters
+    ----------
+    fetch_status
+        Returns the status document.
+    fetch
+        Returns what the gateway answers at a path.
+    seconds
+        How long.
+    device
+        Only this one, or those of a host of this name; empty: all, those of each host together.
+
+    Raises
+    ------
+    SharedKernelError
+        When the gateway does not answer, no executor does, there is no such device, or it takes too long.
+    """
+    if seconds > MAX_SECONDS:
+        raise SharedKernelError(f"a recording from the gateway has at most {MAX_SECONDS / 3600:g} h; name less.")
+    fetch_status().only_device(device)
+    begin = _clock(fetch)
+    with contextlib.suppress(KeyboardInterrupt):
+        time.sleep(seconds)
+    end = _clock(fetch)
+    begin = max(begin, end - MAX_SECONDS)  # this machine may have slept meanwhile, and no more than that is kept
+    status = fetch_status()
+    hosts = {entry.name: entry.host for entry in status.devices or () if entry.host}
+    names = [name for name, found in status.only_device(device).items() if not isinstance(found, DeviceEntry)]
+    if not names:
+        raise _nothing()
+    recordings = {
+        name: Recording(
+            device=name,
+            host=hosts.get(name, ""),
+            begin=begin,
+            end=end,
+            notes={"source": "the timeline of a gateway", "begin_unix_seconds": begin, "most_sessions_left_out": 0},
+        )
+        for name in names
+    }
+    for until, length in pieces(begin, end):
+        path = f"/sharedkernel/api/timeline?seconds={length}&columns={MAX_COLUMNS}&end={until}"
+        for timeline in _read(fetch(path)):
+            name = names[0] if timeline.device is None else timeline.device
+            if name in recordings:
+                _add(recordings[name], timeline)
+    return sorted(recordings.values(), key=lambda recording: recording.host)
+
+
+def _clock(fetch: Callable[[str], Any]) -> float:
+    """Return the time on the gateway's clock, in seconds since 1970: this machine's may be another."""
+    path = f"/sharedkernel/api/timeline?seconds={MIN_SECONDS}&columns={MIN_COLUMNS}"
+    if not (timelines := _read(fetch(path))):
+        raise _nothing()
+    return max(timeline.end for timeline in timelines)
+
+
+def _nothing() -> SharedKernelError:
+    return SharedKernelError("the device's executor does not answer, so there is nothing to record; start it first.")
+
+
+def pieces(begin: float, end: float) -> Iterator[tuple[float, float]]:
+    """Yield the parts of a time that are asked for one by one: their ends, and their lengths, in seconds."""
+    number = max(1, math.ceil((end - begin) / _PIECE))
+    length = (end - begin) / number
+    for place in range(number):
+        yield begin + (place + 1) * length, max(MIN_SECONDS, length)
+
+
+def _read(answer: Any) -> list[NamedTimeline]:
+    try:
+        return msgspec.convert(answer, _Answer).devices
+    except msgspec.ValidationError as error:
+        raise ProtocolError(f"the gateway sent no timeline that this version can read ({error}).") from None
+
+
+def _add(recording: Recording, timeline: DeviceTimeline) -> None:
+    notes = recording.notes
+    notes["most_sessions_left_out"] = max(notes["most_sessions_left_out"], timeline.more_rows)
+    for row in timeline.rows:
+        notebook = (row.notebook or "").rpartition("/")[2]
+        recording.names[row.session] = f"{row.user} {notebook or row.session[:8]}"
+        shares = recording.shares.setdefault(row.session, [])
+        for segment in row.segments:
+            # Times are rounded, so two segments may seem to overlap.
+            since = max(timeline.begin + segment.begin, shares[-1][0] if shares else recording.begin)
+            until = timeline.begin + segment.end
+            if not segment.seconds or until <= since:
+                continue
+            mostly = max(segment.seconds, key=lambda activity: segment.seconds[activity])
+            recording.spans.append(
+                Span(session=row.session, user=row.user, activity=Activity(mostly), begin=since, end=until)
+            )
+            shares.append((since, min(100.0, 100 * segment.seconds.get("running", 0.0) / (until - since))))
+            shares.append((until, 0.0))

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 from jupyter_server.services.contents.manager import ContentsManager
 
-from sharedkernel.client.extension.drive import local_path
+from sharedkernel.client.extension.user_server import local_path
 from sharedkernel.client.gateway.connection import Gateway
 from sharedkernel.client.gateway.credentials import TOKEN_VARIABLE, URL_VARIABLE, Credentials
 from sharedkernel.client.gateway.files import RemoteFiles, part_of

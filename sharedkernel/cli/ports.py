@@ -10,8 +10,7 @@ from typing import Any
 from rich.console import Console
 from traitlets import Bool, Integer
 
-from sharedkernel.cli.base import fail
-from sharedkernel.cli.options import GatewayCommandApp
+from sharedkernel.cli.base import GatewayCommandApp, fail
 from sharedkernel.client.gateway.connection import Gateway
 from sharedkernel.client.ports import PortForwards, list_ports
 from sharedkernel.status.tables import cell, new_table, number, text
@@ -38,8 +37,8 @@ class PortsApp(GatewayCommandApp):
 
     local_port = Integer(
         0, min=0, max=65535, help="Listen on this port here, for one port of the host. Default: the same number."
-    ).tag(config=True)
-    as_json = Bool(False, help="Print the list as JSON.").tag(config=True, option="json")
+    )
+    as_json = Bool(False, help="Print the list as JSON.").tag(option="json")
 
     def start(self) -> None:
         """Do what the line says.

@@ -1,8 +1,10 @@
-"""The user's files on the gateway's host, for JupyterLab: a drive, and copies between it and this server's files.
+"""The user's files and terminals on the gateway's host, for JupyterLab.
 
-JupyterLab's own services speak to ``/sharedkernel/api/host/…`` as they would to a Jupyter server: requests are passed
-on to the gateway, and answers come back as they arrive. A copy is one request that answers with its progress, a JSON
-object a line; it ends with its connection.
+JupyterLab's own services speak to ``/sharedkernel/api/host/…`` as they would to a Jupyter server. A drive's requests
+are passed on to the gateway, and answers come back as they arrive. A copy between the host's files and this server's is
+one request that answers with its progress, a JSON object a line; it ends with its connection. A terminal's websocket is
+joined to a page's: what either says is passed on as it is. Where the terminal cannot be had, the sentence that says why
+stands in it.
 """
 
 from __future__ import annotations
@@ -19,18 +21,24 @@ from socket import SHUT_RDWR
 from typing import Any, cast
 from urllib.parse import parse_qsl, quote, urlencode
 
-from jupyter_server.auth.decorator import authorized
+from jupyter_server.auth.decorator import authorized, ws_authenticated
+from jupyter_server.base.handlers import JupyterHandler
+from jupyter_server.base.websocket import WebSocketMixin
 from jupyter_server.services.contents.filemanager import FileContentsManager
 from jupyter_server.services.sessions.sessionmanager import SessionManager
 from tornado import web
 from tornado.iostream import StreamClosedError
+from tornado.websocket import WebSocketClosedError, WebSocketHandler
+from websockets.exceptions import ConnectionClosed
 
 from sharedkernel.client.extension.handlers import PassingOnHandler
+from sharedkernel.client.extension.upstream import FindUpstream
 from sharedkernel.client.gateway.connection import Gateway
 from sharedkernel.client.gateway.files import RemoteFiles
-from sharedkernel.client.gateway.refusals import GatewayUnreachable, refused, too_slow
-from sharedkernel.client.gateway.server import in_thread
-from sharedkernel.errors import Refused
+from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable, refused, too_slow
+from sharedkernel.client.gateway.server import to_thread
+from sharedkernel.client.gateway.websocket import WebSocket
+from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.jupyter.names import DRIVE, FOLDER_VARIABLE
 from sharedkernel.status.text import safe_text
 
@@ -47,6 +55,9 @@ _OF_REQUESTS = ("Content-Type", "Range", "If-Modified-Since", "If-None-Match")
 _OF_ANSWERS = ("Content-Type", "Content-Disposition", "Content-Length", "Content-Range", "Last-Modified", "ETag")
 #: parameters of an address that are for this server alone
 _OWN_PARAMETERS = ("_xsrf", "token")
+
+#: with which a page's websocket is closed: for good, or the page is to connect anew
+_ENDED, _LOST = 1000, 1012
 
 
 class DriveHandler(PassingOnHandler):
@@ -80,11 +91,11 @@ class DriveHandler(PassingOnHandler):
         path, _, query = request.uri.removeprefix(self.base_url + "sharedkernel/api/host").partition("?")
         kept = [pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] not in _OWN_PARAMETERS]
         target = quote(path, safe="/%:@!$&'()*+,;=~") + ("?" + urlencode(kept) if kept else "")
-        gateway = self.upstream().gateway
+        gateway = self._find_upstream()
         async with room_for(self, DriveHandler):
             try:
                 async with asyncio.timeout(_HEAD_SECONDS):
-                    answer = await _in_thread(partial(self._ask, gateway, target))
+                    answer = await to_thread(self._ask, gateway, target)
             except TimeoutError:
                 self.on_connection_close()
                 raise too_slow(gateway.url) from None
@@ -96,14 +107,14 @@ class DriveHandler(PassingOnHandler):
                 self.log.info("%s was cut: %s", request.path, error)
                 cast("Any", request.connection).stream.close()  # what has been sent must not look whole
             finally:
-                await _in_thread(answer.close)
+                await to_thread(answer.close)
 
     async def _answer(self, answer: HTTPResponse) -> None:
         self.set_status(answer.status, answer.reason)
         for name in _OF_ANSWERS:
             if (value := answer.headers.get(name)) is not None:
                 self.set_header(name, value)
-        while block := await _in_thread(partial(answer.read1, _BLOCK)):
+        while block := await to_thread(answer.read1, _BLOCK):
             self.write(block)
             await self.flush()
         await self.finish(set_content_type=answer.headers.get("Content-Type", "application/octet-stream"))
@@ -175,14 +186,12 @@ class CopiesHandler(PassingOnHandler):
             raise web.HTTPError(HTTPStatus.BAD_REQUEST, "`from` and `to` are no paths.")
         to_host = body.get("to_host") is True
         here = local_path(self.contents_manager, source if to_host else target)
-        files = RemoteFiles(self.upstream().gateway, self._take)
+        files = RemoteFiles(self._find_upstream(), self._take)
         may_replace = partial(_may_replace, body.get("overwrite") is True)
-        work = partial(_put, files, here, target, may_replace) if to_host else partial(
-            files.get_tree, source, here, may_replace
-        )  # fmt: skip
+        work = partial(_put, files, here, target) if to_host else partial(files.get_tree, source, here)
         self._shown = {}
         async with room_for(self, CopiesHandler):
-            copy = asyncio.wrap_future(in_thread(work))
+            copy = asyncio.create_task(to_thread(work, may_replace))
             try:
                 while not copy.done():
                     await asyncio.wait([copy], timeout=_PERIOD)
@@ -301,5 +310,63 @@ def _may_replace(overwrites: bool, name: str) -> bool:
     return True
 
 
-async def _in_thread(work: Any) -> Any:
-    return await asyncio.wrap_future(in_thread(work))
+class TerminalHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
+    """``/sharedkernel/api/host/terminals/websocket/NAME``."""
+
+    auth_resource = "sharedkernel"
+
+    #: to the gateway, once there is one
+    _there: WebSocket | None = None
+
+    def initialize(self, find_upstream: FindUpstream) -> None:
+        """Take what every page needs."""
+        self._find_upstream = find_upstream
+
+    def set_default_headers(self) -> None:
+        """Set none: they make no sense for a websocket."""
+
+    @ws_authenticated
+    @authorized("execute")
+    async def get(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        """Accept the websocket."""
+        await super().get(*args, **kwargs)
+
+    async def open(self, name: str) -> None:  # type: ignore[override]
+        """Join it to the terminal; nothing of the page is read before."""
+        super().open(name)
+        try:
+            self._there = await self._find_upstream().open_websocket(f"/terminals/websocket/{name}")
+        except SharedKernelError as error:
+            self.log.info("refused %s (%s): %s", self.request.path, error.reason, error)
+            await self._refuse(error)
+        else:
+            self._passing_on = asyncio.create_task(self._pass_on(self._there))
+
+    async def on_message(self, message: str | bytes) -> None:  # type: ignore[override]
+        """Pass on what the page says; the next is read once this has left."""
+        if self._there is not None:
+            with contextlib.suppress(ConnectionClosed):
+                await self._there.send(message)
+
+    def on_close(self) -> None:
+        """Leave the terminal, which goes on."""
+        super().on_close()
+        if self._there is not None:
+            self._there.end()
+
+    async def _pass_on(self, there: WebSocket) -> None:
+        with contextlib.suppress(WebSocketClosedError):
+            async for message in there.messages():
+                await self.write_message(message)
+        self.close(_LOST)
+
+    async def _refuse(self, error: SharedKernelError) -> None:
+        if isinstance(error, GatewayUnreachable) or (isinstance(error, GatewayRefused) and error.is_passing):
+            self.close(_LOST)
+            return
+        has_ended = isinstance(error, GatewayRefused) and error.status == 404
+        sentence = "This terminal has ended." if has_ended else safe_text(str(error))
+        with contextlib.suppress(WebSocketClosedError):
+            for message in ["setup", {}], ["stdout", f"{sentence}\r\n"]:
+                await self.write_message(json.dumps(message))
+        self.close(_ENDED)

@@ -99,7 +99,10 @@ def parse_roster(text: str, name: str) -> list[Person]:
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     delimiter = _delimiter(lines[0][1]) if lines else None
     try:
-        found = list(_table(text, delimiter, name) if delimiter is not None else _names(lines))
+        if delimiter is None:
+            found = [(number, Person(line.strip())) for number, line in lines if not line.lstrip().startswith("#")]
+        else:
+            found = list(_table(text, delimiter, name))
     except csv.Error as error:
         raise ConfigError(f"the roster {name} is no table that can be read ({error}); save it as CSV.") from None
     faults = list(_faults(found))
@@ -118,12 +121,6 @@ def _delimiter(first: str) -> str | None:
     """Return what separates the columns of a table with this *first* line; None: it is a list of names."""
     found = next((delimiter for delimiter in _DELIMITERS if delimiter in first), None)
     return "," if found is None and first.strip().lower() in _COLUMNS else found
-
-
-def _names(lines: Sequence[tuple[int, str]]) -> Iterator[tuple[int, Person]]:
-    for number, line in lines:
-        if not line.lstrip().startswith("#"):
-            yield number, Person(line.strip())
 
 
 def _rows(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:

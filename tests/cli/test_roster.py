@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharedkernel.cli.classroom.roster import MOST_PEOPLE, Person, parse_roster, read_roster
+from sharedkernel.cli.roster import MOST_PEOPLE, Person, parse_roster, read_roster
 from sharedkernel.errors import ConfigError
 from sharedkernel.jupyter.names import is_user_name
 

@@ -1,1 +1,0 @@
-"""`sharedkernel class`: a class in one command, from its roster to its end."""

@@ -1,1 +1,0 @@
-"""Commands that bring what is on the host to this machine: files and ports."""
