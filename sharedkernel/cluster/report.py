@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from sharedkernel.status.hosts import HostEntry
+from sharedkernel.status.document import HostEntry
 from sharedkernel.status.text import safe_text
 
 

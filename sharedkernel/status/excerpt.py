@@ -11,8 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from sharedkernel.status.document import SessionStatus, StatusDocument
-from sharedkernel.status.hosts import HostEntry, LeftOut
+from sharedkernel.status.document import HostEntry, LeftOut, SessionStatus, StatusDocument
 
 #: most entries of each kind, and of a user's devices, in an answer
 MAX_HOSTS, MAX_DEVICES, MAX_LANES, MAX_SESSIONS, MAX_USERS, MAX_DEVICES_OF_USER = 200, 64, 256, 500, 300, 16

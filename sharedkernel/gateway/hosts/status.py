@@ -13,8 +13,7 @@ from msgspec import UNSET
 
 from sharedkernel.gateway.fleet.merged_status import join, merge
 from sharedkernel.gateway.hosts.registry import Host
-from sharedkernel.status.document import DeviceEntry, StatusDocument, UserOnDevice
-from sharedkernel.status.hosts import HostEntry
+from sharedkernel.status.document import DeviceEntry, HostEntry, StatusDocument, UserOnDevice
 
 
 def merge_hosts(documents: Mapping[str, StatusDocument], hosts: Sequence[Host], placement: str) -> StatusDocument:
