@@ -31,8 +31,7 @@ from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.gateway.auth.page_sessions import PageSessions
 from sharedkernel.gateway.auth.rate_limit import LoginLimit, TooManyAtOnce, TooManyFailures
 from sharedkernel.gateway.auth.tickets import TICKET, Purpose, TicketKey
-from sharedkernel.gateway.auth.token_use import TokenUse
-from sharedkernel.gateway.auth.tokens import TokenExpired, TokenFile
+from sharedkernel.gateway.auth.tokens import TokenExpired, TokenFile, TokenUse
 from sharedkernel.gateway.errors import finish_refused
 
 T = TypeVar("T")
