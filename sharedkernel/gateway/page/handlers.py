@@ -14,8 +14,7 @@ from tornado import web
 
 from sharedkernel._version import __version__
 from sharedkernel.errors import Refused
-from sharedkernel.gateway.auth.hub import HubUsers
-from sharedkernel.gateway.auth.hub_sign_in import SIGN_IN_SECONDS, PendingSignIn
+from sharedkernel.gateway.auth.hub import SIGN_IN_SECONDS, HubUsers, PendingSignIn
 from sharedkernel.gateway.auth.identity import TokenOnlyIdentity, TokenUsers
 from sharedkernel.gateway.auth.page_sessions import LIFETIME
 from sharedkernel.gateway.errors import http_status
