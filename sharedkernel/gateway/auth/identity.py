@@ -2,8 +2,9 @@
 
 The user follows from the token alone, so a removed token stops working with the next request. It comes in a header;
 only the gateway's own page, and what it asks for, may name it by the key of a page session in a cookie. Such requests
-are held to Jupyter's protection against other sites' pages (XSRF), and open no websocket. `jupyter_defaults.py` says
-which kernels a request may name.
+are held to Jupyter's protection against other sites' pages (XSRF), and open no websocket. The token itself stays here,
+in memory: one that is taken back ends its page sessions at once, and a restart of the gateway ends all of them.
+`jupyter_defaults.py` says which kernels a request may name.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import datetime
 import getpass
 import hmac
 import re
+import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +31,6 @@ from tornado.web import RequestHandler
 from traitlets import Unicode, default
 
 from sharedkernel.errors import ConfigError, Refused
-from sharedkernel.gateway.auth.page_sessions import PageSessions
 from sharedkernel.gateway.auth.rate_limit import LoginLimit, TooManyAtOnce, TooManyFailures
 from sharedkernel.gateway.auth.tickets import TICKET, Purpose, TicketKey
 from sharedkernel.gateway.auth.tokens import TokenExpired, TokenFile, TokenUse
@@ -46,6 +48,15 @@ _PAGE_PATHS = re.compile(r"(?:|sharedkernel/(?!files/).*|api/kernels/[^/]+(?:/in
 _CHECKED = "_sharedkernel_user"
 #: characters below which a token can be guessed by trying
 _SHORT_TOKEN = 16
+#: seconds without a request after which a page session ends, and seconds after which it ends in any case
+_IDLE_SECONDS, _MOST_SECONDS = 12 * 3600.0, 7 * 86_400.0
+#: most page sessions of a user, and in all; beyond, the one that was used least recently ends
+_MOST_OF_USER, _MOST = 20, 5000
+#: when page sessions end, in words
+LIFETIME = (
+    f"after {_IDLE_SECONDS / 3600:.0f} hours without use, after {_MOST_SECONDS / 86_400:.0f} days, "
+    f"or at your {_MOST_OF_USER}th newer one"
+)
 
 
 class IdentityUnavailable(Refused):
@@ -419,3 +430,52 @@ class TokenUsers(TokenOnlyIdentity):
             raise IdentityUnavailable(
                 "the gateway cannot write its users' tokens; tell its admin.", retry_after=_TOKENS_RETRY
             ) from None
+
+
+@dataclass(slots=True)
+class _PageSession:
+    user: str
+    token: str
+    began: float
+    used: float
+
+
+class PageSessions:
+    """The sessions by the key in their cookie, the least recently used first."""
+
+    def __init__(self) -> None:
+        self._sessions: OrderedDict[str, _PageSession] = OrderedDict()
+        #: begins this gateway's keys, so that those of an earlier one are known as such
+        self._prefix = f"{secrets.token_hex(4)}."
+
+    def start(self, user: str, token: str) -> str:
+        """Return the key of a new session of *user*, who has sent *token*."""
+        now = time.monotonic()
+        own = [key for key, session in self._sessions.items() if session.user == user]
+        for key in own[: max(0, len(own) + 1 - _MOST_OF_USER)]:
+            del self._sessions[key]
+        while len(self._sessions) >= _MOST:
+            self._sessions.popitem(last=False)
+        key = self._prefix + secrets.token_urlsafe(32)
+        self._sessions[key] = _PageSession(user, token, now, now)
+        return key
+
+    def token_of(self, key: str) -> str | None:
+        """Return the token for which *key* stands; None for a session that has ended."""
+        session, now = self._sessions.get(key), time.monotonic()
+        if session is None:
+            return None
+        if now - session.used > _IDLE_SECONDS or now - session.began > _MOST_SECONDS:
+            del self._sessions[key]
+            return None
+        session.used = now
+        self._sessions.move_to_end(key)
+        return session.token
+
+    def is_earlier(self, key: str) -> bool:
+        """Whether an earlier gateway has made *key*."""
+        return not key.startswith(self._prefix)
+
+    def end(self, key: str) -> None:
+        """End a session, if there is one with *key*."""
+        self._sessions.pop(key, None)

@@ -15,8 +15,7 @@ from tornado import web
 from sharedkernel._version import __version__
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.hub import SIGN_IN_SECONDS, HubUsers, PendingSignIn
-from sharedkernel.gateway.auth.identity import TokenOnlyIdentity, TokenUsers
-from sharedkernel.gateway.auth.page_sessions import LIFETIME
+from sharedkernel.gateway.auth.identity import LIFETIME, TokenOnlyIdentity, TokenUsers
 from sharedkernel.gateway.errors import http_status
 from sharedkernel.gateway.http.handlers import KERNEL_ROUTE, GatewayHandler
 from sharedkernel.gateway.http.request_guard import SIGN_IN_PATH
