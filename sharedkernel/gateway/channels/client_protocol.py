@@ -16,7 +16,7 @@ from typing import Any
 from tornado.iostream import StreamClosedError
 from tornado.websocket import WebSocketProtocol13
 
-from sharedkernel.gateway.channels.flow_control import OutputFlow
+from sharedkernel.gateway.channels.outputs import OutputFlow
 from sharedkernel.gateway.channels.user_bytes import TooManyBytes, UserBudgets, UserBytes
 
 log = logging.getLogger(__name__)
