@@ -25,7 +25,6 @@ from sharedkernel.gateway.channels.user_bytes import UserBudgets
 from sharedkernel.gateway.channels.websocket import SessionWebsocket
 from sharedkernel.gateway.classroom.classes import Classes
 from sharedkernel.gateway.config.classes import ClassFile
-from sharedkernel.gateway.config.reload import Changes, ConfigReloader
 from sharedkernel.gateway.config.settings import (
     CONFIG_NAME,
     PARSERS,
@@ -35,6 +34,8 @@ from sharedkernel.gateway.config.settings import (
     read_settings,
 )
 from sharedkernel.gateway.config.validation import (
+    Changes,
+    ConfigReloader,
     ineffective_settings,
     report_faults,
     unusable_settings,
