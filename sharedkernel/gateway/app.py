@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -34,9 +34,8 @@ from sharedkernel.gateway.config.settings import (
     read_settings,
 )
 from sharedkernel.gateway.config.validation import (
-    Changes,
-    ConfigReloader,
     ineffective_settings,
+    reload_settings,
     report_faults,
     unusable_settings,
     without_faults,
@@ -233,9 +232,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             self._lock.release()
             raise
         self._init_tornado_settings()
-        self._reloader = ConfigReloader(
-            self, self._started_with, self._certificate, build=self._build_quotas, apply=self._apply
-        )
+        self._reload = partial(reload_settings, self, self._started_with, self._apply)
         for sentence in ineffective_settings(self, self._started_with):
             self.log.warning("%s", sentence)
 
@@ -295,13 +292,16 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         """Record in the audit log that a wrong token, or another *what*, came from *address*."""
         self.deployment.audit_log.record(f"refuse {what}", user=None, address=address)
 
-    def _apply(self, changes: Changes) -> None:
-        """Apply a configuration that was read again."""
+    def _apply(self, value: Callable[[str], Any], files: Sequence[Path]) -> None:
+        """Apply a configuration that was read again; if part of it cannot be used, nothing changes."""
+        quotas = self._build_quotas(value("quotas"), value("groups"), files)
+        admins, placement, policy = value("admins"), value("placement"), value("policy")
+        if self._certificate is not None:
+            self._certificate.load()
         manager = self.kernel_manager
-        self.admins = changes.admins
-        manager.rules.replace_quotas(changes.quotas)
-        manager.executors.placement = changes.placement
-        manager.rules.replace_policy(changes.policy)
+        self.admins, manager.executors.placement = admins, placement
+        manager.rules.replace_quotas(quotas)
+        manager.rules.replace_policy(policy)
 
     def init_httpserver(self) -> None:
         """Make the HTTP server: encrypted if there is a certificate, with a timeout for every client.
@@ -365,7 +365,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         loop: asyncio.AbstractEventLoop = self.io_loop.asyncio_loop  # type: ignore[attr-defined]
         signal.signal(DRAIN_SIGNAL, lambda *_: loop.call_soon_threadsafe(self._begin_draining))
         signal.signal(CANCEL_SIGNAL, lambda *_: loop.call_soon_threadsafe(self._cancel_draining))
-        signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(self._reloader.reload))
+        signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(self._reload))
 
     def _find_http_port(self) -> None:
         if self.port and not self.port_retries:

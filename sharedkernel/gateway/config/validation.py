@@ -28,7 +28,6 @@ from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.gateway.auth.hub import make_hub_auth, presumed_hub
 from sharedkernel.gateway.auth.tickets import check_host_name, read_key
 from sharedkernel.gateway.auth.tokens import TokenFile
-from sharedkernel.gateway.config.quotas import Quotas
 from sharedkernel.gateway.config.settings import (
     PARSERS,
     Settings,
@@ -215,19 +214,10 @@ def without_faults(faults: Iterable[ConfigFault], settings: Settings) -> Setting
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
-    """Checked values of the settings that change at once."""
-
-    quotas: Quotas
-    admins: set[str]
-    placement: str
-    #: "": each executor keeps its own
-    policy: str
-
-
-class ConfigReloader:
-    """Reads the configuration again for a running gateway.
+def reload_settings(
+    app: JupyterApp, started_with: Settings, apply: Callable[[Callable[[str], Any], Sequence[Path]], None]
+) -> None:
+    """Read the configuration again for a running gateway, and apply what can change at once; log the outcome.
 
     Parameters
     ----------
@@ -235,79 +225,34 @@ class ConfigReloader:
         The gateway.
     started_with
         The usable settings with which it started, the command line's included.
-    certificate
-        Its certificate, if it encrypts.
-    build
-        Returns the quotas that the settings `quotas` and `groups` of the configuration files describe.
     apply
-        Applies the changes.
+        Applies the settings that change at once, or none of them; called with what returns the value of a setting, and
+        with the files.
     """
-
-    def __init__(
-        self,
-        app: JupyterApp,
-        started_with: Settings,
-        certificate: Certificate | None,
-        *,
-        build: Callable[[Any, Any, Sequence[Path]], Quotas],
-        apply: Callable[[Changes], None],
-    ) -> None:
-        self._app = app
-        self._started_with = started_with
-        self._certificate = certificate
-        self._build = build
-        self._apply = apply
-
-    def reload(self) -> None:
-        """Read the files, and apply the settings that can change at once; log the outcome."""
-        log = self._app.log
-        try:
-            written = read_settings(self._app.config_file_paths, self._app.config_file)
-            unusable = list(unusable_settings(self._app, written))
-            settings = without_faults(unusable, written).under(self._app.cli_config)
-            changes = self._check(settings, unusable)
-            if self._certificate is not None:
-                self._certificate.load()
-        except SharedKernelError as error:
-            log.error("the configuration was not read again: %s", error)
-            return
-        self._apply(changes)
-        log.info("the configuration was read again")
-        self._log_waiting(settings, unusable)
-
-    def _check(self, settings: Settings, unusable: Sequence[ConfigFault]) -> Changes:
-        """Return the settings that change at once.
-
-        Raises
-        ------
-        ConfigError
-            When one of them cannot be used.
-        """
+    log = app.log
+    try:
+        written = read_settings(app.config_file_paths, app.config_file)
+        unusable = list(unusable_settings(app, written))
+        settings = without_faults(unusable, written).under(app.cli_config)
         for fault in unusable:
             if fault.section == _SECTION and fault.name in ("", *_AT_ONCE):
                 raise ConfigError(fault.sentence)
-        value = partial(value_at_start, self._app, settings)
-        return Changes(
-            quotas=self._build(value("quotas"), value("groups"), settings.files),
-            admins=value("admins"),
-            placement=value("placement"),
-            policy=value("policy"),
+        apply(partial(value_at_start, app, settings), settings.files)
+    except SharedKernelError as error:
+        log.error("the configuration was not read again: %s", error)
+        return
+    log.info("the configuration was read again")
+    if waiting := _find_waiting(started_with.config, settings.config):
+        log.warning(
+            "these changed, too, and stay as they were until you restart the gateway (sessions run on): %s",
+            ", ".join(waiting),
         )
-
-    def _log_waiting(self, settings: Settings, unusable: Sequence[ConfigFault]) -> None:
-        """Log the settings that changed and wait for a restart, and their faults."""
-        app, log = self._app, self._app.log
-        if waiting := _find_waiting(self._started_with.config, settings.config):
-            log.warning(
-                "these changed, too, and stay as they were until you restart the gateway (sessions run on): %s",
-                ", ".join(waiting),
-            )
-        refused = (fault.sentence for fault in unusable if fault.is_refused)
-        for sentence in (*refused, *invalid_values(app, settings)):
-            log.error("the gateway would not start again with this: %s", sentence)
-        unknown = (fault.sentence for fault in unusable if not fault.is_refused)
-        for sentence in (*unknown, *ineffective_settings(app, settings)):
-            log.warning("%s", sentence)
+    refused = (fault.sentence for fault in unusable if fault.is_refused)
+    for sentence in (*refused, *invalid_values(app, settings)):
+        log.error("the gateway would not start again with this: %s", sentence)
+    unknown = (fault.sentence for fault in unusable if not fault.is_refused)
+    for sentence in (*unknown, *ineffective_settings(app, settings)):
+        log.warning("%s", sentence)
 
 
 def _find_waiting(before: Config, now: Config) -> list[str]:

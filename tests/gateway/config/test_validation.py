@@ -1,4 +1,4 @@
-"""``sharedkernel gateway --check-config``: what is wrong with the configuration, and what a gateway starts with."""
+"""Checks of the configuration: ``sharedkernel gateway --check-config``, what a gateway starts with, and SIGHUP."""
 
 from __future__ import annotations
 
