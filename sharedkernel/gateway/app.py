@@ -40,7 +40,6 @@ from sharedkernel.gateway.config.validation import (
     unusable_settings,
     without_faults,
 )
-from sharedkernel.gateway.drain import CANCEL_SIGNAL, DRAIN_SIGNAL, cancel_drain, request_drain, wait_until_idle
 from sharedkernel.gateway.http import logs
 from sharedkernel.gateway.http.metrics import watch_loop_lag
 from sharedkernel.gateway.http.ports import MOST_CONNECTIONS, UserPorts
@@ -52,7 +51,8 @@ from sharedkernel.gateway.http.websocket_registry import WebsocketRegistry
 from sharedkernel.gateway.jupyter_defaults import DEFAULT_PORT, JupyterDefaults
 from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.manager import Deployment, SessionKernels
-from sharedkernel.gateway.lock import GatewayLock
+from sharedkernel.gateway.kernels.registry import wait_until_idle
+from sharedkernel.gateway.lock import CANCEL_SIGNAL, DRAIN_SIGNAL, GatewayLock, cancel_drain, request_drain
 from sharedkernel.gateway.page.history import UsageHistory
 from sharedkernel.gateway.page.room_requests import RoomRequests
 from sharedkernel.gateway.page.timeline import TimelineRequests

@@ -11,7 +11,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from sharedkernel.gateway.drain import CANCEL_SIGNAL, DRAIN_SIGNAL
+from sharedkernel.gateway.lock import CANCEL_SIGNAL, DRAIN_SIGNAL
 from sharedkernel.local_stack import LocalStack
 from tests.browser.gateway_page import apart, gateway_page, sign_in
 from tests.browser.lab import keep_picture

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, Protocol
 
@@ -20,6 +20,9 @@ from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.jupyter.names import KERNEL_NAME
 
 log = logging.getLogger(__name__)
+
+#: seconds between checks for running cells
+_INTERVAL = 0.1
 
 
 class KernelFactory(Protocol):
@@ -157,3 +160,38 @@ class SessionRegistry:
         """Wait until the session of this name is not starting, if it is."""
         if session in self._starting:
             await self._starting[session].wait()
+
+
+async def wait_until_idle(registry: SessionRegistry, seconds: float, tell: Callable[[int], None]) -> list[str]:
+    """Wait until every kernel that is busy now has been idle, has another process or is gone.
+
+    Parameters
+    ----------
+    registry
+        The kernels; they may change meanwhile.
+    seconds
+        How long to wait at most; 0: no limit.
+    tell
+        Called with the number of those kernels, at first and whenever it changes.
+
+    Returns
+    -------
+    running
+        Ids of the kernels whose cells still run.
+    """
+    running = {name: kernel.incarnation for name, kernel in _busy(registry).items()}
+    deadline = asyncio.get_running_loop().time() + seconds
+    tell(told := len(running))
+    while running and (not seconds or asyncio.get_running_loop().time() < deadline):
+        await asyncio.sleep(_INTERVAL)
+        busy = _busy(registry)
+        for name, incarnation in list(running.items()):
+            if name not in busy or busy[name].incarnation != incarnation:
+                del running[name]
+        if len(running) != told:
+            tell(told := len(running))
+    return list(running)
+
+
+def _busy(registry: SessionRegistry) -> dict[str, SessionKernel]:
+    return {str(kernel.kernel_id): kernel for kernel in registry.all() if kernel.execution_state == "busy"}
