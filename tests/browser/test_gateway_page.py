@@ -14,7 +14,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from sharedkernel.gateway.fleet.colours import COLOURS
+from sharedkernel.gateway.fleet.rules import COLOURS
 from tests.browser.figures import in_use, memory_of_users
 from tests.browser.lab import PATIENCE, keep_picture
 from tests.browser.page_server import STATIC, PageServer

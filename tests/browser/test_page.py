@@ -12,7 +12,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
 from sharedkernel.client.gateway.credentials import TOKEN_VARIABLE, URL_VARIABLE
-from sharedkernel.gateway.fleet.colours import COLOURS
+from sharedkernel.gateway.fleet.rules import COLOURS
 from tests.browser.figures import in_use, memory_of_users
 from tests.browser.lab import LabPage, start_lab_with
 from tests.client.extension.fake_gateway import FakeGateway

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from playwright.sync_api import Locator, expect
 
-from sharedkernel.gateway.fleet.colours import COLOURS
+from sharedkernel.gateway.fleet.rules import COLOURS
 from sharedkernel.local_stack import LocalStack
 from tests.browser.conftest import OpenLab
 from tests.browser.lab import LabPage, keep_picture

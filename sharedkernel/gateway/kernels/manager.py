@@ -30,9 +30,8 @@ from sharedkernel.gateway.auth.identity import GatewayUser, requesting_user
 from sharedkernel.gateway.auth.tickets import host_prefix
 from sharedkernel.gateway.channels.backlog import Backlog
 from sharedkernel.gateway.config.quotas import Quotas
-from sharedkernel.gateway.fleet.colours import UserColours
 from sharedkernel.gateway.fleet.executors import ONLY, Executors
-from sharedkernel.gateway.fleet.rules import FleetRules
+from sharedkernel.gateway.fleet.rules import FleetRules, UserColours
 from sharedkernel.gateway.kernels.culling import IdleCuller
 from sharedkernel.gateway.kernels.detached import DetachedSessions
 from sharedkernel.gateway.kernels.ending import SessionEnder
