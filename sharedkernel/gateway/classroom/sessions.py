@@ -88,7 +88,7 @@ class ClassSessions:
 
     def num_left(self, record: ClassRecord) -> int | None:
         """Return how many sessions the class has; None if an executor that is away may have more."""
-        if any(map(self._manager.registry.awaited_by, record.members)):
+        if any(map(self._manager.registry.owners_file.awaited_by, record.members)):
             return None
         return len(self.of_class(record))
 

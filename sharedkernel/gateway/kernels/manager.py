@@ -35,11 +35,10 @@ from sharedkernel.gateway.fleet.rules import FleetRules, UserColours
 from sharedkernel.gateway.kernels.culling import IdleCuller
 from sharedkernel.gateway.kernels.detached import DetachedSessions
 from sharedkernel.gateway.kernels.ending import SessionEnder
-from sharedkernel.gateway.kernels.kept_files import Farewells, OwnersFile
 from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.process_ends import ProcessEnds
 from sharedkernel.gateway.kernels.recovery import SessionRecovery
-from sharedkernel.gateway.kernels.registry import SessionRegistry
+from sharedkernel.gateway.kernels.registry import Farewells, OwnersFile, SessionRegistry
 from sharedkernel.gateway.kernels.starting import SessionStarter
 from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.jupyter.names import KERNEL_NAME, kernel_of
@@ -263,7 +262,7 @@ class SessionKernels(AsyncMappingKernelManager):
             When it may lack some: an executor that had sessions of this user has not been reached yet. For a limited
             time, since it may never come back.
         """
-        if awaited := self.registry.awaited_by(user.username):
+        if awaited := self.registry.owners_file.awaited_by(user.username):
             raise ExecutorUnavailable(
                 f"the gateway has not reached {self.executors.describe(awaited)} yet, which had sessions of yours; try "
                 "again."
