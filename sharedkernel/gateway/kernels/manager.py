@@ -34,9 +34,8 @@ from sharedkernel.gateway.fleet.executors import ONLY, Executors
 from sharedkernel.gateway.fleet.rules import FleetRules, UserColours
 from sharedkernel.gateway.kernels.culling import IdleCuller
 from sharedkernel.gateway.kernels.detached import DetachedSessions
-from sharedkernel.gateway.kernels.ending import SessionEnder
+from sharedkernel.gateway.kernels.ending import ProcessEnds, SessionEnder
 from sharedkernel.gateway.kernels.kernel import SessionKernel
-from sharedkernel.gateway.kernels.process_ends import ProcessEnds
 from sharedkernel.gateway.kernels.recovery import SessionRecovery
 from sharedkernel.gateway.kernels.registry import Farewells, OwnersFile, SessionRegistry
 from sharedkernel.gateway.kernels.starting import SessionStarter

@@ -2,10 +2,10 @@
 
 The helpers of the kernel manager (starting, recovery, detached sessions, culling) get the registry, not the manager.
 
-Two files are for the gateway's next start. It learns of sessions from the executors; before it has reached one, the file
-of owners says whose list of kernels would be incomplete: stock clients give up a kernel for good that is not listed
-once. A client that was away when its session ended comes back for it, a laptop hours later: the file of farewells says
-who ended it and why.
+Two files are for the gateway's next start. It learns of sessions from the executors; before it has reached one, the
+file of owners says whose list of kernels would be incomplete: stock clients give up a kernel for good that is not
+listed once. A client that was away when its session ended comes back for it, a laptop hours later: the file of
+farewells says who ended it and why.
 """
 
 from __future__ import annotations
