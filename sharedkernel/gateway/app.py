@@ -63,8 +63,7 @@ from sharedkernel.status.document import Draining, StatusDocument
 from sharedkernel.system.malloc import keep_trimmed
 
 if TYPE_CHECKING:
-    from sharedkernel.gateway.hosts.kernels import FrontKernels
-    from sharedkernel.gateway.hosts.member import HostMember
+    from sharedkernel.gateway.hosts.member import FrontKernels, HostMember
 
 #: seconds after which an absent executor is logged; one that started together with the gateway imports torch first
 _EXECUTOR_PATIENCE = 10.0
@@ -193,7 +192,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         self._certificate = Certificate(self.certfile, self.keyfile, self.client_ca) if encrypted else None
         peers = None
         if self.cluster_key or self.front or self.fronts:
-            from sharedkernel.gateway.hosts.kernels import read_peers  # a gateway of its own needs nothing of these
+            from sharedkernel.gateway.hosts.member import read_peers  # a gateway of its own needs nothing of these
 
             peers = read_peers(self)
         self.ticket_key = None if peers is None or self.front else TicketKey(peers.key)

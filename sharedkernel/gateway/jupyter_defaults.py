@@ -224,7 +224,7 @@ class JupyterDefaults(GatewayOptions):
 
     @default("kernel_manager_class")
     def _default_kernel_manager_class(self) -> type | str:
-        return "sharedkernel.gateway.hosts.kernels.FrontKernels" if self.front else SessionKernels
+        return "sharedkernel.gateway.hosts.member.FrontKernels" if self.front else SessionKernels
 
     @default("session_manager_class")
     def _default_session_manager_class(self) -> type:

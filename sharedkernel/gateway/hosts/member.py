@@ -1,26 +1,142 @@
-"""A host as a member of its cluster: it registers at the fronts, may be cordoned, and keeps its agent informed."""
+"""The gateway's two roles in a cluster: a front, which has no kernels itself, or a host.
+
+A host registers at the fronts with a summary, may be cordoned, and keeps its agent informed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import NoReturn
+import socket
+from collections import Counter
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, cast
 
 from sharedkernel._version import __version__
-from sharedkernel.errors import SharedKernelError
-from sharedkernel.gateway.auth.tickets import TicketKey
+from sharedkernel.client.gateway.proxy import is_loopback
+from sharedkernel.errors import ConfigError, SharedKernelError
+from sharedkernel.gateway.auth.tickets import TicketKey, check_host_name, read_key
 from sharedkernel.gateway.config.settings import parse_setting
+from sharedkernel.gateway.fleet.placement import shelf_owners
 from sharedkernel.gateway.hosts.cordon import Cordon
-from sharedkernel.gateway.hosts.kernels import PeerOptions, default_address, summarize
+from sharedkernel.gateway.hosts.front import Front
 from sharedkernel.gateway.hosts.registration import HostRegistration
-from sharedkernel.gateway.hosts.summary import HostSummary, RaySummary
-from sharedkernel.gateway.kernels.manager import Deployment, SessionKernels
+from sharedkernel.gateway.hosts.registry import ClusterHosts
+from sharedkernel.gateway.hosts.requests import HostRequests
+from sharedkernel.gateway.hosts.rules import HostRules
+from sharedkernel.gateway.hosts.summary import HostSummary, RaySummary, summarize_device, summarize_users
+from sharedkernel.gateway.kernels.manager import ClusterPeers, Deployment, DeploymentOwner, SessionKernels
+from sharedkernel.gateway.tls import peer_context
 from sharedkernel.ipc.host_files import AGENT_STATE, HOST_STATE, AgentState, HostState, read_state, write_state
+from sharedkernel.status.document import StatusDocument
 
 log = logging.getLogger(__name__)
 
 #: seconds between two states for the agent, and two attempts to tell notebooks of a cordon
 _INTERVAL = 2.0
+
+
+class FrontKernels(SessionKernels):
+    """No kernels: those of the hosts are the hosts'."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        deployment = cast("DeploymentOwner", self.parent).deployment
+        peers = deployment.peers
+        assert peers is not None
+        directory = deployment.state_directory
+        hosts, requests = ClusterHosts(directory / "hosts.json"), HostRequests(peers.key, peers.context)
+        host_rules = HostRules(directory / "rules.json", hosts, requests, self.rules, self._tasks)
+        #: routes requests to the hosts
+        self.front = Front(hosts, requests, self.rules, self.executors, host_rules)
+
+    def connect(self) -> None:
+        """Do nothing: a front has no executors."""
+
+    def start_culling(self, *, unclaimed_seconds: float) -> None:
+        """Do nothing: hosts cull their own sessions."""
+
+    async def status(self) -> StatusDocument:
+        """Return the status document of all hosts, nothing hidden.
+
+        Raises
+        ------
+        HostAway
+            When no host answers.
+        """
+        return await self.front.status()
+
+
+class PeerOptions(Protocol):
+    """The gateway's options that are about its place in a cluster."""
+
+    host_name: str
+    host_address: str
+    ip: str
+    port: int
+    cluster_key: str
+    cluster_ca: str
+    certfile: str
+    keyfile: str
+    front: bool
+    fronts: Any
+
+
+def read_peers(options: PeerOptions) -> ClusterPeers | None:
+    """Return how the gateways of the cluster know each other; None on a host of its own.
+
+    Raises
+    ------
+    ConfigError
+        When the key or a certificate cannot be used, or a front or a host that registers has no key.
+    """
+    if not options.cluster_key:
+        if options.front or options.fronts:
+            raise ConfigError("a cluster's gateway needs its key; name its file with --cluster-key.")
+        return None
+    context = peer_context(options.cluster_ca, options.certfile, options.keyfile)
+    return ClusterPeers(key=read_key(Path(options.cluster_key)), context=context)
+
+
+async def summarize(
+    manager: SessionKernels, name: str, address: str, cordon: Cordon, ray: RaySummary | None
+) -> HostSummary:
+    """Return the summary of this host for the fronts.
+
+    Parameters
+    ----------
+    manager
+        Has its sessions.
+    name, address
+        Of the host, and the URL at which fronts reach it.
+    cordon, ray
+        Whether it is to get no new sessions, and its place in a Ray cluster.
+    """
+    documents = await manager.executors.documents()
+    users = manager.registry.owners() | manager.starter.users()
+    owners = Counter({user: manager.starter.num_of(user) for user in users})
+    shelves = set[str]().union(*map(shelf_owners, documents.values()))
+    return HostSummary(
+        name=check_host_name(name),
+        address=address,
+        version=__version__,
+        devices=[
+            summarize_device(device, document, manager.starter.count_in_use(device))
+            for device, document in documents.items()
+        ],
+        users=summarize_users(owners, manager.detached.owners(), shelves),
+        is_complete=not manager.recovery.missing() and len(documents) == len(list(manager.executors)),
+        is_cordoned=cordon.is_set,
+        leaves_shelves=cordon.leaves_shelves,
+        ray=ray,
+    )
+
+
+def default_address(ip: str, port: int, *, is_encrypted: bool) -> str:
+    """Return the URL at which other machines reach a gateway that listens on *ip* (empty: all addresses)."""
+    everywhere = ip in ("", "0.0.0.0", "::")
+    host = socket.gethostname() if everywhere else f"[{ip}]" if ":" in ip and not is_loopback(ip) else ip
+    return f"{'https' if is_encrypted else 'http'}://{host}:{port}"
 
 
 class HostMember:
