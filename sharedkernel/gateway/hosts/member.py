@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections import Counter
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn, cast
 
 from sharedkernel._version import __version__
 from sharedkernel.client.gateway.proxy import is_loopback
@@ -24,7 +23,7 @@ from sharedkernel.gateway.hosts.registration import HostRegistration
 from sharedkernel.gateway.hosts.registry import ClusterHosts
 from sharedkernel.gateway.hosts.requests import HostRequests
 from sharedkernel.gateway.hosts.rules import HostRules
-from sharedkernel.gateway.hosts.summary import HostSummary, RaySummary, summarize_device, summarize_users
+from sharedkernel.gateway.hosts.summary import HostSummary, RaySummary, UserSummary, summarize_device
 from sharedkernel.gateway.kernels.manager import ClusterPeers, Deployment, DeploymentOwner, SessionKernels
 from sharedkernel.gateway.tls import peer_context
 from sharedkernel.ipc.host_files import AGENT_STATE, HOST_STATE, AgentState, HostState, read_state, write_state
@@ -67,22 +66,7 @@ class FrontKernels(SessionKernels):
         return await self.front.status()
 
 
-class PeerOptions(Protocol):
-    """The gateway's options that are about its place in a cluster."""
-
-    host_name: str
-    host_address: str
-    ip: str
-    port: int
-    cluster_key: str
-    cluster_ca: str
-    certfile: str
-    keyfile: str
-    front: bool
-    fronts: Any
-
-
-def read_peers(options: PeerOptions) -> ClusterPeers | None:
+def read_peers(options: Any) -> ClusterPeers | None:
     """Return how the gateways of the cluster know each other; None on a host of its own.
 
     Raises
@@ -98,41 +82,7 @@ def read_peers(options: PeerOptions) -> ClusterPeers | None:
     return ClusterPeers(key=read_key(Path(options.cluster_key)), context=context)
 
 
-async def summarize(
-    manager: SessionKernels, name: str, address: str, cordon: Cordon, ray: RaySummary | None
-) -> HostSummary:
-    """Return the summary of this host for the fronts.
-
-    Parameters
-    ----------
-    manager
-        Has its sessions.
-    name, address
-        Of the host, and the URL at which fronts reach it.
-    cordon, ray
-        Whether it is to get no new sessions, and its place in a Ray cluster.
-    """
-    documents = await manager.executors.documents()
-    users = manager.registry.owners() | manager.starter.users()
-    owners = Counter({user: manager.starter.num_of(user) for user in users})
-    shelves = set[str]().union(*map(shelf_owners, documents.values()))
-    return HostSummary(
-        name=check_host_name(name),
-        address=address,
-        version=__version__,
-        devices=[
-            summarize_device(device, document, manager.starter.count_in_use(device))
-            for device, document in documents.items()
-        ],
-        users=summarize_users(owners, manager.detached.owners(), shelves),
-        is_complete=not manager.recovery.missing() and len(documents) == len(list(manager.executors)),
-        is_cordoned=cordon.is_set,
-        leaves_shelves=cordon.leaves_shelves,
-        ray=ray,
-    )
-
-
-def default_address(ip: str, port: int, *, is_encrypted: bool) -> str:
+def _default_address(ip: str, port: int, is_encrypted: bool) -> str:
     """Return the URL at which other machines reach a gateway that listens on *ip* (empty: all addresses)."""
     everywhere = ip in ("", "0.0.0.0", "::")
     host = socket.gethostname() if everywhere else f"[{ip}]" if ":" in ip and not is_loopback(ip) else ip
@@ -154,7 +104,7 @@ class HostMember:
         Has the runtime directory, where the agent meets the gateway, and how the cluster's gateways know each other.
     """
 
-    def __init__(self, options: PeerOptions, manager: SessionKernels, key: TicketKey, deployment: Deployment) -> None:
+    def __init__(self, options: Any, manager: SessionKernels, key: TicketKey, deployment: Deployment) -> None:
         self._options = options
         self._manager = manager
         self._directory = deployment.runtime_directory
@@ -169,12 +119,33 @@ class HostMember:
         await asyncio.gather(self._keep_informed(), self._registration.keep())
 
     async def _summarize(self) -> HostSummary:
+        """Return the summary of this host for the fronts."""
         agent, is_fresh = read_state(self._directory, AGENT_STATE, AgentState)
-        ray = None if agent is None else RaySummary(is_in=is_fresh, has_adopted=agent.has_adopted)
-        options = self._options
-        is_encrypted = bool(options.certfile)
-        address = options.host_address or default_address(options.ip, options.port, is_encrypted=is_encrypted)
-        return await summarize(self._manager, options.host_name, address, self.cordon, ray)
+        options, manager = self._options, self._manager
+        documents = await manager.executors.documents()
+        owners, detached = manager.registry.owners() | manager.starter.users(), manager.detached.owners()
+        shelves = set[str]().union(*map(shelf_owners, documents.values()))
+        return HostSummary(
+            name=check_host_name(options.host_name),
+            address=options.host_address or _default_address(options.ip, options.port, bool(options.certfile)),
+            version=__version__,
+            devices=[
+                summarize_device(device, document, manager.starter.count_in_use(device))
+                for device, document in documents.items()
+            ],
+            users={
+                user: UserSummary(
+                    sessions=manager.starter.num_of(user) if user in owners else 0,
+                    lingers=user in detached,
+                    has_shelf=user in shelves,
+                )
+                for user in sorted(owners | detached | shelves)
+            },
+            is_complete=not manager.recovery.missing() and len(documents) == len(list(manager.executors)),
+            is_cordoned=self.cordon.is_set,
+            leaves_shelves=self.cordon.leaves_shelves,
+            ray=None if agent is None else RaySummary(is_in=is_fresh, has_adopted=agent.has_adopted),
+        )
 
     async def _keep_informed(self) -> NoReturn:
         while True:
