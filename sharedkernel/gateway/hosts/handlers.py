@@ -26,7 +26,6 @@ from sharedkernel.gateway.hosts.registration import PATH, RegistrationHandler
 from sharedkernel.gateway.hosts.registry import Host, HostAway
 from sharedkernel.gateway.hosts.requests import no_trust
 from sharedkernel.gateway.hosts.rules import HostRules
-from sharedkernel.gateway.hosts.status import host_entry
 from sharedkernel.gateway.http import handlers
 from sharedkernel.gateway.http.health import HealthHandler
 from sharedkernel.gateway.http.ports import ports_of
@@ -176,7 +175,7 @@ def describe_host(host: Host, *, with_users: bool) -> dict[str, Any]:
         Whether to name the users who have something there, as admins may know.
     """
     found: dict[str, Any] = {
-        **msgspec.to_builtins(host_entry(host)),
+        **msgspec.to_builtins(host.entry()),
         "address": host.address,
         "devices": [device.id for device in host.devices],
     }
