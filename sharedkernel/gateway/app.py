@@ -41,7 +41,7 @@ from sharedkernel.gateway.config.validation import (
     without_faults,
 )
 from sharedkernel.gateway.http import logs
-from sharedkernel.gateway.http.metrics import watch_loop_lag
+from sharedkernel.gateway.http.health import watch_loop_lag
 from sharedkernel.gateway.http.ports import MOST_CONNECTIONS, UserPorts
 from sharedkernel.gateway.http.request_guard import RequestGuard
 from sharedkernel.gateway.http.server import check_port, make_http_server
