@@ -53,9 +53,8 @@ from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.manager import Deployment, SessionKernels
 from sharedkernel.gateway.kernels.registry import wait_until_idle
 from sharedkernel.gateway.lock import CANCEL_SIGNAL, DRAIN_SIGNAL, GatewayLock, cancel_drain, request_drain
-from sharedkernel.gateway.page.history import UsageHistory
+from sharedkernel.gateway.page.history import TimelineRequests, UsageHistory
 from sharedkernel.gateway.page.room_requests import RoomRequests
-from sharedkernel.gateway.page.timeline import TimelineRequests
 from sharedkernel.gateway.tls import Certificate, check_exposure
 from sharedkernel.ipc.seqpacket import allow_many_descriptors
 from sharedkernel.paths import gateway_directory, make_private_directory, make_state_directory

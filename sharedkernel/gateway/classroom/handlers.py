@@ -20,7 +20,7 @@ from sharedkernel.gateway.config.classes import ONLY_CLASS
 from sharedkernel.gateway.http.handlers import GatewayHandler, read_body
 from sharedkernel.gateway.http.request_guard import INVITATION_PATH
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
-from sharedkernel.gateway.page.page_handler import PageHandler, start_page_session
+from sharedkernel.gateway.page.handlers import PageHandler, start_page_session
 from sharedkernel.gateway.page.wheel import installation
 
 T = TypeVar("T")

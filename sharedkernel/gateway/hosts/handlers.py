@@ -32,7 +32,7 @@ from sharedkernel.gateway.http.ports import ports_of
 from sharedkernel.gateway.http.splice import Splice, WebsocketRefused, handshake, open_websocket
 from sharedkernel.gateway.http.status_feed import StatusFeedHandler
 from sharedkernel.gateway.page.audit_tail import AuditTailHandler
-from sharedkernel.gateway.page.timeline import TimelineHandler
+from sharedkernel.gateway.page.history import TimelineHandler
 from sharedkernel.status.excerpt import excerpt
 from sharedkernel.status.timeline import TimelineWindow
 
