@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar, cast
 
 import msgspec
-from jupyter_server.auth.decorator import allow_unauthenticated, authorized
+from jupyter_server.auth.decorator import allow_unauthenticated
 from jupyter_server.utils import url_path_join
-from tornado import web
 
 from sharedkernel.cli.classroom.roster import parse_pasted
 from sharedkernel.errors import Refused
@@ -17,7 +16,7 @@ from sharedkernel.gateway.auth.hub import HubUsers
 from sharedkernel.gateway.auth.identity import TokenOnlyIdentity, TokenUsers
 from sharedkernel.gateway.classroom.classes import MOST_MEMBERS, ClassChange, Classes, NewPeople, UsedInvitation
 from sharedkernel.gateway.config.classes import ONLY_CLASS
-from sharedkernel.gateway.http.handlers import GatewayHandler, read_body
+from sharedkernel.gateway.http.handlers import GatewayHandler, for_users, read_body
 from sharedkernel.gateway.http.request_guard import INVITATION_PATH
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
 from sharedkernel.gateway.page.handlers import PageHandler, start_page_session
@@ -64,16 +63,14 @@ class ClassHandler(ClassesHandler):
         "DELETE": "end class",
     }
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def get(self) -> None:
         """Return all classes by name, and the named or only one; null if there is none."""
         found, name = self._classes().describe(), self._group()
         only = next(iter(found.values())) if name is None and len(found) == 1 else found.get(name or "")
         self.finish(msgspec.json.encode({"class": only, "classes": found}))
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def put(self) -> None:
         """Begin a class, and return it with the codes of its invitations."""
         classes, name = self._classes(), self._named(self._group() or ONLY_CLASS)
@@ -84,8 +81,7 @@ class ClassHandler(ClassesHandler):
         self._asked = {**self._asked, "limits": wanted.limits}  # which are checked now
         await self._finish_changed(classes, name, codes)
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def post(self) -> None:
         """Invite users, those of the class again, or move the end; return the class with the codes."""
         classes = self._classes()
@@ -94,8 +90,7 @@ class ClassHandler(ClassesHandler):
 
     patch = post
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def delete(self) -> None:
         """End the class, and return how many sessions ended and how many are left (null: not known), also in words."""
         classes = self._classes()
@@ -130,8 +125,7 @@ class PeopleHandler(ClassesHandler):
 
     actions: ClassVar[dict[str, str]] = {"POST": "add people"}
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def post(self) -> None:
         """Let newcomers in, and return their tokens, which have no end, by user."""
         tokens = await self._classes().add(self._wanted(NewPeople))
@@ -142,8 +136,7 @@ class PeopleHandler(ClassesHandler):
 class RosterHandler(ClassesHandler):
     """``/sharedkernel/api/roster``: reads a roster that an admin has pasted, as the command reads a file."""
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def post(self) -> None:
         """Return the names of its users; nothing changes."""
         classes, text = self._classes(), read_body(self, {"text": str}).get("text", "")

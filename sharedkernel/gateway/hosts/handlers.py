@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Any, ClassVar, cast
 
 import msgspec
-from jupyter_server.auth.decorator import allow_unauthenticated, authorized, ws_authenticated
+from jupyter_server.auth.decorator import allow_unauthenticated, ws_authenticated
 from jupyter_server.base.handlers import APIHandler, JupyterHandler
 from jupyter_server.services.kernels import handlers as kernels
 from jupyter_server.services.sessions import handlers as sessions
@@ -190,8 +190,7 @@ def describe_host(host: Host, *, with_users: bool) -> dict[str, Any]:
 class HostsHandler(FrontHandler):
     """``/sharedkernel/api/hosts``: the hosts of the cluster."""
 
-    @web.authenticated
-    @authorized
+    @handlers.for_users
     async def get(self) -> None:
         """Return each host's name, version, devices, sessions, whether it answers, and how far it is drained."""
         found = [describe_host(host, with_users=self.current_user.admin) for host in self.front.hosts.all()]
@@ -212,8 +211,7 @@ class HostHandler(FrontHandler):
             host.is_cordoned = json.loads(self.request.body)["cordoned"]  # its next summary says the same
         self.pass_on(answer)
 
-    @web.authenticated
-    @authorized
+    @handlers.for_users
     async def delete(self, name: str) -> None:
         """Forget a host that is gone for good; for admins."""
         self.check_admin("may forget a host")
@@ -224,8 +222,7 @@ class HostHandler(FrontHandler):
 class FrontStatusHandler(FrontHandler):
     """``/sharedkernel/api/status``: who uses and who waits for what, on all hosts."""
 
-    @web.authenticated
-    @authorized
+    @handlers.for_users
     async def get(self) -> None:
         """Return the status document, as this user may see it; of a large cluster with what ``?about=NAME`` names."""
         about = self.get_query_argument("about", "")
@@ -299,8 +296,7 @@ async def _list_ports(handler: JupyterHandler) -> dict[str, list[dict[str, Any]]
 class FrontPortsHandler(FrontHandler):
     """``/sharedkernel/api/ports``: the requesting user's programs that listen on the loopback of any host."""
 
-    @web.authenticated
-    @authorized
+    @handlers.for_users
     async def get(self) -> None:
         """Return what the hosts list, and the host of each."""
         listed = await _list_ports(self)

@@ -7,9 +7,9 @@ logged without a traceback; and starting a kernel uses the client's environment.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import msgspec
 from jupyter_client.jsonutil import json_default
@@ -40,13 +40,20 @@ from sharedkernel.units import parse_duration
 _MOST_CHANGES = 50
 
 
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def for_users(method: _Method) -> _Method:
+    """Have a handler's *method* serve users alone, as far as the authorizer lets them."""
+    return cast("_Method", web.authenticated(authorized(method)))
+
+
 class KernelsHandler(ErrorResponseMixin, AuditedHandler, kernels.MainKernelHandler):
     """``/api/kernels``."""
 
     actions: ClassVar[dict[str, str]] = {"POST": "start session"}
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def get(self) -> None:
         """List the kernels, once those that outlived an earlier gateway are known.
 
@@ -57,8 +64,7 @@ class KernelsHandler(ErrorResponseMixin, AuditedHandler, kernels.MainKernelHandl
         manager.check_listed(self.current_user)
         await cast("Awaitable[None]", super().get())
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def post(self) -> None:
         """Start a session, or return the one that this client has already, which the answer says then."""
         body = read_body(self, {"name": str, "path": str, "env": dict})
@@ -80,8 +86,7 @@ class KernelHandler(ErrorResponseMixin, AuditedHandler, kernels.KernelHandler):
 
     actions: ClassVar[dict[str, str]] = {"DELETE": "end session"}
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def delete(self, kernel_id: str) -> None:
         """Shut a session down; with ``?linger=0`` it ends at once, even if it is detached already.
 
@@ -221,8 +226,7 @@ class GatewayHandler(ErrorResponseMixin, AuditedHandler, APIHandler):
 class StatusHandler(GatewayHandler):
     """``/sharedkernel/api/status``: who uses and who waits for which resources."""
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def get(self) -> None:
         """Return the status document, as this user may see it."""
         status = await self.settings["room_requests"].status()
@@ -235,8 +239,7 @@ class OffloadHandler(GatewayHandler):
 
     actions: ClassVar[dict[str, str]] = {"POST": "offload session"}
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def post(self, kernel_id: str) -> None:
         """Offload the session, and return once the memory is free."""
         manager = kernel_manager_of(self)
@@ -250,8 +253,7 @@ class ProgramsHandler(GatewayHandler):
 
     actions: ClassVar[dict[str, str]] = {"POST": "end programs"}
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def post(self, kernel_id: str) -> None:
         """End them, and return once they are gone; the session itself continues."""
         await cast("SessionKernel", kernel_manager_of(self).get_kernel(kernel_id)).end_programs()
@@ -264,8 +266,7 @@ class BringBackHandler(GatewayHandler):
 
     actions: ClassVar[dict[str, str]] = {"POST": "bring back session"}
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def post(self, kernel_id: str) -> None:
         """Put the earlier session in this one's place, as ``%shared attach`` does; this one ends."""
         manager = kernel_manager_of(self)
@@ -285,8 +286,7 @@ class QuotasHandler(GatewayHandler):
         """Record *action*, with whose quotas changed, and from what to what."""
         super().record_action(action, **self._changes, **details)
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def get(self) -> None:
         """Return the requesting user's limits; an admin gets all users'."""
         self.finish(json.dumps(self._limits()))
@@ -300,8 +300,7 @@ class QuotasHandler(GatewayHandler):
             users |= manager.rules.users() | (identity.owners() or set() if isinstance(identity, TokenUsers) else set())
         return {"users": {name: manager.rules.quotas.explain(name) for name in sorted(users)}}
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def put(self) -> None:
         """Override the configuration's quotas until it is read again; for admins.
 
@@ -326,8 +325,7 @@ class QuotasHandler(GatewayHandler):
             notes += [f"no token belongs to {user}; check the name." for user in sorted(absent)]
         self._answer(notes)
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def delete(self) -> None:
         """Undo such overrides: those of ``?user=`` or ``?group=``, of them only ``&key=``, or all; for admins."""
         self.check_admin("may change quotas")
@@ -366,8 +364,7 @@ class PolicyHandler(GatewayHandler):
 
     actions: ClassVar[dict[str, str]] = {"PUT": "change policy"}
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def get(self) -> None:
         """Return the policy (null if devices differ), that of each device, and the names of all policies."""
         manager = kernel_manager_of(self)
@@ -375,8 +372,7 @@ class PolicyHandler(GatewayHandler):
         common = next(iter(devices.values())) if len(set(devices.values())) == 1 else None
         self.finish(json.dumps({"policy": common, "devices": devices, "policies": list(POLICIES)}))
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def put(self) -> None:
         """Apply another policy until the executors end; for admins."""
         self.check_admin("may change the policy")

@@ -13,12 +13,10 @@ from collections.abc import Collection, Iterator
 from typing import Any, ClassVar
 
 import msgspec
-from jupyter_server.auth.decorator import authorized
-from tornado import web
 
 from sharedkernel.errors import ExecutorUnavailable, Refused
 from sharedkernel.gateway.fleet.executors import Executors, ask_each, no_answer
-from sharedkernel.gateway.http.handlers import GatewayHandler
+from sharedkernel.gateway.http.handlers import GatewayHandler, for_users
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
 from sharedkernel.protocol import TakenOffShelf
 
@@ -96,8 +94,7 @@ async def take_off(
 class ShelvesHandler(GatewayHandler):
     """``/sharedkernel/api/shelves``: the entries on shelves."""
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def get(self) -> None:
         """Return the requesting user's entries; an admin gets all users'."""
         user = self.current_user
@@ -117,16 +114,14 @@ class ShelfHandler(GatewayHandler):
         """Start without removed entries."""
         self._taken = {}
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def get(self, user: str) -> None:
         """Return the entries of *user*."""
         self._check_may_see(user)
         manager = kernel_manager_of(self)
         self.finish(json.dumps(await list_shelves(manager.executors, user)))
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def delete(self, user: str, name: str | None = None) -> None:
         """Remove the user's entries; with ``?device=NAME`` on that device only.
 

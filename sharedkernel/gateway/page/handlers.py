@@ -11,7 +11,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from jupyter_server.auth.decorator import allow_unauthenticated, authorized
+from jupyter_server.auth.decorator import allow_unauthenticated
 from jupyter_server.base.handlers import JupyterHandler
 from jupyter_server.utils import url_path_join
 from tornado import web
@@ -23,7 +23,7 @@ from sharedkernel.gateway.auth.audit import AuditedHandler
 from sharedkernel.gateway.auth.hub import SIGN_IN_SECONDS, HubUsers, PendingSignIn
 from sharedkernel.gateway.auth.identity import LIFETIME, GatewayUser, TokenOnlyIdentity, TokenUsers
 from sharedkernel.gateway.errors import ErrorResponseMixin, http_status
-from sharedkernel.gateway.http.handlers import KERNEL_ROUTE, GatewayHandler
+from sharedkernel.gateway.http.handlers import KERNEL_ROUTE, GatewayHandler, for_users
 from sharedkernel.gateway.http.request_guard import SIGN_IN_PATH
 from sharedkernel.gateway.http.status_feed import FeedText
 from sharedkernel.gateway.page.audit_tail import AuditTailHandler
@@ -149,8 +149,7 @@ class FiguresHandler(GatewayHandler):
         self._changed = asyncio.Event()
         self._is_closed = False
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def get(self) -> None:
         """Send documents until the browser is gone or its user's token is no longer good."""
         feed = self.settings["status_feed"]
@@ -373,8 +372,7 @@ class SignOutHandler(GatewayHandler):
 
     actions: ClassVar[dict[str, str]] = {"POST": "sign out"}
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def post(self) -> None:
         """End it, and have its cookie forgotten."""
         identity = cast("TokenOnlyIdentity", self.identity_provider)
@@ -414,8 +412,7 @@ class TokenHandler(GatewayHandler):
 
     actions: ClassVar[dict[str, str]] = {"POST": "make token"}
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def post(self) -> None:
         """Return a new token; those that the user has stay good."""
         identity = cast("TokenOnlyIdentity", self.identity_provider)

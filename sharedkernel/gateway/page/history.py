@@ -13,13 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import msgspec
-from jupyter_server.auth.decorator import authorized
 from msgspec import UNSET
-from tornado import web
 
 from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.gateway.fleet.executors import Executors, ask_each
-from sharedkernel.gateway.http.handlers import GatewayHandler
+from sharedkernel.gateway.http.handlers import GatewayHandler, for_users
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
 from sharedkernel.status.document import DeviceEntry, DeviceStatus, StatusDocument, UserOnDevice, UserStatus
 from sharedkernel.status.figures import MEMORY
@@ -149,8 +147,7 @@ def _users_by_device(document: StatusDocument) -> dict[str, dict[str, int]]:
 class HistoryHandler(GatewayHandler):
     """``/sharedkernel/api/history``: the last hour of each device."""
 
-    @web.authenticated
-    @authorized
+    @for_users
     def get(self) -> None:
         """Return the values of all devices, which every user may see."""
         self.finish(self.settings["usage_history"].to_json())
@@ -206,8 +203,7 @@ class TimelineRequests:
 class TimelineHandler(GatewayHandler):
     """``/sharedkernel/api/timeline?seconds=150&columns=300&end=TIME``: what sessions did; ``end`` is now by default."""
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def get(self) -> None:
         """Return the timeline of each device, in which only admins see the names of others' notebooks."""
         window = TimelineWindow(

@@ -13,11 +13,9 @@ from http import HTTPStatus
 from typing import ClassVar, cast
 
 import msgspec
-from jupyter_server.auth.decorator import authorized
-from tornado import web
 
 from sharedkernel.errors import Refused
-from sharedkernel.gateway.http.handlers import GatewayHandler
+from sharedkernel.gateway.http.handlers import GatewayHandler, for_users
 from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
 from sharedkernel.shortage import LEAST_ROOM
@@ -142,8 +140,7 @@ class AskForRoomHandler(GatewayHandler):
 
     actions: ClassVar[dict[str, str]] = {"POST": "ask for room"}
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def post(self, kernel_id: str) -> None:
         """Ask, once for a session that waits; return who was asked."""
         manager = kernel_manager_of(self)
