@@ -280,6 +280,12 @@ class TokenOnlyIdentity(IdentityProvider):
         """Whether user *name* is an admin."""
         return name in self._gateway.admins
 
+    def token_owners(self) -> set[str] | None:
+        """Return the names of all users with a token in the file; None where there is none, or it cannot be read."""
+        with contextlib.suppress(ConfigError):
+            return None if self.token_file is None else self.token_file.owners()
+        return None
+
     def make_token(
         self, user: str, *, made_with: str = "", expires: datetime.datetime | None = None, group: str | None = None
     ) -> str:
@@ -376,12 +382,6 @@ class TokenUsers(TokenOnlyIdentity):
         if user is not None:
             self._use.record(token.split("-")[1])
         return user
-
-    def owners(self) -> set[str] | None:
-        """Return the names of all users who have a token; None where the file cannot be read."""
-        with contextlib.suppress(ConfigError):
-            return self._file.owners()
-        return None
 
     def close(self) -> None:
         """Keep when tokens were last used."""

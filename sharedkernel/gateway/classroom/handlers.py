@@ -13,12 +13,11 @@ from jupyter_server.utils import url_path_join
 from sharedkernel.cli.classroom.roster import parse_pasted
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.hub import HubUsers
-from sharedkernel.gateway.auth.identity import TokenOnlyIdentity, TokenUsers
+from sharedkernel.gateway.auth.identity import TokenUsers
 from sharedkernel.gateway.classroom.classes import MOST_MEMBERS, ClassChange, Classes, NewPeople, UsedInvitation
 from sharedkernel.gateway.config.classes import ONLY_CLASS
 from sharedkernel.gateway.http.handlers import GatewayHandler, for_users, read_body
 from sharedkernel.gateway.http.request_guard import INVITATION_PATH
-from sharedkernel.gateway.kernels.manager import kernel_manager_of
 from sharedkernel.gateway.page.handlers import PageHandler, start_page_session
 from sharedkernel.gateway.page.wheel import installation
 
@@ -74,7 +73,7 @@ class ClassHandler(ClassesHandler):
     async def put(self) -> None:
         """Begin a class, and return it with the codes of its invitations."""
         classes, name = self._classes(), self._named(self._group() or ONLY_CLASS)
-        if not isinstance(self.identity_provider, TokenUsers | HubUsers):
+        if not isinstance(self.identity, TokenUsers | HubUsers):
             sentence = "this gateway has one user, and a class has more; start it with `--identity tokens` or a hub's."
             raise Refused(sentence, reason="not_allowed")
         codes = await classes.begin(name, wanted := self._wanted(ClassChange), self.current_user.username)
@@ -106,7 +105,7 @@ class ClassHandler(ClassesHandler):
         return self.get_query_argument("group", None)
 
     async def _finish_changed(self, classes: Classes, name: str, codes: Mapping[str, str]) -> None:
-        hub, rules = self.identity_provider, kernel_manager_of(self).rules
+        hub, rules = self.identity, self.manager.rules
         await rules.send_all_limits()
         found = classes.describe().get(name, {})
         answer: dict[str, Any] = {
@@ -167,8 +166,7 @@ class InvitedHandler(GatewayHandler):
         self.set_header("Cache-Control", "no-store")
         code = read_body(self, {"code": str}).get("code", "")
         key = self.get_cookie(_cookie_of(code)) or ""
-        identity = cast("TokenOnlyIdentity", self.identity_provider)
-        found = await identity.check_code(code, self.request.remote_ip or "", lambda code: check(code, key))
+        found = await self.identity.check_code(code, self.request.remote_ip or "", lambda code: check(code, key))
         if found is None:
             raise Refused(
                 "This invitation is not known here: a newer one was made for the same person, its class is over, or "

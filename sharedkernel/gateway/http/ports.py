@@ -236,10 +236,10 @@ class PortsHandler(GatewayHandler):
     @for_users
     async def get(self) -> None:
         """Return port, program, and the session and notebook that started it (null: it has left them) of each."""
-        manager, found = kernel_manager_of(self), []
+        found = []
         for port, device, owned in await ports_of(self).listening(self.current_user.username):
             kernel_id = _kernel_id(self, device, owned.session)
-            notebook = None if kernel_id is None else manager.notebook(kernel_id)
+            notebook = None if kernel_id is None else self.manager.notebook(kernel_id)
             found.append({"port": port, "program": owned.program, "session": kernel_id, "notebook": notebook})
         self.finish(json.dumps({"ports": found}))
 

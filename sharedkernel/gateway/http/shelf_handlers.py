@@ -17,7 +17,6 @@ import msgspec
 from sharedkernel.errors import ExecutorUnavailable, Refused
 from sharedkernel.gateway.fleet.executors import Executors, ask_each, no_answer
 from sharedkernel.gateway.http.handlers import GatewayHandler, for_users
-from sharedkernel.gateway.kernels.manager import kernel_manager_of
 from sharedkernel.protocol import TakenOffShelf
 
 #: seconds that an executor may take to answer
@@ -98,8 +97,7 @@ class ShelvesHandler(GatewayHandler):
     async def get(self) -> None:
         """Return the requesting user's entries; an admin gets all users'."""
         user = self.current_user
-        manager = kernel_manager_of(self)
-        self.finish(json.dumps(await list_shelves(manager.executors, None if user.admin else user.username)))
+        self.finish(json.dumps(await list_shelves(self.manager.executors, None if user.admin else user.username)))
 
 
 class ShelfHandler(GatewayHandler):
@@ -118,8 +116,7 @@ class ShelfHandler(GatewayHandler):
     async def get(self, user: str) -> None:
         """Return the entries of *user*."""
         self._check_may_see(user)
-        manager = kernel_manager_of(self)
-        self.finish(json.dumps(await list_shelves(manager.executors, user)))
+        self.finish(json.dumps(await list_shelves(self.manager.executors, user)))
 
     @for_users
     async def delete(self, user: str, name: str | None = None) -> None:
@@ -133,8 +130,7 @@ class ShelfHandler(GatewayHandler):
             Name of the entry; None: all entries.
         """
         self._check_may_see(user)
-        manager = kernel_manager_of(self)
-        await take_off(manager.executors, user, name, self._devices(manager.executors), self._taken)
+        await take_off(self.manager.executors, user, name, self._devices(self.manager.executors), self._taken)
         removed = list(self._removed())
         self.log.info("%s took %d names off the shelf of %s", self.current_user.username, len(removed), user)
         used = sum(taken.used_bytes for taken in self._taken.values())

@@ -375,7 +375,7 @@ class SignOutHandler(GatewayHandler):
     @for_users
     async def post(self) -> None:
         """End it, and have its cookie forgotten."""
-        identity = cast("TokenOnlyIdentity", self.identity_provider)
+        identity = self.identity
         if key := identity.page_session_key(self.request):
             identity.page_sessions.end(key)
         self.clear_cookie(identity.page_cookie(self.request), path=self.base_url)
@@ -399,7 +399,7 @@ class MeHandler(GatewayHandler):
                 {
                     "user": user.username,
                     "admin": user.admin,
-                    "auth": _kind_of(cast("TokenOnlyIdentity", self.identity_provider)),
+                    "auth": _kind_of(self.identity),
                     "version": __version__,
                     **install.as_json(),  # it asks for the token
                 }
@@ -415,7 +415,7 @@ class TokenHandler(GatewayHandler):
     @for_users
     async def post(self) -> None:
         """Return a new token; those that the user has stay good."""
-        identity = cast("TokenOnlyIdentity", self.identity_provider)
+        identity = self.identity
         token = identity.make_token(self.current_user.username, made_with=identity.get_token(self) or "")
         self.set_header("Cache-Control", "no-store")
         self.finish(json.dumps({"token": token}))

@@ -18,7 +18,6 @@ from msgspec import UNSET
 from sharedkernel.errors import Refused, SharedKernelError
 from sharedkernel.gateway.fleet.executors import Executors, ask_each
 from sharedkernel.gateway.http.handlers import GatewayHandler, for_users
-from sharedkernel.gateway.kernels.manager import kernel_manager_of
 from sharedkernel.status.document import DeviceEntry, DeviceStatus, StatusDocument, UserOnDevice, UserStatus
 from sharedkernel.status.figures import MEMORY
 from sharedkernel.status.timeline import DeviceTimeline, TimelineWindow
@@ -218,7 +217,7 @@ class TimelineHandler(GatewayHandler):
         user = self.current_user
         requests: TimelineRequests = self.settings["timeline_requests"]
         found = await requests.ask(
-            kernel_manager_of(self).executors,
+            self.manager.executors,
             window,
             None if user.admin else cast("str", user.username),
             asker=user.username,
