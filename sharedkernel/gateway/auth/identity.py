@@ -19,10 +19,10 @@ import re
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TypeVar, cast
+from typing import Any, NoReturn, TypeVar
 
 from jupyter_server.auth import IdentityProvider, User
 from jupyter_server.base.call_context import CallContext
@@ -32,7 +32,7 @@ from traitlets import Unicode, default
 
 from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.gateway.auth.rate_limit import LoginLimit, TooManyAtOnce, TooManyFailures
-from sharedkernel.gateway.auth.tickets import TICKET, Purpose, TicketKey
+from sharedkernel.gateway.auth.tickets import TICKET, Purpose
 from sharedkernel.gateway.auth.tokens import TokenExpired, TokenFile, TokenUse
 from sharedkernel.gateway.errors import finish_refused
 
@@ -86,26 +86,6 @@ def requesting_user() -> GatewayUser | None:
     return user if isinstance(user, GatewayUser) else None
 
 
-class IdentityOwner(Protocol):
-    """The application, as far as identities need it."""
-
-    admins: set[str]
-    max_failed_logins: int
-    failed_login_seconds: float
-    tokens_file: str
-    hub_cache_seconds: int
-    hub_admin_scope: str
-    base_url: str
-    #: this host's key, if it is one of a cluster
-    ticket_key: TicketKey | None
-
-    def record_groups(self, user: str, groups: Iterable[str]) -> None:
-        """Record the groups of *user* as the identity reports them."""
-
-    def record_wrong_token(self, address: str, what: str = "token") -> None:
-        """Record in the audit log that a wrong token, or another *what*, came from *address*."""
-
-
 class TokenOnlyIdentity(IdentityProvider):
     """Base of the gateway's identities: a token identifies a user, and nothing else does."""
 
@@ -121,8 +101,8 @@ class TokenOnlyIdentity(IdentityProvider):
         self._limit = LoginLimit(self._gateway.max_failed_logins, self._gateway.failed_login_seconds)
 
     @property
-    def _gateway(self) -> IdentityOwner:
-        return cast("IdentityOwner", self.parent)
+    def _gateway(self) -> Any:
+        return self.parent
 
     @property
     def login_available(self) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol
+from typing import Any
 
 import zmq
 from jupyter_client.session import DELIM
@@ -119,29 +119,6 @@ class OutputFlow:
         self._handle(frames)
 
 
-class SessionClient(Hashable, Protocol):
-    """A client's connection to a session."""
-
-    @property
-    def answers_lost_cells(self) -> bool:
-        """Whether it answers its running cells with the reason, once the session's process is gone."""
-
-    def open_channels(self) -> None:
-        """Connect to the session's current process."""
-
-    def reconnect(self) -> None:
-        """Have the client open another websocket."""
-
-    def handle_outgoing_message(self, stream: SessionSocket, outgoing_msg: list[bytes]) -> None:
-        """Send a message that arrived on *stream* to the client."""
-
-    def write_stream(self, name: str, sentence: str, parent_header: dict[str, Any]) -> None:
-        """Show a sentence of the gateway's own on the stream *name*, below the cell with this header."""
-
-    def close_for_good(self) -> None:
-        """Notify the client that the session is dead, and close the connection."""
-
-
 class SessionOutputs:
     """A session's published messages: their subscription, its clients and the backlog. Needs a running event loop.
 
@@ -170,8 +147,8 @@ class SessionOutputs:
         self._activity = activity
         self._on_activity = on_activity
         self._is_publishing = False
-        #: clients that are attached
-        self.clients: set[SessionClient] = set()
+        #: clients that are attached (`SessionWebsocket`)
+        self.clients: set[Any] = set()
         #: since when none is attached
         self._absent_since = asyncio.get_running_loop().time()
         #: whether the last one hung up by itself: one that was silent for too long has not
@@ -268,14 +245,14 @@ class SessionOutputs:
 
     # --- clients ------------------------------------------------------------------------------------------------------
 
-    def attach(self, client: SessionClient) -> None:
+    def attach(self, client: Any) -> None:
         """Send outputs to *client* from now on, the gateway's waiting sentences first."""
         self.clients.add(client)
         self._was_left = False
         while self._pending:
             self.show(*self._pending.pop(0))
 
-    def detach(self, client: SessionClient, *, has_hung_up: bool) -> None:
+    def detach(self, client: Any, *, has_hung_up: bool) -> None:
         """Send nothing to *client* any more, which *has_hung_up* by itself, or was hung up on."""
         self.clients.discard(client)
         self._was_left = has_hung_up and not self.clients

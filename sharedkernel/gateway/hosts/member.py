@@ -24,7 +24,7 @@ from sharedkernel.gateway.hosts.registry import ClusterHosts
 from sharedkernel.gateway.hosts.requests import HostRequests
 from sharedkernel.gateway.hosts.rules import HostRules
 from sharedkernel.gateway.hosts.summary import HostSummary, RaySummary, UserSummary, summarize_device
-from sharedkernel.gateway.kernels.manager import ClusterPeers, Deployment, DeploymentOwner, SessionKernels
+from sharedkernel.gateway.kernels.manager import ClusterPeers, Deployment, SessionKernels
 from sharedkernel.gateway.tls import peer_context
 from sharedkernel.ipc.host_files import AGENT_STATE, HOST_STATE, AgentState, HostState, read_state, write_state
 from sharedkernel.status.document import StatusDocument
@@ -40,7 +40,7 @@ class FrontKernels(SessionKernels):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        deployment = cast("DeploymentOwner", self.parent).deployment
+        deployment = cast("Any", self.parent).deployment
         peers = deployment.peers
         assert peers is not None
         directory = deployment.state_directory

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from enum import IntEnum
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from tornado.web import HTTPError
 
@@ -61,13 +61,6 @@ def stage(idle: float, after: float | None) -> CullStage:
     return next((due for due, share in _SHARES.items() if idle >= share * after), CullStage.NONE)
 
 
-class ShutDown(Protocol):
-    """Shuts a session down."""
-
-    async def __call__(self, kernel_id: str, *, linger: float | None = None, farewell: str | None = None) -> None:
-        """See :meth:`~sharedkernel.gateway.kernels.manager.SessionKernels.shut_down`."""
-
-
 class IdleCuller:
     """Warns, offloads and ends idle sessions.
 
@@ -93,7 +86,7 @@ class IdleCuller:
         registry: SessionRegistry,
         rules: FleetRules,
         status: Callable[[], Awaitable[StatusDocument]],
-        shut_down: ShutDown,
+        shut_down: Callable[..., Awaitable[None]],
         audit_log: AuditLog,
         *,
         unclaimed_seconds: float,

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from jupyter_client.ioloop.restarter import AsyncIOLoopKernelRestarter
 from jupyter_server._tz import utcnow
@@ -39,9 +39,7 @@ from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.recovery import SessionRecovery
 from sharedkernel.gateway.kernels.registry import Farewells, OwnersFile, SessionRegistry
 from sharedkernel.gateway.kernels.starting import SessionStarter
-from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.jupyter.names import KERNEL_NAME, kernel_of
-from sharedkernel.protocol import Limits
 from sharedkernel.status.document import Draining, StatusDocument
 from sharedkernel.system.tasks import BackgroundTasks
 
@@ -88,12 +86,6 @@ class Deployment:
         return host_prefix(self.host) if self.host else ""
 
 
-class DeploymentOwner(Protocol):
-    """The application that makes the kernel manager: Jupyter's server gives it nothing but itself."""
-
-    deployment: Deployment
-
-
 class SessionRestarter(AsyncIOLoopKernelRestarter):
     """Jupyter's restarter, which looks when a kernel asks it to, as executors report ends, and else rarely.
 
@@ -130,7 +122,7 @@ class SessionKernels(AsyncMappingKernelManager):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        deployment = cast("DeploymentOwner", self.parent).deployment
+        deployment = cast("Any", self.parent).deployment
         self._audit_log = deployment.audit_log
         self.id_prefix = deployment.id_prefix
         #: how far this gateway drains: it is about to stop, and starts no sessions; None: it does not
@@ -193,14 +185,6 @@ class SessionKernels(AsyncMappingKernelManager):
         self.recovery.begin()
 
     # --- for the kernels, which have this manager as their parent -----------------------------------------------------
-
-    def executor(self, device: str) -> ExecutorClient:
-        """Return the connection to the executor of *device*."""
-        return self.executors[device]
-
-    def limits(self, user: str, device: str) -> Limits:
-        """Return *user*'s limits on *device*."""
-        return self.rules.limits(user, device)
 
     def on_followed(self, kernel: SessionKernel) -> None:
         """Handle that *kernel* follows another process now."""

@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
 
 from jupyter_server.prometheus.metrics import KERNEL_CURRENTLY_RUNNING_TOTAL
 
@@ -115,23 +114,6 @@ class Farewells:
         """Return what to tell *user* about the end of their kernel; None if no recent end is known."""
         farewell = self._farewells.get(kernel_id)
         return farewell if farewell is not None and farewell.user == user else None
-
-
-class KernelFactory(Protocol):
-    """Makes a kernel for a session that runs or is about to start; users do not see it before it is registered."""
-
-    def __call__(self, kernel_id: str, *, session_id: str | None = None, **session: Any) -> SessionKernel:
-        """Return a new kernel.
-
-        Parameters
-        ----------
-        kernel_id
-            Its id in Jupyter's API.
-        session_id
-            Its name at the executor; None: the same.
-        session
-            Values of the traits of :class:`~sharedkernel.gateway.kernels.kernel.SessionKernel`.
-        """
 
 
 class SessionRegistry:

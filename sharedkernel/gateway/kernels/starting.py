@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -25,11 +25,10 @@ from sharedkernel.errors import ExecutorUnavailable, QuotaExceeded, Refused, Sha
 from sharedkernel.gateway.auth.identity import requesting_user
 from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.gateway.fleet.rules import FleetRules
-from sharedkernel.gateway.kernels.culling import ShutDown
 from sharedkernel.gateway.kernels.detached import DetachedSessions, EarlierSession
 from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.recovery import SessionRecovery
-from sharedkernel.gateway.kernels.registry import KernelFactory, SessionRegistry
+from sharedkernel.gateway.kernels.registry import SessionRegistry
 from sharedkernel.jupyter.names import HOST_VARIABLE, environment_of, kernel_of
 from sharedkernel.status.refusal_text import explain_session_limit
 
@@ -88,8 +87,8 @@ class SessionStarter:
         recovery: SessionRecovery,
         executors: Executors,
         rules: FleetRules,
-        make_kernel: KernelFactory,
-        shut_down: ShutDown,
+        make_kernel: Callable[..., SessionKernel],
+        shut_down: Callable[..., Awaitable[None]],
         *,
         host: str,
         id_prefix: str,
