@@ -198,54 +198,21 @@ class JupyterDefaults(GatewayOptions):
     #: bounded, unlike Jupyter's: the system takes what exceeds 16 bits off, and serves another port
     port = Integer(min=0, max=65535, help="Port to listen on; 0: any that is free.").tag(config=True)
 
-    @default("config_file_name")
-    def _default_config_file_name(self) -> str:
-        return CONFIG_NAME
-
-    @default("cookie_secret")
-    def _default_cookie_secret(self) -> bytes:
-        return os.urandom(32)  # cookies identify nobody, so none has to outlive this process
-
-    @default("allow_remote_access")
-    def _default_allow_remote(self) -> bool:
-        return False
-
-    @default("ip")
-    def _default_ip(self) -> str:
-        return "127.0.0.1"
-
-    @default("port")
-    def _port_default(self) -> int:
-        return DEFAULT_PORT
-
-    @default("port_retries")
-    def _port_retries_default(self) -> int:
-        return 0  # users have stored this gateway's address
-
-    @default("kernel_manager_class")
-    def _default_kernel_manager_class(self) -> type | str:
-        return "sharedkernel.gateway.hosts.member.FrontKernels" if self.front else SessionKernels
-
-    @default("session_manager_class")
-    def _default_session_manager_class(self) -> type:
-        return OwnNotebookSessions
-
-    @default("kernel_websocket_connection_class")
-    def _default_kernel_websocket_connection_class(self) -> type:
-        return SessionWebsocket
-
-    @default("kernel_spec_manager_class")
-    def _default_kernel_spec_manager_class(self) -> type:
-        return SharedKernelSpecs
-
-    @default("contents_manager_class")
-    def _default_contents_manager_class(self) -> type:
-        return NoContents
-
-    @default("authorizer_class")
-    def _default_authorizer_class(self) -> type:
-        return OwnerAuthorizer
-
-    @default("identity_provider_class")
-    def _default_identity_provider_class(self) -> type:
-        return _IDENTITIES[self.identity]
+    _default_config_file_name = default("config_file_name")(lambda self: CONFIG_NAME)
+    # cookies identify nobody, so none has to outlive this process
+    _default_cookie_secret = default("cookie_secret")(lambda self: os.urandom(32))
+    _default_allow_remote = default("allow_remote_access")(lambda self: False)
+    _default_ip = default("ip")(lambda self: "127.0.0.1")
+    _port_default = default("port")(lambda self: DEFAULT_PORT)
+    _port_retries_default = default("port_retries")(lambda self: 0)  # users have stored this gateway's address
+    _default_kernel_manager_class = default("kernel_manager_class")(
+        lambda self: "sharedkernel.gateway.hosts.member.FrontKernels" if self.front else SessionKernels
+    )
+    _default_session_manager_class = default("session_manager_class")(lambda self: OwnNotebookSessions)
+    _default_kernel_websocket_connection_class = default("kernel_websocket_connection_class")(
+        lambda self: SessionWebsocket
+    )
+    _default_kernel_spec_manager_class = default("kernel_spec_manager_class")(lambda self: SharedKernelSpecs)
+    _default_contents_manager_class = default("contents_manager_class")(lambda self: NoContents)
+    _default_authorizer_class = default("authorizer_class")(lambda self: OwnerAuthorizer)
+    _default_identity_provider_class = default("identity_provider_class")(lambda self: _IDENTITIES[self.identity])

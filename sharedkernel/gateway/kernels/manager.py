@@ -167,17 +167,11 @@ class SessionKernels(AsyncMappingKernelManager):
             id_prefix=deployment.id_prefix,
         )
 
-    @default("kernel_manager_class")
-    def _default_kernel_manager_class(self) -> str:
-        return "sharedkernel.gateway.kernels.kernel.SessionKernel"
-
-    @default("default_kernel_name")
-    def _default_default_kernel_name(self) -> str:
-        return KERNEL_NAME
-
-    @default("cull_interval")
-    def _default_cull_interval(self) -> int:
-        return 30
+    _default_kernel_manager_class = default("kernel_manager_class")(
+        lambda self: "sharedkernel.gateway.kernels.kernel.SessionKernel"
+    )
+    _default_default_kernel_name = default("default_kernel_name")(lambda self: KERNEL_NAME)
+    _default_cull_interval = default("cull_interval")(lambda self: 30)
 
     def connect(self) -> None:
         """Connect to the executors, and again whenever one comes back; needs a running event loop."""
