@@ -178,11 +178,6 @@ class SharedKernelSpecs(KernelSpecManager):
             metadata={},
         )
 
-    def get_all_specs(self) -> dict[str, Any]:
-        """Return the kernelspecs as the API shows them."""
-        specs = {name: self.get_kernel_spec(name) for name in self.find_kernel_specs()}
-        return {name: {"resource_dir": spec.resource_dir, "spec": spec.to_dict()} for name, spec in specs.items()}
-
 
 class NoContents(AsyncContentsManager):
     """Serves no files: notebooks stay where their users are."""
