@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from typing import Any
-from uuid import uuid4
 
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager, NoSuchKernel
 from jupyter_server.auth import Authorizer, User
@@ -19,6 +18,7 @@ from traitlets import Integer, default
 
 from sharedkernel.gateway.auth.hub import HubUsers
 from sharedkernel.gateway.auth.identity import GatewayUser, SingleUser, TokenUsers, requesting_user
+from sharedkernel.gateway.auth.tickets import new_id
 from sharedkernel.gateway.channels.websocket import SessionWebsocket
 from sharedkernel.gateway.config.options import GatewayOptions
 from sharedkernel.gateway.config.settings import CONFIG_NAME
@@ -35,8 +35,7 @@ class OwnNotebookSessions(SessionManager):
 
     def new_session_id(self) -> str:
         """Return the id of a new notebook session, which begins as those of this host's kernels."""
-        prefix: str = self.kernel_manager.id_prefix
-        return prefix + str(uuid4())[len(prefix) :]
+        return new_id(self.kernel_manager.host)
 
     async def get_session(self, **kwargs: Any) -> dict[str, Any]:
         """Return the notebook session described by *kwargs* (its id, or its path).

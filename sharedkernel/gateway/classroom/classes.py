@@ -212,7 +212,7 @@ class Classes:
             )
         record.spared += self._sessions.of_users(set(fresh))
         # A cluster's front and a hub know users whom this gateway does not know.
-        knows_all = tokens is not None and are_all and not self._manager.id_prefix
+        knows_all = tokens is not None and are_all and not self._manager.host
         has_put = self._manager.rules.quotas.has_put
         record.members |= {
             user: ClassMember(is_new=knows_all and user not in owners, had_limits=has_put(user)) for user in fresh

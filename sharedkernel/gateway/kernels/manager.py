@@ -27,7 +27,6 @@ from traitlets import Float, Integer, default
 from sharedkernel.errors import ExecutorUnavailable, Refused
 from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.auth.identity import GatewayUser, requesting_user
-from sharedkernel.gateway.auth.tickets import host_prefix
 from sharedkernel.gateway.channels.backlog import Backlog
 from sharedkernel.gateway.config.quotas import Quotas
 from sharedkernel.gateway.fleet.executors import ONLY, Executors
@@ -80,11 +79,6 @@ class Deployment:
     #: how the gateways of its cluster know each other, if it is in one
     peers: ClusterPeers | None = None
 
-    @property
-    def id_prefix(self) -> str:
-        """The prefix of the ids of kernels and notebook sessions."""
-        return host_prefix(self.host) if self.host else ""
-
 
 class SessionRestarter(AsyncIOLoopKernelRestarter):
     """Jupyter's restarter, which looks when a kernel asks it to, as executors report ends, and else rarely.
@@ -124,7 +118,8 @@ class SessionKernels(AsyncMappingKernelManager):
         super().__init__(**kwargs)
         deployment = cast("Any", self.parent).deployment
         self._audit_log = deployment.audit_log
-        self.id_prefix = deployment.id_prefix
+        #: name of this host in its cluster; "": it is in none
+        self.host = deployment.host
         #: how far this gateway drains: it is about to stop, and starts no sessions; None: it does not
         self.draining: Draining | None = None
         tasks = self._tasks = BackgroundTasks()
@@ -163,8 +158,7 @@ class SessionKernels(AsyncMappingKernelManager):
             self.rules,
             self._make_kernel,
             self.shut_down,
-            host=deployment.host,
-            id_prefix=deployment.id_prefix,
+            self.host,
         )
 
     _default_kernel_manager_class = default("kernel_manager_class")(

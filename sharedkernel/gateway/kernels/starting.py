@@ -16,13 +16,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any
-from uuid import uuid4
 
 from jupyter_server._tz import utcnow
 from jupyter_server.base.call_context import CallContext
 
 from sharedkernel.errors import ExecutorUnavailable, QuotaExceeded, Refused, SharedKernelError
 from sharedkernel.gateway.auth.identity import requesting_user
+from sharedkernel.gateway.auth.tickets import new_id
 from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.gateway.kernels.detached import DetachedSessions, EarlierSession
@@ -76,8 +76,6 @@ class SessionStarter:
         Ends a session.
     host
         Name of this host in its cluster, which its sessions are told; empty: it is in none.
-    id_prefix
-        What kernel ids begin with, in a cluster; at most 8 hexadecimal digits.
     """
 
     def __init__(
@@ -89,9 +87,7 @@ class SessionStarter:
         rules: FleetRules,
         make_kernel: Callable[..., SessionKernel],
         shut_down: Callable[..., Awaitable[None]],
-        *,
         host: str,
-        id_prefix: str,
     ) -> None:
         self._registry = registry
         self._detached = detached
@@ -101,7 +97,6 @@ class SessionStarter:
         self._make_kernel = make_kernel
         self._shut_down = shut_down
         self._host = host
-        self._id_prefix = id_prefix
         #: number of sessions that are starting, by user and notebook
         self._num: Counter[tuple[str, str | None]] = Counter()
         #: the same by device
@@ -235,7 +230,7 @@ class SessionStarter:
                 refusals[device] = refusal
 
     async def _start_on(self, device: str, *, user: str, **session: Any) -> str:
-        kernel_id = self._id_prefix + str(uuid4())[len(self._id_prefix) :]
+        kernel_id = new_id(self._host)
         self._num_on[device] += 1
         self._rules.colours.choose(user, _said_by_front(COLOUR_HEADER))
         try:
