@@ -206,7 +206,7 @@ class AdmissionHandler(InvitedHandler):
         )
         start_page_session(self, user, token)
         install = await installation(self, "--token", token)
-        self.finish(msgspec.json.encode({"user": user, "until": admitted.until, **install.as_json()}))
+        self.finish(msgspec.json.encode({"user": user, "until": admitted.until, **install._asdict()}))
 
 
 def _outcome(name: str, ended: int, left: int | None) -> str:

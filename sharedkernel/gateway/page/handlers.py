@@ -401,7 +401,7 @@ class MeHandler(GatewayHandler):
                     "admin": user.admin,
                     "auth": _kind_of(self.identity),
                     "version": __version__,
-                    **install.as_json(),  # it asks for the token
+                    **install._asdict(),  # it asks for the token
                 }
             )
         )
