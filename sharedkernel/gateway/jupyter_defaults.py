@@ -98,7 +98,8 @@ class OwnNotebookSessions(SessionManager):
         return {"KERNEL_NOTEBOOK": path} if path else {}
 
     def _owner(self, row: Any) -> str | None:
-        return self.kernel_manager.owner(row["kernel_id"])
+        kernel = self.kernel_manager.find(row["kernel_id"])
+        return None if kernel is None else kernel.user
 
 
 def _user() -> GatewayUser:

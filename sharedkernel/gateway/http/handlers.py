@@ -199,7 +199,7 @@ class NotebookSessionHandler(NotebookSessionBodyMixin, AuditedHandler, sessions.
         """Record *action* on the notebook session's current kernel, with *details*."""
         if (kernel := self._kernel()) not in (None, self.acted_on):
             details["replaced"] = self.acted_on
-            self.acted_on, self._owner = kernel, None
+            self.acted_on, self._found = kernel, None
         super().record_action(action, **details)
 
     def _kernel(self) -> str | None:

@@ -239,7 +239,8 @@ class PortsHandler(GatewayHandler):
         found = []
         for port, device, owned in await ports_of(self).listening(self.current_user.username):
             kernel_id = _kernel_id(self, device, owned.session)
-            notebook = None if kernel_id is None else self.manager.notebook(kernel_id)
+            known = None if kernel_id is None else self.manager.find(kernel_id)
+            notebook = None if known is None else known.notebook
             found.append({"port": port, "program": owned.program, "session": kernel_id, "notebook": notebook})
         self.finish(json.dumps({"ports": found}))
 

@@ -156,12 +156,11 @@ class ShelfHandler(GatewayHandler):
 
     def record_action(self, action: str, **details: Any) -> None:
         """Record *action* for each removed entry, or once if none was removed, with *details*."""
-        self._owner = self.path_kwargs["user"]
         removed = [
             {"name": entry["name"], "bytes": entry["bytes"], "device": entry["device"]} for entry in self._removed()
         ]
         for entry in removed or [{"name": self.path_kwargs.get("name")}]:
-            super().record_action(action, **entry, **details)
+            super().record_action(action, owner=self.path_kwargs["user"], **entry, **details)
 
 
 class ShelvedHandler(ShelfHandler):

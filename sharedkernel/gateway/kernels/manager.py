@@ -32,7 +32,7 @@ from sharedkernel.gateway.config.quotas import Quotas
 from sharedkernel.gateway.fleet.executors import ONLY, Executors
 from sharedkernel.gateway.fleet.rules import FleetRules, UserColours
 from sharedkernel.gateway.kernels.culling import IdleCuller
-from sharedkernel.gateway.kernels.detached import DetachedSessions
+from sharedkernel.gateway.kernels.detached import DetachedSessions, EarlierSession
 from sharedkernel.gateway.kernels.ending import ProcessEnds, SessionEnder
 from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.recovery import SessionRecovery
@@ -198,19 +198,13 @@ class SessionKernels(AsyncMappingKernelManager):
         ExecutorUnavailable
             If that is not known yet.
         """
-        owner = self.owner(kernel_id)
-        if owner is None or not user.may_see(owner):
+        found = self.find(kernel_id)
+        if found is None or not user.may_see(found.user):
             self._raise_unknown(kernel_id)
 
-    def owner(self, kernel_id: str) -> str | None:
-        """Return the owner of a kernel or detached session; None when there is none."""
-        kernel = self.registry.find(kernel_id) or self.detached.get(kernel_id)
-        return None if kernel is None else kernel.user
-
-    def notebook(self, kernel_id: str) -> str | None:
-        """Return the path of the notebook of a kernel or detached session; None when there is none."""
-        kernel = self.registry.find(kernel_id) or self.detached.get(kernel_id)
-        return None if kernel is None else kernel.notebook
+    def find(self, kernel_id: str) -> SessionKernel | EarlierSession | None:
+        """Return a kernel or detached session; None when there is none."""
+        return self.registry.find(kernel_id) or self.detached.get(kernel_id)
 
     def _check_kernel_id(self, kernel_id: str) -> None:
         if kernel_id not in self:
