@@ -187,19 +187,6 @@ class QuotaLevel:
         )
 
 
-def parse_groups(groups: Any) -> dict[str, list[str]]:
-    """Check the groups' members.
-
-    Raises
-    ------
-    ConfigError
-        When they are no dictionary of lists of names.
-    """
-    for sentence in find_group_faults(groups):
-        raise ConfigError(sentence)
-    return {str(name): list(members) for name, members in groups.items()}
-
-
 def find_group_faults(groups: Any) -> Iterator[str]:
     """Yield a sentence for each invalid entry of *groups*."""
     if not isinstance(groups, Mapping):
@@ -235,7 +222,10 @@ class Quotas:
         memberships: Mapping[str, Sequence[str]] | None = None,
         class_groups: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        self.groups = parse_groups(groups or {})
+        groups = groups or {}
+        for sentence in find_group_faults(groups):
+            raise ConfigError(sentence)
+        self.groups: dict[str, list[str]] = {str(name): list(members) for name, members in groups.items()}
         self._memberships: Mapping[str, Sequence[str]] = {} if memberships is None else memberships
         self._config = QuotaLevel.parse("config", quotas or {})
         self._class_groups = class_groups

@@ -12,7 +12,7 @@ changed, and the faults that this start would stop at.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -28,12 +28,10 @@ from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.gateway.auth.hub import make_hub_auth, presumed_hub
 from sharedkernel.gateway.auth.tickets import check_host_name, read_key
 from sharedkernel.gateway.auth.tokens import TokenFile
+from sharedkernel.gateway.config.quotas import QuotaLevel, find_group_faults
 from sharedkernel.gateway.config.settings import (
     PARSERS,
     Settings,
-    check_group_names,
-    check_groups,
-    check_quotas,
     parse_setting,
     place,
     read_settings,
@@ -97,8 +95,10 @@ def invalid_values(app: Application, settings: Settings) -> Iterator[str]:
     """
     files = settings.files
     value = partial(value_at_start, app, settings)
-    yield from check_quotas(value("quotas"), files)
-    yield from check_groups(value("groups"), files)
+    for error in QuotaLevel.read("config", value("quotas") or {})[1]:
+        yield f"{place(files, _SECTION, 'quotas', error.path)}{error}"
+    for sentence in find_group_faults(value("groups") or {}):
+        yield f"{place(files, _SECTION, 'groups')}{sentence}"
     checks: list[Callable[[], Any]] = [
         *(partial(parse_setting, name, value(name), files) for name in PARSERS),
         lambda: check_exposure(
@@ -131,8 +131,18 @@ def ineffective_settings(app: Application, settings: Settings) -> Iterator[str]:
         The usable settings of the files, and those of the command line.
     """
     value = partial(value_at_start, app, settings)
-    if value("identity") != "jupyterhub":  # only the hub knows its groups
-        yield from check_group_names(value("quotas"), value("groups"), settings.files)
+    if value("identity") == "jupyterhub":  # only the hub knows its groups
+        return
+    quotas, groups = value("quotas"), value("groups") or {}
+    named = quotas.get("groups") if isinstance(quotas, Mapping) else None
+    if not isinstance(named, Mapping) or not isinstance(groups, Mapping):  # a fault that another check reports
+        return
+    for name in (name for name in named if name not in groups):
+        yield (
+            f"{place(settings.files, _SECTION, 'quotas', ('groups', str(name)))}quotas['groups'][{name!r}] hold for "
+            f"nobody: groups has no {name!r}; write c.SharedKernelGateway.groups = {{{name!r}: [USER, …]}}, or take "
+            "them out."
+        )
 
 
 def unusable_settings(app: Application, settings: Settings) -> Iterator[ConfigFault]:
