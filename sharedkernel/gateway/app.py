@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -379,16 +379,13 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         self.kernel_manager.start_culling(unclaimed_seconds=self.unclaimed_seconds)
         if self._lock is not None:
             self._lock.publish_port(self.port)
-        self._background = [
-            asyncio.create_task(watch_loop_lag()),
-            asyncio.create_task(self._close_revoked()),
-            asyncio.create_task(self._log_absent_executors()),
-            asyncio.create_task(keep_trimmed()),
-        ]
-        kept = [] if self._member is None else [self._member.keep()]
+        work: list[Coroutine[Any, Any, None]]
+        work = [watch_loop_lag(), self._close_revoked(), self._log_absent_executors(), keep_trimmed()]
+        if self._member is not None:
+            work.append(self._member.keep())
         if not self.front:  # which would ask all hosts for their whole status every few seconds
-            kept = [*kept, self._usage_history.keep(), self._classes.keep()]
-        self._background = [*self._background, *map(asyncio.create_task, kept)]
+            work += [self._usage_history.keep(), self._classes.keep()]
+        self._background = [asyncio.create_task(each) for each in work]
         self._announce()
 
     def _announce(self) -> None:
