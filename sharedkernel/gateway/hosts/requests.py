@@ -145,20 +145,13 @@ class HostRequests:
         return found
 
     async def fetch_from_each(
-        self,
-        hosts: Iterable[Host],
-        user: GatewayUser,
-        method: str,
-        uri: str,
-        *,
-        body: bytes | None = None,
-        headers: Iterable[tuple[str, str]] = (),
+        self, hosts: Iterable[Host], user: GatewayUser, method: str, uri: str, **options: Any
     ) -> dict[str, HTTPResponse | HostAway]:
-        """Return what each of *hosts* answers to a request, by name."""
+        """Return what each of *hosts* answers to a request, with *options* as of :meth:`fetch`, by name."""
 
         async def ask(host: Host) -> tuple[str, HTTPResponse | HostAway]:
             try:
-                return host.name, await self.fetch(host, user, method, uri, body=body, headers=headers, seconds=_QUICK)
+                return host.name, await self.fetch(host, user, method, uri, seconds=_QUICK, **options)
             except HostAway as error:
                 return host.name, error
 
