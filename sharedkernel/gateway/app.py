@@ -201,7 +201,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         if self.front:
             routes[:4] = ["hosts.handlers", "http.user_server"]
         elif self.ticket_key is not None:
-            routes.append("hosts.cordon")
+            routes.append("hosts.member")
         self.extra_services = [f"sharedkernel.gateway.{module}" for module in routes]
         self._lock = GatewayLock(runtime_directory)
         try:

@@ -20,8 +20,8 @@ from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.audit import AuditedHandler
 from sharedkernel.gateway.auth.identity import GatewayUser
 from sharedkernel.gateway.errors import ErrorResponseMixin
-from sharedkernel.gateway.hosts.cordon import PATH as CORDON_PATH
 from sharedkernel.gateway.hosts.front import Front
+from sharedkernel.gateway.hosts.member import CORDON_PATH
 from sharedkernel.gateway.hosts.registration import PATH, RegistrationHandler
 from sharedkernel.gateway.hosts.registry import Host, HostAway
 from sharedkernel.gateway.hosts.requests import no_trust
