@@ -33,7 +33,6 @@ from sharedkernel.gateway.http.splice import Splice, WebsocketRefused, handshake
 from sharedkernel.gateway.http.status_feed import StatusFeedHandler
 from sharedkernel.gateway.page.audit_tail import AuditTailHandler
 from sharedkernel.gateway.page.history import TimelineHandler
-from sharedkernel.status.excerpt import excerpt
 from sharedkernel.status.timeline import TimelineWindow
 
 #: headers of a host's answer that its client gets
@@ -219,19 +218,6 @@ class HostHandler(FrontHandler):
         self.finish_empty()
 
 
-class FrontStatusHandler(FrontHandler):
-    """``/sharedkernel/api/status``: who uses and who waits for what, on all hosts."""
-
-    @handlers.for_users
-    async def get(self) -> None:
-        """Return the status document, as this user may see it; of a large cluster with what ``?about=NAME`` names."""
-        about = self.get_query_argument("about", "")
-        status = await self.front.status()
-        user = self.current_user
-        visible = status if user.admin else status.visible_to(user.username)
-        self.finish(msgspec.json.encode(excerpt(visible, user.username, about)))
-
-
 class FrontReadyHandler(HealthHandler):
     """``/readyz``: whether a host answers."""
 
@@ -370,7 +356,7 @@ default_handlers: list[Any] = [
     (r"/api/sessions", ListedHandler),
     (rf"/api/sessions/{sessions._session_id_regex}", ForwardedHandler),
     (r"/api/kernelspecs(?:/[^/]+)?", ForwardedHandler),
-    (r"/sharedkernel/api/status", FrontStatusHandler),
+    (r"/sharedkernel/api/status", handlers.StatusHandler),
     (rf"/sharedkernel/api/sessions/{_KERNEL}/(?:offload|attach|ask-for-room)", ForwardedHandler),
     (r"/sharedkernel/api/quotas", FrontQuotasHandler),
     (r"/sharedkernel/api/policy", FrontPolicyHandler),

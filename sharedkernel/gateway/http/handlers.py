@@ -27,7 +27,7 @@ from sharedkernel.gateway.auth.identity import TokenOnlyIdentity
 from sharedkernel.gateway.config.quotas import QUOTA_KEYS, QuotaLevel
 from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.http import health
-from sharedkernel.gateway.http.status_feed import StatusFeedHandler
+from sharedkernel.gateway.http.status_feed import StatusFeedHandler, document_for
 from sharedkernel.gateway.http.websocket_registry import JupyterPingMixin
 from sharedkernel.gateway.kernels.ending import check_not_ended
 from sharedkernel.gateway.kernels.kernel import SessionKernel
@@ -242,10 +242,10 @@ class StatusHandler(GatewayHandler):
 
     @for_users
     async def get(self) -> None:
-        """Return the status document, as this user may see it."""
+        """Return the status document, as this user may see it; of a large cluster with what ``?about=NAME`` names."""
         status = await self.settings["room_requests"].status()
-        user = self.current_user
-        self.finish(msgspec.json.encode(status if user.admin else status.visible_to(user.username)))
+        shown = document_for(status, self.current_user, self.get_query_argument("about", ""))
+        self.finish(msgspec.json.encode(shown))
 
 
 class OffloadHandler(GatewayHandler):

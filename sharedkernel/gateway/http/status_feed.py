@@ -115,6 +115,22 @@ class FeedTrouble(msgspec.Struct, frozen=True, kw_only=True):
     since: float | None = None
 
 
+def document_for(status: StatusDocument, user: GatewayUser, about: str = "") -> StatusDocument:
+    """Return what *user* may see of a document; of one of several hosts no more than an answer has room for.
+
+    Parameters
+    ----------
+    status
+        Nothing hidden.
+    user
+        Who asks.
+    about
+        What it is to have in any case: the name of a host, a device, a user or a notebook.
+    """
+    visible = status if user.admin else status.visible_to(user.username)
+    return visible if visible.hosts is UNSET else excerpt(visible, user.username, about)
+
+
 class FeedText:
     """A status document, or an error in its place, serialized for those who see it.
 
@@ -137,10 +153,8 @@ class FeedText:
         if isinstance(status, FeedTrouble):
             key = None
         if (key, user.admin) not in self._texts:
-            if isinstance(status, StatusDocument):
-                status = status if user.admin else status.visible_to(user.username)
-                status = excerpt(status, user.username) if has_hosts else status
-            self._texts[key, user.admin] = msgspec.json.encode(status)
+            shown = document_for(status, user) if isinstance(status, StatusDocument) else status
+            self._texts[key, user.admin] = msgspec.json.encode(shown)
         return self._texts[key, user.admin]
 
 
