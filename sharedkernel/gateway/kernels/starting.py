@@ -195,9 +195,7 @@ class SessionStarter:
         # Counted before the first await, so that parallel requests cannot exceed the limit together.
         self._num[user, notebook] += 1
         try:
-            self._check_number(user)
-            await self._end_abandoned_beyond_limit(user)
-            await self._end_detached_beyond_limit(user)
+            await self._make_room(user)
             return await self._start_somewhere(user=user, notebook=notebook, **session)
         finally:
             self._num[user, notebook] -= 1
@@ -275,13 +273,13 @@ class SessionStarter:
         extra = sum(notebook is not None and num[notebook] > 1 for notebook in without_client)
         return num.total() - extra
 
-    def _check_number(self, user: str) -> None:
-        """Check that *user* may have the existing and starting sessions.
+    async def _make_room(self, user: str) -> None:
+        """End sessions to which nobody will come back, then detached ones, until *user* has no more than they may.
 
         Raises
         ------
         QuotaExceeded
-            When there are too many.
+            When there are too many others; nothing was ended then.
         """
         allowed = self._rules.quotas.max_sessions(user)
         if allowed is None:
@@ -289,25 +287,10 @@ class SessionStarter:
         existing = self.num_of(user) - 1
         if existing - len(self._abandoned(user)) >= allowed:
             raise QuotaExceeded(explain_session_limit(user, allowed, existing))
-
-    def _abandoned(self, user: str) -> list[SessionKernel]:
-        """Return the kernels of *user*'s to which nobody will come back."""
-        kernels = (kernel for kernel in self._registry.all() if kernel.user == user)
-        return [kernel for kernel in kernels if kernel.abandoned_seconds() is not None and not kernel.is_changing]
-
-    async def _end_abandoned_beyond_limit(self, user: str) -> None:
-        """End sessions to which nobody will come back until *user* has no more than they may."""
-        allowed = self._rules.quotas.max_sessions(user)
-        while allowed is not None and self.num_of(user) > allowed and (abandoned := self._abandoned(user)):
+        while self.num_of(user) > allowed and (abandoned := self._abandoned(user)):
             log.info("session %s of %s, whose client has gone, gives way", abandoned[0].session_id, user)
             await self._shut_down(str(abandoned[0].kernel_id), linger=0)
-
-    async def _end_detached_beyond_limit(self, user: str) -> None:
-        """End detached sessions of *user*, first shut down first, until no more are left than allowed."""
-        allowed = self._rules.quotas.max_sessions(user)
-        if allowed is None:
-            return
-        for earlier in self._detached.of_user(user):
+        for earlier in self._detached.of_user(user):  # the first that was shut down first
             detached = self._detached.of_user(user)
             num = self.num_of(user, detached)
             if num <= allowed:
@@ -316,3 +299,8 @@ class SessionStarter:
             if earlier in detached and self.num_of(user, [other for other in detached if other != earlier]) < num:
                 log.info("session %s of %s gives way to a new one", earlier.session, user)
                 await self._detached.end(earlier)
+
+    def _abandoned(self, user: str) -> list[SessionKernel]:
+        """Return the kernels of *user*'s to which nobody will come back."""
+        kernels = (kernel for kernel in self._registry.all() if kernel.user == user)
+        return [kernel for kernel in kernels if kernel.abandoned_seconds() is not None and not kernel.is_changing]
