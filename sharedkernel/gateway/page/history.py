@@ -101,14 +101,10 @@ class UsageHistory:
             history.utilisation.extend([None] * self._num_steps)
         for name, history in self._devices.items():
             device = found.get(name)
-            if device is None:
-                history.used_bytes.append(None)
-                history.utilisation.append(None)
-                history.record_users({})
-                continue
-            history.capacity_bytes = device.capacity_bytes or history.capacity_bytes
-            history.used_bytes.append(device.used_bytes)
-            history.utilisation.append(None if device.utilisation is UNSET else device.utilisation)
+            utilisation = None if device is None or device.utilisation is UNSET else device.utilisation
+            history.capacity_bytes = (device and device.capacity_bytes) or history.capacity_bytes
+            history.used_bytes.append(None if device is None else device.used_bytes)
+            history.utilisation.append(utilisation)
             history.record_users(users.get(name, {}))
         self._num_steps = min(self._num_steps + 1, NUM_STEPS) if self._devices else 0
         self._end = now
