@@ -29,14 +29,7 @@ from sharedkernel.gateway.auth.hub import make_hub_auth, presumed_hub
 from sharedkernel.gateway.auth.tickets import check_host_name, read_key
 from sharedkernel.gateway.auth.tokens import TokenFile
 from sharedkernel.gateway.config.quotas import QuotaLevel, find_group_faults
-from sharedkernel.gateway.config.settings import (
-    PARSERS,
-    Settings,
-    parse_setting,
-    place,
-    read_settings,
-    value_at_start,
-)
+from sharedkernel.gateway.config.settings import PARSERS, Settings, parse_setting, place, read_settings, value_at_start
 from sharedkernel.gateway.tls import Certificate, check_exposure
 
 #: the gateway's own section

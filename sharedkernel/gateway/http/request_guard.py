@@ -16,13 +16,7 @@ from collections.abc import Awaitable, Collection
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from tornado.httputil import (
-    HTTPHeaders,
-    HTTPMessageDelegate,
-    HTTPServerRequest,
-    RequestStartLine,
-    ResponseStartLine,
-)
+from tornado.httputil import HTTPHeaders, HTTPMessageDelegate, HTTPServerRequest, RequestStartLine, ResponseStartLine
 from tornado.routing import Router
 from tornado.web import Application, RequestHandler
 
