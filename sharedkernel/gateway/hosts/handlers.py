@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 
 import msgspec
 from jupyter_server.auth.decorator import allow_unauthenticated, ws_authenticated
-from jupyter_server.base.handlers import APIHandler, JupyterHandler
+from jupyter_server.base.handlers import JupyterHandler
 from jupyter_server.services.kernels import handlers as kernels
 from jupyter_server.services.sessions import handlers as sessions
 from tornado import web
@@ -29,7 +29,7 @@ from sharedkernel.gateway.hosts.rules import HostRules
 from sharedkernel.gateway.http import handlers
 from sharedkernel.gateway.http.health import HealthHandler
 from sharedkernel.gateway.http.ports import ports_of
-from sharedkernel.gateway.http.splice import Splice, WebsocketRefused, handshake, open_websocket
+from sharedkernel.gateway.http.splice import Splice, WebsocketRefused, handshake, open_websocket, uri_of
 from sharedkernel.gateway.http.status_feed import StatusFeedHandler
 from sharedkernel.gateway.page.audit_tail import AuditTailHandler
 from sharedkernel.gateway.page.history import TimelineHandler
@@ -50,11 +50,6 @@ class FrontHandler(handlers.GatewayHandler):
         return cast("Front", self.settings["front"])
 
     @property
-    def uri(self) -> str:
-        """Path and query at a host."""
-        return _uri(self)
-
-    @property
     def headers(self) -> list[tuple[str, str]]:
         """Headers for a host."""
         return [(name, self.request.headers[name]) for name in _ASKED if name in self.request.headers]
@@ -65,7 +60,7 @@ class FrontHandler(handlers.GatewayHandler):
         user, request = self.current_user, self.request
         self.pass_on(
             await self.front.requests.fetch(
-                host, user, request.method or "GET", self.uri, body=request.body or None, headers=self.headers
+                host, user, request.method or "GET", uri_of(self), body=request.body or None, headers=self.headers
             )
         )
 
@@ -104,7 +99,7 @@ class ListedHandler(FrontHandler):
     @web.authenticated
     async def get(self) -> None:
         """List what all hosts list."""
-        self.finish(json.dumps(await self.front.list_all(self.current_user, self.uri)))
+        self.finish(json.dumps(await self.front.list_all(self.current_user, uri_of(self))))
 
     @web.authenticated
     async def post(self) -> None:
@@ -117,7 +112,7 @@ class ListedHandler(FrontHandler):
         path = body.get("path") if self.request.path.endswith("sessions") else None
         self.pass_on(
             await self.front.start(
-                self.current_user, self.uri, self.request.body, self.headers, client_key=key and str(key), path=path
+                self.current_user, uri_of(self), self.request.body, self.headers, client_key=key and str(key), path=path
             )
         )
 
@@ -137,7 +132,7 @@ class FrontPolicyHandler(FrontHandler):
         """Change the policy of all hosts; the answer is that of one which accepts it, if any does, and has `notes`."""
         self.front.any_host()
         rules, user, body = self.front.host_rules, self.current_user, self.request.body
-        answers = await rules.send(user, "PUT", self.uri, body)
+        answers = await rules.send(user, "PUT", uri_of(self), body)
         passed = min(answers.values(), key=lambda answer: answer.code, default=None)
         if passed is None:
             raise HostAway("no host has answered; nothing was changed, try again.")
@@ -154,16 +149,11 @@ class FrontQuotasHandler(handlers.QuotasHandler):
     async def apply_change(self) -> list[str]:
         """Send the change to all hosts, and return a note for each that has not got it."""
         rules: HostRules = self.settings["front"].host_rules
-        answers = await rules.send(self.current_user, self.request.method or "PUT", _uri(self), self.request.body)
+        answers = await rules.send(self.current_user, self.request.method or "PUT", uri_of(self), self.request.body)
         return rules.hold(self.current_user, answers)
 
 
-def _uri(handler: APIHandler) -> str:
-    """Return path and query at a host, whose base URL is ``/``."""
-    return "/" + (handler.request.uri or "").removeprefix(handler.base_url)
-
-
-def describe_host(host: Host, *, with_users: bool) -> dict[str, Any]:
+def _describe_host(host: Host, *, with_users: bool) -> dict[str, Any]:
     """Return what people are told of a host.
 
     Parameters
@@ -192,7 +182,7 @@ class HostsHandler(FrontHandler):
     @handlers.for_users
     async def get(self) -> None:
         """Return each host's name, version, devices, sessions, whether it answers, and how far it is drained."""
-        found = [describe_host(host, with_users=self.current_user.admin) for host in self.front.hosts.all()]
+        found = [_describe_host(host, with_users=self.current_user.admin) for host in self.front.hosts.all()]
         self.finish(json.dumps({"hosts": found}))
 
 
@@ -247,8 +237,8 @@ class SpliceHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
         """Join the websocket to the host's; returns when it is closed."""
         front: Front = self.settings["front"]
         host, user = await self.find_host(), cast("Any", self.current_user)
-        uri = "/" + (self.request.uri or "").removeprefix(self.base_url)
-        sent = handshake(host.address, uri, self.request.headers.get_all(), front.requests.ticket(host, user))
+        ticket = front.requests.ticket(host, user)
+        sent = handshake(host.address, uri_of(self), self.request.headers.get_all(), ticket)
         with self.settings[self.registry].place_for(self):
             try:
                 upstream, answer = await open_websocket(host.address, sent, front.requests.context)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 from urllib.parse import urlsplit
 
+from jupyter_server.base.handlers import JupyterHandler
 from tornado.httputil import HTTPHeaders, HTTPInputError, parse_response_start_line
 from tornado.iostream import IOStream, StreamClosedError
 from tornado.tcpclient import TCPClient
@@ -138,6 +139,11 @@ def handshake(address: str, uri: str, headers: Iterable[tuple[str, str]], ticket
     kept = [(name, value) for name, value in headers if name.lower() not in _FOR_THE_FRONT]
     lines = [f"GET {uri} HTTP/1.1", f"Host: {urlsplit(address).netloc}", f"Authorization: token {ticket}"]
     return "\r\n".join([*lines, *(f"{name}: {value}" for name, value in kept), "\r\n"]).encode("latin-1")
+
+
+def uri_of(handler: JupyterHandler) -> str:
+    """Return path and query of a handler's request at a server whose base URL is ``/``."""
+    return "/" + (handler.request.uri or "").removeprefix(handler.base_url)
 
 
 #: a page's origin is checked against the front, its cookies are the front's, and a body has been read there

@@ -29,7 +29,7 @@ from sharedkernel.gateway.auth.identity import GatewayUser
 from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.gateway.http.request_guard import TOKEN_IN_ADDRESS
-from sharedkernel.gateway.http.splice import Splice, WebsocketRefused, shake_hands
+from sharedkernel.gateway.http.splice import Splice, WebsocketRefused, shake_hands, uri_of
 from sharedkernel.jupyter.names import machine_digest
 
 #: requests that were joined to a user's server, by what they are about
@@ -123,11 +123,10 @@ class UserServerHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
         if self.is_websocket and not upgrades:
             raise Refused("this address is for a websocket.", reason="bad_request")
         length = self._length_of_names()
-        uri = "/" + (self.request.uri or "").removeprefix(self.base_url)
         with self.settings["open_websockets"].place_for(self):
             server, own = await self._connect()
             request = self.request
-            head = request_head(request.method or "", uri, request.headers.get_all(), own, upgrades=upgrades)
+            head = request_head(request.method or "", uri_of(self), request.headers.get_all(), own, upgrades=upgrades)
             _REQUESTS.labels(kind=self.switch).inc()
             if upgrades:  # what the client sends behind a request that is refused is another request, to be checked
                 self._record()
