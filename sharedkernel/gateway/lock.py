@@ -106,7 +106,9 @@ class GatewayLock:
             time.sleep(_INTERVAL)
 
     def _check_is_ending(self, is_over: bool) -> None:
-        process, port = _read(self._path)
+        process = port = None
+        with contextlib.suppress(OSError):
+            process, port = parse_holder(self._path.read_bytes())
         if process is None or not is_over:
             return
         where = "" if port is None else f", port {port}"
@@ -148,13 +150,6 @@ def _lock(path: Path) -> int | None:
         except FileNotFoundError:
             pass
         os.close(descriptor)  # the gateway before has removed the file meanwhile
-
-
-def _read(path: Path) -> tuple[int | None, int | None]:
-    try:
-        return parse_holder(path.read_bytes())
-    except OSError:
-        return None, None
 
 
 def parse_holder(content: bytes) -> tuple[int | None, int | None]:
