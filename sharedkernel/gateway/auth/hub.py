@@ -19,8 +19,8 @@ import hashlib
 import hmac
 import os
 import secrets
-import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 from urllib.parse import urlencode
 
@@ -201,11 +201,9 @@ class HubUsers(TokenOnlyIdentity):
         """
         if self.sign_in is None:
             return None
-        async with self._limit.turn(address, code, now=time.monotonic()):
-            token = await self.sign_in.token_for(code, pending, redirect_uri)
+        exchange = partial(self.sign_in.token_for, pending=pending, redirect_uri=redirect_uri)
+        token = await self.check_secret(code, address, exchange, "sign-in code")
         if token is None:
-            if self._limit.failed(address, code, now=time.monotonic()):
-                self._gateway.record_wrong_token(address, "sign-in code")
             return None
         user = await self.check_token(token, address)
         return None if user is None else (user, token)

@@ -19,10 +19,10 @@ import re
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from jupyter_server.auth import IdentityProvider, User
 from jupyter_server.base.call_context import CallContext
@@ -184,35 +184,36 @@ class TokenOnlyIdentity(IdentityProvider):
             # Not counted: nobody guesses one, and all of a front's users have its address.
             ticket = key.read(token, purpose=Purpose.REQUEST, now=time.time())
             return None if ticket is None else GatewayUser(ticket.name, admin=ticket.admin, is_vouched_for=True)
-        async with self._limit.turn(address, token, now=time.monotonic()):
-            user = await self.identify(token)
+        user = await self.check_secret(token, address, self.identify, "token")
         if user is not None:
             self._limit.succeeded(token)
-        elif self._limit.failed(address, token, now=time.monotonic()):
-            self._gateway.record_wrong_token(address)
         return user
 
-    async def check_code(self, code: str, address: str, check: Callable[[str], T | None]) -> T | None:
-        """Return what *check* returns for the code of an invitation; a wrong one counts as a wrong token does.
+    async def check_secret(
+        self, secret: str, address: str, check: Callable[[str], Awaitable[T | None]], what: str
+    ) -> T | None:
+        """Return what *check* returns for a token or a code; a wrong one is counted.
 
         Parameters
         ----------
-        code
+        secret
             What a client sent.
         address
             IP address of the client.
         check
-            Returns None for a wrong code.
+            Returns None for a wrong one.
+        what
+            What the audit log calls it.
 
         Raises
         ------
         Refused
             When too many wrong ones came from the address, or *check* refuses.
         """
-        async with self._limit.turn(address, code, now=time.monotonic()):
-            found = check(code)
-        if found is None and self._limit.failed(address, code, now=time.monotonic()):
-            self._gateway.record_wrong_token(address, "invitation")
+        async with self._limit.turn(address, secret, now=time.monotonic()):
+            found = await check(secret)
+        if found is None and self._limit.failed(address, secret, now=time.monotonic()):
+            self._gateway.record_wrong_token(address, what)
         return found
 
     def close(self) -> None:
@@ -225,15 +226,12 @@ class TokenOnlyIdentity(IdentityProvider):
         except (IdentityUnavailable, TokenExpired, TooManyFailures, TooManyAtOnce) as refusal:
             if isinstance(refusal, TokenExpired) and not self._token_of(handler.request):
                 return None  # signed out of the page
-            self._refuse(handler, refusal)
+            self.log.info("refused %s %s (%s)", handler.request.method, handler.request.path, refusal.reason)
+            finish_refused(handler, refusal)
         if user is not None and self._token_of(handler.request):
             # For jupyter_server: such a request needs no protection against other sites' forms.
             handler._token_authenticated = True  # type: ignore[attr-defined]
         return user
-
-    def _refuse(self, handler: RequestHandler, refusal: Refused) -> NoReturn:
-        self.log.info("refused %s %s (%s)", handler.request.method, handler.request.path, refusal.reason)
-        finish_refused(handler, refusal)
 
     async def identify(self, token: str) -> GatewayUser | None:
         """Return the user of *token*; None for an unknown token.

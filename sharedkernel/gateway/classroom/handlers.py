@@ -166,7 +166,11 @@ class InvitedHandler(GatewayHandler):
         self.set_header("Cache-Control", "no-store")
         code = read_body(self, {"code": str}).get("code", "")
         key = self.get_cookie(_cookie_of(code)) or ""
-        found = await self.identity.check_code(code, self.request.remote_ip or "", lambda code: check(code, key))
+
+        async def checked(code: str) -> T | None:
+            return check(code, key)
+
+        found = await self.identity.check_secret(code, self.request.remote_ip or "", checked, "invitation")
         if found is None:
             raise Refused(
                 "This invitation is not known here: a newer one was made for the same person, its class is over, or "
