@@ -75,79 +75,6 @@ class PendingSignIn:
         return hmac.compare_digest(self.state.encode(), state.encode())
 
 
-class HubSignIn:
-    """The hub's side of signing in.
-
-    Parameters
-    ----------
-    hub_url
-        Address of the hub for browsers, with its prefix.
-    gateway
-        Has the settings of the jupyterhub package's client.
-    """
-
-    def __init__(self, hub_url: str, gateway: Any) -> None:
-        self._hub_url = hub_url.rstrip("/")
-        self._gateway = gateway
-
-    def is_possible(self) -> bool:
-        """Whether it is known which service this is, and its secret."""
-        hub = self._oauth()
-        return bool(self._hub_url and hub.api_token and hub.oauth_client_id)
-
-    def address(self, pending: PendingSignIn, redirect_uri: str) -> str:
-        """Return where to send a browser.
-
-        Parameters
-        ----------
-        pending
-            The sign-in that begins.
-        redirect_uri
-            Address at which the hub sends it back.
-        """
-        hub = self._oauth()
-        query = {
-            "client_id": hub.oauth_client_id,
-            "redirect_uri": redirect_uri,
-            "response_type": "code",
-            "state": pending.state,
-        }
-        if _has_pkce(hub):
-            query |= {"code_challenge": pending.challenge, "code_challenge_method": "S256"}
-        return f"{self._hub_url}/api/oauth2/authorize?{urlencode(query)}"
-
-    async def token_for(self, code: str, pending: PendingSignIn, redirect_uri: str) -> str | None:
-        """Return the user's token for a *code* that the hub has sent; None where the hub does not accept it.
-
-        Parameters
-        ----------
-        code
-            From the hub, by way of the browser.
-        pending
-            The sign-in that ends.
-        redirect_uri
-            As it was when it began.
-        """
-        hub = self._oauth(oauth_redirect_uri=redirect_uri)
-        try:
-            async with asyncio.timeout(_TIMEOUT):
-                proof = {"code_verifier": pending.verifier} if _has_pkce(hub) else {}
-                token = await hub.token_for_code(code, sync=False, **proof)
-        except (TimeoutError, HTTPError) as error:
-            self._gateway.log.warning("JupyterHub at %s has not exchanged a code: %r", hub.api_url, error)
-            return None
-        return str(token)
-
-    def _oauth(self, **options: Any) -> Any:
-        from jupyterhub.services.auth import HubOAuth
-
-        hub = HubOAuth(parent=self._gateway, **options)
-        name = os.environ.get("JUPYTERHUB_SERVICE_NAME", "")
-        if not hub.oauth_client_id and name:
-            hub.oauth_client_id = f"service-{name}"
-        return hub
-
-
 def _has_pkce(hub: Any) -> bool:
     """Whether the jupyterhub package can send the verifier (from 6.0); where it cannot, no challenge may be sent."""
     return hasattr(hub, "generate_pkce_code_challenge")
@@ -160,9 +87,11 @@ class HubUsers(TokenOnlyIdentity):
         super().__init__(**kwargs)
         self._cache_seconds = self._gateway.hub_cache_seconds
         self._hub = make_hub_auth(parent=self._gateway, cache_max_age=self._cache_seconds)
-        sign_in = HubSignIn(self._url_for_browsers(), self._gateway)
-        #: how people sign in on the page without typing a token; None where the hub's address or secret is not known
-        self.sign_in = sign_in if sign_in.is_possible() else None
+        self._hub_url = self._url_for_browsers().rstrip("/")
+        oauth = self._oauth()
+        #: whether people can sign in on the page without typing a token: the hub's address, which service this is and
+        #: its secret are known
+        self.can_sign_in = bool(self._hub_url and oauth.api_token and oauth.oauth_client_id)
 
     @default("token")
     def _token_default(self) -> str:
@@ -182,6 +111,27 @@ class HubUsers(TokenOnlyIdentity):
         is_behind_hub = os.environ.get("JUPYTERHUB_SERVICE_PREFIX", "") == self._gateway.base_url != "/"
         return str(self._hub.hub_prefix) if is_behind_hub else ""
 
+    def sign_in_address(self, pending: PendingSignIn, redirect_uri: str) -> str:
+        """Return where to send a browser.
+
+        Parameters
+        ----------
+        pending
+            The sign-in that begins.
+        redirect_uri
+            Address at which the hub sends it back.
+        """
+        oauth = self._oauth()
+        query = {
+            "client_id": oauth.oauth_client_id,
+            "redirect_uri": redirect_uri,
+            "response_type": "code",
+            "state": pending.state,
+        }
+        if _has_pkce(oauth):
+            query |= {"code_challenge": pending.challenge, "code_challenge_method": "S256"}
+        return f"{self._hub_url}/api/oauth2/authorize?{urlencode(query)}"
+
     async def user_for_code(
         self, code: str, pending: PendingSignIn, redirect_uri: str, address: str
     ) -> tuple[GatewayUser, str] | None:
@@ -199,14 +149,33 @@ class HubUsers(TokenOnlyIdentity):
         Refused
             When the hub cannot be asked, or too many wrong codes came from the address.
         """
-        if self.sign_in is None:
-            return None
-        exchange = partial(self.sign_in.token_for, pending=pending, redirect_uri=redirect_uri)
+        exchange = partial(self._token_for, pending=pending, redirect_uri=redirect_uri)
         token = await self.check_secret(code, address, exchange, "sign-in code")
         if token is None:
             return None
         user = await self.check_token(token, address)
         return None if user is None else (user, token)
+
+    async def _token_for(self, code: str, pending: PendingSignIn, redirect_uri: str) -> str | None:
+        """Return the user's token for a *code* that the hub has sent; None where the hub does not accept it."""
+        oauth = self._oauth(oauth_redirect_uri=redirect_uri)
+        try:
+            async with asyncio.timeout(_TIMEOUT):
+                proof = {"code_verifier": pending.verifier} if _has_pkce(oauth) else {}
+                token = await oauth.token_for_code(code, sync=False, **proof)
+        except (TimeoutError, HTTPError) as error:
+            self.log.warning("JupyterHub at %s has not exchanged a code: %r", oauth.api_url, error)
+            return None
+        return str(token)
+
+    def _oauth(self, **options: Any) -> Any:
+        from jupyterhub.services.auth import HubOAuth
+
+        oauth = HubOAuth(parent=self._gateway, **options)
+        name = os.environ.get("JUPYTERHUB_SERVICE_NAME", "")
+        if not oauth.oauth_client_id and name:
+            oauth.oauth_client_id = f"service-{name}"
+        return oauth
 
     async def identify(self, token: str) -> GatewayUser | None:
         """Return the user of *token* according to the hub, if they may use this service.

@@ -229,7 +229,7 @@ class SignInFormHandler(PageHandler):
         said = f'<p id="problem" role="alert">{html.escape(problem)}</p>' if problem else ""
         said += f'<p class="sk-Notice" role="status">{html.escape(why)}</p>' if why else ""
         form, hub = html.escape(url_path_join(self.base_url, SIGN_IN_PATH)), ""
-        if isinstance(self.identity, HubUsers) and self.identity.sign_in is not None:
+        if isinstance(self.identity, HubUsers) and self.identity.can_sign_in:
             begin = html.escape(url_path_join(self.base_url, HUB_PATH))
             hub = f'<p><a class="sk-Button" href="{begin}">Sign in with JupyterHub</a></p><p>Or with a token:</p>'
         self.finish_page(
@@ -295,8 +295,7 @@ class HubSignInHandler(SignInFormHandler):
     @allow_unauthenticated
     async def get(self) -> None:
         """Begin a sign-in."""
-        sign_in = self.hub_users.sign_in
-        assert sign_in is not None
+        users = self.hub_users
         pending = PendingSignIn.new()
         self.set_cookie(
             self.pending_cookie,
@@ -307,7 +306,7 @@ class HubSignInHandler(SignInFormHandler):
             samesite="Lax",
             secure=self.request.protocol == "https",
         )
-        self.redirect(sign_in.address(pending, self.redirect_uri))
+        self.redirect(users.sign_in_address(pending, self.redirect_uri))
 
     @property
     def hub_users(self) -> HubUsers:
@@ -319,7 +318,7 @@ class HubSignInHandler(SignInFormHandler):
             404, where nobody signs in with a hub.
         """
         identity = self.identity
-        if not isinstance(identity, HubUsers) or identity.sign_in is None:
+        if not isinstance(identity, HubUsers) or not identity.can_sign_in:
             raise web.HTTPError(HTTPStatus.NOT_FOUND)
         return identity
 
