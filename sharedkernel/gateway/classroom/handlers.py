@@ -14,11 +14,11 @@ from sharedkernel.cli.classroom.roster import parse_pasted
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.hub import HubUsers
 from sharedkernel.gateway.auth.identity import TokenUsers
-from sharedkernel.gateway.classroom.classes import MOST_MEMBERS, ClassChange, Classes, NewPeople, UsedInvitation
+from sharedkernel.gateway.classroom.classes import MOST_MEMBERS, ClassChange, Classes, NewPeople
 from sharedkernel.gateway.config.classes import ONLY_CLASS
 from sharedkernel.gateway.http.handlers import GatewayHandler, for_users, read_body
 from sharedkernel.gateway.http.request_guard import INVITATION_PATH
-from sharedkernel.gateway.page.handlers import PageHandler, start_page_session
+from sharedkernel.gateway.page.handlers import PageHandler, set_secret_cookie, start_page_session
 from sharedkernel.gateway.page.wheel import installation
 
 T = TypeVar("T")
@@ -196,21 +196,13 @@ class AdmissionHandler(InvitedHandler):
     @allow_unauthenticated
     async def post(self) -> None:
         """Return a token and the command that connects a machine; the browser is signed in from now on."""
-        admitted: UsedInvitation = await self._checked(self.settings["classes"].admit)
-        user, token = admitted.user, admitted.token
+        user, token, until, key = await self._checked(self.settings["classes"].admit)
         self.settings["audit_log"].record("join class", user=user, address=self.request.remote_ip)
-        self.set_cookie(
-            _cookie_of(self._code),
-            admitted.key,
-            path=url_path_join(self.base_url, INVITATION_PATH),
-            expires=admitted.until,
-            httponly=True,
-            samesite="Strict",
-            secure=self.request.protocol == "https",
-        )
+        path = url_path_join(self.base_url, INVITATION_PATH)
+        set_secret_cookie(self, _cookie_of(self._code), key, path=path, expires=until, samesite="Strict")
         start_page_session(self, user, token)
         install = await installation(self, "--token", token)
-        self.finish(msgspec.json.encode({"user": user, "until": admitted.until, **install._asdict()}))
+        self.finish(msgspec.json.encode({"user": user, "until": until, **install._asdict()}))
 
 
 def _outcome(name: str, ended: int, left: int | None) -> str:

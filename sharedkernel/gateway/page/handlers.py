@@ -124,14 +124,13 @@ class PageHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
 def start_page_session(handler: JupyterHandler, user: str, token: str) -> None:
     """Sign *user* in on the page with the answer of *handler*; *token* is theirs."""
     identity = cast("TokenOnlyIdentity", handler.identity_provider)
-    handler.set_cookie(
-        identity.page_cookie(handler.request),
-        identity.page_sessions.start(user, token),
-        path=handler.base_url,
-        httponly=True,
-        samesite="Lax",
-        secure=handler.request.protocol == "https",
-    )
+    set_secret_cookie(handler, identity.page_cookie(handler.request), identity.page_sessions.start(user, token))
+
+
+def set_secret_cookie(handler: JupyterHandler, name: str, value: str, **options: Any) -> None:
+    """Set a cookie that no script reads, with other *options* of tornado's."""
+    options = {"path": handler.base_url, "samesite": "Lax", **options}
+    handler.set_cookie(name, value, httponly=True, secure=handler.request.protocol == "https", **options)
 
 
 class FiguresHandler(GatewayHandler):
@@ -297,15 +296,7 @@ class HubSignInHandler(SignInFormHandler):
         """Begin a sign-in."""
         users = self.hub_users
         pending = PendingSignIn.new()
-        self.set_cookie(
-            self.pending_cookie,
-            pending.cookie,
-            path=self.base_url,
-            max_age=SIGN_IN_SECONDS,
-            httponly=True,
-            samesite="Lax",
-            secure=self.request.protocol == "https",
-        )
+        set_secret_cookie(self, self.pending_cookie, pending.cookie, max_age=SIGN_IN_SECONDS)
         self.redirect(users.sign_in_address(pending, self.redirect_uri))
 
     @property
