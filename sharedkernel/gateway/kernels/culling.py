@@ -29,7 +29,7 @@ from sharedkernel.units import format_seconds
 
 log = logging.getLogger(__name__)
 
-#: seconds that one step of culling a session may take
+#: seconds that a session may take to be warned, offloaded or ended
 _TIMEOUT = 60.0
 
 
@@ -86,7 +86,7 @@ class IdleCuller:
         registry: SessionRegistry,
         rules: FleetRules,
         status: Callable[[], Awaitable[StatusDocument]],
-        shut_down: Callable[..., Coroutine[Any, Any, None]],
+        shut_down: Callable[..., Awaitable[None]],
         audit_log: AuditLog,
         *,
         unclaimed_seconds: float,
@@ -163,31 +163,31 @@ class IdleCuller:
         log.info("ending session %s of %s: its client is away for good", kernel.session_id, kernel.user)
         farewell = "This session was ended: it was not used, and its client was away."
         ending = self._shut_down(str(kernel.kernel_id), linger=0, farewell=farewell)
-        if await _succeeds(ending, f"session {kernel.session_id}"):  # else the next check tries again, if it is there
+        if await succeeds(ending, f"session {kernel.session_id}"):  # else the next check tries again, if it is there
             self._audit_log.record("end unclaimed session", session=kernel.kernel_id, owner=kernel.user)
 
     async def _step(self, kernel: SessionKernel, due: CullStage, idle: float, after: float) -> None:
         session = kernel.session_id
-        if due is CullStage.WARNED:
+        if due is CullStage.ENDED:
+            log.info("ending session %s of %s: idle for more than %g s", session, kernel.user, after)
+            farewell = f"This session was ended: nothing has run in it for {format_seconds(idle)}."
+            work = self._shut_down(str(kernel.kernel_id), linger=0, farewell=farewell)
+        elif due is CullStage.WARNED:
             work = kernel.notify(
                 f"Nothing has run in this notebook for {format_seconds(idle)}. If nothing does, its memory is moved "
                 f"away after {format_seconds(_SHARES[CullStage.OFFLOADED] * after)}, and its session ends after "
                 f"{format_seconds(after)}, with all its variables."
             )
-        elif due is CullStage.OFFLOADED:
-            work = kernel.offload()
         else:
-            log.info("ending session %s of %s: idle for more than %g s", session, kernel.user, after)
-            farewell = f"This session was ended: nothing has run in it for {format_seconds(idle)}."
-            work = self._shut_down(str(kernel.kernel_id), linger=0, farewell=farewell)
-        has_succeeded = await _succeeds(work, f"session {session}, idle for {idle:.0f} s")
+            work = kernel.offload()
+        has_succeeded = await succeeds(work, f"session {session}, idle for {idle:.0f} s")
         if has_succeeded and due is CullStage.ENDED:
             self._audit_log.record("cull session", session=kernel.kernel_id, owner=kernel.user)
         elif due is CullStage.ENDED and self._done.get(session) is due:
             self._done[session] = CullStage.OFFLOADED  # the next check tries again
 
 
-async def _succeeds(work: Coroutine[Any, Any, None], what: str) -> bool:
+async def succeeds(work: Awaitable[None], what: str) -> bool:
     """Do *work* in time; log why it could not be done, after *what*."""
     try:
         async with asyncio.timeout(_TIMEOUT):
