@@ -286,10 +286,6 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         if self._memberships is not None and self._memberships.record(user, groups):
             self.kernel_manager.rules.replace_quotas(self.kernel_manager.rules.quotas)
 
-    def record_wrong_token(self, address: str, what: str) -> None:
-        """Record in the audit log that a wrong token, or another *what*, came from *address*."""
-        self.deployment.audit_log.record(f"refuse {what}", user=None, address=address)
-
     def _apply(self, value: Callable[[str], Any], files: Sequence[Path]) -> None:
         """Apply a configuration that was read again; if part of it cannot be used, nothing changes."""
         quotas = self._build_quotas(value("quotas"), value("groups"), files)

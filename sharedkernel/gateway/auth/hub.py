@@ -207,11 +207,9 @@ class HubUsers(TokenOnlyIdentity):
             self.log.warning("%r cannot be a user's name here, so they are refused", name)
             return None
         self._gateway.record_groups(name, model.get("groups") or ())
-        return GatewayUser(name, admin=self._is_hub_admin(model) or self.is_admin(name))
-
-    def _is_hub_admin(self, model: dict[str, Any]) -> bool:
         # `admin` is there only for tokens that may read it; the scope makes an admin of this gateway alone.
-        return model.get("admin") is True or self._gateway.hub_admin_scope in model["scopes"]
+        is_hub_admin = model.get("admin") is True or self._gateway.hub_admin_scope in model["scopes"]
+        return GatewayUser(name, admin=is_hub_admin or self.is_admin(name))
 
 
 def make_hub_auth(**options: Any) -> Any:

@@ -213,7 +213,7 @@ class TokenOnlyIdentity(IdentityProvider):
         async with self._limit.turn(address, secret, now=time.monotonic()):
             found = await check(secret)
         if found is None and self._limit.failed(address, secret, now=time.monotonic()):
-            self._gateway.record_wrong_token(address, what)
+            self._gateway.deployment.audit_log.record(f"refuse {what}", user=None, address=address)
         return found
 
     def close(self) -> None:
