@@ -26,7 +26,7 @@ from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.fleet.executors import ask_each
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
 from sharedkernel.ipc.executor_client import ExecutorClient
-from sharedkernel.protocol import Counts, Device
+from sharedkernel.protocol import Counts
 from sharedkernel.status.document import StatusDocument
 from sharedkernel.status.figures import DEVICE, USER, Place, shown
 
@@ -192,7 +192,9 @@ class MetricsHandler(ErrorResponseMixin, APIHandler):
         executors = manager.executors
         documents = await executors.documents()
         counts, _ = await ask_each(executors, documents, ExecutorClient.counts, seconds=_TIMEOUT)
-        labels = {name: _label(name, executors[name].device) for name in executors}
+        # a device's name in the configuration, or its kind if it has none
+        served = {name: executors[name].device for name in executors}
+        labels = {name: name or (device.kind if device is not None else "unknown") for name, device in served.items()}
         metrics = DeviceMetrics(
             {labels[name]: document for name, document in documents.items()},
             {labels[name]: answer for name, answer in counts.items()},
@@ -206,11 +208,6 @@ class MetricsHandler(ErrorResponseMixin, APIHandler):
 def _names(devices: Iterable[str]) -> str:
     """Return the devices' names; the only device has none."""
     return ", ".join(f"the executor of {name}" if name else "the executor" for name in devices)
-
-
-def _label(name: str, device: Device | None) -> str:
-    """Return a device's label: its name in the configuration, or its kind if it has none."""
-    return name or (device.kind if device is not None else "unknown")
 
 
 default_handlers = [(r"/healthz", HealthHandler), (r"/readyz", ReadyHandler), (r"/metrics", MetricsHandler)]

@@ -66,7 +66,8 @@ class RequestGuard(Router):
     ) -> None:
         self._application = application
         self._identity = identity
-        self._user_bytes = user_bytes
+        #: counts bodies that are read
+        self.user_bytes = user_bytes
         self._max_body_bytes = max_body_bytes
         self._remote = remote
         self._hosts = None if hosts is None else {host.lower() for host in (*hosts, "localhost")}
@@ -88,7 +89,8 @@ class RequestGuard(Router):
             return self.handler_of(request, wrong_host)
         found = self._application.find_handler(request, **kwargs)
         # What takes a body as it comes keeps none (`user_server.py`).
-        if not _has_body(request.headers) or getattr(found, "stream_request_body", False):
+        has_body = request.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in request.headers
+        if not has_body or getattr(found, "stream_request_body", False):
             return found
         return _GuardedBody(self, request)
 
@@ -111,12 +113,8 @@ class RequestGuard(Router):
             return False
         length = request.headers.get("Content-Length", "")
         num_bytes = int(length) if length.isdecimal() else self._max_body_bytes
-        self._user_bytes.hold(user.username, holder, num_bytes)
+        self.user_bytes.hold(user.username, holder, num_bytes)
         return True
-
-    def release_body(self, holder: object) -> None:
-        """Count the body of *holder* no more."""
-        self._user_bytes.release(holder)
 
     def handler_of(self, request: HTTPServerRequest, refusal: Refused | None) -> HTTPMessageDelegate:
         """Return what handles *request*, or answers it with *refusal*."""
@@ -181,19 +179,15 @@ class _GuardedBody(HTTPMessageDelegate):
 
     def finish(self) -> None:
         """Have the request answered."""
-        self._guard.release_body(self)
+        self._guard.user_bytes.release(self)
         if self._handler is not None:
             self._handler.finish()
 
     def on_connection_close(self) -> None:
         """Drop what was kept."""
-        self._guard.release_body(self)
+        self._guard.user_bytes.release(self)
         if self._handler is not None:
             self._handler.on_connection_close()
-
-
-def _has_body(headers: HTTPHeaders) -> bool:
-    return headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in headers
 
 
 class _RefusedRequest(RequestHandler):

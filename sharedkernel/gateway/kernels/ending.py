@@ -106,19 +106,15 @@ class SessionEnder:
             self._detached.forget(ended.session)
             raise
         is_there = self._detached.get(ended.session) is not None  # one that has run nothing ends at once
-        if is_restarted and is_there:
-            self._end_restarted_before(ended)
+        if is_restarted and is_there:  # end what earlier restarts of the notebook have left
+            for earlier in self._detached.of_user(ended.user):
+                if earlier.is_restarted and earlier.notebook == ended.notebook and earlier.session != ended.session:
+                    self._tasks.spawn(self._detached.end(earlier))
         if not is_restarted:
             back = f"; `%shared attach` brings it back with its variables for another {format_seconds(seconds)}"
             why = farewell or f"This session was shut down{by}{back if is_there else ''}."
             later = farewell or (f"This session was shut down{by}." if by else "")
             _say_farewell(kernel, why, cell, later=later)
-
-    def _end_restarted_before(self, last: EarlierSession) -> None:
-        """End what earlier restarts of the notebook of *last* have left."""
-        for earlier in self._detached.of_user(last.user):
-            if earlier.is_restarted and earlier.notebook == last.notebook and earlier.session != last.session:
-                self._tasks.spawn(self._detached.end(earlier))
 
 
 def check_not_ended(registry: SessionRegistry, detached: DetachedSessions, kernel_id: str, user: str) -> None:
