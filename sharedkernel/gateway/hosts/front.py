@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlsplit
 
 from msgspec import UNSET
 from tornado.httpclient import HTTPResponse
@@ -405,5 +404,4 @@ async def connect_at_host(front: Front, user: GatewayUser) -> tuple[IOStream, Ma
         stream = await connect(host.address, front.requests.context)
     except OSError as error:
         raise HostAway(f"{host.name} does not answer ({error}); try again.") from None
-    ticket = front.requests.ticket(host, user)
-    return stream, {"Host": urlsplit(host.address).netloc, "Authorization": f"token {ticket}"}
+    return stream, front.requests.headers(host, user)

@@ -29,7 +29,7 @@ from sharedkernel.gateway.hosts.rules import HostRules
 from sharedkernel.gateway.http import handlers
 from sharedkernel.gateway.http.health import HealthHandler
 from sharedkernel.gateway.http.ports import ports_of
-from sharedkernel.gateway.http.splice import Splice, WebsocketRefused, handshake, open_websocket, uri_of
+from sharedkernel.gateway.http.splice import Splice, WebsocketRefused, open_websocket, request_head, uri_of
 from sharedkernel.gateway.http.status_feed import StatusFeedHandler
 from sharedkernel.gateway.page.audit_tail import AuditTailHandler
 from sharedkernel.gateway.page.history import TimelineHandler
@@ -237,8 +237,8 @@ class SpliceHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
         """Join the websocket to the host's; returns when it is closed."""
         front: Front = self.settings["front"]
         host, user = await self.find_host(), cast("Any", self.current_user)
-        ticket = front.requests.ticket(host, user)
-        sent = handshake(host.address, uri_of(self), self.request.headers.get_all(), ticket)
+        headers, own = self.request.headers.get_all(), front.requests.headers(host, user)
+        sent = request_head("GET", uri_of(self), headers, own, upgrades=True)
         with self.settings[self.registry].place_for(self):
             try:
                 upstream, answer = await open_websocket(host.address, sent, front.requests.context)

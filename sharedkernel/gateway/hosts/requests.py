@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlsplit
 
 from tornado.httpclient import HTTPError, HTTPRequest, HTTPResponse
 from tornado.simple_httpclient import HTTPTimeoutError, SimpleAsyncHTTPClient
@@ -77,10 +78,11 @@ class HostRequests:
         #: by the host's name: one that hangs must not delay requests to the others
         self._http: dict[str, SimpleAsyncHTTPClient] = {}
 
-    def ticket(self, host: Host, user: GatewayUser) -> str:
-        """Return a ticket of *user* for *host*."""
+    def headers(self, host: Host, user: GatewayUser) -> dict[str, str]:
+        """Return the headers of a request of *user* to *host*: its name, and a ticket."""
         key = TicketKey.of_host(self.secret, host.name)
-        return key.make(user.username, admin=user.admin, purpose=Purpose.REQUEST, now=time.time())
+        ticket = key.make(user.username, admin=user.admin, purpose=Purpose.REQUEST, now=time.time())
+        return {"Host": urlsplit(host.address).netloc, "Authorization": f"token {ticket}"}
 
     async def fetch(
         self,
@@ -117,7 +119,7 @@ class HostRequests:
         request = HTTPRequest(
             host.address.rstrip("/") + uri,
             method=method,
-            headers={**dict(headers), "Authorization": f"token {self.ticket(host, user)}"},
+            headers={**dict(headers), **self.headers(host, user)},
             body=body or (b"" if method in ("POST", "PUT", "PATCH") else None),
             connect_timeout=connect_seconds,
             request_timeout=seconds,

@@ -14,11 +14,14 @@ from rich.console import Console
 from sharedkernel.cli.sessions import sessions_by_id
 from sharedkernel.cli.top.rows import lanes_view, session_words, sessions_view
 from sharedkernel.errors import ConfigError, ProtocolError, Refused
+from sharedkernel.gateway.auth.identity import GatewayUser
 from sharedkernel.gateway.config.settings import parse_fronts
 from sharedkernel.gateway.hosts.front import Front
 from sharedkernel.gateway.hosts.registry import ClusterHosts, Host, HostAway, merge_hosts
+from sharedkernel.gateway.hosts.requests import HostRequests
 from sharedkernel.gateway.hosts.summary import DeviceSummary, HostSummary, RaySummary, UserSummary, read_summary
-from sharedkernel.gateway.http.splice import handshake
+from sharedkernel.gateway.http.splice import request_head
+from sharedkernel.gateway.tls import peer_context
 from sharedkernel.status.document import StatusDocument
 from sharedkernel.status.tables import status_view
 from tests.status.documents import busy_document, document, session
@@ -119,10 +122,13 @@ def test_a_file_of_hosts_that_cannot_be_read_is_empty(tmp_path: Path) -> None:
 def test_a_handshake_has_nothing_of_the_front_s() -> None:
     """Neither its users' tokens and cookies, nor its address."""
     headers = [("Host", "front"), ("Authorization", "token secret"), ("Cookie", "c=secret"), ("Upgrade", "websocket")]
-    sent = handshake("http://h1:8585", "/api/kernels/1/channels?session_id=2", headers, "ticket.x").decode()
+    requests = HostRequests(b"s" * 32, peer_context("", "", ""))
+    own = requests.headers(Host(name="h1", address="http://h1:8585"), GatewayUser("ada"))
+    ticket = own["Authorization"].removeprefix("token ticket.request.")
+    sent = request_head("GET", "/api/kernels/1/channels?session_id=2", headers, own, upgrades=True).decode()
     assert sent == (
-        "GET /api/kernels/1/channels?session_id=2 HTTP/1.1\r\nHost: h1:8585\r\nAuthorization: token ticket.x\r\n"
-        "Upgrade: websocket\r\n\r\n"
+        "GET /api/kernels/1/channels?session_id=2 HTTP/1.1\r\nHost: h1:8585\r\n"
+        f"Authorization: token ticket.request.{ticket}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
     )
 
 
