@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, cast
 
@@ -23,7 +24,7 @@ from sharedkernel.gateway.auth.tickets import TicketKey, check_host_name, read_k
 from sharedkernel.gateway.config.settings import parse_setting
 from sharedkernel.gateway.fleet.placement import shelf_owners
 from sharedkernel.gateway.hosts.front import Front
-from sharedkernel.gateway.hosts.registration import HostRegistration
+from sharedkernel.gateway.hosts.registration import keep_registered
 from sharedkernel.gateway.hosts.registry import ClusterHosts
 from sharedkernel.gateway.hosts.requests import HostRequests
 from sharedkernel.gateway.hosts.rules import HostRules
@@ -240,13 +241,14 @@ class HostMember:
         self._directory = deployment.runtime_directory
         assert deployment.peers is not None
         fronts = parse_setting("fronts", options.fronts, ())
-        self._registration = HostRegistration(fronts, key, self._summarize, deployment.peers.context)
+        context = deployment.peers.context
+        self._registrations = [partial(keep_registered, front, key, self._summarize, context) for front in fronts]
         #: whether the host gets new sessions
         self.cordon = Cordon(deployment.state_directory / "cordon.json", manager, options.host_name)
 
     async def keep(self) -> None:
         """Stay a member until cancelled."""
-        await asyncio.gather(self._keep_informed(), self._registration.keep())
+        await asyncio.gather(self._keep_informed(), *(keep() for keep in self._registrations))
 
     async def _summarize(self) -> HostSummary:
         """Return the summary of this host for the fronts."""
