@@ -84,10 +84,11 @@ class StatusFeed:
         shortest, longest = _INTERVALS
         while self._watchers:
             try:
-                status: StatusDocument | FeedTrouble = await self._ask()
+                status: StatusDocument | dict[str, Any] = await self._ask()
             except SharedKernelError as error:
+                # `since` when there is no status, in seconds since 1970; None where nobody knows
                 since = getattr(error, "since", None)
-                status = FeedTrouble(message=str(error), reason=error.reason, since=since)
+                status = {"message": str(error), "reason": error.reason, "since": since}
             self._document = FeedText(status)
             for watcher in list(self._watchers):
                 watcher.show(self._document)
@@ -104,15 +105,6 @@ class StatusFeed:
         watchers, self._watchers = self._watchers, set()
         for watcher in watchers:
             watcher.close(_CLOSE_CODE, "the gateway had an error, see its log")
-
-
-class FeedTrouble(msgspec.Struct, frozen=True, kw_only=True):
-    """An error in the place of a status document."""
-
-    message: str
-    reason: str
-    #: since when there is none, in seconds since 1970; None where nobody knows
-    since: float | None = None
 
 
 def document_for(status: StatusDocument, user: GatewayUser, about: str = "") -> StatusDocument:
@@ -140,7 +132,7 @@ class FeedText:
         The document, nothing hidden.
     """
 
-    def __init__(self, status: StatusDocument | FeedTrouble) -> None:
+    def __init__(self, status: StatusDocument | dict[str, Any]) -> None:
         self._status = status
         self._texts: dict[tuple[str | None, bool], bytes] = {}
 
@@ -150,7 +142,7 @@ class FeedText:
         has_hosts = isinstance(status, StatusDocument) and status.hosts is not UNSET
         # An admin of a large cluster has a document of their own, too: it begins with their sessions.
         key = user.username if has_hosts or not user.admin else None
-        if isinstance(status, FeedTrouble):
+        if not isinstance(status, StatusDocument):
             key = None
         if (key, user.admin) not in self._texts:
             shown = document_for(status, user) if isinstance(status, StatusDocument) else status
