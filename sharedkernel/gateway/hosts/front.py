@@ -42,6 +42,10 @@ _LOST_PATIENCE = 60.0
 _DEVICE_PATIENCE, _LOOK = 5.0, 0.1
 
 
+#: URI, body and headers of a request for a session
+_StartRequest = tuple[str, bytes, list[tuple[str, str]]]
+
+
 class Front:
     """Routes requests of a front's users to the hosts.
 
@@ -193,22 +197,17 @@ class Front:
         """
         request = uri, body, list(headers)
         if client_key is None and path is None:
-            return await self._start_new(user, *request)
+            return await self._start_new(user, request)
         key = user.username, client_key, path
         if (starting := self._starting.get(key)) is None:
-            starting = self._starting[key] = asyncio.ensure_future(self._start_once(user, client_key, path, *request))
+            starting = self._starting[key] = asyncio.ensure_future(self._start_once(user, client_key, path, request))
             starting.add_done_callback(lambda _: self._starting.pop(key))
         return await asyncio.shield(starting)
 
     async def _start_once(
-        self,
-        user: GatewayUser,
-        client_key: str | None,
-        path: str | None,
-        uri: str,
-        body: bytes,
-        headers: list[tuple[str, str]],
+        self, user: GatewayUser, client_key: str | None, path: str | None, request: _StartRequest
     ) -> HTTPResponse:
+        uri, body, headers = request
         key = user.username, str(client_key)
         if path is None:
             host = await self._host_of_client(user, str(client_key)) or self._lost_start(*key)
@@ -224,7 +223,7 @@ class Front:
             if not ((is_lost or host.is_cordoned) and answer.code == HTTPStatus.CONFLICT):
                 return answer
         try:
-            answer = await self._start_new(user, uri, body, headers)
+            answer = await self._start_new(user, request)
         except StartLost as error:
             if client_key is not None:
                 now = time.monotonic()
@@ -238,9 +237,8 @@ class Front:
                 del self._kernels[next(iter(self._kernels))]
         return answer
 
-    async def _start_new(
-        self, user: GatewayUser, uri: str, body: bytes, headers: list[tuple[str, str]]
-    ) -> HTTPResponse:
+    async def _start_new(self, user: GatewayUser, request: _StartRequest) -> HTTPResponse:
+        uri, body, headers = request
         await self._some_device()
         # Nothing is awaited between the check and the session's being counted in its host's summary, so parallel
         # requests cannot exceed the limit.
