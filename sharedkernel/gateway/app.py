@@ -43,8 +43,7 @@ from sharedkernel.gateway.config.validation import (
 from sharedkernel.gateway.http import logs
 from sharedkernel.gateway.http.health import watch_loop_lag
 from sharedkernel.gateway.http.ports import MOST_CONNECTIONS, UserPorts
-from sharedkernel.gateway.http.request_guard import RequestGuard
-from sharedkernel.gateway.http.server import check_port, make_http_server
+from sharedkernel.gateway.http.server import RequestGuard, check_port, make_http_server
 from sharedkernel.gateway.http.status_feed import StatusFeed
 from sharedkernel.gateway.http.user_server import connect_here
 from sharedkernel.gateway.http.websocket_registry import WebsocketRegistry

@@ -17,7 +17,7 @@ from sharedkernel.gateway.auth.identity import TokenUsers
 from sharedkernel.gateway.classroom.classes import MOST_MEMBERS, ClassChange, Classes, NewPeople
 from sharedkernel.gateway.config.classes import ONLY_CLASS
 from sharedkernel.gateway.http.handlers import GatewayHandler, for_users, read_body
-from sharedkernel.gateway.http.request_guard import INVITATION_PATH
+from sharedkernel.gateway.http.server import INVITATION_PATH
 from sharedkernel.gateway.page.handlers import PageHandler, set_secret_cookie, start_page_session
 from sharedkernel.gateway.page.wheel import installation
 

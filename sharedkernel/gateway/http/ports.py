@@ -28,7 +28,7 @@ from sharedkernel.gateway.auth.audit import AuditedHandler
 from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.fleet.executors import Executors, ask_each
 from sharedkernel.gateway.http.handlers import GatewayHandler, for_users
-from sharedkernel.gateway.http.request_guard import TOKEN_IN_ADDRESS
+from sharedkernel.gateway.http.server import TOKEN_IN_ADDRESS
 from sharedkernel.gateway.http.websocket_registry import JupyterPingMixin
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
 from sharedkernel.ipc.tcp_table import Address, TcpSocket, accepted, listening_on_loopback

@@ -28,7 +28,7 @@ from sharedkernel.gateway.auth.audit import AuditedHandler
 from sharedkernel.gateway.auth.identity import GatewayUser
 from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.fleet.executors import Executors
-from sharedkernel.gateway.http.request_guard import TOKEN_IN_ADDRESS
+from sharedkernel.gateway.http.server import TOKEN_IN_ADDRESS
 from sharedkernel.gateway.http.splice import Splice, WebsocketRefused, request_head, shake_hands, uri_of
 from sharedkernel.jupyter.names import machine_digest
 

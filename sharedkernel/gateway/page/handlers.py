@@ -24,7 +24,7 @@ from sharedkernel.gateway.auth.hub import SIGN_IN_SECONDS, HubUsers, PendingSign
 from sharedkernel.gateway.auth.identity import LIFETIME, GatewayUser, TokenOnlyIdentity, TokenUsers
 from sharedkernel.gateway.errors import ErrorResponseMixin, http_status
 from sharedkernel.gateway.http.handlers import KERNEL_ROUTE, GatewayHandler, for_users
-from sharedkernel.gateway.http.request_guard import SIGN_IN_PATH
+from sharedkernel.gateway.http.server import SIGN_IN_PATH
 from sharedkernel.gateway.http.status_feed import FeedText
 from sharedkernel.gateway.page.audit_tail import AuditTailHandler
 from sharedkernel.gateway.page.history import HistoryHandler, TimelineHandler
