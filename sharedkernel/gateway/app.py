@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
+from urllib.parse import urlsplit
 
 import msgspec
 from jupyter_server.serverapp import ServerApp
@@ -387,7 +388,8 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         """Print the gateway's address and how to use it, once it can be reached."""
         token = self.identity_provider.token if self.identity_provider.token_generated else "TOKEN"
         url = self.connection_url.rstrip("/")
-        trust = "" if self._certificate is None else self._certificate.option_to_trust(url)
+        fingerprint = self._certificate and self._certificate.fingerprint_to_check(urlsplit(url).hostname or "")
+        trust = f" --fingerprint {fingerprint}" if fingerprint else ""
         # Not logged: logs are kept, and the token is for this terminal.
         print(  # noqa: T201
             f"Serving on {url}; open it in a browser to see who uses what, and use it with: "
