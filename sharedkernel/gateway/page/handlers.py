@@ -420,15 +420,8 @@ class StaticHandler(web.StaticFileHandler):
         self.set_header("Content-Security-Policy", PAGE_POLICY)
         self.set_header("Cache-Control", "no-cache")
 
-    @allow_unauthenticated
-    async def head(self, path: str) -> None:
-        """Return what is known of a file."""
-        await super().head(path)
-
-    @allow_unauthenticated
-    async def get(self, path: str, include_body: bool = True) -> None:
-        """Return a file."""
-        await super().get(path, include_body)
+    head = allow_unauthenticated(web.StaticFileHandler.head)
+    get = allow_unauthenticated(web.StaticFileHandler.get)
 
 
 def _kind_of(identity: TokenOnlyIdentity) -> str:
