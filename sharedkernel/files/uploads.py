@@ -251,18 +251,15 @@ class UploadHandler(APIHandler):
     def _refuse(self, error: OSError | Refused) -> None:
         if isinstance(error, OSError):
             error = _explain(error)
-        self._close()
+        self.on_finish()
         self.set_status(_STATUSES.get(error.reason, 409))
         self.finish(json.dumps({"message": str(error), "reason": error.reason}))
 
-    def _close(self) -> None:
+    def on_finish(self) -> None:
+        """Let others go on with the upload."""
         if self._upload is not None:
             self._upload.close()
             self._upload = None
-
-    def on_finish(self) -> None:
-        """Let others go on with the upload."""
-        self._close()
 
     on_connection_close = on_finish
 
