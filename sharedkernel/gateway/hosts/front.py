@@ -25,8 +25,7 @@ from sharedkernel.gateway.auth.identity import GatewayUser
 from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.gateway.hosts.registry import ClusterHosts, Host, HostAway, choose_device, merge_hosts
-from sharedkernel.gateway.hosts.requests import IF_PROMPT, HostRequests, StartLost, reached
-from sharedkernel.gateway.hosts.rules import HostRules
+from sharedkernel.gateway.hosts.requests import IF_PROMPT, HostRequests, HostRules, StartLost, reached
 from sharedkernel.gateway.http.splice import connect
 from sharedkernel.gateway.kernels.starting import COLOUR_HEADER, NOTE_HEADER
 from sharedkernel.status.document import StatusDocument, read_status

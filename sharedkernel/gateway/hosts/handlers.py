@@ -24,8 +24,7 @@ from sharedkernel.gateway.hosts.front import Front
 from sharedkernel.gateway.hosts.member import CORDON_PATH
 from sharedkernel.gateway.hosts.registration import PATH, RegistrationHandler
 from sharedkernel.gateway.hosts.registry import Host, HostAway
-from sharedkernel.gateway.hosts.requests import no_trust
-from sharedkernel.gateway.hosts.rules import HostRules
+from sharedkernel.gateway.hosts.requests import HostRules, no_trust
 from sharedkernel.gateway.http import handlers
 from sharedkernel.gateway.http.health import HealthHandler
 from sharedkernel.gateway.http.ports import ports_of

@@ -26,8 +26,7 @@ from sharedkernel.gateway.fleet.placement import shelf_owners
 from sharedkernel.gateway.hosts.front import Front
 from sharedkernel.gateway.hosts.registration import keep_registered
 from sharedkernel.gateway.hosts.registry import ClusterHosts
-from sharedkernel.gateway.hosts.requests import HostRequests
-from sharedkernel.gateway.hosts.rules import HostRules
+from sharedkernel.gateway.hosts.requests import HostRequests, HostRules
 from sharedkernel.gateway.hosts.summary import HostSummary, RaySummary, UserSummary, summarize_device
 from sharedkernel.gateway.http.handlers import GatewayHandler, read_body
 from sharedkernel.gateway.kernels.manager import ClusterPeers, Deployment, SessionKernels
