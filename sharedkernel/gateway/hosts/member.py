@@ -139,13 +139,12 @@ class CordonHandler(GatewayHandler):
     @web.authenticated
     async def put(self) -> None:
         """Begin or end it: ``{"cordoned": true, "leave_shelves": false}``; for admins."""
-        cordon = cast("Cordon | None", self.settings.get("cordon"))
+        cordon: Cordon = self.settings["cordon"]
         self.check_admin("may cordon a host")
         body = read_body(self, {"leave_shelves": bool})
         if not isinstance(body.get("cordoned"), bool):
             raise Refused('`cordoned` is missing; send {"cordoned": true} or false.', reason="bad_request")
-        if cordon is None:
-            raise Refused("this host is in no cluster; there is nowhere else for sessions to start.")
+
         cordon.set(body["cordoned"], leaves_shelves=body.get("leave_shelves", False))
         self.finish_empty()
         await cordon.tell()
