@@ -116,18 +116,13 @@ class ListedHandler(FrontHandler):
         )
 
 
-class FrontPolicyHandler(FrontHandler):
+class FrontPolicyHandler(ForwardedHandler):
     """``/sharedkernel/api/policy``: read from one host, changed on all."""
 
     actions: ClassVar[dict[str, str]] = {"PUT": "change policy"}
 
     @web.authenticated
-    async def get(self) -> None:
-        """Forward the request to one host."""
-        await self.forward()
-
-    @web.authenticated
-    async def put(self) -> None:
+    async def put(self) -> None:  # type: ignore[override]  # the route names nothing
         """Change the policy of all hosts; the answer is that of one which accepts it, if any does, and has `notes`."""
         self.front.any_host()
         rules, user, body = self.front.host_rules, self.current_user, self.request.body
