@@ -63,14 +63,16 @@ def read_settings(paths: Sequence[str], config_file: str = "") -> Settings:
     ConfigError
         When the file named is missing, or one cannot be used; with its line where that is known.
     """
-    config, files = Config(), []
-    for path in [Path(config_file).expanduser()] if config_file else _candidates(paths):
-        if not path.is_file():
-            if config_file:
-                raise ConfigError(f"there is no configuration file {path}; check --config.")
-            continue
+    if config_file:
+        files = [Path(config_file).expanduser()]
+        if not files[0].is_file():
+            raise ConfigError(f"there is no configuration file {files[0]}; check --config.")
+    else:
+        names = [CONFIG_NAME + suffix for suffix in (".py", ".json")]
+        files = [path for folder in reversed(paths) for name in names if (path := Path(folder) / name).is_file()]
+    config = Config()
+    for path in files:
         config.merge(_read(path))
-        files.append(path)
     return Settings(config, tuple(files))
 
 
@@ -101,12 +103,6 @@ def value_at_start(app: Configurable, settings: Settings, name: str) -> Any:
         return trait._validate(app, value)
     except TraitError as error:
         raise ConfigError(f"{place(settings.files, type(app).__name__, name)}{error}") from None
-
-
-def _candidates(paths: Sequence[str]) -> Iterable[Path]:
-    for directory in reversed(paths):
-        for suffix in (".py", ".json"):
-            yield Path(directory) / f"{CONFIG_NAME}{suffix}"
 
 
 def _read(path: Path) -> Config:
