@@ -49,14 +49,6 @@ def _memory(value: Any) -> int | str:
     return value  # type: ignore[no-any-return]  # percentages are resolved when the device is known
 
 
-def _duration(value: Any) -> float | None:
-    return parse_duration(value) or None
-
-
-def _offload_after(value: Any) -> float | str:
-    return NEVER if value == NEVER else parse_duration(value)
-
-
 #: function that checks and converts the value of each key; None in an entry means the built-in value, or that of
 #: :data:`_NOT_SET`
 QUOTA_KEYS: dict[str, Callable[[Any], Any]] = {
@@ -64,8 +56,8 @@ QUOTA_KEYS: dict[str, Callable[[Any], Any]] = {
     "share": _share,
     "sessions": _sessions,
     "priority": _priority,
-    "offload_after": _offload_after,
-    "cull_after": _duration,
+    "offload_after": lambda value: NEVER if value == NEVER else parse_duration(value),
+    "cull_after": lambda value: parse_duration(value) or None,
     "linger": parse_duration,
 }
 _DEFAULTS: dict[str, Any] = {

@@ -106,12 +106,17 @@ class Cordon:
         """Tell each notebook that was not told yet; one whose executor is away is told later."""
         if self._state is None:
             return
+        sentence = (
+            f"The machine of this notebook, {self._host}, is to be taken out of service. Nothing is lost yet: save "
+            "what you need, also of your shelf, then shut this kernel down and start it again; it starts on another "
+            "machine."
+        )
         kernels = {str(kernel.kernel_id): kernel for kernel in self._manager.registry.all()}
         told = self._state.told & set(kernels)  # those that have ended are nobody's concern
         for kernel_id in sorted(set(kernels) - told):
             kernel = kernels[kernel_id]
             try:
-                await self._manager.executors[kernel.device].notify_session(kernel.session_id, self._sentence())
+                await self._manager.executors[kernel.device].notify_session(kernel.session_id, sentence)
             except SharedKernelError as error:
                 log.info("the user of session %s is not told yet: %s", kernel_id, error)
             else:
@@ -122,13 +127,6 @@ class Cordon:
                 replace_file(self._path, msgspec.json.encode(self._state), durable=False)
             except OSError as error:
                 log.warning("%s cannot be written (%s); some may be told twice.", self._path, error.strerror)
-
-    def _sentence(self) -> str:
-        return (
-            f"The machine of this notebook, {self._host}, is to be taken out of service. Nothing is lost yet: save "
-            "what you need, also of your shelf, then shut this kernel down and start it again; it starts on another "
-            "machine."
-        )
 
 
 class CordonHandler(GatewayHandler):
@@ -285,16 +283,13 @@ class HostMember:
             except SharedKernelError as error:
                 log.debug("no state for the agent: %s", error)
             else:
-                write_state(self._directory, HOST_STATE, _state(summary))
+                state = HostState(
+                    name=summary.name,
+                    version=__version__,
+                    devices=[device.name for device in summary.devices],
+                    num_sessions=sum(user.sessions for user in summary.users.values()),
+                    is_cordoned=summary.is_cordoned,
+                    is_drained=summary.is_drained,
+                )
+                write_state(self._directory, HOST_STATE, state)
             await asyncio.sleep(_INTERVAL)
-
-
-def _state(summary: HostSummary) -> HostState:
-    return HostState(
-        name=summary.name,
-        version=__version__,
-        devices=[device.name for device in summary.devices],
-        num_sessions=sum(user.sessions for user in summary.users.values()),
-        is_cordoned=summary.is_cordoned,
-        is_drained=summary.is_drained,
-    )

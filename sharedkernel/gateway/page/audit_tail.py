@@ -52,7 +52,7 @@ def newest_entries(
             continue
         most_bytes -= read
         for entry in _entries(lines):
-            if _concerns(entry, wanted):
+            if any(wanted in str(entry.get(key) or "").casefold() for key in ("user", "owner")):
                 if len(found) == most:
                     return found, True
                 found.append(entry)
@@ -83,10 +83,6 @@ def _entries(lines: list[bytes]) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(entry, dict):
             yield entry
-
-
-def _concerns(entry: dict[str, Any], wanted: str) -> bool:
-    return any(wanted in str(entry.get(key) or "").casefold() for key in ("user", "owner"))
 
 
 class AuditTailHandler(GatewayHandler):
