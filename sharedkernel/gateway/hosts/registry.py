@@ -101,11 +101,7 @@ class Host:
     def away_entry(self) -> DeviceEntry:
         """Return the entry that stands for its devices while it does not answer."""
         return DeviceEntry(
-            name=self.name,
-            host=self.name,
-            available=False,
-            message=self.why_away(),
-            num_sessions=self.total_sessions,
+            name=self.name, host=self.name, available=False, message=self.why_away(), num_sessions=self.total_sessions
         )
 
     @property
@@ -303,10 +299,7 @@ def choose_device(rule: str, hosts: Sequence[Host], user: str) -> Host:
     device = host.devices[number]
     typical = device.utilisation / device.active if device.active else 1.0
     host.devices[number] = replace(
-        device,
-        active=device.active + 1,
-        utilisation=device.utilisation + typical,
-        backlog=device.backlog + 1,
+        device, active=device.active + 1, utilisation=device.utilisation + typical, backlog=device.backlog + 1
     )
     host.count(user, 1)
     return host

@@ -34,11 +34,7 @@ from sharedkernel.status.figures import DEVICE, USER, Place, shown
 _LAG_INTERVAL = 0.5
 _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
-LOOP_LAG = Histogram(
-    "sharedkernel_gateway_loop_lag_seconds",
-    "Lag of the gateway's event loop.",
-    buckets=_LAG_BUCKETS,
-)
+LOOP_LAG = Histogram("sharedkernel_gateway_loop_lag_seconds", "Lag of the gateway's event loop.", buckets=_LAG_BUCKETS)
 
 #: help text of each counter of the executors
 _ACTIONS = {
