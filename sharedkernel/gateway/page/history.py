@@ -213,10 +213,7 @@ class TimelineHandler(GatewayHandler):
         user = self.current_user
         requests: TimelineRequests = self.settings["timeline_requests"]
         found = await requests.ask(
-            self.manager.executors,
-            window,
-            None if user.admin else cast("str", user.username),
-            asker=user.username,
+            self.manager.executors, window, None if user.admin else cast("str", user.username), asker=user.username
         )
         return [{"device": name or None, **msgspec.structs.asdict(timeline)} for name, timeline in found.items()]
 
