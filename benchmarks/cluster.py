@@ -32,7 +32,7 @@ from benchmarks.stack.results import Conditions, Result, Target, brief, percenti
 from benchmarks.stub_hosts import UUID_REST, EchoHandler, StubStatusHandler, make_status, make_summaries
 from sharedkernel.gateway.auth.tickets import TicketKey, host_prefix
 from sharedkernel.gateway.auth.tokens import TokenFile
-from sharedkernel.gateway.hosts.registration import HostRegistration
+from sharedkernel.gateway.hosts.registration import keep_registered
 from sharedkernel.gateway.hosts.registry import ClusterHosts, choose_device
 from sharedkernel.gateway.hosts.summary import HostSummary
 from sharedkernel.gateway.tls import peer_context
@@ -139,7 +139,7 @@ async def _running_front(
         for summary in summaries:
             here = msgspec.structs.replace(summary, address=stub)
             key = TicketKey.of_host(secret.encode(), summary.name)
-            task = asyncio.create_task(HostRegistration([url], key, partial(_answer, here), context).keep())
+            task = asyncio.create_task(keep_registered(url, key, partial(_answer, here), context))
             exits.callback(task.cancel)
         process = await asyncio.to_thread(_wait_for_hosts, front, url, token, len(summaries), context)
         kernels = [host_prefix(summary.name) + UUID_REST for summary in summaries]

@@ -69,7 +69,6 @@ WIDE_CONSTRUCTORS = frozenset(
         "executor.control.api.ControlApi",
         "executor.control.router.MessageRouter",
         "executor.sessions.starting.SessionLauncher",
-        "gateway.kernels.starting.SessionStarter",
     }
 )
 

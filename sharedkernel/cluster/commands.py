@@ -30,7 +30,7 @@ from sharedkernel.errors import SharedKernelError
 from sharedkernel.gateway.auth.tickets import read_key
 from sharedkernel.gateway.config.settings import parse_fronts
 from sharedkernel.paths import parse_devices
-from sharedkernel.status.hosts import HostEntry
+from sharedkernel.status.document import HostEntry
 from sharedkernel.status.tables import hosts_table
 from sharedkernel.status.text import safe_text
 from sharedkernel.units import parse_duration

@@ -6,10 +6,11 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
+from urllib.parse import urlsplit
 
 import msgspec
 from jupyter_server.serverapp import ServerApp
@@ -25,7 +26,6 @@ from sharedkernel.gateway.channels.user_bytes import UserBudgets
 from sharedkernel.gateway.channels.websocket import SessionWebsocket
 from sharedkernel.gateway.classroom.classes import Classes
 from sharedkernel.gateway.config.classes import ClassFile
-from sharedkernel.gateway.config.reload import Changes, ConfigReloader
 from sharedkernel.gateway.config.settings import (
     CONFIG_NAME,
     PARSERS,
@@ -36,26 +36,25 @@ from sharedkernel.gateway.config.settings import (
 )
 from sharedkernel.gateway.config.validation import (
     ineffective_settings,
+    reload_settings,
     report_faults,
     unusable_settings,
     without_faults,
 )
-from sharedkernel.gateway.drain import CANCEL_SIGNAL, DRAIN_SIGNAL, cancel_drain, request_drain, wait_until_idle
 from sharedkernel.gateway.http import logs
-from sharedkernel.gateway.http.metrics import watch_loop_lag
+from sharedkernel.gateway.http.health import watch_loop_lag
 from sharedkernel.gateway.http.ports import MOST_CONNECTIONS, UserPorts
-from sharedkernel.gateway.http.request_guard import RequestGuard
-from sharedkernel.gateway.http.server import check_port, make_http_server
+from sharedkernel.gateway.http.server import RequestGuard, check_port, make_http_server
 from sharedkernel.gateway.http.status_feed import StatusFeed
 from sharedkernel.gateway.http.user_server import connect_here
 from sharedkernel.gateway.http.websocket_registry import WebsocketRegistry
 from sharedkernel.gateway.jupyter_defaults import DEFAULT_PORT, JupyterDefaults
 from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.manager import Deployment, SessionKernels
-from sharedkernel.gateway.lock import GatewayLock
-from sharedkernel.gateway.page.history import UsageHistory
+from sharedkernel.gateway.kernels.registry import wait_until_idle
+from sharedkernel.gateway.lock import CANCEL_SIGNAL, DRAIN_SIGNAL, GatewayLock, cancel_drain, request_drain
+from sharedkernel.gateway.page.history import TimelineRequests, UsageHistory
 from sharedkernel.gateway.page.room_requests import RoomRequests
-from sharedkernel.gateway.page.timeline import TimelineRequests
 from sharedkernel.gateway.tls import Certificate, check_exposure
 from sharedkernel.ipc.seqpacket import allow_many_descriptors
 from sharedkernel.paths import gateway_directory, make_private_directory, make_state_directory
@@ -63,8 +62,7 @@ from sharedkernel.status.document import Draining, StatusDocument
 from sharedkernel.system.malloc import keep_trimmed
 
 if TYPE_CHECKING:
-    from sharedkernel.gateway.hosts.kernels import FrontKernels
-    from sharedkernel.gateway.hosts.member import HostMember
+    from sharedkernel.gateway.hosts.member import FrontKernels, HostMember
 
 #: seconds after which an absent executor is logged; one that started together with the gateway imports torch first
 _EXECUTOR_PATIENCE = 10.0
@@ -193,7 +191,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         self._certificate = Certificate(self.certfile, self.keyfile, self.client_ca) if encrypted else None
         peers = None
         if self.cluster_key or self.front or self.fronts:
-            from sharedkernel.gateway.hosts.kernels import read_peers  # a gateway of its own needs nothing of these
+            from sharedkernel.gateway.hosts.member import read_peers  # a gateway of its own needs nothing of these
 
             peers = read_peers(self)
         self.ticket_key = None if peers is None or self.front else TicketKey(peers.key)
@@ -203,7 +201,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         if self.front:
             routes[:4] = ["hosts.handlers", "http.user_server"]
         elif self.ticket_key is not None:
-            routes.append("hosts.cordon")
+            routes.append("hosts.member")
         self.extra_services = [f"sharedkernel.gateway.{module}" for module in routes]
         self._lock = GatewayLock(runtime_directory)
         try:
@@ -232,9 +230,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             self._lock.release()
             raise
         self._init_tornado_settings()
-        self._reloader = ConfigReloader(
-            self, self._started_with, self._certificate, build=self._build_quotas, apply=self._apply
-        )
+        self._reload = partial(reload_settings, self, self._started_with, self._apply)
         for sentence in ineffective_settings(self, self._started_with):
             self.log.warning("%s", sentence)
 
@@ -290,17 +286,16 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         if self._memberships is not None and self._memberships.record(user, groups):
             self.kernel_manager.rules.replace_quotas(self.kernel_manager.rules.quotas)
 
-    def record_wrong_token(self, address: str, what: str = "token") -> None:
-        """Record in the audit log that a wrong token, or another *what*, came from *address*."""
-        self.deployment.audit_log.record(f"refuse {what}", user=None, address=address)
-
-    def _apply(self, changes: Changes) -> None:
-        """Apply a configuration that was read again."""
+    def _apply(self, value: Callable[[str], Any], files: Sequence[Path]) -> None:
+        """Apply a configuration that was read again; if part of it cannot be used, nothing changes."""
+        quotas = self._build_quotas(value("quotas"), value("groups"), files)
+        admins, placement, policy = value("admins"), value("placement"), value("policy")
+        if self._certificate is not None:
+            self._certificate.load()
         manager = self.kernel_manager
-        self.admins = changes.admins
-        manager.rules.replace_quotas(changes.quotas)
-        manager.executors.placement = changes.placement
-        manager.rules.replace_policy(changes.policy)
+        self.admins, manager.executors.placement = admins, placement
+        manager.rules.replace_quotas(quotas)
+        manager.rules.replace_policy(policy)
 
     def init_httpserver(self) -> None:
         """Make the HTTP server: encrypted if there is a certificate, with a timeout for every client.
@@ -364,7 +359,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         loop: asyncio.AbstractEventLoop = self.io_loop.asyncio_loop  # type: ignore[attr-defined]
         signal.signal(DRAIN_SIGNAL, lambda *_: loop.call_soon_threadsafe(self._begin_draining))
         signal.signal(CANCEL_SIGNAL, lambda *_: loop.call_soon_threadsafe(self._cancel_draining))
-        signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(self._reloader.reload))
+        signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(self._reload))
 
     def _find_http_port(self) -> None:
         if self.port and not self.port_retries:
@@ -380,23 +375,21 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         self.kernel_manager.start_culling(unclaimed_seconds=self.unclaimed_seconds)
         if self._lock is not None:
             self._lock.publish_port(self.port)
-        self._background = [
-            asyncio.create_task(watch_loop_lag()),
-            asyncio.create_task(self._close_revoked()),
-            asyncio.create_task(self._log_absent_executors()),
-            asyncio.create_task(keep_trimmed()),
-        ]
-        kept = [] if self._member is None else [self._member.keep()]
+        work: list[Coroutine[Any, Any, None]]
+        work = [watch_loop_lag(), self._close_revoked(), self._log_absent_executors(), keep_trimmed()]
+        if self._member is not None:
+            work.append(self._member.keep())
         if not self.front:  # which would ask all hosts for their whole status every few seconds
-            kept = [*kept, self._usage_history.keep(), self._classes.keep()]
-        self._background = [*self._background, *map(asyncio.create_task, kept)]
+            work += [self._usage_history.keep(), self._classes.keep()]
+        self._background = [asyncio.create_task(each) for each in work]
         self._announce()
 
     def _announce(self) -> None:
         """Print the gateway's address and how to use it, once it can be reached."""
         token = self.identity_provider.token if self.identity_provider.token_generated else "TOKEN"
         url = self.connection_url.rstrip("/")
-        trust = "" if self._certificate is None else self._certificate.option_to_trust(url)
+        fingerprint = self._certificate and self._certificate.fingerprint_to_check(urlsplit(url).hostname or "")
+        trust = f" --fingerprint {fingerprint}" if fingerprint else ""
         # Not logged: logs are kept, and the token is for this terminal.
         print(  # noqa: T201
             f"Serving on {url}; open it in a browser to see who uses what, and use it with: "

@@ -14,35 +14,22 @@ from sharedkernel.errors import Refused, SharedKernelError
 
 _REFUSALS = Counter("sharedkernel_refused_requests", "Requests that the gateway refused, by reason.", ["reason"])
 
-#: HTTP status by the error's reason; other refusals are conflicts, other errors the gateway's fault
-_STATUSES = {
-    "config": HTTPStatus.BAD_REQUEST,
-    "bad_request": HTTPStatus.BAD_REQUEST,
-    "protocol": HTTPStatus.BAD_GATEWAY,
-    "token_expired": HTTPStatus.FORBIDDEN,
-    "not_admin": HTTPStatus.FORBIDDEN,
-    "not_allowed": HTTPStatus.FORBIDDEN,
-    "switched_off": HTTPStatus.FORBIDDEN,
-    "wrong_invitation": HTTPStatus.FORBIDDEN,
-    "no_such_kernel": HTTPStatus.NOT_FOUND,
-    "session_not_found": HTTPStatus.NOT_FOUND,
-    "session_ended": HTTPStatus.NOT_FOUND,
-    "not_shelved": HTTPStatus.NOT_FOUND,
-    "no_class": HTTPStatus.NOT_FOUND,
-    "no_port": HTTPStatus.NOT_FOUND,
-    "not_accepted": HTTPStatus.GATEWAY_TIMEOUT,
-    "quota": HTTPStatus.TOO_MANY_REQUESTS,
-    "too_many_bytes": HTTPStatus.TOO_MANY_REQUESTS,
-    "too_many_failures": HTTPStatus.TOO_MANY_REQUESTS,
-    "too_many_requests": HTTPStatus.TOO_MANY_REQUESTS,
-    "too_many_websockets": HTTPStatus.TOO_MANY_REQUESTS,
-    "draining": HTTPStatus.SERVICE_UNAVAILABLE,
-    "host_away": HTTPStatus.SERVICE_UNAVAILABLE,
-    "executor_unavailable": HTTPStatus.SERVICE_UNAVAILABLE,
-    "identity_unavailable": HTTPStatus.SERVICE_UNAVAILABLE,
-    "start": HTTPStatus.SERVICE_UNAVAILABLE,
-    "earlier_version": HTTPStatus.NOT_IMPLEMENTED,
-}
+#: reasons of errors by their HTTP status; other refusals are conflicts, other errors the gateway's fault
+_REASONS = {
+    HTTPStatus.BAD_REQUEST: ("config", "bad_request"),
+    HTTPStatus.FORBIDDEN: ("token_expired", "not_admin", "not_allowed", "switched_off", "wrong_invitation"),
+    HTTPStatus.NOT_FOUND: (
+        "no_such_kernel", "session_not_found", "session_ended", "not_shelved", "no_class", "no_port",
+    ),
+    HTTPStatus.TOO_MANY_REQUESTS: (
+        "quota", "too_many_bytes", "too_many_failures", "too_many_requests", "too_many_websockets",
+    ),
+    HTTPStatus.NOT_IMPLEMENTED: ("earlier_version",),
+    HTTPStatus.BAD_GATEWAY: ("protocol",),
+    HTTPStatus.SERVICE_UNAVAILABLE: ("draining", "host_away", "executor_unavailable", "identity_unavailable", "start"),
+    HTTPStatus.GATEWAY_TIMEOUT: ("not_accepted",),
+}  # fmt: skip
+_STATUSES = {reason: status for status, reasons in _REASONS.items() for reason in reasons}
 
 
 def http_status(error: SharedKernelError) -> HTTPStatus:

@@ -1,4 +1,4 @@
-"""Defaults of Jupyter's server that differ for a gateway: it serves kernels alone, and users by their tokens.
+"""Parts and defaults of Jupyter's server that differ for a gateway: it serves kernels alone, and users by their tokens.
 
 The kernelspecs that it offers are in no file, so nothing else can be started.
 """
@@ -12,20 +12,101 @@ from jupyter_client.kernelspec import KernelSpec, KernelSpecManager, NoSuchKerne
 from jupyter_server.auth import Authorizer, User
 from jupyter_server.base.handlers import JupyterHandler
 from jupyter_server.services.contents.manager import AsyncContentsManager
+from jupyter_server.services.sessions.sessionmanager import SessionManager
+from tornado.web import HTTPError
 from traitlets import Integer, default
 
 from sharedkernel.gateway.auth.hub import HubUsers
-from sharedkernel.gateway.auth.identity import GatewayUser, SingleUser, TokenUsers
+from sharedkernel.gateway.auth.identity import GatewayUser, SingleUser, TokenUsers, requesting_user
+from sharedkernel.gateway.auth.tickets import new_id
 from sharedkernel.gateway.channels.websocket import SessionWebsocket
 from sharedkernel.gateway.config.options import GatewayOptions
 from sharedkernel.gateway.config.settings import CONFIG_NAME
 from sharedkernel.gateway.kernels.manager import SessionKernels
-from sharedkernel.gateway.kernels.notebook_sessions import OwnNotebookSessions
 from sharedkernel.jupyter.names import DISPLAY_NAME, LOGOS, environment_of, kernel_of
 
 DEFAULT_PORT = 8585
 #: identity provider for each value of the option `identity`
 _IDENTITIES = {"single": SingleUser, "tokens": TokenUsers, "jupyterhub": HubUsers}
+
+
+class OwnNotebookSessions(SessionManager):
+    """Shows a user the notebook sessions of their own kernels; admins see all."""
+
+    def new_session_id(self) -> str:
+        """Return the id of a new notebook session, which begins as those of this host's kernels."""
+        return new_id(self.kernel_manager.host)
+
+    async def get_session(self, **kwargs: Any) -> dict[str, Any]:
+        """Return the notebook session described by *kwargs* (its id, or its path).
+
+        A path means the requesting user's own notebook, for admins too: every user may have an ``Untitled.ipynb``.
+
+        Raises
+        ------
+        HTTPError
+            404 when there is none that this user may see.
+        """
+        mine_only = "path" in kwargs
+        columns = " AND ".join(f"{column}=?" for column in sorted(kwargs) if column in self._columns)
+        values = [kwargs[column] for column in sorted(kwargs) if column in self._columns]
+        rows = self.cursor.execute(f"SELECT * FROM session WHERE {columns}", values).fetchall()
+        for row in rows:
+            if not mine_only or self._owner(row) == _user().username:
+                model = await self.row_to_model(row, tolerate_culled=True)
+                if model is not None:
+                    return dict(model)
+        raise HTTPError(404, "Session not found")
+
+    async def session_exists(self, path: str) -> bool:
+        """Whether the requesting user has a notebook session for *path*."""
+        try:
+            await self.get_session(path=path)
+        except HTTPError:
+            return False
+        return True
+
+    async def row_to_model(self, row: Any, tolerate_culled: bool = False) -> dict[str, Any] | None:
+        """Return the model of a row for the API.
+
+        Raises
+        ------
+        KeyError
+            When its kernel is gone or another user's, unless that is tolerated; then None is returned.
+        """
+        owner = self._owner(row)
+        if owner is not None and not _user().may_see(owner):
+            if tolerate_culled:
+                return None
+            raise KeyError(row["session_id"])
+        return await super().row_to_model(row, tolerate_culled)
+
+    def kernel_of(self, session_id: str) -> str | None:
+        """Return the kernel id of any user's notebook session; None if there is no such session."""
+        row = self.cursor.execute("SELECT kernel_id FROM session WHERE session_id=?", (session_id,)).fetchone()
+        return None if row is None else str(row["kernel_id"])
+
+    def close(self) -> None:
+        """Close the database, of which Jupyter closes the cursor alone: Python warns when it is collected open."""
+        super().close()  # type: ignore[no-untyped-call]
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def get_kernel_env(self, path: str | None, name: str | None = None) -> dict[str, str]:
+        """Return environment variables for a new kernel: the notebook's path, and none of the gateway's own."""
+        return {"KERNEL_NOTEBOOK": path} if path else {}
+
+    def _owner(self, row: Any) -> str | None:
+        kernel = self.kernel_manager.find(row["kernel_id"])
+        return None if kernel is None else kernel.user
+
+
+def _user() -> GatewayUser:
+    user = requesting_user()
+    if user is None:
+        raise HTTPError(403)
+    return user
 
 
 class OwnerAuthorizer(Authorizer):
@@ -97,11 +178,6 @@ class SharedKernelSpecs(KernelSpecManager):
             metadata={},
         )
 
-    def get_all_specs(self) -> dict[str, Any]:
-        """Return the kernelspecs as the API shows them."""
-        specs = {name: self.get_kernel_spec(name) for name in self.find_kernel_specs()}
-        return {name: {"resource_dir": spec.resource_dir, "spec": spec.to_dict()} for name, spec in specs.items()}
-
 
 class NoContents(AsyncContentsManager):
     """Serves no files: notebooks stay where their users are."""
@@ -117,54 +193,21 @@ class JupyterDefaults(GatewayOptions):
     #: bounded, unlike Jupyter's: the system takes what exceeds 16 bits off, and serves another port
     port = Integer(min=0, max=65535, help="Port to listen on; 0: any that is free.").tag(config=True)
 
-    @default("config_file_name")
-    def _default_config_file_name(self) -> str:
-        return CONFIG_NAME
-
-    @default("cookie_secret")
-    def _default_cookie_secret(self) -> bytes:
-        return os.urandom(32)  # cookies identify nobody, so none has to outlive this process
-
-    @default("allow_remote_access")
-    def _default_allow_remote(self) -> bool:
-        return False
-
-    @default("ip")
-    def _default_ip(self) -> str:
-        return "127.0.0.1"
-
-    @default("port")
-    def _port_default(self) -> int:
-        return DEFAULT_PORT
-
-    @default("port_retries")
-    def _port_retries_default(self) -> int:
-        return 0  # users have stored this gateway's address
-
-    @default("kernel_manager_class")
-    def _default_kernel_manager_class(self) -> type | str:
-        return "sharedkernel.gateway.hosts.kernels.FrontKernels" if self.front else SessionKernels
-
-    @default("session_manager_class")
-    def _default_session_manager_class(self) -> type:
-        return OwnNotebookSessions
-
-    @default("kernel_websocket_connection_class")
-    def _default_kernel_websocket_connection_class(self) -> type:
-        return SessionWebsocket
-
-    @default("kernel_spec_manager_class")
-    def _default_kernel_spec_manager_class(self) -> type:
-        return SharedKernelSpecs
-
-    @default("contents_manager_class")
-    def _default_contents_manager_class(self) -> type:
-        return NoContents
-
-    @default("authorizer_class")
-    def _default_authorizer_class(self) -> type:
-        return OwnerAuthorizer
-
-    @default("identity_provider_class")
-    def _default_identity_provider_class(self) -> type:
-        return _IDENTITIES[self.identity]
+    _default_config_file_name = default("config_file_name")(lambda self: CONFIG_NAME)
+    # cookies identify nobody, so none has to outlive this process
+    _default_cookie_secret = default("cookie_secret")(lambda self: os.urandom(32))
+    _default_allow_remote = default("allow_remote_access")(lambda self: False)
+    _default_ip = default("ip")(lambda self: "127.0.0.1")
+    _port_default = default("port")(lambda self: DEFAULT_PORT)
+    _port_retries_default = default("port_retries")(lambda self: 0)  # users have stored this gateway's address
+    _default_kernel_manager_class = default("kernel_manager_class")(
+        lambda self: "sharedkernel.gateway.hosts.member.FrontKernels" if self.front else SessionKernels
+    )
+    _default_session_manager_class = default("session_manager_class")(lambda self: OwnNotebookSessions)
+    _default_kernel_websocket_connection_class = default("kernel_websocket_connection_class")(
+        lambda self: SessionWebsocket
+    )
+    _default_kernel_spec_manager_class = default("kernel_spec_manager_class")(lambda self: SharedKernelSpecs)
+    _default_contents_manager_class = default("contents_manager_class")(lambda self: NoContents)
+    _default_authorizer_class = default("authorizer_class")(lambda self: OwnerAuthorizer)
+    _default_identity_provider_class = default("identity_provider_class")(lambda self: _IDENTITIES[self.identity])

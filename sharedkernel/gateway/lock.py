@@ -1,8 +1,13 @@
-"""The gateway's lock: only one gateway at a time serves a runtime directory.
+"""The gateway's lock: only one gateway at a time serves a runtime directory; and the commands that drain its holder.
 
 Two gateways would both follow the sessions that run when they start, miss those that the other one starts later, and
 each count its users' sessions by itself. So a gateway locks a small file in the runtime directory; the lock goes with
 its process, however that ends. The file contains its process id, its port while it serves, and while it drains how far.
+
+A gateway that drains starts no more sessions, waits for the running cells, and stops. Sessions stay with their
+executors, so a cell that takes too long is not lost: it runs on, and its outputs come with the next gateway.
+``sharedkernel gateway --drain`` sends :data:`DRAIN_SIGNAL` to the holder, reads in its file how far it is, and waits
+until the lock is released.
 """
 
 from __future__ import annotations
@@ -12,7 +17,9 @@ import errno
 import fcntl
 import logging
 import os
+import signal
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from sharedkernel.errors import ConfigError
@@ -21,10 +28,16 @@ from sharedkernel.system.lock_file import GATEWAY_LOCK
 
 log = logging.getLogger(__name__)
 
-#: seconds between attempts
+#: seconds between attempts to lock
 _INTERVAL = 0.02
 #: word before the numbers of a drain
 _DRAINING = "draining"
+#: tell a gateway to drain, and to serve on
+DRAIN_SIGNAL, CANCEL_SIGNAL = signal.SIGUSR1, signal.SIGUSR2
+#: seconds between looks at what a gateway that drains writes
+_LOOK = 0.1
+#: seconds that a gateway may take to serve on
+_CANCEL_PATIENCE = 10.0
 
 
 class GatewayLock:
@@ -93,7 +106,9 @@ class GatewayLock:
             time.sleep(_INTERVAL)
 
     def _check_is_ending(self, is_over: bool) -> None:
-        process, port = _read(self._path)
+        process = port = None
+        with contextlib.suppress(OSError):
+            process, port = parse_holder(self._path.read_bytes())
         if process is None or not is_over:
             return
         where = "" if port is None else f", port {port}"
@@ -137,13 +152,6 @@ def _lock(path: Path) -> int | None:
         os.close(descriptor)  # the gateway before has removed the file meanwhile
 
 
-def _read(path: Path) -> tuple[int | None, int | None]:
-    try:
-        return parse_holder(path.read_bytes())
-    except OSError:
-        return None, None
-
-
 def parse_holder(content: bytes) -> tuple[int | None, int | None]:
     """Return the holder's process id and port from the content of a lock file; None for what is missing."""
     numbers = [int(word) for word in content.split() if word.isdigit()]
@@ -155,3 +163,148 @@ def parse_draining(content: bytes) -> Draining | None:
     _, word, rest = content.decode(errors="replace").partition(f" {_DRAINING} ")
     numbers = [int(each) for each in rest.split() if each.isdigit()]
     return Draining(cells=numbers[0], until=numbers[1] or None) if word and len(numbers) > 1 else None
+
+
+def request_drain(runtime_directory: Path, port: int, tell: Callable[[str], None]) -> None:
+    """Ask the running gateway to drain; return once it has ended.
+
+    Parameters
+    ----------
+    runtime_directory
+        The directory that it serves.
+    port
+        The port that it serves on.
+    tell
+        Called with sentences that say how far it is.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such gateway, or its drain is cancelled.
+    """
+    with _find_gateway(runtime_directory, port) as gateway:
+        gateway.send(DRAIN_SIGNAL)
+        tell(
+            f"Draining the gateway at port {port}: it starts no more sessions, and stops once its running cells have "
+            "ended. After Ctrl-C it goes on draining; --drain --cancel has it serve on."
+        )
+        draining: Draining | None = None
+        try:
+            while not gateway.has_ended():
+                if (now := gateway.draining()) != draining and not gateway.is_ending():
+                    if now is None:
+                        raise ConfigError(f"the drain was cancelled; the gateway at port {port} serves on.")
+                    tell(_progress(now))
+                    draining = now
+                time.sleep(_LOOK)
+        except KeyboardInterrupt:
+            tell(f"The gateway at port {port} goes on draining; --drain --cancel has it serve on.")
+            raise
+        tell("The gateway has stopped; sessions run on.")
+
+
+def cancel_drain(runtime_directory: Path, port: int, tell: Callable[[str], None]) -> None:
+    """Have the running gateway, which drains, serve on.
+
+    Parameters
+    ----------
+    runtime_directory, port, tell
+        As :func:`request_drain` takes them.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such gateway, it does not drain, or it has ended.
+    """
+    with _find_gateway(runtime_directory, port) as gateway:
+        if not gateway.is_ending() and gateway.draining() is None:
+            raise ConfigError(f"the gateway at port {port} is not draining.")
+        gateway.send(CANCEL_SIGNAL)
+        deadline = time.monotonic() + _CANCEL_PATIENCE
+        while gateway.draining() is not None or gateway.is_ending():
+            if gateway.is_ending() or gateway.has_ended():
+                raise ConfigError(f"it is too late: the gateway at port {port} has stopped. Sessions run on; start it.")
+            if time.monotonic() > deadline:
+                raise ConfigError(f"the gateway at port {port} does not react; its log may say why.")
+            time.sleep(_LOOK)
+        tell(f"The gateway at port {port} serves on, and starts sessions again.")
+
+
+class _RunningGateway:
+    """The gateway that holds a lock.
+
+    Parameters
+    ----------
+    descriptor
+        Of the lock file.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._process, self.port = parse_holder(self._content())
+
+    def send(self, signum: int) -> None:
+        """Send it a signal, unless it is ending already.
+
+        Raises
+        ------
+        ConfigError
+            When this account may not.
+        """
+        try:
+            if self._process:
+                os.kill(self._process, signum)
+        except OSError as error:
+            raise ConfigError(
+                f"the gateway at port {self.port} cannot be asked to drain ({error.strerror}); run this as its account."
+            ) from None
+
+    def serves(self, port: int) -> bool:
+        """Whether it serves *port*, or did: one that is ending does not say any more."""
+        return not self._process or self.port == port
+
+    def draining(self) -> Draining | None:
+        """Return how far it drains; None: it does not."""
+        return parse_draining(self._content())
+
+    def is_ending(self) -> bool:
+        """Whether it is about to end, or another gateway is there."""
+        return parse_holder(self._content())[0] != self._process or not self._process
+
+    def has_ended(self) -> bool:
+        """Whether it has released the lock."""
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return parse_holder(self._content())[0] not in (None, self._process)
+        return True
+
+    def _content(self) -> bytes:
+        return os.pread(self._descriptor, 64, 0)
+
+
+@contextlib.contextmanager
+def _find_gateway(runtime_directory: Path, port: int) -> Iterator[_RunningGateway]:
+    missing = ConfigError(
+        f"no gateway of yours serves port {port} with {runtime_directory}; check --port and --runtime-dir."
+    )
+    try:
+        descriptor = os.open(runtime_directory / GATEWAY_LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        raise missing from None
+    try:
+        gateway = _RunningGateway(descriptor)
+        if gateway.has_ended() or not gateway.serves(port):
+            raise missing
+        yield gateway
+    finally:
+        os.close(descriptor)
+
+
+def _progress(draining: Draining) -> str:
+    if not draining.cells:
+        return "No cell runs; it stops now."
+    cells = "1 cell" if draining.cells == 1 else f"{draining.cells} cells"
+    if draining.until is None:
+        return f"Waiting for {cells}."
+    return f"Waiting for {cells}, until {time.strftime('%H:%M:%S', time.localtime(draining.until))} at the latest."

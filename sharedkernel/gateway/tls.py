@@ -7,7 +7,6 @@ import os
 import socket
 import ssl
 from shlex import quote
-from urllib.parse import urlsplit
 
 from sharedkernel.client.gateway.server import client_context, fingerprint_of, is_loopback
 from sharedkernel.errors import ConfigError
@@ -98,11 +97,6 @@ class Certificate:
             raise ConfigError(
                 f"{files} cannot be used as certificate and key ({_why(error)}); check --certfile and --keyfile."
             ) from None
-
-    def option_to_trust(self, url: str) -> str:
-        """Return the option that `sharedkernel install` needs to trust the gateway at *url*, with a space before it."""
-        fingerprint = self.fingerprint_to_check(urlsplit(url).hostname or "")
-        return "" if fingerprint is None else f" --fingerprint {fingerprint}"
 
     def fingerprint_to_check(self, name: str) -> str | None:
         """Return the certificate's fingerprint if machines need it in order to trust this gateway.

@@ -11,8 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from sharedkernel.status.document import SessionStatus, StatusDocument
-from sharedkernel.status.hosts import HostEntry, LeftOut
+from sharedkernel.status.document import LeftOut, SessionStatus, StatusDocument
 
 #: most entries of each kind, and of a user's devices, in an answer
 MAX_HOSTS, MAX_DEVICES, MAX_LANES, MAX_SESSIONS, MAX_USERS, MAX_DEVICES_OF_USER = 200, 64, 256, 500, 300, 16
@@ -63,7 +62,9 @@ def excerpt(status: StatusDocument, user: str, about: str = "") -> StatusDocumen
         lambda each: (each.name != user, each.name != about, each.name not in users_shown, -each.persistent_bytes),
     )
     lanes = _first([lane for lane in status.lanes if lane.device in listed], MAX_LANES, lambda lane: not lane.queue)
-    hosts = _first(status.hosts or [], MAX_HOSTS, lambda host: (host.name != about, not _needs_attention(host)))
+    hosts = _first(
+        status.hosts or [], MAX_HOSTS, lambda host: (host.name != about, bool(host.answering and not host.cordoned))
+    )
     left_out = LeftOut(
         hosts=len(status.hosts or []) - len(hosts),
         devices=len(status.devices or []) - len(devices),
@@ -98,10 +99,6 @@ def _is_about(session: SessionStatus, about: str) -> bool:
 
 def _names(about: str, *names: str) -> bool:
     return bool(about) and about in names
-
-
-def _needs_attention(host: HostEntry) -> bool:
-    return not host.answering or bool(host.cordoned)
 
 
 def _first(entries: Iterable[_T], most: int, rank: Callable[[_T], object]) -> Sequence[_T]:

@@ -17,9 +17,8 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from sharedkernel.status.document import DeviceEntry, LaneStatus, SessionStatus, StatusDocument, UserStatus
+from sharedkernel.status.document import DeviceEntry, HostEntry, LaneStatus, SessionStatus, StatusDocument, UserStatus
 from sharedkernel.status.figures import DEVICE, LEFT, SESSION, USER, Figure, Place, sentences, shown
-from sharedkernel.status.hosts import HostEntry
 from sharedkernel.status.text import (
     NOTHING,
     RUNNING,

@@ -1,7 +1,7 @@
 """Grace, who works, and Mallory, who has a token of her own and wants more.
 
 What is attacked elsewhere: kernels, notebook sessions, status and user names over REST and websockets in
-`tests/gateway/auth/test_ownership.py`; tokens in addresses, other sites' pages in `http/test_request_guard.py` and
+`tests/gateway/auth/test_ownership.py`; tokens in addresses, other sites' pages in `http/test_server.py` and
 guessed tokens in `auth/test_rate_limit.py`, beside it; who may speak on the control sockets in
 `tests/executor/control/test_credentials.py`; shelves in `shelf/test_shelf.py`; what a session can do to users of other
 uids in `isolation/test_isolation.py`; what it leaves behind in `sessions/test_leftovers.py`; nonsense of all kinds in

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from sharedkernel.gateway.fleet.colours import COLOURS
+from sharedkernel.gateway.fleet.rules import COLOURS
 from tests.browser.figures import in_use, memory_of_users
 from tests.browser.lab import PATIENCE, check_accessible, keep_picture
 from tests.browser.page_server import STATIC, PageServer

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from sharedkernel.gateway.drain import CANCEL_SIGNAL, DRAIN_SIGNAL
+from sharedkernel.gateway.lock import CANCEL_SIGNAL, DRAIN_SIGNAL
 from sharedkernel.local_stack import LocalStack
 from tests.browser.gateway_page import apart, gateway_page, sign_in
 from tests.browser.lab import check_accessible, keep_picture

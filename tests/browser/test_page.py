@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import expect
 
 from sharedkernel.client.gateway.credentials import TOKEN_VARIABLE, URL_VARIABLE
-from sharedkernel.gateway.fleet.colours import COLOURS
+from sharedkernel.gateway.fleet.rules import COLOURS
 from tests.browser.figures import in_use, memory_of_users
 from tests.browser.lab import LabPage, check_accessible, start_lab_with
 from tests.client.extension.fake_gateway import FakeGateway

@@ -15,7 +15,7 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sharedkernel.gateway.http.metrics import DeviceMetrics
+from sharedkernel.gateway.http.health import DeviceMetrics
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.status.document import DeviceStatus, StatusDocument
 from tests.packaging.test_containers import COMPOSE, compose

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from benchmarks.stub_hosts import make_status
-from sharedkernel.gateway.hosts.registry import Host
-from sharedkernel.gateway.hosts.status import merge_hosts
+from sharedkernel.gateway.hosts.registry import Host, merge_hosts
 from sharedkernel.status.document import StatusDocument, UserOnDevice
 from sharedkernel.status.excerpt import MAX_DEVICES, excerpt
 from tests.status.documents import session, user

@@ -130,13 +130,13 @@ class AuditedHandler(RequestHandler):
     actions: ClassVar[dict[str, str]] = {}
     #: the session of the request, if the route does not name it
     acted_on: str | None = None
-    _owner: str | None = None
-    _notebook: str | None = None
+    #: the kernel or detached session of that name, with its owner and notebook
+    _found: Any = None
 
     async def prepare(self, *args: Any, **kwargs: Any) -> Any:
-        """Look up the session's owner and notebook: afterwards the session may be gone."""
+        """Look up the session: afterwards it may be gone."""
         await super().prepare(*args, **kwargs)  # type: ignore[misc]
-        self._owner, self._notebook = self._find_owner(), self._find_notebook()
+        self._find_session()
 
     def finish(self, *args: Any, **kwargs: Any) -> Future[None]:
         """Record the action, then answer, so that a client with an answer finds the record."""
@@ -147,16 +147,13 @@ class AuditedHandler(RequestHandler):
 
     def record_action(self, action: str, **details: Any) -> None:
         """Record *action* on the session of the request, with *details*."""
-        session = self.acted_on or self.path_kwargs.get("kernel_id")
-        owner = self._owner or self._find_owner()
-        if (notebook := self._notebook or self._find_notebook()) is not None:
-            details = {"notebook": notebook, **details}
-        self.settings["audit_log"].record(action, session=session, owner=owner, **details)
+        known = {"session": self._find_session(), "owner": self._found and self._found.user}
+        if self._found is not None and self._found.notebook is not None:
+            known["notebook"] = self._found.notebook
+        self.settings["audit_log"].record(action, **{**known, **details})
 
-    def _find_notebook(self) -> str | None:
+    def _find_session(self) -> str | None:
         session = self.acted_on or self.path_kwargs.get("kernel_id")
-        return None if session is None else self.settings["kernel_manager"].notebook(session)
-
-    def _find_owner(self) -> str | None:
-        session = self.acted_on or self.path_kwargs.get("kernel_id")
-        return None if session is None else self.settings["kernel_manager"].owner(session)
+        if session is not None and self._found is None:
+            self._found = self.settings["kernel_manager"].find(session)
+        return session

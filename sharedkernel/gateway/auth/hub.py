@@ -1,16 +1,28 @@
-"""Users of a JupyterHub: their tokens, their groups, and which of them are admins.
+"""Users of a JupyterHub: their tokens, their groups, which of them are admins, and how they sign in on the page.
 
 The gateway is a *service* of the hub. It sends each token to the hub (`HubAuth`, of the jupyterhub package) and keeps
 the answer for `hub_cache_seconds`: for that time a revoked token still works, and an outage of the hub goes unnoticed.
 After that, requests are refused until the hub answers.
+
+Signing in is OAuth 2, with PKCE where the jupyterhub package has it. The browser is sent to the hub, which sends it
+back with a code; the gateway exchanges the code for a token of the user, with its own token as the secret. From then on
+this token is treated as one that was typed: it stays in the page session, and is checked with each request. What the
+browser has to bring back is kept in its own cookie alone, so that whoever begins any number of sign-ins fills nothing
+here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import hmac
 import os
-import time
-from typing import Any
+import secrets
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
+from urllib.parse import urlencode
 
 from tornado.web import HTTPError
 from traitlets import default
@@ -18,14 +30,54 @@ from traitlets.config import Config
 
 from sharedkernel.distribution import install_hint
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway.auth.hub_sign_in import HubSignIn, PendingSignIn
 from sharedkernel.gateway.auth.identity import GatewayUser, IdentityUnavailable, TokenOnlyIdentity
 from sharedkernel.jupyter.names import is_user_name
 
-#: seconds that the hub may take to answer
-_TIMEOUT = 10.0
+#: seconds that the hub may take to answer, and that somebody may take to sign in there
+_TIMEOUT, SIGN_IN_SECONDS = 10.0, 600
 #: variable with the address of the hub's API
 _URL_VARIABLE = "JUPYTERHUB_API_URL"
+
+
+@dataclass(frozen=True, slots=True)
+class PendingSignIn:
+    """A sign-in that has begun; the browser keeps it in a cookie until it is back from the hub."""
+
+    #: comes back from the hub, and shows that this browser has begun the sign-in
+    state: str
+    #: shows the hub that the code is used by who asked for it
+    verifier: str
+
+    @classmethod
+    def new(cls) -> Self:
+        """Return another one, which nobody can guess."""
+        return cls(secrets.token_urlsafe(32), secrets.token_urlsafe(32))
+
+    @classmethod
+    def from_cookie(cls, value: str) -> Self | None:
+        """Return what :attr:`cookie` said; None for anything else."""
+        state, dot, verifier = value.partition(".")
+        return cls(state, verifier) if state and dot and verifier else None
+
+    @property
+    def cookie(self) -> str:
+        """The cookie's value."""
+        return f"{self.state}.{self.verifier}"
+
+    @property
+    def challenge(self) -> str:
+        """The challenge that the hub gets before it sees the verifier (RFC 7636)."""
+        digest = hashlib.sha256(self.verifier.encode()).digest()
+        return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+    def has_state(self, state: str) -> bool:
+        """Whether the hub has sent the browser back with the *state* of this sign-in."""
+        return hmac.compare_digest(self.state.encode(), state.encode())
+
+
+def _has_pkce(hub: Any) -> bool:
+    """Whether the jupyterhub package can send the verifier (from 6.0); where it cannot, no challenge may be sent."""
+    return hasattr(hub, "generate_pkce_code_challenge")
 
 
 class HubUsers(TokenOnlyIdentity):
@@ -35,9 +87,11 @@ class HubUsers(TokenOnlyIdentity):
         super().__init__(**kwargs)
         self._cache_seconds = self._gateway.hub_cache_seconds
         self._hub = make_hub_auth(parent=self._gateway, cache_max_age=self._cache_seconds)
-        sign_in = HubSignIn(self._url_for_browsers(), self._gateway)
-        #: how people sign in on the page without typing a token; None where the hub's address or secret is not known
-        self.sign_in = sign_in if sign_in.is_possible() else None
+        self._hub_url = self._url_for_browsers().rstrip("/")
+        oauth = self._oauth()
+        #: whether people can sign in on the page without typing a token: the hub's address, which service this is and
+        #: its secret are known
+        self.can_sign_in = bool(self._hub_url and oauth.api_token and oauth.oauth_client_id)
 
     @default("token")
     def _token_default(self) -> str:
@@ -57,6 +111,27 @@ class HubUsers(TokenOnlyIdentity):
         is_behind_hub = os.environ.get("JUPYTERHUB_SERVICE_PREFIX", "") == self._gateway.base_url != "/"
         return str(self._hub.hub_prefix) if is_behind_hub else ""
 
+    def sign_in_address(self, pending: PendingSignIn, redirect_uri: str) -> str:
+        """Return where to send a browser.
+
+        Parameters
+        ----------
+        pending
+            The sign-in that begins.
+        redirect_uri
+            Address at which the hub sends it back.
+        """
+        oauth = self._oauth()
+        query = {
+            "client_id": oauth.oauth_client_id,
+            "redirect_uri": redirect_uri,
+            "response_type": "code",
+            "state": pending.state,
+        }
+        if _has_pkce(oauth):
+            query |= {"code_challenge": pending.challenge, "code_challenge_method": "S256"}
+        return f"{self._hub_url}/api/oauth2/authorize?{urlencode(query)}"
+
     async def user_for_code(
         self, code: str, pending: PendingSignIn, redirect_uri: str, address: str
     ) -> tuple[GatewayUser, str] | None:
@@ -74,16 +149,33 @@ class HubUsers(TokenOnlyIdentity):
         Refused
             When the hub cannot be asked, or too many wrong codes came from the address.
         """
-        if self.sign_in is None:
-            return None
-        async with self._limit.turn(address, code, now=time.monotonic()):
-            token = await self.sign_in.token_for(code, pending, redirect_uri)
+        exchange = partial(self._token_for, pending=pending, redirect_uri=redirect_uri)
+        token = await self.check_secret(code, address, exchange, "sign-in code")
         if token is None:
-            if self._limit.failed(address, code, now=time.monotonic()):
-                self._gateway.record_wrong_token(address, "sign-in code")
             return None
         user = await self.check_token(token, address)
         return None if user is None else (user, token)
+
+    async def _token_for(self, code: str, pending: PendingSignIn, redirect_uri: str) -> str | None:
+        """Return the user's token for a *code* that the hub has sent; None where the hub does not accept it."""
+        oauth = self._oauth(oauth_redirect_uri=redirect_uri)
+        try:
+            async with asyncio.timeout(_TIMEOUT):
+                proof = {"code_verifier": pending.verifier} if _has_pkce(oauth) else {}
+                token = await oauth.token_for_code(code, sync=False, **proof)
+        except (TimeoutError, HTTPError) as error:
+            self.log.warning("JupyterHub at %s has not exchanged a code: %r", oauth.api_url, error)
+            return None
+        return str(token)
+
+    def _oauth(self, **options: Any) -> Any:
+        from jupyterhub.services.auth import HubOAuth
+
+        oauth = HubOAuth(parent=self._gateway, **options)
+        name = os.environ.get("JUPYTERHUB_SERVICE_NAME", "")
+        if not oauth.oauth_client_id and name:
+            oauth.oauth_client_id = f"service-{name}"
+        return oauth
 
     async def identify(self, token: str) -> GatewayUser | None:
         """Return the user of *token* according to the hub, if they may use this service.
@@ -115,11 +207,9 @@ class HubUsers(TokenOnlyIdentity):
             self.log.warning("%r cannot be a user's name here, so they are refused", name)
             return None
         self._gateway.record_groups(name, model.get("groups") or ())
-        return GatewayUser(name, admin=self._is_hub_admin(model) or self.is_admin(name))
-
-    def _is_hub_admin(self, model: dict[str, Any]) -> bool:
         # `admin` is there only for tokens that may read it; the scope makes an admin of this gateway alone.
-        return model.get("admin") is True or self._gateway.hub_admin_scope in model["scopes"]
+        is_hub_admin = model.get("admin") is True or self._gateway.hub_admin_scope in model["scopes"]
+        return GatewayUser(name, admin=is_hub_admin or self.is_admin(name))
 
 
 def make_hub_auth(**options: Any) -> Any:

@@ -2,8 +2,9 @@
 
 The user follows from the token alone, so a removed token stops working with the next request. It comes in a header;
 only the gateway's own page, and what it asks for, may name it by the key of a page session in a cookie. Such requests
-are held to Jupyter's protection against other sites' pages (XSRF), and open no websocket. `jupyter_defaults.py` says
-which kernels a request may name.
+are held to Jupyter's protection against other sites' pages (XSRF), and open no websocket. The token itself stays here,
+in memory: one that is taken back ends its page sessions at once, and a restart of the gateway ends all of them.
+`jupyter_defaults.py` says which kernels a request may name.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import datetime
 import getpass
 import hmac
 import re
+import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TypeVar, cast
+from typing import Any, TypeVar
 
 from jupyter_server.auth import IdentityProvider, User
 from jupyter_server.base.call_context import CallContext
@@ -28,11 +31,9 @@ from tornado.web import RequestHandler
 from traitlets import Unicode, default
 
 from sharedkernel.errors import ConfigError, Refused
-from sharedkernel.gateway.auth.page_sessions import PageSessions
 from sharedkernel.gateway.auth.rate_limit import LoginLimit, TooManyAtOnce, TooManyFailures
-from sharedkernel.gateway.auth.tickets import TICKET, Purpose, TicketKey
-from sharedkernel.gateway.auth.token_use import TokenUse
-from sharedkernel.gateway.auth.tokens import TokenExpired, TokenFile
+from sharedkernel.gateway.auth.tickets import TICKET, Purpose
+from sharedkernel.gateway.auth.tokens import TokenExpired, TokenFile, TokenUse
 from sharedkernel.gateway.errors import finish_refused
 
 T = TypeVar("T")
@@ -47,6 +48,15 @@ _PAGE_PATHS = re.compile(r"(?:|sharedkernel/(?!files/).*|api/kernels/[^/]+(?:/in
 _CHECKED = "_sharedkernel_user"
 #: characters below which a token can be guessed by trying
 _SHORT_TOKEN = 16
+#: seconds without a request after which a page session ends, and seconds after which it ends in any case
+_IDLE_SECONDS, _MOST_SECONDS = 12 * 3600.0, 7 * 86_400.0
+#: most page sessions of a user, and in all; beyond, the one that was used least recently ends
+_MOST_OF_USER, _MOST = 20, 5000
+#: when page sessions end, in words
+LIFETIME = (
+    f"after {_IDLE_SECONDS / 3600:.0f} hours without use, after {_MOST_SECONDS / 86_400:.0f} days, "
+    f"or at your {_MOST_OF_USER}th newer one"
+)
 
 
 class IdentityUnavailable(Refused):
@@ -76,26 +86,6 @@ def requesting_user() -> GatewayUser | None:
     return user if isinstance(user, GatewayUser) else None
 
 
-class IdentityOwner(Protocol):
-    """The application, as far as identities need it."""
-
-    admins: set[str]
-    max_failed_logins: int
-    failed_login_seconds: float
-    tokens_file: str
-    hub_cache_seconds: int
-    hub_admin_scope: str
-    base_url: str
-    #: this host's key, if it is one of a cluster
-    ticket_key: TicketKey | None
-
-    def record_groups(self, user: str, groups: Iterable[str]) -> None:
-        """Record the groups of *user* as the identity reports them."""
-
-    def record_wrong_token(self, address: str, what: str = "token") -> None:
-        """Record in the audit log that a wrong token, or another *what*, came from *address*."""
-
-
 class TokenOnlyIdentity(IdentityProvider):
     """Base of the gateway's identities: a token identifies a user, and nothing else does."""
 
@@ -111,8 +101,8 @@ class TokenOnlyIdentity(IdentityProvider):
         self._limit = LoginLimit(self._gateway.max_failed_logins, self._gateway.failed_login_seconds)
 
     @property
-    def _gateway(self) -> IdentityOwner:
-        return cast("IdentityOwner", self.parent)
+    def _gateway(self) -> Any:
+        return self.parent
 
     @property
     def login_available(self) -> bool:
@@ -194,35 +184,36 @@ class TokenOnlyIdentity(IdentityProvider):
             # Not counted: nobody guesses one, and all of a front's users have its address.
             ticket = key.read(token, purpose=Purpose.REQUEST, now=time.time())
             return None if ticket is None else GatewayUser(ticket.name, admin=ticket.admin, is_vouched_for=True)
-        async with self._limit.turn(address, token, now=time.monotonic()):
-            user = await self.identify(token)
+        user = await self.check_secret(token, address, self.identify, "token")
         if user is not None:
             self._limit.succeeded(token)
-        elif self._limit.failed(address, token, now=time.monotonic()):
-            self._gateway.record_wrong_token(address)
         return user
 
-    async def check_code(self, code: str, address: str, check: Callable[[str], T | None]) -> T | None:
-        """Return what *check* returns for the code of an invitation; a wrong one counts as a wrong token does.
+    async def check_secret(
+        self, secret: str, address: str, check: Callable[[str], Awaitable[T | None]], what: str
+    ) -> T | None:
+        """Return what *check* returns for a token or a code; a wrong one is counted.
 
         Parameters
         ----------
-        code
+        secret
             What a client sent.
         address
             IP address of the client.
         check
-            Returns None for a wrong code.
+            Returns None for a wrong one.
+        what
+            What the audit log calls it.
 
         Raises
         ------
         Refused
             When too many wrong ones came from the address, or *check* refuses.
         """
-        async with self._limit.turn(address, code, now=time.monotonic()):
-            found = check(code)
-        if found is None and self._limit.failed(address, code, now=time.monotonic()):
-            self._gateway.record_wrong_token(address, "invitation")
+        async with self._limit.turn(address, secret, now=time.monotonic()):
+            found = await check(secret)
+        if found is None and self._limit.failed(address, secret, now=time.monotonic()):
+            self._gateway.deployment.audit_log.record(f"refuse {what}", user=None, address=address)
         return found
 
     def close(self) -> None:
@@ -235,15 +226,12 @@ class TokenOnlyIdentity(IdentityProvider):
         except (IdentityUnavailable, TokenExpired, TooManyFailures, TooManyAtOnce) as refusal:
             if isinstance(refusal, TokenExpired) and not self._token_of(handler.request):
                 return None  # signed out of the page
-            self._refuse(handler, refusal)
+            self.log.info("refused %s %s (%s)", handler.request.method, handler.request.path, refusal.reason)
+            finish_refused(handler, refusal)
         if user is not None and self._token_of(handler.request):
             # For jupyter_server: such a request needs no protection against other sites' forms.
             handler._token_authenticated = True  # type: ignore[attr-defined]
         return user
-
-    def _refuse(self, handler: RequestHandler, refusal: Refused) -> NoReturn:
-        self.log.info("refused %s %s (%s)", handler.request.method, handler.request.path, refusal.reason)
-        finish_refused(handler, refusal)
 
     async def identify(self, token: str) -> GatewayUser | None:
         """Return the user of *token*; None for an unknown token.
@@ -269,6 +257,12 @@ class TokenOnlyIdentity(IdentityProvider):
     def is_admin(self, name: str) -> bool:
         """Whether user *name* is an admin."""
         return name in self._gateway.admins
+
+    def token_owners(self) -> set[str] | None:
+        """Return the names of all users with a token in the file; None where there is none, or it cannot be read."""
+        with contextlib.suppress(ConfigError):
+            return None if self.token_file is None else self.token_file.owners()
+        return None
 
     def make_token(
         self, user: str, *, made_with: str = "", expires: datetime.datetime | None = None, group: str | None = None
@@ -367,12 +361,6 @@ class TokenUsers(TokenOnlyIdentity):
             self._use.record(token.split("-")[1])
         return user
 
-    def owners(self) -> set[str] | None:
-        """Return the names of all users who have a token; None where the file cannot be read."""
-        with contextlib.suppress(ConfigError):
-            return self._file.owners()
-        return None
-
     def close(self) -> None:
         """Keep when tokens were last used."""
         self._use.store()
@@ -420,3 +408,52 @@ class TokenUsers(TokenOnlyIdentity):
             raise IdentityUnavailable(
                 "the gateway cannot write its users' tokens; tell its admin.", retry_after=_TOKENS_RETRY
             ) from None
+
+
+@dataclass(slots=True)
+class _PageSession:
+    user: str
+    token: str
+    began: float
+    used: float
+
+
+class PageSessions:
+    """The sessions by the key in their cookie, the least recently used first."""
+
+    def __init__(self) -> None:
+        self._sessions: OrderedDict[str, _PageSession] = OrderedDict()
+        #: begins this gateway's keys, so that those of an earlier one are known as such
+        self._prefix = f"{secrets.token_hex(4)}."
+
+    def start(self, user: str, token: str) -> str:
+        """Return the key of a new session of *user*, who has sent *token*."""
+        now = time.monotonic()
+        own = [key for key, session in self._sessions.items() if session.user == user]
+        for key in own[: max(0, len(own) + 1 - _MOST_OF_USER)]:
+            del self._sessions[key]
+        while len(self._sessions) >= _MOST:
+            self._sessions.popitem(last=False)
+        key = self._prefix + secrets.token_urlsafe(32)
+        self._sessions[key] = _PageSession(user, token, now, now)
+        return key
+
+    def token_of(self, key: str) -> str | None:
+        """Return the token for which *key* stands; None for a session that has ended."""
+        session, now = self._sessions.get(key), time.monotonic()
+        if session is None:
+            return None
+        if now - session.used > _IDLE_SECONDS or now - session.began > _MOST_SECONDS:
+            del self._sessions[key]
+            return None
+        session.used = now
+        self._sessions.move_to_end(key)
+        return session.token
+
+    def is_earlier(self, key: str) -> bool:
+        """Whether an earlier gateway has made *key*."""
+        return not key.startswith(self._prefix)
+
+    def end(self, key: str) -> None:
+        """End a session, if there is one with *key*."""
+        self._sessions.pop(key, None)

@@ -15,6 +15,7 @@ import stat
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from uuid import uuid4
 
 from sharedkernel.errors import ConfigError
 
@@ -109,6 +110,12 @@ def host_key(secret: bytes, host: str) -> str:
 def host_prefix(host: str) -> str:
     """Return the 8 hexadecimal digits with which the ids of all kernels of *host* begin."""
     return hashlib.sha256(host.encode()).hexdigest()[:8]
+
+
+def new_id(host: str) -> str:
+    """Return the id of a new kernel or notebook session of *host*; "": the gateway is in no cluster."""
+    prefix = host_prefix(host) if host else ""
+    return prefix + str(uuid4())[len(prefix) :]
 
 
 def check_host_name(name: str) -> str:

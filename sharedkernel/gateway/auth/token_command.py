@@ -13,8 +13,7 @@ from traitlets import Bool, Unicode
 
 from sharedkernel.cli.base import CommandApp, fail
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway.auth.token_use import read_token_use
-from sharedkernel.gateway.auth.tokens import TokenFile, default_tokens_file, token_id
+from sharedkernel.gateway.auth.tokens import TokenFile, default_tokens_file, read_token_use, token_id
 from sharedkernel.units import parse_expiry
 
 #: characters of an ISO 8601 time until its minutes

@@ -1,11 +1,15 @@
-"""Users' tokens: a private file of salted hashes.
+"""Users' tokens: a private file of salted hashes, and beside it a file of when each was last used.
 
 A token is shown once, when it is made, and cannot be recovered from the file. Tokens are random (256 bits), so one
 round of a salted hash is enough, and a check takes microseconds.
+
+The last uses have a file of their own, so that no request rewrites the tokens, which an account that may only read them
+serves, too. It is written once a minute at most: what `sharedkernel token list` shows may be a minute old.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime
 import errno
@@ -15,7 +19,8 @@ import hmac
 import os
 import secrets
 import stat
-from collections.abc import Collection, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +30,7 @@ from jupyter_core.paths import jupyter_config_dir
 from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.jupyter.names import is_user_name
 from sharedkernel.system.atomic_file import Owner, replace_file
+from sharedkernel.system.state_file import StateFile
 
 _PREFIX = "sk"
 
@@ -230,21 +236,18 @@ class TokenFile:
         The new file gets the old one's owner, or the directory's if there was none: the gateway's account can still
         read what root has changed.
         """
-        try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError as error:
-            raise ConfigError(f"cannot write tokens to {self.path}: {error.strerror}.") from None
-        try:
-            fcntl.flock(directory, fcntl.LOCK_EX)
-            tokens, old = self._read_own()
-            yield tokens
-            owner, mode = old or (_owner(os.fstat(directory)), 0o600)
-            replace_file(self.path, msgspec.json.encode(_Content(tokens=tokens)) + b"\n", mode=mode, owner=owner)
-        except OSError as error:
-            raise ConfigError(f"cannot write tokens to {self.path}: {error.strerror}.") from None
-        finally:
-            os.close(directory)
+        with contextlib.ExitStack() as exits:
+            try:
+                self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+                exits.callback(os.close, directory)
+                fcntl.flock(directory, fcntl.LOCK_EX)
+                tokens, old = self._read_own()
+                yield tokens
+                owner, mode = old or (_owner(os.fstat(directory)), 0o600)
+                replace_file(self.path, msgspec.json.encode(_Content(tokens=tokens)) + b"\n", mode=mode, owner=owner)
+            except OSError as error:
+                raise ConfigError(f"cannot write tokens to {self.path}: {error.strerror}.") from None
 
     def _read_own(self) -> tuple[dict[str, StoredToken], tuple[Owner, int] | None]:
         """Return the tokens to change, and owner and mode of their file; None: there is no file.
@@ -294,3 +297,69 @@ def token_id(name: str) -> str:
 def salted_hash(salt: str, secret: str) -> str:
     """Return the hexadecimal SHA-256 of both."""
     return hashlib.sha256(f"{salt}{secret}".encode()).hexdigest()
+
+
+#: least seconds between two writes of the last uses
+_PAUSE = 60.0
+
+
+class _Uses(msgspec.Struct):
+    """The content of the file of last uses."""
+
+    used: dict[str, str]
+
+
+def _use_path(tokens_file: Path) -> Path:
+    return tokens_file.parent / f"{tokens_file.stem}_used.json"
+
+
+def read_token_use(tokens_file: Path) -> dict[str, str]:
+    """Return when tokens were last used, UTC in ISO 8601, by their id without its prefix; {} if that is not known.
+
+    Parameters
+    ----------
+    tokens_file
+        The file of tokens.
+    """
+    with contextlib.suppress(OSError, msgspec.DecodeError):  # nothing depends on it
+        return msgspec.json.decode(_use_path(tokens_file).read_bytes(), type=_Uses).used
+    return {}
+
+
+class TokenUse:
+    """Records the use of tokens. Needs a running event loop.
+
+    Parameters
+    ----------
+    tokens_file
+        The file of tokens.
+    known
+        Returns the ids of all tokens that there are; others are forgotten.
+    """
+
+    def __init__(self, tokens_file: Path, known: Callable[[], Collection[str]]) -> None:
+        loss = "Until it can, the times of tokens' last use are known to this gateway alone."
+        self._file = StateFile(_use_path(tokens_file), _Uses, loss=loss, durable=False)
+        self._known = known
+        self._used = read_token_use(tokens_file)
+        self._stored_at = -_PAUSE
+        self._timer: asyncio.TimerHandle | None = None
+
+    def record(self, name: str) -> None:
+        """Record that the token with the id *name* is used now."""
+        self._used[name] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        if self._timer is None:
+            wait = self._stored_at + _PAUSE - time.monotonic()
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, wait), self.store)
+
+    def store(self) -> None:
+        """Write what was recorded since the last time; called at the end, too."""
+        if self._timer is None:
+            return
+        self._timer.cancel()
+        self._timer = None
+        self._stored_at = time.monotonic()
+        with contextlib.suppress(ConfigError):  # whoever sends a token is told
+            known = self._known()
+            self._used = {name: moment for name, moment in self._used.items() if name in known}
+        self._file.write(_Uses(self._used))

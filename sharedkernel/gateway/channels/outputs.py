@@ -1,7 +1,11 @@
 """One subscription to a session's outputs, for all of its clients.
 
 Outputs go to the clients that are attached. While none is, they are kept in a backlog, and the gateway's own sentences
-wait for the next client. :mod:`~sharedkernel.gateway.channels.flow_control` decides when outputs are read.
+wait for the next client.
+
+Outputs are read no faster than clients take them and the session's rate limit allows. Unread ones wait in the session,
+which itself waits when its queue is full (`session/channels/backpressure.py`). So nothing is lost, and a flood slows
+down its own session and fills no other process's memory.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol
+from typing import Any
 
 import zmq
 from jupyter_client.session import DELIM
@@ -17,12 +21,12 @@ from jupyter_client.session import DELIM
 from sharedkernel.errors import ProtocolError
 from sharedkernel.gateway.channels.activity import KernelActivity
 from sharedkernel.gateway.channels.backlog import Backlog
-from sharedkernel.gateway.channels.flow_control import OutputFlow
 from sharedkernel.jupyter.session_socket import SessionSocket
 from sharedkernel.jupyter.wire import MAX_OUTPUT_BYTES
 from sharedkernel.units import format_bytes
 
 log = logging.getLogger(__name__)
+
 
 #: seconds that a session may take to confirm the subscription; one that is busy in compiled code cannot confirm it
 _SUBSCRIPTION_TIMEOUT = 1.0
@@ -30,27 +34,89 @@ _SUBSCRIPTION_TIMEOUT = 1.0
 _RETRY_INTERVAL = 0.5
 
 
-class SessionClient(Hashable, Protocol):
-    """A client's connection to a session."""
+class TokenBucket:
+    """A rate limit that allows a second's worth at once. Pure.
 
-    @property
-    def answers_lost_cells(self) -> bool:
-        """Whether it answers its running cells with the reason, once the session's process is gone."""
+    Parameters
+    ----------
+    per_second
+        Amount per second; 0: no limit.
+    """
 
-    def open_channels(self) -> None:
-        """Connect to the session's current process."""
+    def __init__(self, per_second: float) -> None:
+        self._per_second = per_second
+        self._left = per_second
+        self._then = 0.0
 
-    def reconnect(self) -> None:
-        """Have the client open another websocket."""
+    def spend(self, amount: float, *, now: float) -> float:
+        """Take an amount, and return how many seconds to pause until the rate is kept again.
 
-    def handle_outgoing_message(self, stream: SessionSocket, outgoing_msg: list[bytes]) -> None:
-        """Send a message that arrived on *stream* to the client."""
+        Parameters
+        ----------
+        amount
+            In the unit of the rate; may be more than is left.
+        now
+            Seconds on a monotonic clock.
+        """
+        if not self._per_second:
+            return 0.0
+        self._left = min(self._per_second, self._left + (now - self._then) * self._per_second) - amount
+        self._then = now
+        return max(0.0, -self._left / self._per_second)
 
-    def write_stream(self, name: str, sentence: str, parent_header: dict[str, Any]) -> None:
-        """Show a sentence of the gateway's own on the stream *name*, below the cell with this header."""
 
-    def close_for_good(self) -> None:
-        """Notify the client that the session is dead, and close the connection."""
+class OutputFlow:
+    """Reads one session's outputs, or pauses. Needs a running event loop.
+
+    Parameters
+    ----------
+    handle
+        Called with the zmq frames of each message.
+    messages_per_second, bytes_per_second
+        Most that is read; 0: no limit.
+    """
+
+    def __init__(
+        self, handle: Callable[[list[bytes]], None], *, messages_per_second: float, bytes_per_second: float
+    ) -> None:
+        self._handle = handle
+        self._messages, self._bytes = TokenBucket(messages_per_second), TokenBucket(bytes_per_second)
+        self._socket: SessionSocket | None = None
+        self._holding: set[Hashable] = set()
+
+    def follow(self, socket: SessionSocket | None) -> None:
+        """Read *socket* instead of the one before; None: read nothing."""
+        self._socket = socket
+        self._update()
+
+    def hold(self, who: Hashable) -> None:
+        """Pause until *who*, and each other one that holds, releases."""
+        if who not in self._holding:
+            self._holding.add(who)
+            self._update()
+
+    def release(self, who: Hashable) -> None:
+        """End the pause of *who*, if any."""
+        if who in self._holding:
+            self._holding.discard(who)
+            self._update()
+
+    def _update(self) -> None:
+        if self._socket is None or self._socket.closed():
+            return
+        if self._holding:
+            self._socket.stop_on_recv()
+        else:
+            self._socket.on_recv(self._read)
+
+    def _read(self, frames: list[bytes]) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        pause = max(self._messages.spend(1, now=now), self._bytes.spend(sum(map(len, frames)), now=now))
+        if pause:
+            self.hold(self)
+            loop.call_later(pause, self.release, self)
+        self._handle(frames)
 
 
 class SessionOutputs:
@@ -81,8 +147,8 @@ class SessionOutputs:
         self._activity = activity
         self._on_activity = on_activity
         self._is_publishing = False
-        #: clients that are attached
-        self.clients: set[SessionClient] = set()
+        #: clients that are attached (`SessionWebsocket`)
+        self.clients: set[Any] = set()
         #: since when none is attached
         self._absent_since = asyncio.get_running_loop().time()
         #: whether the last one hung up by itself: one that was silent for too long has not
@@ -179,14 +245,14 @@ class SessionOutputs:
 
     # --- clients ------------------------------------------------------------------------------------------------------
 
-    def attach(self, client: SessionClient) -> None:
+    def attach(self, client: Any) -> None:
         """Send outputs to *client* from now on, the gateway's waiting sentences first."""
         self.clients.add(client)
         self._was_left = False
         while self._pending:
             self.show(*self._pending.pop(0))
 
-    def detach(self, client: SessionClient, *, has_hung_up: bool) -> None:
+    def detach(self, client: Any, *, has_hung_up: bool) -> None:
         """Send nothing to *client* any more, which *has_hung_up* by itself, or was hung up on."""
         self.clients.discard(client)
         self._was_left = has_hung_up and not self.clients

@@ -75,9 +75,9 @@ class MissedRequests:
             channel.send_multipart(self._session.serialize(self._session.msg(REQUEST, asked)))
             answered = await answer
             try:
-                return read_missed(self._session.deserialize(self._session.feed_identities(answered)[1]))
+                return _read_missed(self._session.deserialize(self._session.feed_identities(answered)[1]))
             except (ValueError, TypeError, KeyError) as error:
-                raise ProtocolError(f"the session's answer is no valid message: {error}.") from None
+                raise ProtocolError(f"the session's answer is no valid message: {error!r}.") from None
         finally:
             self._unanswered.discard(answer)
             channel.close()
@@ -112,24 +112,14 @@ async def is_answered(asking: asyncio.Future[Missed], num_held: Callable[[], int
     return True
 
 
-def read_missed(message: dict[str, Any]) -> Missed:
-    """Return the missed messages in a session's answer.
-
-    Raises
-    ------
-    ProtocolError
-        When the answer is invalid.
-    """
-    try:
-        (data,) = message["buffers"] or [b""]
-        content, messages, start = message["content"], [], 0
-        for channel, sizes in content["messages"]:
-            ends = list(accumulate(sizes, initial=start))
-            messages.append((str(channel), [bytes(data[begin:end]) for begin, end in pairwise(ends)]))
-            start = ends[-1]
-        return Missed(messages, bool(content["is_cut"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ProtocolError(f"not an answer about missed messages: {error!r}.") from None
+def _read_missed(message: dict[str, Any]) -> Missed:
+    (data,) = message["buffers"] or [b""]
+    content, messages, start = message["content"], [], 0
+    for channel, sizes in content["messages"]:
+        ends = list(accumulate(sizes, initial=start))
+        messages.append((str(channel), [bytes(data[begin:end]) for begin, end in pairwise(ends)]))
+        start = ends[-1]
+    return Missed(messages, bool(content["is_cut"]))
 
 
 def in_order(missed: Iterable[ChannelMessage], held: Sequence[ChannelMessage]) -> list[ChannelMessage]:

@@ -27,7 +27,7 @@ from traitlets import Bool, Integer, default
 from sharedkernel.errors import ProtocolError, SessionNotFound
 from sharedkernel.gateway.channels.backlog import Backlog
 from sharedkernel.gateway.channels.client_messages import CLIENT_CHANNELS, parse_frame, refusal_answers, without_buffers
-from sharedkernel.gateway.channels.client_writer import ClientWriter
+from sharedkernel.gateway.channels.client_protocol import ClientWriter
 from sharedkernel.gateway.channels.outputs import SessionOutputs
 from sharedkernel.gateway.channels.replay import ReplayFilter, in_order, is_answered, not_to_come, parse_seen
 from sharedkernel.gateway.channels.user_bytes import TooManyBytes, UserBudgets

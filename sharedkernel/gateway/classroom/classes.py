@@ -16,7 +16,7 @@ import logging
 import secrets
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 
@@ -67,17 +67,6 @@ class NewPeople(msgspec.Struct, kw_only=True):
     """People whom an admin lets in without a class."""
 
     users: Annotated[_Names, msgspec.Meta(min_length=1, max_length=MOST_MEMBERS)]
-
-
-class UsedInvitation(NamedTuple):
-    """The outcome of an invitation that was used."""
-
-    user: str
-    token: str
-    #: the end of the class
-    until: datetime.datetime
-    #: to be kept by the browser, which can use the invitation again with it
-    key: str
 
 
 class Classes:
@@ -212,7 +201,7 @@ class Classes:
             )
         record.spared += self._sessions.of_users(set(fresh))
         # A cluster's front and a hub know users whom this gateway does not know.
-        knows_all = tokens is not None and are_all and not self._manager.id_prefix
+        knows_all = tokens is not None and are_all and not self._manager.host
         has_put = self._manager.rules.quotas.has_put
         record.members |= {
             user: ClassMember(is_new=knows_all and user not in owners, had_limits=has_put(user)) for user in fresh
@@ -360,8 +349,10 @@ class Classes:
         again = invitation.used is not None
         return {"user": user, "class": name, "teacher": found.teacher, "until": found.until, "again": again}
 
-    def admit(self, code: str, key: str) -> UsedInvitation | None:
-        """Use the code of an invitation; None for an unknown one.
+    def admit(self, code: str, key: str) -> tuple[str, str, datetime.datetime, str] | None:
+        """Use the code of an invitation; return its user, a token, the class's end and a key; None for an unknown one.
+
+        The key is to be kept by the browser, which can use the invitation again with it.
 
         In the browser that has used it, it gives another token in the place of the first.
 
@@ -388,7 +379,7 @@ class Classes:
             key = secrets.token_urlsafe(32)
             invitation.browser = salted_hash(invitation.salt, key)
         self._remove_tokens([earlier] if earlier else [])
-        return UsedInvitation(user, token, found.until, key)
+        return user, token, found.until, key
 
     def _usable(self, found: ClassRecord, user: str, key: str) -> Invitation:
         """Return the invitation of *user*, if the browser with *key* may use it."""
@@ -396,16 +387,13 @@ class Classes:
         if invitation is None or not (invitation.used is None or invitation.was_used_with(key)):
             sentence = f"This invitation of {user} was used already; ask for another one, if that was not you."
             raise Refused(sentence, reason="invitation_used")
-        if invitation.token is not None and self._has_connected(invitation):
+        if invitation.has_connected or invitation.token in self._identity.connected_tokens:
             sentence = (
                 f"This invitation of {user} was used, and its command has run: pick “Shared GPU” in that JupyterLab, "
                 "or ask for another invitation for another computer."
             )
             raise Refused(sentence, reason="invitation_used")
         return invitation
-
-    def _has_connected(self, invitation: Invitation) -> bool:
-        return invitation.has_connected or invitation.token in self._identity.connected_tokens
 
     def has_ended(self, token: str) -> bool:
         """Whether *token* has ended with a class, as far as this gateway remembers."""

@@ -7,20 +7,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar, cast
 
 import msgspec
-from jupyter_server.auth.decorator import allow_unauthenticated, authorized
+from jupyter_server.auth.decorator import allow_unauthenticated
 from jupyter_server.utils import url_path_join
-from tornado import web
 
 from sharedkernel.cli.roster import parse_pasted
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.hub import HubUsers
-from sharedkernel.gateway.auth.identity import TokenOnlyIdentity, TokenUsers
-from sharedkernel.gateway.classroom.classes import MOST_MEMBERS, ClassChange, Classes, NewPeople, UsedInvitation
+from sharedkernel.gateway.auth.identity import TokenUsers
+from sharedkernel.gateway.classroom.classes import MOST_MEMBERS, ClassChange, Classes, NewPeople
 from sharedkernel.gateway.config.classes import ONLY_CLASS
-from sharedkernel.gateway.http.handlers import GatewayHandler, read_body
-from sharedkernel.gateway.http.request_guard import INVITATION_PATH
-from sharedkernel.gateway.kernels.manager import kernel_manager_of
-from sharedkernel.gateway.page.page_handler import PageHandler, start_page_session
+from sharedkernel.gateway.http.handlers import GatewayHandler, for_users, read_body
+from sharedkernel.gateway.http.server import INVITATION_PATH
+from sharedkernel.gateway.page.handlers import PageHandler, set_secret_cookie, start_page_session
 from sharedkernel.gateway.page.wheel import installation
 
 T = TypeVar("T")
@@ -64,28 +62,25 @@ class ClassHandler(ClassesHandler):
         "DELETE": "end class",
     }
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def get(self) -> None:
         """Return all classes by name, and the named or only one; null if there is none."""
         found, name = self._classes().describe(), self._group()
         only = next(iter(found.values())) if name is None and len(found) == 1 else found.get(name or "")
         self.finish(msgspec.json.encode({"class": only, "classes": found}))
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def put(self) -> None:
         """Begin a class, and return it with the codes of its invitations."""
         classes, name = self._classes(), self._named(self._group() or ONLY_CLASS)
-        if not isinstance(self.identity_provider, TokenUsers | HubUsers):
+        if not isinstance(self.identity, TokenUsers | HubUsers):
             sentence = "this gateway has one user, and a class has more; start it with `--identity tokens` or a hub's."
             raise Refused(sentence, reason="not_allowed")
         codes = await classes.begin(name, wanted := self._wanted(ClassChange), self.current_user.username)
         self._asked = {**self._asked, "limits": wanted.limits}  # which are checked now
         await self._finish_changed(classes, name, codes)
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def post(self) -> None:
         """Invite users, those of the class again, or move the end; return the class with the codes."""
         classes = self._classes()
@@ -94,8 +89,7 @@ class ClassHandler(ClassesHandler):
 
     patch = post
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def delete(self) -> None:
         """End the class, and return how many sessions ended and how many are left (null: not known), also in words."""
         classes = self._classes()
@@ -111,7 +105,7 @@ class ClassHandler(ClassesHandler):
         return self.get_query_argument("group", None)
 
     async def _finish_changed(self, classes: Classes, name: str, codes: Mapping[str, str]) -> None:
-        hub, rules = self.identity_provider, kernel_manager_of(self).rules
+        hub, rules = self.identity, self.manager.rules
         await rules.send_all_limits()
         found = classes.describe().get(name, {})
         answer: dict[str, Any] = {
@@ -130,8 +124,7 @@ class PeopleHandler(ClassesHandler):
 
     actions: ClassVar[dict[str, str]] = {"POST": "add people"}
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def post(self) -> None:
         """Let newcomers in, and return their tokens, which have no end, by user."""
         tokens = await self._classes().add(self._wanted(NewPeople))
@@ -142,8 +135,7 @@ class PeopleHandler(ClassesHandler):
 class RosterHandler(ClassesHandler):
     """``/sharedkernel/api/roster``: reads a roster that an admin has pasted, as the command reads a file."""
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def post(self) -> None:
         """Return the names of its users; nothing changes."""
         classes, text = self._classes(), read_body(self, {"text": str}).get("text", "")
@@ -174,8 +166,11 @@ class InvitedHandler(GatewayHandler):
         self.set_header("Cache-Control", "no-store")
         code = read_body(self, {"code": str}).get("code", "")
         key = self.get_cookie(_cookie_of(code)) or ""
-        identity = cast("TokenOnlyIdentity", self.identity_provider)
-        found = await identity.check_code(code, self.request.remote_ip or "", lambda code: check(code, key))
+
+        async def checked(code: str) -> T | None:
+            return check(code, key)
+
+        found = await self.identity.check_secret(code, self.request.remote_ip or "", checked, "invitation")
         if found is None:
             raise Refused(
                 "This invitation is not known here: a newer one was made for the same person, its class is over, or "
@@ -201,21 +196,13 @@ class AdmissionHandler(InvitedHandler):
     @allow_unauthenticated
     async def post(self) -> None:
         """Return a token and the command that connects a machine; the browser is signed in from now on."""
-        admitted: UsedInvitation = await self._checked(self.settings["classes"].admit)
-        user, token = admitted.user, admitted.token
+        user, token, until, key = await self._checked(self.settings["classes"].admit)
         self.settings["audit_log"].record("join class", user=user, address=self.request.remote_ip)
-        self.set_cookie(
-            _cookie_of(self._code),
-            admitted.key,
-            path=url_path_join(self.base_url, INVITATION_PATH),
-            expires=admitted.until,
-            httponly=True,
-            samesite="Strict",
-            secure=self.request.protocol == "https",
-        )
+        path = url_path_join(self.base_url, INVITATION_PATH)
+        set_secret_cookie(self, _cookie_of(self._code), key, path=path, expires=until, samesite="Strict")
         start_page_session(self, user, token)
         install = await installation(self, "--token", token)
-        self.finish(msgspec.json.encode({"user": user, "until": admitted.until, **install.as_json()}))
+        self.finish(msgspec.json.encode({"user": user, "until": until, **install._asdict()}))
 
 
 def _outcome(name: str, ended: int, left: int | None) -> str:

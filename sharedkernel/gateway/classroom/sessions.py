@@ -6,20 +6,19 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
 
-from tornado.web import HTTPError
-
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.config.classes import ClassRecord
 from sharedkernel.gateway.fleet.executors import ONLY
 from sharedkernel.gateway.http.shelf_handlers import list_shelves, take_off
+from sharedkernel.gateway.kernels.culling import succeeds
 from sharedkernel.gateway.kernels.manager import SessionKernels
 from sharedkernel.protocol import TakenOffShelf
 
 log = logging.getLogger(__name__)
 
-#: seconds that one session may take to be notified or ended, and how many are at a time
-_TIMEOUT, _AT_ONCE = 60.0, 8
+#: sessions that are notified or ended at a time
+_AT_ONCE = 8
 #: seconds after which sessions that are still being started are left to the next try
 _PATIENCE = 60.0
 _FAREWELL = "This session was ended: the class is over."
@@ -88,7 +87,7 @@ class ClassSessions:
 
     def num_left(self, record: ClassRecord) -> int | None:
         """Return how many sessions the class has; None if an executor that is away may have more."""
-        if any(map(self._manager.registry.awaited_by, record.members)):
+        if any(map(self._manager.registry.owners_file.awaited_by, record.members)):
             return None
         return len(self.of_class(record))
 
@@ -118,10 +117,7 @@ class ClassSessions:
         turns = asyncio.Semaphore(_AT_ONCE)
 
         async def one(session: str) -> None:
-            try:
-                async with turns, asyncio.timeout(_TIMEOUT):
-                    await work(session)
-            except (SharedKernelError, HTTPError, TimeoutError) as error:
-                log.info("session %s of the class: %s", session, str(error) or f"no answer in {_TIMEOUT:g} s")
+            async with turns:
+                await succeeds(work(session), f"session {session} of the class")
 
         await asyncio.gather(*map(one, sessions))

@@ -162,18 +162,9 @@ class GatewayOptions(HasTraits):
     ).tag(config=True)
     max_body_size = Integer(1024**2, help="Largest body of a request, in bytes.").tag(config=True)
 
-    @default("host_name")
-    def _default_host_name(self) -> str:
-        return socket.gethostname()
-
-    @default("class_file")
-    def _default_class_file(self) -> str:
-        return str(Path(self.tokens_file).parent / "sharedkernel_class.json")
-
-    @default("runtime_dir")
-    def _default_runtime_dir(self) -> str:
-        return str(default_runtime_directory())
-
-    @default("tokens_file")
-    def _default_tokens_file(self) -> str:
-        return str(default_tokens_file())
+    _default_host_name = default("host_name")(lambda self: socket.gethostname())
+    _default_class_file = default("class_file")(
+        lambda self: str(Path(self.tokens_file).parent / "sharedkernel_class.json")
+    )
+    _default_runtime_dir = default("runtime_dir")(lambda self: str(default_runtime_directory()))
+    _default_tokens_file = default("tokens_file")(lambda self: str(default_tokens_file()))

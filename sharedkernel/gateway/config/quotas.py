@@ -49,14 +49,6 @@ def _memory(value: Any) -> int | str:
     return value  # type: ignore[no-any-return]  # percentages are resolved when the device is known
 
 
-def _duration(value: Any) -> float | None:
-    return parse_duration(value) or None
-
-
-def _offload_after(value: Any) -> float | str:
-    return NEVER if value == NEVER else parse_duration(value)
-
-
 #: function that checks and converts the value of each key; None in an entry means the built-in value, or that of
 #: :data:`_NOT_SET`
 QUOTA_KEYS: dict[str, Callable[[Any], Any]] = {
@@ -64,8 +56,8 @@ QUOTA_KEYS: dict[str, Callable[[Any], Any]] = {
     "share": _share,
     "sessions": _sessions,
     "priority": _priority,
-    "offload_after": _offload_after,
-    "cull_after": _duration,
+    "offload_after": lambda value: NEVER if value == NEVER else parse_duration(value),
+    "cull_after": lambda value: parse_duration(value) or None,
     "linger": parse_duration,
 }
 _DEFAULTS: dict[str, Any] = {
@@ -187,19 +179,6 @@ class QuotaLevel:
         )
 
 
-def parse_groups(groups: Any) -> dict[str, list[str]]:
-    """Check the groups' members.
-
-    Raises
-    ------
-    ConfigError
-        When they are no dictionary of lists of names.
-    """
-    for sentence in find_group_faults(groups):
-        raise ConfigError(sentence)
-    return {str(name): list(members) for name, members in groups.items()}
-
-
 def find_group_faults(groups: Any) -> Iterator[str]:
     """Yield a sentence for each invalid entry of *groups*."""
     if not isinstance(groups, Mapping):
@@ -235,7 +214,10 @@ class Quotas:
         memberships: Mapping[str, Sequence[str]] | None = None,
         class_groups: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        self.groups = parse_groups(groups or {})
+        groups = groups or {}
+        for sentence in find_group_faults(groups):
+            raise ConfigError(sentence)
+        self.groups: dict[str, list[str]] = {str(name): list(members) for name, members in groups.items()}
         self._memberships: Mapping[str, Sequence[str]] = {} if memberships is None else memberships
         self._config = QuotaLevel.parse("config", quotas or {})
         self._class_groups = class_groups

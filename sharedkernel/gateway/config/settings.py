@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from traitlets.config.loader import (
 )
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.gateway.config.quotas import QuotaError, QuotaLevel, Quotas, find_group_faults
+from sharedkernel.gateway.config.quotas import QuotaError, Quotas
 from sharedkernel.paths import parse_devices
 from sharedkernel.system.state_file import StateFile
 
@@ -63,14 +63,16 @@ def read_settings(paths: Sequence[str], config_file: str = "") -> Settings:
     ConfigError
         When the file named is missing, or one cannot be used; with its line where that is known.
     """
-    config, files = Config(), []
-    for path in [Path(config_file).expanduser()] if config_file else _candidates(paths):
-        if not path.is_file():
-            if config_file:
-                raise ConfigError(f"there is no configuration file {path}; check --config.")
-            continue
+    if config_file:
+        files = [Path(config_file).expanduser()]
+        if not files[0].is_file():
+            raise ConfigError(f"there is no configuration file {files[0]}; check --config.")
+    else:
+        names = [CONFIG_NAME + suffix for suffix in (".py", ".json")]
+        files = [path for folder in reversed(paths) for name in names if (path := Path(folder) / name).is_file()]
+    config = Config()
+    for path in files:
         config.merge(_read(path))
-        files.append(path)
     return Settings(config, tuple(files))
 
 
@@ -101,12 +103,6 @@ def value_at_start(app: Configurable, settings: Settings, name: str) -> Any:
         return trait._validate(app, value)
     except TraitError as error:
         raise ConfigError(f"{place(settings.files, type(app).__name__, name)}{error}") from None
-
-
-def _candidates(paths: Sequence[str]) -> Iterable[Path]:
-    for directory in reversed(paths):
-        for suffix in (".py", ".json"):
-            yield Path(directory) / f"{CONFIG_NAME}{suffix}"
 
 
 def _read(path: Path) -> Config:
@@ -156,56 +152,6 @@ def build_quotas(
         raise ConfigError(f"{_place(files, 'quotas', error.path)}{error}") from None
     except ConfigError as error:
         raise ConfigError(f"{_place(files, 'groups', ())}{error}") from None
-
-
-def check_quotas(quotas: Any, files: Sequence[Path]) -> Iterator[str]:
-    """Yield one sentence for each fault of the setting `quotas`.
-
-    Parameters
-    ----------
-    quotas
-        Value of the setting.
-    files
-        The configuration files, for the line of a fault.
-    """
-    for error in QuotaLevel.read("config", quotas or {})[1]:
-        yield f"{_place(files, 'quotas', error.path)}{error}"
-
-
-def check_groups(groups: Any, files: Sequence[Path]) -> Iterator[str]:
-    """Yield one sentence for each fault of the setting `groups`.
-
-    Parameters
-    ----------
-    groups
-        Value of the setting.
-    files
-        The configuration files, for the line of a fault.
-    """
-    for sentence in find_group_faults(groups or {}):
-        yield f"{_place(files, 'groups', ())}{sentence}"
-
-
-def check_group_names(quotas: Any, groups: Any, files: Sequence[Path]) -> Iterator[str]:
-    """Yield one sentence for each group with quotas that nobody can be in, unless the identity reports groups.
-
-    Parameters
-    ----------
-    quotas, groups
-        Values of the settings of these names.
-    files
-        The configuration files, for the line of a fault.
-    """
-    named = quotas.get("groups") if isinstance(quotas, Mapping) else None
-    if not isinstance(named, Mapping) or not isinstance(groups or {}, Mapping):
-        return  # a fault that another check reports
-    for name in named:
-        if name not in (groups or {}):
-            where = _place(files, "quotas", ("groups", str(name)))
-            yield (
-                f"{where}quotas['groups'][{name!r}] hold for nobody: groups has no {name!r}; write "
-                f"c.SharedKernelGateway.groups = {{{name!r}: [USER, …]}}, or take them out."
-            )
 
 
 def parse_fronts(value: Any) -> tuple[str, ...]:

@@ -1,38 +1,41 @@
-"""Checks of the configuration; ``sharedkernel gateway --check-config`` prints all faults, one sentence each.
+"""Checks of the configuration, at the start, on reload and by ``sharedkernel gateway --check-config``.
 
-A gateway that starts stops at the first fault, and only warns of unknown names; a check reports those as faults too. A
-setting that applies to nobody is no fault: it remains when people leave, and must not keep a gateway from starting.
+A gateway that starts stops at the first fault, and only warns of unknown names; ``--check-config`` prints all faults,
+one sentence each, and counts those as faults too. A setting that applies to nobody is no fault: it remains when people
+leave, and must not keep a gateway from starting.
+
+On SIGHUP the configuration is read again while the gateway serves. Settings that can change at once do so together; if
+one of them cannot be used, none changes. The others wait for the gateway's next start: the log names those that
+changed, and the faults that this start would stop at.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from jupyter_core.application import JupyterApp
 from traitlets import Enum, TraitError
 from traitlets.config import Application, Config, Configurable
 from traitlets.config.loader import LazyConfigValue
 
-from sharedkernel.errors import ConfigError
+from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.gateway.auth.hub import make_hub_auth, presumed_hub
 from sharedkernel.gateway.auth.tickets import check_host_name, read_key
 from sharedkernel.gateway.auth.tokens import TokenFile
-from sharedkernel.gateway.config.settings import (
-    PARSERS,
-    Settings,
-    check_group_names,
-    check_groups,
-    check_quotas,
-    parse_setting,
-    place,
-    value_at_start,
-)
+from sharedkernel.gateway.config.quotas import QuotaLevel, find_group_faults
+from sharedkernel.gateway.config.settings import PARSERS, Settings, parse_setting, place, read_settings, value_at_start
 from sharedkernel.gateway.tls import Certificate, check_exposure
+
+#: the gateway's own section
+_SECTION = "SharedKernelGateway"
+#: its settings that change at once; so does the certificate
+_AT_ONCE = ("quotas", "groups", "admins", "policy", "placement")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +88,10 @@ def invalid_values(app: Application, settings: Settings) -> Iterator[str]:
     """
     files = settings.files
     value = partial(value_at_start, app, settings)
-    yield from check_quotas(value("quotas"), files)
-    yield from check_groups(value("groups"), files)
+    for error in QuotaLevel.read("config", value("quotas") or {})[1]:
+        yield f"{place(files, _SECTION, 'quotas', error.path)}{error}"
+    for sentence in find_group_faults(value("groups") or {}):
+        yield f"{place(files, _SECTION, 'groups')}{sentence}"
     checks: list[Callable[[], Any]] = [
         *(partial(parse_setting, name, value(name), files) for name in PARSERS),
         lambda: check_exposure(
@@ -119,8 +124,18 @@ def ineffective_settings(app: Application, settings: Settings) -> Iterator[str]:
         The usable settings of the files, and those of the command line.
     """
     value = partial(value_at_start, app, settings)
-    if value("identity") != "jupyterhub":  # only the hub knows its groups
-        yield from check_group_names(value("quotas"), value("groups"), settings.files)
+    if value("identity") == "jupyterhub":  # only the hub knows its groups
+        return
+    quotas, groups = value("quotas"), value("groups") or {}
+    named = quotas.get("groups") if isinstance(quotas, Mapping) else None
+    if not isinstance(named, Mapping) or not isinstance(groups, Mapping):  # a fault that another check reports
+        return
+    for name in (name for name in named if name not in groups):
+        yield (
+            f"{place(settings.files, _SECTION, 'quotas', ('groups', str(name)))}quotas['groups'][{name!r}] hold for "
+            f"nobody: groups has no {name!r}; write c.SharedKernelGateway.groups = {{{name!r}: [USER, …]}}, or take "
+            "them out."
+        )
 
 
 def unusable_settings(app: Application, settings: Settings) -> Iterator[ConfigFault]:
@@ -200,3 +215,66 @@ def without_faults(faults: Iterable[ConfigFault], settings: Settings) -> Setting
         ),
         settings.files,
     )
+
+
+def reload_settings(
+    app: JupyterApp, started_with: Settings, apply: Callable[[Callable[[str], Any], Sequence[Path]], None]
+) -> None:
+    """Read the configuration again for a running gateway, and apply what can change at once; log the outcome.
+
+    Parameters
+    ----------
+    app
+        The gateway.
+    started_with
+        The usable settings with which it started, the command line's included.
+    apply
+        Applies the settings that change at once, or none of them; called with what returns the value of a setting, and
+        with the files.
+    """
+    log = app.log
+    try:
+        written = read_settings(app.config_file_paths, app.config_file)
+        unusable = list(unusable_settings(app, written))
+        settings = without_faults(unusable, written).under(app.cli_config)
+        for fault in unusable:
+            if fault.section == _SECTION and fault.name in ("", *_AT_ONCE):
+                raise ConfigError(fault.sentence)
+        apply(partial(value_at_start, app, settings), settings.files)
+    except SharedKernelError as error:
+        log.error("the configuration was not read again: %s", error)
+        return
+    log.info("the configuration was read again")
+    if waiting := _find_waiting(started_with.config, settings.config):
+        log.warning(
+            "these changed, too, and stay as they were until you restart the gateway (sessions run on): %s",
+            ", ".join(waiting),
+        )
+    refused = (fault.sentence for fault in unusable if fault.is_refused)
+    for sentence in (*refused, *invalid_values(app, settings)):
+        log.error("the gateway would not start again with this: %s", sentence)
+    unknown = (fault.sentence for fault in unusable if not fault.is_refused)
+    for sentence in (*unknown, *ineffective_settings(app, settings)):
+        log.warning("%s", sentence)
+
+
+def _find_waiting(before: Config, now: Config) -> list[str]:
+    """Return the settings, as ``c.SECTION.NAME``, that differ and change only at a start."""
+    old, new = _flat(before), _flat(now)
+    return [
+        f"c.{section}.{name}"
+        for section, name in sorted({*old, *new})
+        if not (section == _SECTION and name in _AT_ONCE) and old.get((section, name)) != new.get((section, name))
+    ]
+
+
+def _flat(config: Config) -> dict[tuple[str, str], Any]:
+    """Return comparable values by section and name."""
+    return {(section, name): _comparable(value) for section, values in config.items() for name, value in values.items()}
+
+
+def _comparable(value: Any) -> Any:
+    if isinstance(value, LazyConfigValue):
+        return value.to_dict()
+    # A file makes new functions each time it is read; they cannot be compared.
+    return callable(value) or value

@@ -71,8 +71,12 @@ class Executors:
         on_connected: Callable[[str], None],
         on_earlier_wanted: Callable[[str, str, int], None],
     ) -> None:
-        for device in devices:
-            _check_path(device_directory(runtime_directory, device))
+        for directory in (device_directory(runtime_directory, device) for device in devices):
+            if len(os.fsencode(directory)) > LONGEST_RUNTIME_DIRECTORY:
+                raise ConfigError(
+                    f"{directory} is too long a path for sockets; name a shorter --runtime-dir, so that it has at most "
+                    f"{LONGEST_RUNTIME_DIRECTORY} characters."
+                )
         self.placement = placement
         self._clients = {
             name: ExecutorClient(
@@ -342,11 +346,3 @@ def _succeeded(task: asyncio.Task[Any]) -> bool:
     if error is not None and not isinstance(error, SharedKernelError):
         raise error
     return error is None
-
-
-def _check_path(directory: Path) -> None:
-    if len(os.fsencode(directory)) > LONGEST_RUNTIME_DIRECTORY:
-        raise ConfigError(
-            f"{directory} is too long a path for sockets; name a shorter --runtime-dir, so that it has at most "
-            f"{LONGEST_RUNTIME_DIRECTORY} characters."
-        )

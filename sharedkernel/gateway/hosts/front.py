@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlsplit
 
 from msgspec import UNSET
 from tornado.httpclient import HTTPResponse
@@ -25,10 +24,8 @@ from sharedkernel.errors import QuotaExceeded, Refused
 from sharedkernel.gateway.auth.identity import GatewayUser
 from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.gateway.fleet.rules import FleetRules
-from sharedkernel.gateway.hosts.registry import ClusterHosts, Host, HostAway, choose_device
-from sharedkernel.gateway.hosts.requests import IF_PROMPT, HostRequests, StartLost, reached
-from sharedkernel.gateway.hosts.rules import HostRules
-from sharedkernel.gateway.hosts.status import merge_hosts
+from sharedkernel.gateway.hosts.registry import ClusterHosts, Host, HostAway, choose_device, merge_hosts
+from sharedkernel.gateway.hosts.requests import IF_PROMPT, HostRequests, HostRules, StartLost, reached
 from sharedkernel.gateway.http.splice import connect
 from sharedkernel.gateway.kernels.starting import COLOUR_HEADER, NOTE_HEADER
 from sharedkernel.status.document import StatusDocument, read_status
@@ -42,6 +39,10 @@ _MAX_KERNELS = 10_000
 _LOST_PATIENCE = 60.0
 #: seconds that a new session waits for a device while hosts or their executors are still to come, and between two looks
 _DEVICE_PATIENCE, _LOOK = 5.0, 0.1
+
+
+#: URI, body and headers of a request for a session
+_StartRequest = tuple[str, bytes, list[tuple[str, str]]]
 
 
 class Front:
@@ -195,22 +196,17 @@ class Front:
         """
         request = uri, body, list(headers)
         if client_key is None and path is None:
-            return await self._start_new(user, *request)
+            return await self._start_new(user, request)
         key = user.username, client_key, path
         if (starting := self._starting.get(key)) is None:
-            starting = self._starting[key] = asyncio.ensure_future(self._start_once(user, client_key, path, *request))
+            starting = self._starting[key] = asyncio.ensure_future(self._start_once(user, client_key, path, request))
             starting.add_done_callback(lambda _: self._starting.pop(key))
         return await asyncio.shield(starting)
 
     async def _start_once(
-        self,
-        user: GatewayUser,
-        client_key: str | None,
-        path: str | None,
-        uri: str,
-        body: bytes,
-        headers: list[tuple[str, str]],
+        self, user: GatewayUser, client_key: str | None, path: str | None, request: _StartRequest
     ) -> HTTPResponse:
+        uri, body, headers = request
         key = user.username, str(client_key)
         if path is None:
             host = await self._host_of_client(user, str(client_key)) or self._lost_start(*key)
@@ -226,7 +222,7 @@ class Front:
             if not ((is_lost or host.is_cordoned) and answer.code == HTTPStatus.CONFLICT):
                 return answer
         try:
-            answer = await self._start_new(user, uri, body, headers)
+            answer = await self._start_new(user, request)
         except StartLost as error:
             if client_key is not None:
                 now = time.monotonic()
@@ -240,9 +236,8 @@ class Front:
                 del self._kernels[next(iter(self._kernels))]
         return answer
 
-    async def _start_new(
-        self, user: GatewayUser, uri: str, body: bytes, headers: list[tuple[str, str]]
-    ) -> HTTPResponse:
+    async def _start_new(self, user: GatewayUser, request: _StartRequest) -> HTTPResponse:
+        uri, body, headers = request
         await self._some_device()
         # Nothing is awaited between the check and the session's being counted in its host's summary, so parallel
         # requests cannot exceed the limit.
@@ -406,5 +401,4 @@ async def connect_at_host(front: Front, user: GatewayUser) -> tuple[IOStream, Ma
         stream = await connect(host.address, front.requests.context)
     except OSError as error:
         raise HostAway(f"{host.name} does not answer ({error}); try again.") from None
-    ticket = front.requests.ticket(host, user)
-    return stream, {"Host": urlsplit(host.address).netloc, "Authorization": f"token {ticket}"}
+    return stream, front.requests.headers(host, user)

@@ -7,8 +7,8 @@ from http import HTTPStatus
 from typing import Any, ClassVar, cast
 
 import msgspec
-from jupyter_server.auth.decorator import allow_unauthenticated, authorized, ws_authenticated
-from jupyter_server.base.handlers import APIHandler, JupyterHandler
+from jupyter_server.auth.decorator import allow_unauthenticated, ws_authenticated
+from jupyter_server.base.handlers import JupyterHandler
 from jupyter_server.services.kernels import handlers as kernels
 from jupyter_server.services.sessions import handlers as sessions
 from tornado import web
@@ -20,21 +20,18 @@ from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.audit import AuditedHandler
 from sharedkernel.gateway.auth.identity import GatewayUser
 from sharedkernel.gateway.errors import ErrorResponseMixin
-from sharedkernel.gateway.hosts.cordon import PATH as CORDON_PATH
 from sharedkernel.gateway.hosts.front import Front
+from sharedkernel.gateway.hosts.member import CORDON_PATH
 from sharedkernel.gateway.hosts.registration import PATH, RegistrationHandler
 from sharedkernel.gateway.hosts.registry import Host, HostAway
-from sharedkernel.gateway.hosts.requests import no_trust
-from sharedkernel.gateway.hosts.rules import HostRules
-from sharedkernel.gateway.hosts.status import host_entry
+from sharedkernel.gateway.hosts.requests import HostRules, no_trust
 from sharedkernel.gateway.http import handlers
 from sharedkernel.gateway.http.health import HealthHandler
 from sharedkernel.gateway.http.ports import ports_of
-from sharedkernel.gateway.http.splice import Splice, WebsocketRefused, handshake, open_websocket
+from sharedkernel.gateway.http.splice import Splice, WebsocketRefused, open_websocket, request_head, uri_of
 from sharedkernel.gateway.http.status_feed import StatusFeedHandler
 from sharedkernel.gateway.page.audit_tail import AuditTailHandler
-from sharedkernel.gateway.page.timeline import TimelineHandler
-from sharedkernel.status.excerpt import excerpt
+from sharedkernel.gateway.page.history import TimelineHandler
 from sharedkernel.status.timeline import TimelineWindow
 
 #: headers of a host's answer that its client gets
@@ -52,11 +49,6 @@ class FrontHandler(handlers.GatewayHandler):
         return cast("Front", self.settings["front"])
 
     @property
-    def uri(self) -> str:
-        """Path and query at a host."""
-        return _uri(self)
-
-    @property
     def headers(self) -> list[tuple[str, str]]:
         """Headers for a host."""
         return [(name, self.request.headers[name]) for name in _ASKED if name in self.request.headers]
@@ -67,7 +59,7 @@ class FrontHandler(handlers.GatewayHandler):
         user, request = self.current_user, self.request
         self.pass_on(
             await self.front.requests.fetch(
-                host, user, request.method or "GET", self.uri, body=request.body or None, headers=self.headers
+                host, user, request.method or "GET", uri_of(self), body=request.body or None, headers=self.headers
             )
         )
 
@@ -106,7 +98,7 @@ class ListedHandler(FrontHandler):
     @web.authenticated
     async def get(self) -> None:
         """List what all hosts list."""
-        self.finish(json.dumps(await self.front.list_all(self.current_user, self.uri)))
+        self.finish(json.dumps(await self.front.list_all(self.current_user, uri_of(self))))
 
     @web.authenticated
     async def post(self) -> None:
@@ -119,27 +111,22 @@ class ListedHandler(FrontHandler):
         path = body.get("path") if self.request.path.endswith("sessions") else None
         self.pass_on(
             await self.front.start(
-                self.current_user, self.uri, self.request.body, self.headers, client_key=key and str(key), path=path
+                self.current_user, uri_of(self), self.request.body, self.headers, client_key=key and str(key), path=path
             )
         )
 
 
-class FrontPolicyHandler(FrontHandler):
+class FrontPolicyHandler(ForwardedHandler):
     """``/sharedkernel/api/policy``: read from one host, changed on all."""
 
     actions: ClassVar[dict[str, str]] = {"PUT": "change policy"}
 
     @web.authenticated
-    async def get(self) -> None:
-        """Forward the request to one host."""
-        await self.forward()
-
-    @web.authenticated
-    async def put(self) -> None:
+    async def put(self) -> None:  # type: ignore[override]  # the route names nothing
         """Change the policy of all hosts; the answer is that of one which accepts it, if any does, and has `notes`."""
         self.front.any_host()
         rules, user, body = self.front.host_rules, self.current_user, self.request.body
-        answers = await rules.send(user, "PUT", self.uri, body)
+        answers = await rules.send(user, "PUT", uri_of(self), body)
         passed = min(answers.values(), key=lambda answer: answer.code, default=None)
         if passed is None:
             raise HostAway("no host has answered; nothing was changed, try again.")
@@ -156,16 +143,11 @@ class FrontQuotasHandler(handlers.QuotasHandler):
     async def apply_change(self) -> list[str]:
         """Send the change to all hosts, and return a note for each that has not got it."""
         rules: HostRules = self.settings["front"].host_rules
-        answers = await rules.send(self.current_user, self.request.method or "PUT", _uri(self), self.request.body)
+        answers = await rules.send(self.current_user, self.request.method or "PUT", uri_of(self), self.request.body)
         return rules.hold(self.current_user, answers)
 
 
-def _uri(handler: APIHandler) -> str:
-    """Return path and query at a host, whose base URL is ``/``."""
-    return "/" + (handler.request.uri or "").removeprefix(handler.base_url)
-
-
-def describe_host(host: Host, *, with_users: bool) -> dict[str, Any]:
+def _describe_host(host: Host, *, with_users: bool) -> dict[str, Any]:
     """Return what people are told of a host.
 
     Parameters
@@ -176,7 +158,7 @@ def describe_host(host: Host, *, with_users: bool) -> dict[str, Any]:
         Whether to name the users who have something there, as admins may know.
     """
     found: dict[str, Any] = {
-        **msgspec.to_builtins(host_entry(host)),
+        **msgspec.to_builtins(host.entry()),
         "address": host.address,
         "devices": [device.id for device in host.devices],
     }
@@ -191,11 +173,10 @@ def describe_host(host: Host, *, with_users: bool) -> dict[str, Any]:
 class HostsHandler(FrontHandler):
     """``/sharedkernel/api/hosts``: the hosts of the cluster."""
 
-    @web.authenticated
-    @authorized
+    @handlers.for_users
     async def get(self) -> None:
         """Return each host's name, version, devices, sessions, whether it answers, and how far it is drained."""
-        found = [describe_host(host, with_users=self.current_user.admin) for host in self.front.hosts.all()]
+        found = [_describe_host(host, with_users=self.current_user.admin) for host in self.front.hosts.all()]
         self.finish(json.dumps({"hosts": found}))
 
 
@@ -213,27 +194,12 @@ class HostHandler(FrontHandler):
             host.is_cordoned = json.loads(self.request.body)["cordoned"]  # its next summary says the same
         self.pass_on(answer)
 
-    @web.authenticated
-    @authorized
+    @handlers.for_users
     async def delete(self, name: str) -> None:
         """Forget a host that is gone for good; for admins."""
         self.check_admin("may forget a host")
         self.front.forget(name)
         self.finish_empty()
-
-
-class FrontStatusHandler(FrontHandler):
-    """``/sharedkernel/api/status``: who uses and who waits for what, on all hosts."""
-
-    @web.authenticated
-    @authorized
-    async def get(self) -> None:
-        """Return the status document, as this user may see it; of a large cluster with what ``?about=NAME`` names."""
-        about = self.get_query_argument("about", "")
-        status = await self.front.status()
-        user = self.current_user
-        visible = status if user.admin else status.visible_to(user.username)
-        self.finish(msgspec.json.encode(excerpt(visible, user.username, about)))
 
 
 class FrontReadyHandler(HealthHandler):
@@ -265,8 +231,8 @@ class SpliceHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
         """Join the websocket to the host's; returns when it is closed."""
         front: Front = self.settings["front"]
         host, user = await self.find_host(), cast("Any", self.current_user)
-        uri = "/" + (self.request.uri or "").removeprefix(self.base_url)
-        sent = handshake(host.address, uri, self.request.headers.get_all(), front.requests.ticket(host, user))
+        headers, own = self.request.headers.get_all(), front.requests.headers(host, user)
+        sent = request_head("GET", uri_of(self), headers, own, upgrades=True)
         with self.settings[self.registry].place_for(self):
             try:
                 upstream, answer = await open_websocket(host.address, sent, front.requests.context)
@@ -300,8 +266,7 @@ async def _list_ports(handler: JupyterHandler) -> dict[str, list[dict[str, Any]]
 class FrontPortsHandler(FrontHandler):
     """``/sharedkernel/api/ports``: the requesting user's programs that listen on the loopback of any host."""
 
-    @web.authenticated
-    @authorized
+    @handlers.for_users
     async def get(self) -> None:
         """Return what the hosts list, and the host of each."""
         listed = await _list_ports(self)
@@ -375,7 +340,7 @@ default_handlers: list[Any] = [
     (r"/api/sessions", ListedHandler),
     (rf"/api/sessions/{sessions._session_id_regex}", ForwardedHandler),
     (r"/api/kernelspecs(?:/[^/]+)?", ForwardedHandler),
-    (r"/sharedkernel/api/status", FrontStatusHandler),
+    (r"/sharedkernel/api/status", handlers.StatusHandler),
     (rf"/sharedkernel/api/sessions/{_KERNEL}/(?:offload|attach|ask-for-room)", ForwardedHandler),
     (r"/sharedkernel/api/quotas", FrontQuotasHandler),
     (r"/sharedkernel/api/policy", FrontPolicyHandler),

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, cast
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, cast
 
 import msgspec
 from jupyter_server.auth.decorator import allow_unauthenticated
@@ -32,78 +32,65 @@ _PING = 5.0
 _REFUSED = 1008
 
 
-class HostRegistration:
-    """Registers this host at the fronts, and again whenever one comes back.
+async def keep_registered(
+    front: str, key: TicketKey, summarize: Callable[[], Awaitable[HostSummary]], context: ssl.SSLContext
+) -> NoReturn:
+    """Register this host at a front, and again whenever it comes back; until cancelled.
 
     Parameters
     ----------
-    fronts
-        Their URLs.
+    front
+        Its URL.
     key
         This host's key.
     summarize
         Returns the host's summary.
     context
-        For the fronts' certificates.
+        For the front's certificate.
     """
-
-    def __init__(
-        self,
-        fronts: Sequence[str],
-        key: TicketKey,
-        summarize: Callable[[], Awaitable[HostSummary]],
-        context: ssl.SSLContext,
-    ) -> None:
-        self._fronts = fronts
-        self._key = key
-        self._summarize = summarize
-        self._context = context
-
-    async def keep(self) -> None:
-        """Stay registered until cancelled."""
-        await asyncio.gather(*(self._keep_at(front) for front in self._fronts))
-
-    async def _keep_at(self, front: str) -> None:
-        is_told = False
-        while True:
-            began = time.monotonic()
-            try:
-                await self._register_at(front)
-                why = "it closed the connection"
-            except (HTTPClientError, WebSocketClosedError, OSError, SharedKernelError) as error:
-                why = str(error)
-            if time.monotonic() > began + _TIMEOUT:
-                is_told = False
-            if not is_told:
-                log.warning("not registered at the front %s: %s; trying again.", front, why)
-                is_told = True
-            await asyncio.sleep(_PAUSE)
-
-    async def _register_at(self, front: str) -> None:
-        """Register at a front; returns when the connection is closed."""
-        summary = await self._summarize()
-        ticket = self._key.make(summary.name, admin=False, purpose=Purpose.REGISTER, now=time.time())
-        socket = await websocket_connect(
-            HTTPRequest(
-                "ws" + front.removeprefix("http").rstrip("/") + PATH,
-                headers={"Authorization": f"token {ticket}", HOST_HEADER: summary.name},
-                connect_timeout=_TIMEOUT,
-                request_timeout=_TIMEOUT,
-                ssl_options=self._context,
-            ),
-            ping_interval=_TIMEOUT,
-            ping_timeout=_TIMEOUT,
-        )
+    is_told = False
+    while True:
+        began = time.monotonic()
         try:
-            closed = asyncio.ensure_future(socket.read_message())  # nothing is sent here, so this is the end
-            while not closed.done():
-                await socket.write_message(msgspec.msgpack.encode(summary), binary=True)
-                await asyncio.wait([closed], timeout=_INTERVAL)
-                summary = await self._summarize()
-            if socket.close_reason:
-                raise ConfigError(socket.close_reason)
-        finally:
-            socket.close()
+            await _register_at(front, key, summarize, context)
+            why = "it closed the connection"
+        except (HTTPClientError, WebSocketClosedError, OSError, SharedKernelError) as error:
+            why = str(error)
+        if time.monotonic() > began + _TIMEOUT:
+            is_told = False
+        if not is_told:
+            log.warning("not registered at the front %s: %s; trying again.", front, why)
+            is_told = True
+        await asyncio.sleep(_PAUSE)
+
+
+async def _register_at(
+    front: str, key: TicketKey, summarize: Callable[[], Awaitable[HostSummary]], context: ssl.SSLContext
+) -> None:
+    """Register at a front; returns when the connection is closed."""
+    summary = await summarize()
+    ticket = key.make(summary.name, admin=False, purpose=Purpose.REGISTER, now=time.time())
+    socket = await websocket_connect(
+        HTTPRequest(
+            "ws" + front.removeprefix("http").rstrip("/") + PATH,
+            headers={"Authorization": f"token {ticket}", HOST_HEADER: summary.name},
+            connect_timeout=_TIMEOUT,
+            request_timeout=_TIMEOUT,
+            ssl_options=context,
+        ),
+        ping_interval=_TIMEOUT,
+        ping_timeout=_TIMEOUT,
+    )
+    try:
+        closed = asyncio.ensure_future(socket.read_message())  # nothing is sent here, so this is the end
+        while not closed.done():
+            await socket.write_message(msgspec.msgpack.encode(summary), binary=True)
+            await asyncio.wait([closed], timeout=_INTERVAL)
+            summary = await summarize()
+        if socket.close_reason:
+            raise ConfigError(socket.close_reason)
+    finally:
+        socket.close()
 
 
 class RegistrationHandler(WebSocketHandler):

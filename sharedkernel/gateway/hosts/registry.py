@@ -1,22 +1,29 @@
 """The hosts that a front knows. One that is not heard is away, and never forgotten unless an admin says so.
 
 Their names and addresses are kept in a file, so that a front that starts knows whose kernels it cannot reach yet.
+
+Their status documents become one, as those of several devices do (`fleet/merged_status.py`), with the hosts themselves.
+If there is more than one, each device, lane and session has its `host`. A device's name begins with its host's, as in
+``h2/cuda:1``.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
+from msgspec import UNSET
 
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.tickets import host_prefix
+from sharedkernel.gateway.fleet.merged_status import join, merge
 from sharedkernel.gateway.hosts.summary import HostSummary, UserSummary
 from sharedkernel.scheduling.placement import Demand, DeviceState, place_session
+from sharedkernel.status.document import DeviceEntry, HostEntry, StatusDocument, UserOnDevice
 from sharedkernel.system.state_file import StateFile
 from sharedkernel.units import format_seconds
 
@@ -74,6 +81,28 @@ class Host:
     def total_sessions(self) -> int:
         """The number of its sessions."""
         return sum(user.sessions for user in self.users.values())
+
+    def entry(self) -> HostEntry:
+        """Return what people are told of it."""
+        ray = self.summary.ray
+        return HostEntry(
+            name=self.name,
+            answering=self.is_answering,
+            message=None if self.is_answering else self.why_away(),
+            version=self.summary.version or None,
+            num_devices=len(self.devices),
+            num_sessions=self.total_sessions,
+            cordoned=self.is_cordoned,
+            drained=self.is_drained,
+            in_ray=None if ray is None else ray.is_in and self.is_answering,
+            adopted=None if ray is None else ray.has_adopted,
+        )
+
+    def away_entry(self) -> DeviceEntry:
+        """Return the entry that stands for its devices while it does not answer."""
+        return DeviceEntry(
+            name=self.name, host=self.name, available=False, message=self.why_away(), num_sessions=self.total_sessions
+        )
 
     @property
     def is_drained(self) -> bool:
@@ -270,10 +299,59 @@ def choose_device(rule: str, hosts: Sequence[Host], user: str) -> Host:
     device = host.devices[number]
     typical = device.utilisation / device.active if device.active else 1.0
     host.devices[number] = replace(
-        device,
-        active=device.active + 1,
-        utilisation=device.utilisation + typical,
-        backlog=device.backlog + 1,
+        device, active=device.active + 1, utilisation=device.utilisation + typical, backlog=device.backlog + 1
     )
     host.count(user, 1)
     return host
+
+
+def merge_hosts(documents: Mapping[str, StatusDocument], hosts: Sequence[Host], placement: str) -> StatusDocument:
+    """Return the document of all hosts.
+
+    Parameters
+    ----------
+    documents
+        Of the hosts that answer, by name; at least one.
+    hosts
+        All hosts.
+    placement
+        Rule that chooses the host of a new session.
+    """
+    parts = {
+        place: _of_host(host.name, _with_devices(documents[host.name]), is_alone=len(hosts) == 1)
+        for place, host in enumerate(sorted(hosts, key=lambda host: host.name))
+        if host.name in documents
+    }
+    return msgspec.structs.replace(
+        join(parts, len(hosts), placement),
+        devices=[entry for part in parts.values() for entry in part.devices or []]
+        + [host.away_entry() for host in hosts if host.name not in documents],
+        hosts=[host.entry() for host in hosts],
+        room_requests=[request for part in parts.values() for request in part.room_requests or ()] or UNSET,
+    )
+
+
+def _with_devices(document: StatusDocument) -> StatusDocument:
+    """Return the document as that of several devices, also where there is only one."""
+    if document.devices is not UNSET:
+        return document
+    name = document.device.kind  # the executor's own name for it is its description
+    return merge({name: document}, {}, [name], "")
+
+
+def _of_host(host: str, document: StatusDocument, *, is_alone: bool) -> StatusDocument:
+    """Return the document of *host* with its name on devices, lanes and sessions."""
+    replace = msgspec.structs.replace
+    named = UNSET if is_alone else host
+
+    def rename(user: UserOnDevice) -> UserOnDevice:
+        return replace(user, device=f"{host}/{user.device}")
+
+    return replace(
+        document,
+        device=replace(document.device, name=host),
+        devices=[replace(entry, name=f"{host}/{entry.name}", host=named) for entry in document.devices or ()],
+        lanes=[replace(lane, device=f"{host}/{lane.device}", host=named) for lane in document.lanes],
+        users=[replace(user, devices=[rename(each) for each in user.devices or ()]) for user in document.users],
+        sessions=[replace(entry, device=f"{host}/{entry.device}", host=named) for entry in document.sessions],
+    )

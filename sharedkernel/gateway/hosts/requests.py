@@ -1,4 +1,9 @@
-"""A front's requests to the hosts: with a ticket for each, within a time for each."""
+"""A front's requests to the hosts, with a ticket and a time for each, and the quotas and policy that it sends them.
+
+A change of these by an admin is applied on every host that answers. A host that is away misses it, and gets what holds
+here as a whole once it is back: what it has missed is no matter. What was changed outlives the front, and so does who
+has missed something.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +15,23 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import msgspec
 from tornado.httpclient import HTTPError, HTTPRequest, HTTPResponse
 from tornado.simple_httpclient import HTTPTimeoutError, SimpleAsyncHTTPClient
 
+from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.auth.identity import GatewayUser
 from sharedkernel.gateway.auth.tickets import Purpose, TicketKey
-from sharedkernel.gateway.hosts.registry import Host, HostAway
+from sharedkernel.gateway.fleet.rules import FleetRules
+from sharedkernel.gateway.hosts.registry import ClusterHosts, Host, HostAway
+from sharedkernel.system.state_file import StateFile
+from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +41,10 @@ _CONNECT, _ANSWER, _QUICK = 5.0, 120.0, 5.0
 IF_PROMPT = 0.7
 #: most requests to a host at a time; more wait as long as they would for a connection
 _MAX_REQUESTS = 50
+QUOTAS_PATH, POLICY_PATH = "/sharedkernel/api/quotas", "/sharedkernel/api/policy"
+_HEADERS = [("Content-Type", "application/json")]
+#: seconds that a host may take to apply quotas or a policy
+_RULES_ANSWER = 10.0
 
 
 class HostUnreached(HostAway):
@@ -77,10 +93,11 @@ class HostRequests:
         #: by the host's name: one that hangs must not delay requests to the others
         self._http: dict[str, SimpleAsyncHTTPClient] = {}
 
-    def ticket(self, host: Host, user: GatewayUser) -> str:
-        """Return a ticket of *user* for *host*."""
+    def headers(self, host: Host, user: GatewayUser) -> dict[str, str]:
+        """Return the headers of a request of *user* to *host*: its name, and a ticket."""
         key = TicketKey.of_host(self.secret, host.name)
-        return key.make(user.username, admin=user.admin, purpose=Purpose.REQUEST, now=time.time())
+        ticket = key.make(user.username, admin=user.admin, purpose=Purpose.REQUEST, now=time.time())
+        return {"Host": urlsplit(host.address).netloc, "Authorization": f"token {ticket}"}
 
     async def fetch(
         self,
@@ -117,7 +134,7 @@ class HostRequests:
         request = HTTPRequest(
             host.address.rstrip("/") + uri,
             method=method,
-            headers={**dict(headers), "Authorization": f"token {self.ticket(host, user)}"},
+            headers={**dict(headers), **self.headers(host, user)},
             body=body or (b"" if method in ("POST", "PUT", "PATCH") else None),
             connect_timeout=connect_seconds,
             request_timeout=seconds,
@@ -145,20 +162,13 @@ class HostRequests:
         return found
 
     async def fetch_from_each(
-        self,
-        hosts: Iterable[Host],
-        user: GatewayUser,
-        method: str,
-        uri: str,
-        *,
-        body: bytes | None = None,
-        headers: Iterable[tuple[str, str]] = (),
+        self, hosts: Iterable[Host], user: GatewayUser, method: str, uri: str, **options: Any
     ) -> dict[str, HTTPResponse | HostAway]:
-        """Return what each of *hosts* answers to a request, by name."""
+        """Return what each of *hosts* answers to a request, with *options* as of :meth:`fetch`, by name."""
 
         async def ask(host: Host) -> tuple[str, HTTPResponse | HostAway]:
             try:
-                return host.name, await self.fetch(host, user, method, uri, body=body, headers=headers, seconds=_QUICK)
+                return host.name, await self.fetch(host, user, method, uri, seconds=_QUICK, **options)
             except HostAway as error:
                 return host.name, error
 
@@ -191,3 +201,126 @@ def _is_unreached(error: Exception) -> bool:
         return "during request" not in str(error)  # but while it waited for a connection
     is_other = isinstance(error, ConnectionRefusedError | socket.gaierror | ssl.SSLError)
     return is_other or getattr(error, "errno", None) in (errno.EHOSTUNREACH, errno.ENETUNREACH)
+
+
+class _KeptRules(msgspec.Struct, frozen=True, kw_only=True):
+    #: hosts that have missed a change
+    missed: set[str] = set()
+    quotas: dict[str, Any] = {}
+    #: empty: none was chosen here
+    policy: str = ""
+    #: who changed something last
+    admin: str = ""
+
+
+class HostRules:
+    """Applies changes of quotas and policy on all hosts, and knows which of them have missed one.
+
+    Parameters
+    ----------
+    path
+        The file that keeps what absent hosts need; an invalid one is taken for empty.
+    hosts
+        All hosts.
+    requests
+        Asks them.
+    rules
+        The front's own, with the quotas that hold.
+    tasks
+        Runs what is sent to hosts that are back.
+    """
+
+    def __init__(
+        self, path: Path, hosts: ClusterHosts, requests: HostRequests, rules: FleetRules, tasks: BackgroundTasks
+    ) -> None:
+        loss = "After this gateway's restart, hosts that are away now lack changes of quotas and policy."
+        self._file = StateFile(path, _KeptRules, loss=loss)
+        self._hosts = hosts
+        self._requests = requests
+        self._rules = rules
+        self._tasks = tasks
+        kept = self._file.read() or _KeptRules()
+        self._missed, self._policy, self._admin = set(kept.missed), kept.policy, kept.admin
+        #: hosts that are getting what holds now
+        self._sending: set[str] = set()
+        try:
+            rules.quotas.put(kept.quotas)
+        except ConfigError as error:
+            log.warning("quotas that were changed before this gateway's restart cannot be used: %s", error)
+
+    async def send(self, user: GatewayUser, method: str, uri: str, body: bytes) -> dict[str, HTTPResponse]:
+        """Send *user*'s change to all hosts, and return the answers of those that have got it, by name."""
+        now = [host for host in self._hosts.answering() if host.name not in self._missed]
+        found = await self._requests.fetch_from_each(now, user, method, uri, body=body or None, headers=_HEADERS)
+        return {
+            name: answer
+            for name, answer in found.items()
+            # that of a host whose executors are away
+            if not isinstance(answer, HostAway) and answer.code != HTTPStatus.SERVICE_UNAVAILABLE
+        }
+
+    def hold(self, user: GatewayUser, answers: Mapping[str, HTTPResponse], *, policy: str | None = None) -> list[str]:
+        """Have all hosts get what holds from now on; return a note for each that has not got it.
+
+        Parameters
+        ----------
+        user
+            Who has changed quotas or policy.
+        answers
+            As :meth:`send` has returned them.
+        policy
+            The new one; None: quotas have changed.
+        """
+        self._admin, self._policy = user.username, self._policy if policy is None else policy
+        names = [host.name for host in self._hosts.all()]
+        self._missed.update(name for name in names if name not in answers)
+        self._write()
+        return [f"{name} does not answer; it gets this once it is back." for name in names if name not in answers] + [
+            f"{name} has refused this: {answer.code} {answer.reason}."
+            for name, answer in answers.items()
+            if answer.code >= HTTPStatus.BAD_REQUEST
+        ]
+
+    def update(self, host: Host) -> None:
+        """Send a host, which has just been heard, what holds, if it has missed a change."""
+        if host.name in self._missed and host.name not in self._sending:
+            self._sending.add(host.name)
+            self._tasks.spawn(self._update(host))
+
+    def forget(self, host: str) -> None:
+        """Forget a host."""
+        self._missed.discard(host)
+        self._write()
+
+    async def _update(self, host: Host) -> None:
+        sent: list[tuple[str, dict[str, Any]]] = []
+        try:
+            while (rules := self._in_force()) != sent:  # which may change meanwhile
+                for uri, body in rules:
+                    if not await self._send(host, uri, body):
+                        return  # its next summary is another occasion
+                sent = rules
+            self.forget(host.name)
+        except HostAway as error:
+            log.info("%s still has to get quotas and policy: %s", host.name, error)
+        finally:
+            self._sending.discard(host.name)
+
+    async def _send(self, host: Host, uri: str, body: dict[str, Any]) -> bool:
+        """Send a host quotas or the policy; return whether it can use them now."""
+        user, data = GatewayUser(self._admin, admin=True), json.dumps(body).encode()
+        answer = await self._requests.fetch(host, user, "PUT", uri, body=data, headers=_HEADERS, seconds=_RULES_ANSWER)
+        if answer.code >= HTTPStatus.BAD_REQUEST:
+            log.warning("%s, which is back, does not accept %s: %d %s", host.name, uri, answer.code, answer.reason)
+        return answer.code != HTTPStatus.SERVICE_UNAVAILABLE
+
+    def _in_force(self) -> list[tuple[str, dict[str, Any]]]:
+        """Return the requests that give a host what holds here."""
+        policy = [(POLICY_PATH, {"policy": self._policy})] if self._policy else []
+        return [(f"{QUOTAS_PATH}?replace=true", self._rules.quotas.overrides()), *policy]
+
+    def _write(self) -> None:
+        kept = _KeptRules(
+            missed=self._missed, quotas=self._rules.quotas.overrides(), policy=self._policy, admin=self._admin
+        )
+        self._file.write(kept)

@@ -5,7 +5,6 @@ A device takes at most 200 bytes of it, a user their name and a few bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 import msgspec
@@ -120,14 +119,6 @@ def summarize_device(name: str, document: StatusDocument, in_use: int) -> Device
         active=in_use,
         utilisation=round(state.utilisation, 2),
     )
-
-
-def summarize_users(sessions: Mapping[str, int], lingering: set[str], shelves: set[str]) -> dict[str, UserSummary]:
-    """Return the summaries of the users with *sessions* (their number), *lingering* ones, or *shelves*."""
-    return {
-        user: UserSummary(sessions=sessions.get(user, 0), lingers=user in lingering, has_shelf=user in shelves)
-        for user in sorted({*sessions, *lingering, *shelves})
-    }
 
 
 def read_summary(data: bytes) -> HostSummary:

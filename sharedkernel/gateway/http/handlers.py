@@ -7,9 +7,9 @@ logged without a traceback; and starting a kernel uses the client's environment.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import msgspec
 from jupyter_client.jsonutil import json_default
@@ -23,15 +23,15 @@ from tornado import web
 
 from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.gateway.auth.audit import AuditedHandler
-from sharedkernel.gateway.auth.identity import TokenUsers
+from sharedkernel.gateway.auth.identity import TokenOnlyIdentity
 from sharedkernel.gateway.config.quotas import QUOTA_KEYS, QuotaLevel
 from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.http import health
-from sharedkernel.gateway.http.status_feed import StatusFeedHandler
+from sharedkernel.gateway.http.status_feed import StatusFeedHandler, document_for
 from sharedkernel.gateway.http.websocket_registry import JupyterPingMixin
 from sharedkernel.gateway.kernels.ending import check_not_ended
 from sharedkernel.gateway.kernels.kernel import SessionKernel
-from sharedkernel.gateway.kernels.manager import kernel_manager_of
+from sharedkernel.gateway.kernels.manager import SessionKernels, kernel_manager_of
 from sharedkernel.jupyter.names import EXISTING
 from sharedkernel.scheduling.policies.registry import POLICIES
 from sharedkernel.units import parse_duration
@@ -40,13 +40,20 @@ from sharedkernel.units import parse_duration
 _MOST_CHANGES = 50
 
 
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def for_users(method: _Method) -> _Method:
+    """Have a handler's *method* serve users alone, as far as the authorizer lets them."""
+    return cast("_Method", web.authenticated(authorized(method)))
+
+
 class KernelsHandler(ErrorResponseMixin, AuditedHandler, kernels.MainKernelHandler):
     """``/api/kernels``."""
 
     actions: ClassVar[dict[str, str]] = {"POST": "start session"}
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def get(self) -> None:
         """List the kernels, once those that outlived an earlier gateway are known.
 
@@ -57,8 +64,7 @@ class KernelsHandler(ErrorResponseMixin, AuditedHandler, kernels.MainKernelHandl
         manager.check_listed(self.current_user)
         await cast("Awaitable[None]", super().get())
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def post(self) -> None:
         """Start a session, or return the one that this client has already, which the answer says then."""
         body = read_body(self, {"name": str, "path": str, "env": dict})
@@ -80,8 +86,7 @@ class KernelHandler(ErrorResponseMixin, AuditedHandler, kernels.KernelHandler):
 
     actions: ClassVar[dict[str, str]] = {"DELETE": "end session"}
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def delete(self, kernel_id: str) -> None:
         """Shut a session down; with ``?linger=0`` it ends at once, even if it is detached already.
 
@@ -194,7 +199,7 @@ class NotebookSessionHandler(NotebookSessionBodyMixin, AuditedHandler, sessions.
         """Record *action* on the notebook session's current kernel, with *details*."""
         if (kernel := self._kernel()) not in (None, self.acted_on):
             details["replaced"] = self.acted_on
-            self.acted_on, self._owner = kernel, None
+            self.acted_on, self._found = kernel, None
         super().record_action(action, **details)
 
     def _kernel(self) -> str | None:
@@ -206,6 +211,20 @@ class GatewayHandler(ErrorResponseMixin, AuditedHandler, APIHandler):
     """Base of the gateway's own routes."""
 
     auth_resource = "sharedkernel"
+
+    @property
+    def manager(self) -> SessionKernels:
+        """The sessions of all executors."""
+        return kernel_manager_of(self)
+
+    @property
+    def identity(self) -> TokenOnlyIdentity:
+        """The identity provider."""
+        return cast("TokenOnlyIdentity", self.identity_provider)
+
+    def kernel(self, kernel_id: str) -> SessionKernel:
+        """Return a session's kernel."""
+        return cast("SessionKernel", self.manager.get_kernel(kernel_id))
 
     def check_admin(self, what: str) -> None:
         """Raise `Refused`, since only admins *what*, if somebody else asks."""
@@ -221,13 +240,12 @@ class GatewayHandler(ErrorResponseMixin, AuditedHandler, APIHandler):
 class StatusHandler(GatewayHandler):
     """``/sharedkernel/api/status``: who uses and who waits for which resources."""
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def get(self) -> None:
-        """Return the status document, as this user may see it."""
+        """Return the status document, as this user may see it; of a large cluster with what ``?about=NAME`` names."""
         status = await self.settings["room_requests"].status()
-        user = self.current_user
-        self.finish(msgspec.json.encode(status if user.admin else status.visible_to(user.username)))
+        shown = document_for(status, self.current_user, self.get_query_argument("about", ""))
+        self.finish(msgspec.json.encode(shown))
 
 
 class OffloadHandler(GatewayHandler):
@@ -235,12 +253,10 @@ class OffloadHandler(GatewayHandler):
 
     actions: ClassVar[dict[str, str]] = {"POST": "offload session"}
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def post(self, kernel_id: str) -> None:
         """Offload the session, and return once the memory is free."""
-        manager = kernel_manager_of(self)
-        await cast("SessionKernel", manager.get_kernel(kernel_id)).offload()
+        await self.kernel(kernel_id).offload()
         self.log.info("%s offloaded session %s", self.current_user.username, kernel_id)
         self.finish_empty()
 
@@ -250,11 +266,10 @@ class ProgramsHandler(GatewayHandler):
 
     actions: ClassVar[dict[str, str]] = {"POST": "end programs"}
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def post(self, kernel_id: str) -> None:
         """End them, and return once they are gone; the session itself continues."""
-        await cast("SessionKernel", kernel_manager_of(self).get_kernel(kernel_id)).end_programs()
+        await self.kernel(kernel_id).end_programs()
         self.log.info("%s ended the programs of session %s", self.current_user.username, kernel_id)
         self.finish_empty()
 
@@ -264,12 +279,10 @@ class BringBackHandler(GatewayHandler):
 
     actions: ClassVar[dict[str, str]] = {"POST": "bring back session"}
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def post(self, kernel_id: str) -> None:
         """Put the earlier session in this one's place, as ``%shared attach`` does; this one ends."""
-        manager = kernel_manager_of(self)
-        await manager.detached.bring_back(cast("SessionKernel", manager.get_kernel(kernel_id)))
+        await self.manager.detached.bring_back(self.kernel(kernel_id))
         self.finish_empty()
 
 
@@ -285,23 +298,19 @@ class QuotasHandler(GatewayHandler):
         """Record *action*, with whose quotas changed, and from what to what."""
         super().record_action(action, **self._changes, **details)
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def get(self) -> None:
         """Return the requesting user's limits; an admin gets all users'."""
         self.finish(json.dumps(self._limits()))
 
     def _limits(self) -> dict[str, Any]:
-        manager = kernel_manager_of(self)
         user = self.current_user
         users = {user.username}
         if user.admin:
-            identity = self.identity_provider
-            users |= manager.rules.users() | (identity.owners() or set() if isinstance(identity, TokenUsers) else set())
-        return {"users": {name: manager.rules.quotas.explain(name) for name in sorted(users)}}
+            users |= self.manager.rules.users() | (self.identity.token_owners() or set())
+        return {"users": {name: self.manager.rules.quotas.explain(name) for name in sorted(users)}}
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def put(self) -> None:
         """Override the configuration's quotas until it is read again; for admins.
 
@@ -309,34 +318,30 @@ class QuotasHandler(GatewayHandler):
         `notes`, if something about the change may not be as it was meant.
         """
         self.check_admin("may change quotas")
-        manager = kernel_manager_of(self)
         body = read_body(self, {"default": dict, "groups": dict, "users": dict})
-        before = {user: manager.rules.quotas.explain(str(user)) for user in body.get("users", {})}
+        before = {user: self.manager.rules.quotas.explain(str(user)) for user in body.get("users", {})}
         try:
-            level = manager.rules.quotas.put(body, replaces=self.get_query_argument("replace", "") == "true")
+            level = self.manager.rules.quotas.put(body, replaces=self.get_query_argument("replace", "") == "true")
         except ConfigError as error:
             raise Refused(f"nothing was changed: {error}", reason="bad_request") from None
         self._changes = {"changes": _describe_changes(level, before)[:_MOST_CHANGES]}
         self.log.info("%s changed quotas: %s", self.current_user.username, self.request.body.decode())
-        notes, identity = await self.apply_change(), self.identity_provider
-        notes += manager.rules.ineffective(level.by_whom())
-        if isinstance(identity, TokenUsers):
-            known = identity.owners()
-            absent = level.users.keys() - manager.rules.present() - (level.users.keys() if known is None else known)
+        notes = await self.apply_change()
+        notes += self.manager.rules.ineffective(level.by_whom())
+        if (known := self.identity.token_owners()) is not None:
+            absent = level.users.keys() - self.manager.rules.present() - known
             notes += [f"no token belongs to {user}; check the name." for user in sorted(absent)]
         self._answer(notes)
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def delete(self) -> None:
         """Undo such overrides: those of ``?user=`` or ``?group=``, of them only ``&key=``, or all; for admins."""
         self.check_admin("may change quotas")
-        manager = kernel_manager_of(self)
         user, group, key = (self.get_query_argument(name, None) for name in ("user", "group", "key"))
         if key is not None and (key not in QUOTA_KEYS or not (user or group)):
             sentence = f"a key is one of {', '.join(QUOTA_KEYS)}, and is of a user or a group that is named with it."
             raise Refused(sentence, reason="bad_request")
-        manager.rules.quotas.withdraw(user=user, group=group, key=key)
+        self.manager.rules.quotas.withdraw(user=user, group=group, key=key)
         whose = user or (f"group {group}" if group else "everybody")
         self._changes = {"of": f"{whose}: {key}" if key else whose}
         self.log.info("%s reset the quotas of %s", self.current_user.username, self._changes["of"])
@@ -344,7 +349,7 @@ class QuotasHandler(GatewayHandler):
 
     async def apply_change(self) -> list[str]:
         """Have the executors apply the quotas, which have changed; return notes on what may not be as it was meant."""
-        await kernel_manager_of(self).rules.send_all_limits()
+        await self.manager.rules.send_all_limits()
         return []
 
     def _answer(self, notes: list[str]) -> None:
@@ -366,25 +371,21 @@ class PolicyHandler(GatewayHandler):
 
     actions: ClassVar[dict[str, str]] = {"PUT": "change policy"}
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def get(self) -> None:
         """Return the policy (null if devices differ), that of each device, and the names of all policies."""
-        manager = kernel_manager_of(self)
-        devices = await manager.rules.policies()
+        devices = await self.manager.rules.policies()
         common = next(iter(devices.values())) if len(set(devices.values())) == 1 else None
         self.finish(json.dumps({"policy": common, "devices": devices, "policies": list(POLICIES)}))
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def put(self) -> None:
         """Apply another policy until the executors end; for admins."""
         self.check_admin("may change the policy")
         policy = read_body(self, {"policy": str}).get("policy")
         if policy is None:
             raise Refused('no `policy` is named; send one such as {"policy": "fair"}.', reason="bad_request")
-        manager = kernel_manager_of(self)
-        await manager.rules.set_policy(policy)
+        await self.manager.rules.set_policy(policy)
         self.log.info("%s set the policy to %s", self.current_user.username, policy)
         await cast("Awaitable[None]", self.get())
 

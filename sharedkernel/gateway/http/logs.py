@@ -83,12 +83,10 @@ def set_up(log: logging.Logger, style: str) -> None:
     style
         ``"text"`` or ``"json"``.
     """
-    ours = logging.getLogger("sharedkernel")
-    ours.parent = log
-    ours.setLevel(log.level)
-    asyncios = logging.getLogger("asyncio")
-    asyncios.parent = log
-    asyncios.setLevel(logging.WARNING)
+    for name, level in (("sharedkernel", log.level), ("asyncio", logging.WARNING)):
+        other = logging.getLogger(name)
+        other.parent = log
+        other.setLevel(level)
     for handler in log.handlers:
         formatter = JsonFormatter() if style == "json" else handler.formatter or logging.Formatter()
         handler.setFormatter(RedactingFormatter(formatter))

@@ -16,11 +16,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from jupyter_server.auth.decorator import authorized, ws_authenticated
+from jupyter_server.auth.decorator import ws_authenticated
 from jupyter_server.base.handlers import JupyterHandler
 from jupyter_server.base.websocket import WebSocketMixin
 from prometheus_client import Gauge
-from tornado import web
 from tornado.ioloop import IOLoop
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
@@ -28,8 +27,8 @@ from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.audit import AuditedHandler
 from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.fleet.executors import Executors, ask_each
-from sharedkernel.gateway.http.handlers import GatewayHandler
-from sharedkernel.gateway.http.request_guard import TOKEN_IN_ADDRESS
+from sharedkernel.gateway.http.handlers import GatewayHandler, for_users
+from sharedkernel.gateway.http.server import TOKEN_IN_ADDRESS
 from sharedkernel.gateway.http.websocket_registry import JupyterPingMixin
 from sharedkernel.gateway.kernels.manager import kernel_manager_of
 from sharedkernel.ipc.tcp_table import Address, TcpSocket, accepted, listening_on_loopback
@@ -234,14 +233,14 @@ async def _connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWrite
 class PortsHandler(GatewayHandler):
     """``/sharedkernel/api/ports``: the requesting user's programs that listen on this host's loopback."""
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def get(self) -> None:
         """Return port, program, and the session and notebook that started it (null: it has left them) of each."""
-        manager, found = kernel_manager_of(self), []
+        found = []
         for port, device, owned in await ports_of(self).listening(self.current_user.username):
             kernel_id = _kernel_id(self, device, owned.session)
-            notebook = None if kernel_id is None else manager.notebook(kernel_id)
+            known = None if kernel_id is None else self.manager.find(kernel_id)
+            notebook = None if known is None else known.notebook
             found.append({"port": port, "program": owned.program, "session": kernel_id, "notebook": notebook})
         self.finish(json.dumps({"ports": found}))
 

@@ -13,13 +13,10 @@ from collections.abc import Collection, Iterator
 from typing import Any, ClassVar
 
 import msgspec
-from jupyter_server.auth.decorator import authorized
-from tornado import web
 
 from sharedkernel.errors import ExecutorUnavailable, Refused
 from sharedkernel.gateway.fleet.executors import Executors, ask_each, no_answer
-from sharedkernel.gateway.http.handlers import GatewayHandler
-from sharedkernel.gateway.kernels.manager import kernel_manager_of
+from sharedkernel.gateway.http.handlers import GatewayHandler, for_users
 from sharedkernel.protocol import TakenOffShelf
 
 #: seconds that an executor may take to answer
@@ -96,13 +93,11 @@ async def take_off(
 class ShelvesHandler(GatewayHandler):
     """``/sharedkernel/api/shelves``: the entries on shelves."""
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def get(self) -> None:
         """Return the requesting user's entries; an admin gets all users'."""
         user = self.current_user
-        manager = kernel_manager_of(self)
-        self.finish(json.dumps(await list_shelves(manager.executors, None if user.admin else user.username)))
+        self.finish(json.dumps(await list_shelves(self.manager.executors, None if user.admin else user.username)))
 
 
 class ShelfHandler(GatewayHandler):
@@ -117,16 +112,13 @@ class ShelfHandler(GatewayHandler):
         """Start without removed entries."""
         self._taken = {}
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def get(self, user: str) -> None:
         """Return the entries of *user*."""
         self._check_may_see(user)
-        manager = kernel_manager_of(self)
-        self.finish(json.dumps(await list_shelves(manager.executors, user)))
+        self.finish(json.dumps(await list_shelves(self.manager.executors, user)))
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def delete(self, user: str, name: str | None = None) -> None:
         """Remove the user's entries; with ``?device=NAME`` on that device only.
 
@@ -138,8 +130,7 @@ class ShelfHandler(GatewayHandler):
             Name of the entry; None: all entries.
         """
         self._check_may_see(user)
-        manager = kernel_manager_of(self)
-        await take_off(manager.executors, user, name, self._devices(manager.executors), self._taken)
+        await take_off(self.manager.executors, user, name, self._devices(self.manager.executors), self._taken)
         removed = list(self._removed())
         self.log.info("%s took %d names off the shelf of %s", self.current_user.username, len(removed), user)
         used = sum(taken.used_bytes for taken in self._taken.values())
@@ -165,12 +156,11 @@ class ShelfHandler(GatewayHandler):
 
     def record_action(self, action: str, **details: Any) -> None:
         """Record *action* for each removed entry, or once if none was removed, with *details*."""
-        self._owner = self.path_kwargs["user"]
         removed = [
             {"name": entry["name"], "bytes": entry["bytes"], "device": entry["device"]} for entry in self._removed()
         ]
         for entry in removed or [{"name": self.path_kwargs.get("name")}]:
-            super().record_action(action, **entry, **details)
+            super().record_action(action, owner=self.path_kwargs["user"], **entry, **details)
 
 
 class ShelvedHandler(ShelfHandler):

@@ -11,10 +11,11 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 from urllib.parse import urlsplit
 
+from jupyter_server.base.handlers import JupyterHandler
 from tornado.httputil import HTTPHeaders, HTTPInputError, parse_response_start_line
 from tornado.iostream import IOStream, StreamClosedError
 from tornado.tcpclient import TCPClient
@@ -60,7 +61,7 @@ async def open_websocket(address: str, request: bytes, context: ssl.SSLContext) 
     address
         The host's URL.
     request
-        The :func:`handshake`.
+        Its :func:`request_head`.
     context
         For the host's certificate.
 
@@ -121,29 +122,36 @@ async def connect(address: str, context: ssl.SSLContext) -> IOStream:
         raise ConnectionError(str(error.real_error or error)) from None
 
 
-def handshake(address: str, uri: str, headers: Iterable[tuple[str, str]], ticket: str) -> bytes:
-    """Return the request that opens a websocket at a host.
+def uri_of(handler: JupyterHandler) -> str:
+    """Return path and query of a handler's request at a server whose base URL is ``/``."""
+    return "/" + (handler.request.uri or "").removeprefix(handler.base_url)
+
+
+def request_head(
+    method: str, uri: str, headers: Iterable[tuple[str, str]], own: Mapping[str, str], *, upgrades: bool
+) -> bytes:
+    """Return the head of a client's request for another server; the body follows as it comes.
 
     Parameters
     ----------
-    address
-        The host's URL.
-    uri
-        Path and query.
-    headers
-        Of the client's request; those that are for the front alone are left out.
-    ticket
-        Of the user, for the host.
+    method, uri, headers
+        Of the client's request.
+    own
+        Headers that take the place of the client's, if it sends these.
+    upgrades
+        Whether it may open a websocket; then there is no body, or it has been read here.
     """
-    kept = [(name, value) for name, value in headers if name.lower() not in _FOR_THE_FRONT]
-    lines = [f"GET {uri} HTTP/1.1", f"Host: {urlsplit(address).netloc}", f"Authorization: token {ticket}"]
-    return "\r\n".join([*lines, *(f"{name}: {value}" for name, value in kept), "\r\n"]).encode("latin-1")
+    dropped = _FOR_THE_GATEWAY.union(map(str.lower, own), _OF_BODIES if upgrades else ())
+    kept = [(name, value) for name, value in headers if name.lower() not in dropped]
+    kept += [*own.items(), *_UPGRADE] if upgrades else [*own.items(), ("Connection", "close")]
+    lines = [f"{method} {uri} HTTP/1.1", *(f"{name}: {value}" for name, value in kept), "\r\n"]
+    return "\r\n".join(lines).encode("latin-1")
 
 
-#: a page's origin is checked against the front, its cookies are the front's, and a body has been read there
-_FOR_THE_FRONT = frozenset(
-    {"host", "authorization", "cookie", "origin", "referer", "content-length", "transfer-encoding", "expect"}
-)
+#: a page's origin is checked here, its cookies are the gateway's; what becomes of the connection is written anew
+_FOR_THE_GATEWAY = frozenset({"authorization", "cookie", "origin", "referer", "connection", "upgrade", "keep-alive"})
+_OF_BODIES = ("content-length", "transfer-encoding", "expect")
+_UPGRADE = (("Connection", "Upgrade"), ("Upgrade", "websocket"))
 
 
 class Splice:

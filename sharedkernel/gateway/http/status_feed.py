@@ -84,10 +84,11 @@ class StatusFeed:
         shortest, longest = _INTERVALS
         while self._watchers:
             try:
-                status: StatusDocument | FeedTrouble = await self._ask()
+                status: StatusDocument | dict[str, Any] = await self._ask()
             except SharedKernelError as error:
+                # `since` when there is no status, in seconds since 1970; None where nobody knows
                 since = getattr(error, "since", None)
-                status = FeedTrouble(message=str(error), reason=error.reason, since=since)
+                status = {"message": str(error), "reason": error.reason, "since": since}
             self._document = FeedText(status)
             for watcher in list(self._watchers):
                 watcher.show(self._document)
@@ -106,13 +107,20 @@ class StatusFeed:
             watcher.close(_CLOSE_CODE, "the gateway had an error, see its log")
 
 
-class FeedTrouble(msgspec.Struct, frozen=True, kw_only=True):
-    """An error in the place of a status document."""
+def document_for(status: StatusDocument, user: GatewayUser, about: str = "") -> StatusDocument:
+    """Return what *user* may see of a document; of one of several hosts no more than an answer has room for.
 
-    message: str
-    reason: str
-    #: since when there is none, in seconds since 1970; None where nobody knows
-    since: float | None = None
+    Parameters
+    ----------
+    status
+        Nothing hidden.
+    user
+        Who asks.
+    about
+        What it is to have in any case: the name of a host, a device, a user or a notebook.
+    """
+    visible = status if user.admin else status.visible_to(user.username)
+    return visible if visible.hosts is UNSET else excerpt(visible, user.username, about)
 
 
 class FeedText:
@@ -124,7 +132,7 @@ class FeedText:
         The document, nothing hidden.
     """
 
-    def __init__(self, status: StatusDocument | FeedTrouble) -> None:
+    def __init__(self, status: StatusDocument | dict[str, Any]) -> None:
         self._status = status
         self._texts: dict[tuple[str | None, bool], bytes] = {}
 
@@ -134,13 +142,11 @@ class FeedText:
         has_hosts = isinstance(status, StatusDocument) and status.hosts is not UNSET
         # An admin of a large cluster has a document of their own, too: it begins with their sessions.
         key = user.username if has_hosts or not user.admin else None
-        if isinstance(status, FeedTrouble):
+        if not isinstance(status, StatusDocument):
             key = None
         if (key, user.admin) not in self._texts:
-            if isinstance(status, StatusDocument):
-                status = status if user.admin else status.visible_to(user.username)
-                status = excerpt(status, user.username) if has_hosts else status
-            self._texts[key, user.admin] = msgspec.json.encode(status)
+            shown = document_for(status, user) if isinstance(status, StatusDocument) else status
+            self._texts[key, user.admin] = msgspec.json.encode(shown)
         return self._texts[key, user.admin]
 
 

@@ -14,7 +14,7 @@ import json
 import posixpath
 import re
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 from urllib.parse import unquote
 
@@ -28,8 +28,8 @@ from sharedkernel.gateway.auth.audit import AuditedHandler
 from sharedkernel.gateway.auth.identity import GatewayUser
 from sharedkernel.gateway.errors import ErrorResponseMixin
 from sharedkernel.gateway.fleet.executors import Executors
-from sharedkernel.gateway.http.request_guard import TOKEN_IN_ADDRESS
-from sharedkernel.gateway.http.splice import Splice, WebsocketRefused, shake_hands
+from sharedkernel.gateway.http.server import TOKEN_IN_ADDRESS
+from sharedkernel.gateway.http.splice import Splice, WebsocketRefused, request_head, shake_hands, uri_of
 from sharedkernel.jupyter.names import machine_digest
 
 #: requests that were joined to a user's server, by what they are about
@@ -38,8 +38,6 @@ _REQUESTS = Counter("sharedkernel_user_server_requests", "Requests for users' fi
 _SILENCE = 600.0
 #: seconds to have a server started and to connect to it, and for such a body to come
 _PATIENCE = 20.0
-#: for the gateway alone; the two that say what becomes of the connection are written anew
-_FOR_THE_GATEWAY = frozenset({"authorization", "cookie", "origin", "referer", "connection", "upgrade", "keep-alive"})
 _SENTENCE = b'{"message": "what serves your files and terminals has ended; try again.", "reason": "start"}'
 #: sent where the user's server ends without an answer
 _NO_ANSWER = (
@@ -51,27 +49,6 @@ _AUDITED_CHARACTERS = 500
 #: most bytes of a body that names another file
 _MOST_NAMES = 1 << 16
 _LOOKS = ("GET", "HEAD", "OPTIONS")
-
-
-def request_head(
-    method: str, uri: str, headers: Iterable[tuple[str, str]], own: Mapping[str, str], *, upgrades: bool
-) -> bytes:
-    """Return the head of a request as the user's server gets it; the body follows as it comes.
-
-    Parameters
-    ----------
-    method, uri, headers
-        Of the client's request.
-    own
-        Headers that take the place of the client's, if it sends these.
-    upgrades
-        Whether it may open a websocket.
-    """
-    dropped = _FOR_THE_GATEWAY | {name.lower() for name in own}
-    kept = [(name, value) for name, value in headers if name.lower() not in dropped] + list(own.items())
-    kept += [("Connection", "Upgrade"), ("Upgrade", "websocket")] if upgrades else [("Connection", "close")]
-    lines = [f"{method} {uri} HTTP/1.1", *(f"{name}: {value}" for name, value in kept), "\r\n"]
-    return "\r\n".join(lines).encode("latin-1")
 
 
 async def connect_here(executors: Executors, user: GatewayUser) -> tuple[IOStream, Mapping[str, str]]:
@@ -123,11 +100,10 @@ class UserServerHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
         if self.is_websocket and not upgrades:
             raise Refused("this address is for a websocket.", reason="bad_request")
         length = self._length_of_names()
-        uri = "/" + (self.request.uri or "").removeprefix(self.base_url)
         with self.settings["open_websockets"].place_for(self):
             server, own = await self._connect()
-            request = self.request
-            head = request_head(request.method or "", uri, request.headers.get_all(), own, upgrades=upgrades)
+            method, headers = self.request.method or "", self.request.headers.get_all()
+            head = request_head(method, uri_of(self), headers, own, upgrades=upgrades)
             _REQUESTS.labels(kind=self.switch).inc()
             if upgrades:  # what the client sends behind a request that is refused is another request, to be checked
                 self._record()

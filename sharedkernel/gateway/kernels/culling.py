@@ -15,7 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from enum import IntEnum
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from tornado.web import HTTPError
 
@@ -29,7 +29,7 @@ from sharedkernel.units import format_seconds
 
 log = logging.getLogger(__name__)
 
-#: seconds that one step of culling a session may take
+#: seconds that a session may take to be warned, offloaded or ended
 _TIMEOUT = 60.0
 
 
@@ -61,13 +61,6 @@ def stage(idle: float, after: float | None) -> CullStage:
     return next((due for due, share in _SHARES.items() if idle >= share * after), CullStage.NONE)
 
 
-class ShutDown(Protocol):
-    """Shuts a session down."""
-
-    async def __call__(self, kernel_id: str, *, linger: float | None = None, farewell: str | None = None) -> None:
-        """See :meth:`~sharedkernel.gateway.kernels.manager.SessionKernels.shut_down`."""
-
-
 class IdleCuller:
     """Warns, offloads and ends idle sessions.
 
@@ -93,7 +86,7 @@ class IdleCuller:
         registry: SessionRegistry,
         rules: FleetRules,
         status: Callable[[], Awaitable[StatusDocument]],
-        shut_down: ShutDown,
+        shut_down: Callable[..., Awaitable[None]],
         audit_log: AuditLog,
         *,
         unclaimed_seconds: float,
@@ -149,7 +142,7 @@ class IdleCuller:
         # One stage at each check, even if more are due (an admin has shortened the time, the gateway has restarted, the
         # machine was suspended): no session ends without a warning.
         due = self._done[session] = CullStage(done + 1)
-        self._begin(kernel, self._step_with_timeout(kernel, due, idle, after or 0.0))
+        self._begin(kernel, self._step(kernel, due, idle, after or 0.0))
 
     def _begin(self, kernel: SessionKernel, step: Coroutine[Any, Any, None]) -> None:
         session = kernel.session_id
@@ -168,36 +161,38 @@ class IdleCuller:
         if kernel.outputs.clients:  # it has just come
             return
         log.info("ending session %s of %s: its client is away for good", kernel.session_id, kernel.user)
-        try:
-            async with asyncio.timeout(_TIMEOUT):
-                farewell = "This session was ended: it was not used, and its client was away."
-                await self._shut_down(str(kernel.kernel_id), linger=0, farewell=farewell)
-        except (SharedKernelError, HTTPError, TimeoutError) as error:  # the next check tries again, if it is there
-            log.info("session %s: %s", kernel.session_id, str(error) or f"no answer in {_TIMEOUT:g} s")
-        else:
+        farewell = "This session was ended: it was not used, and its client was away."
+        ending = self._shut_down(str(kernel.kernel_id), linger=0, farewell=farewell)
+        if await succeeds(ending, f"session {kernel.session_id}"):  # else the next check tries again, if it is there
             self._audit_log.record("end unclaimed session", session=kernel.kernel_id, owner=kernel.user)
 
-    async def _step_with_timeout(self, kernel: SessionKernel, due: CullStage, idle: float, after: float) -> None:
-        session = kernel.session_id
-        try:
-            async with asyncio.timeout(_TIMEOUT):
-                await self._step(kernel, due, idle, after)
-        except (SharedKernelError, TimeoutError) as error:
-            log.info("session %s, idle for %.0f s: %s", session, idle, str(error) or f"no answer in {_TIMEOUT:g} s")
-            if due is CullStage.ENDED and self._done.get(session) is due:
-                self._done[session] = CullStage.OFFLOADED  # the next check tries again
-
     async def _step(self, kernel: SessionKernel, due: CullStage, idle: float, after: float) -> None:
-        if due is CullStage.WARNED:
-            await kernel.notify(
+        session = kernel.session_id
+        if due is CullStage.ENDED:
+            log.info("ending session %s of %s: idle for more than %g s", session, kernel.user, after)
+            farewell = f"This session was ended: nothing has run in it for {format_seconds(idle)}."
+            work = self._shut_down(str(kernel.kernel_id), linger=0, farewell=farewell)
+        elif due is CullStage.WARNED:
+            work = kernel.notify(
                 f"Nothing has run in this notebook for {format_seconds(idle)}. If nothing does, its memory is moved "
                 f"away after {format_seconds(_SHARES[CullStage.OFFLOADED] * after)}, and its session ends after "
                 f"{format_seconds(after)}, with all its variables."
             )
-        elif due is CullStage.OFFLOADED:
-            await kernel.offload()
         else:
-            log.info("ending session %s of %s: idle for more than %g s", kernel.session_id, kernel.user, after)
-            farewell = f"This session was ended: nothing has run in it for {format_seconds(idle)}."
-            await self._shut_down(str(kernel.kernel_id), linger=0, farewell=farewell)
+            work = kernel.offload()
+        has_succeeded = await succeeds(work, f"session {session}, idle for {idle:.0f} s")
+        if has_succeeded and due is CullStage.ENDED:
             self._audit_log.record("cull session", session=kernel.kernel_id, owner=kernel.user)
+        elif due is CullStage.ENDED and self._done.get(session) is due:
+            self._done[session] = CullStage.OFFLOADED  # the next check tries again
+
+
+async def succeeds(work: Awaitable[None], what: str) -> bool:
+    """Do *work* in time; log why it could not be done, after *what*."""
+    try:
+        async with asyncio.timeout(_TIMEOUT):
+            await work
+    except (SharedKernelError, HTTPError, TimeoutError) as error:
+        log.info("%s: %s", what, str(error) or f"no answer in {_TIMEOUT:g} s")
+        return False
+    return True

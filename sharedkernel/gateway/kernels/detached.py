@@ -21,7 +21,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from sharedkernel.errors import Refused, SessionNotFound, SharedKernelError
-from sharedkernel.gateway.channels.flow_control import TokenBucket
+from sharedkernel.gateway.channels.outputs import TokenBucket
 from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.registry import SessionRegistry

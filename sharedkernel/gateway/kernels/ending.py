@@ -1,18 +1,22 @@
-"""Ending sessions: after a shutdown or a restart a session stays for a while, unless it is ended for good.
+"""The ends of sessions: those that somebody asks for, and those that executors report.
+
+After a shutdown or a restart a session stays for a while, unless it is ended for good. A kernel whose process died gets
+another one, or is dropped.
 
 A cell that runs is interrupted first, as Jupyter's managers do: it would use the device for as long as its session
 stays. Whose session somebody else shuts down is told who, and how to have it back.
 
 A restart through a relay is the end of one session and the start of another. The one that ended stays for a while, as
 after a shutdown: its user may have restarted by mistake. But they did mean to free what it had, and to begin anew. So
-its memory has to move away (`executor/sessions/detached.py`), the new session does not tell of
-it, and of several restarts of a notebook the last one counts.
+its memory has to move away (`executor/sessions/detached.py`), the new session does not tell of it, and of several
+restarts of a notebook the last one counts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -23,11 +27,16 @@ from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.gateway.kernels.detached import DetachedSessions, EarlierSession
 from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.registry import SessionRegistry
+from sharedkernel.protocol import SessionDied
 from sharedkernel.system.tasks import BackgroundTasks
 from sharedkernel.units import format_seconds
 
+log = logging.getLogger(__name__)
+
 #: seconds in which an interrupted cell may end before its session is detached, and between two looks
 _PATIENCE, _LOOK_INTERVAL = 1.0, 0.02
+#: most reports kept for sessions that are being started, recovered or reattached
+_MAX_EARLY = 1000
 
 
 class SessionEnder:
@@ -97,19 +106,15 @@ class SessionEnder:
             self._detached.forget(ended.session)
             raise
         is_there = self._detached.get(ended.session) is not None  # one that has run nothing ends at once
-        if is_restarted and is_there:
-            self._end_restarted_before(ended)
+        if is_restarted and is_there:  # end what earlier restarts of the notebook have left
+            for earlier in self._detached.of_user(ended.user):
+                if earlier.is_restarted and earlier.notebook == ended.notebook and earlier.session != ended.session:
+                    self._tasks.spawn(self._detached.end(earlier))
         if not is_restarted:
             back = f"; `%shared attach` brings it back with its variables for another {format_seconds(seconds)}"
             why = farewell or f"This session was shut down{by}{back if is_there else ''}."
             later = farewell or (f"This session was shut down{by}." if by else "")
             _say_farewell(kernel, why, cell, later=later)
-
-    def _end_restarted_before(self, last: EarlierSession) -> None:
-        """End what earlier restarts of the notebook of *last* have left."""
-        for earlier in self._detached.of_user(last.user):
-            if earlier.is_restarted and earlier.notebook == last.notebook and earlier.session != last.session:
-                self._tasks.spawn(self._detached.end(earlier))
 
 
 def check_not_ended(registry: SessionRegistry, detached: DetachedSessions, kernel_id: str, user: str) -> None:
@@ -159,3 +164,65 @@ def _say_farewell(kernel: SessionKernel, why: str, cell: dict[str, Any], *, late
     kernel.reason, kernel.was_ended, kernel.farewell = why, True, later
     if later:
         kernel.outputs.show_end(why, cell)
+
+
+class ProcessEnds:
+    """Handles the reports of executors that a session's process has ended.
+
+    A report can come before its kernel follows that process. It is kept until the kernel does.
+
+    Parameters
+    ----------
+    registry
+        All kernels.
+    detached
+        Sessions that were shut down; one that ends is forgotten.
+    tasks
+        Runs what takes longer.
+    """
+
+    def __init__(self, registry: SessionRegistry, detached: DetachedSessions, tasks: BackgroundTasks) -> None:
+        self._registry = registry
+        self._detached = detached
+        self._tasks = tasks
+        #: reports of processes that no kernel followed when they came, by device, session and incarnation
+        self._early: dict[tuple[str, str, int], SessionDied] = {}
+
+    def on_died(self, device: str, report: SessionDied) -> None:
+        """Handle the end of a session's process; unless the end was asked for, another process is started.
+
+        Parameters
+        ----------
+        device
+            Of the executor that reports it.
+        report
+            Which process, and how it ended.
+        """
+        self._detached.forget(report.session)
+        kernel = self._registry.of_session(report.session, device)
+        if kernel is None or report.incarnation > kernel.incarnation:
+            # It is being started, recovered or reattached, or has no kernel at all.
+            self._early[device, report.session, report.incarnation] = report
+            if len(self._early) > _MAX_EARLY:
+                del self._early[next(iter(self._early))]
+        else:
+            self._tasks.spawn(self._handle(kernel, report))
+
+    def on_followed(self, kernel: SessionKernel) -> None:
+        """Handle the end of the process that *kernel* follows from now on, if its report came early."""
+        report = self._early.pop((kernel.device, kernel.session_id, kernel.incarnation), None)
+        if report is not None:
+            self._tasks.spawn(self._handle(kernel, report))
+
+    async def _handle(self, kernel: SessionKernel, report: SessionDied) -> None:
+        # A process that is being ended or replaced may end; but that may also fail, and leave the kernel with it.
+        await kernel.wait_until_settled()
+        is_registered = self._registry.find(str(kernel.kernel_id)) is kernel and kernel.has_kernel
+        if not is_registered or (kernel.session_id, kernel.incarnation) != (report.session, report.incarnation):
+            return
+        log.info("session %s of %s: %s", report.session, kernel.user, report.message)
+        if report.reason == "asked":
+            kernel.reason = report.message
+            self._registry.drop(kernel)
+        else:
+            await kernel.handle_death(report.message)

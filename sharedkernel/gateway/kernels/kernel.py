@@ -14,7 +14,7 @@ import contextlib
 import signal
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any
 
 import zmq
 from jupyter_client.connect import channel_socket_types, port_names
@@ -28,31 +28,12 @@ from sharedkernel.gateway.channels.replay import MissedRequests
 from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.jupyter.session_socket import SessionSocket
 from sharedkernel.jupyter.wire import MAX_OUTPUT_BYTES
-from sharedkernel.protocol import Limits, SessionRecord
+from sharedkernel.protocol import SessionRecord
 
 #: messages that wait in a socket's queue; each may be large
 _QUEUE = 16
 #: session states of the status document in which no cell is open
 IDLE_STATES = ("idle", "offloaded", "dead")
-
-
-class KernelOwner(Protocol):
-    """The manager of all kernels, as far as a kernel needs it."""
-
-    output_messages_per_second: float
-    output_bytes_per_second: float
-
-    def track_message_type(self, message_type: str) -> bool:
-        """Whether a message of this type counts as activity."""
-
-    def executor(self, device: str) -> ExecutorClient:
-        """Return the connection to the executor of *device*."""
-
-    def limits(self, user: str, device: str) -> Limits:
-        """Return *user*'s limits on *device*."""
-
-    def on_followed(self, kernel: SessionKernel) -> None:
-        """Handle that *kernel* follows another process now."""
 
 
 class SessionKernel(ServerKernelManager):
@@ -80,15 +61,15 @@ class SessionKernel(ServerKernelManager):
         self.is_attaching = False
         #: whether somebody has ended its session or shut it down, and what clients that reconnect later are told
         self.was_ended, self.farewell = False, ""
-        self.activity = KernelActivity(self._owner.track_message_type)
+        self.activity = KernelActivity(self._manager.track_message_type)
         self.last_activity = self.activity.last
         #: its published messages and its clients
         self.outputs = SessionOutputs(
             self.kernel_id,
             self.activity,
             self._publish_activity,
-            messages_per_second=self._owner.output_messages_per_second,
-            bytes_per_second=self._owner.output_bytes_per_second,
+            messages_per_second=self._manager.output_messages_per_second,
+            bytes_per_second=self._manager.output_bytes_per_second,
         )
         #: whether its client has been told of it
         self.is_known = True
@@ -98,12 +79,12 @@ class SessionKernel(ServerKernelManager):
         self.missed = MissedRequests(self.session)
 
     @property
-    def _owner(self) -> KernelOwner:
-        return cast("KernelOwner", self.parent)
+    def _manager(self) -> Any:
+        return self.parent
 
     @property
     def _executor(self) -> ExecutorClient:
-        return self._owner.executor(self.device)
+        return self._manager.executors[self.device]
 
     # --- the process --------------------------------------------------------------------------------------------------
 
@@ -141,7 +122,7 @@ class SessionKernel(ServerKernelManager):
         """
         record = await self._executor.start_session(
             self.session_id,
-            self._owner.limits(self.user, self.device),
+            self._manager.rules.limits(self.user, self.device),
             notebook=self.notebook,
             cwd=self.cwd,
             env=self.env,
@@ -263,7 +244,7 @@ class SessionKernel(ServerKernelManager):
             if self.session_id == session:
                 return None  # the user asked twice
             end_own = partial(self._executor.end_session, self.session_id)
-            record = await self._owner.executor(device).reclaim_session(
+            record = await self._manager.executors[device].reclaim_session(
                 session,
                 kernel=self.kernel_id,
                 notebook=self.notebook,
@@ -335,7 +316,7 @@ class SessionKernel(ServerKernelManager):
             client.open_channels()
         self.outputs.drop_backlog()
         self.start_restarter()
-        self._owner.on_followed(self)
+        self._manager.on_followed(self)
 
     def follows(self, record: SessionRecord) -> bool:
         """Whether it is connected to the process of *record*, and takes it for alive."""

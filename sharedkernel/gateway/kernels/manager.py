@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from jupyter_client.ioloop.restarter import AsyncIOLoopKernelRestarter
 from jupyter_server._tz import utcnow
@@ -27,24 +27,18 @@ from traitlets import Float, Integer, default
 from sharedkernel.errors import ExecutorUnavailable, Refused
 from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.auth.identity import GatewayUser, requesting_user
-from sharedkernel.gateway.auth.tickets import host_prefix
 from sharedkernel.gateway.channels.backlog import Backlog
 from sharedkernel.gateway.config.quotas import Quotas
-from sharedkernel.gateway.fleet.colours import UserColours
 from sharedkernel.gateway.fleet.executors import ONLY, Executors
-from sharedkernel.gateway.fleet.rules import FleetRules
+from sharedkernel.gateway.fleet.rules import FleetRules, UserColours
 from sharedkernel.gateway.kernels.culling import IdleCuller
-from sharedkernel.gateway.kernels.detached import DetachedSessions
-from sharedkernel.gateway.kernels.ending import SessionEnder
-from sharedkernel.gateway.kernels.kept_files import Farewells, OwnersFile
+from sharedkernel.gateway.kernels.detached import DetachedSessions, EarlierSession
+from sharedkernel.gateway.kernels.ending import ProcessEnds, SessionEnder
 from sharedkernel.gateway.kernels.kernel import SessionKernel
-from sharedkernel.gateway.kernels.process_ends import ProcessEnds
 from sharedkernel.gateway.kernels.recovery import SessionRecovery
-from sharedkernel.gateway.kernels.registry import SessionRegistry
+from sharedkernel.gateway.kernels.registry import Farewells, OwnersFile, SessionRegistry
 from sharedkernel.gateway.kernels.starting import SessionStarter
-from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.jupyter.names import KERNEL_NAME, kernel_of
-from sharedkernel.protocol import Limits
 from sharedkernel.status.document import Draining, StatusDocument
 from sharedkernel.system.tasks import BackgroundTasks
 
@@ -85,17 +79,6 @@ class Deployment:
     #: how the gateways of its cluster know each other, if it is in one
     peers: ClusterPeers | None = None
 
-    @property
-    def id_prefix(self) -> str:
-        """The prefix of the ids of kernels and notebook sessions."""
-        return host_prefix(self.host) if self.host else ""
-
-
-class DeploymentOwner(Protocol):
-    """The application that makes the kernel manager: Jupyter's server gives it nothing but itself."""
-
-    deployment: Deployment
-
 
 class SessionRestarter(AsyncIOLoopKernelRestarter):
     """Jupyter's restarter, which looks when a kernel asks it to, as executors report ends, and else rarely.
@@ -133,9 +116,10 @@ class SessionKernels(AsyncMappingKernelManager):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        deployment = cast("DeploymentOwner", self.parent).deployment
+        deployment = cast("Any", self.parent).deployment
         self._audit_log = deployment.audit_log
-        self.id_prefix = deployment.id_prefix
+        #: name of this host in its cluster; "": it is in none
+        self.host = deployment.host
         #: how far this gateway drains: it is about to stop, and starts no sessions; None: it does not
         self.draining: Draining | None = None
         tasks = self._tasks = BackgroundTasks()
@@ -174,21 +158,14 @@ class SessionKernels(AsyncMappingKernelManager):
             self.rules,
             self._make_kernel,
             self.shut_down,
-            host=deployment.host,
-            id_prefix=deployment.id_prefix,
+            self.host,
         )
 
-    @default("kernel_manager_class")
-    def _default_kernel_manager_class(self) -> str:
-        return "sharedkernel.gateway.kernels.kernel.SessionKernel"
-
-    @default("default_kernel_name")
-    def _default_default_kernel_name(self) -> str:
-        return KERNEL_NAME
-
-    @default("cull_interval")
-    def _default_cull_interval(self) -> int:
-        return 30
+    _default_kernel_manager_class = default("kernel_manager_class")(
+        lambda self: "sharedkernel.gateway.kernels.kernel.SessionKernel"
+    )
+    _default_default_kernel_name = default("default_kernel_name")(lambda self: KERNEL_NAME)
+    _default_cull_interval = default("cull_interval")(lambda self: 30)
 
     def connect(self) -> None:
         """Connect to the executors, and again whenever one comes back; needs a running event loop."""
@@ -196,14 +173,6 @@ class SessionKernels(AsyncMappingKernelManager):
         self.recovery.begin()
 
     # --- for the kernels, which have this manager as their parent -----------------------------------------------------
-
-    def executor(self, device: str) -> ExecutorClient:
-        """Return the connection to the executor of *device*."""
-        return self.executors[device]
-
-    def limits(self, user: str, device: str) -> Limits:
-        """Return *user*'s limits on *device*."""
-        return self.rules.limits(user, device)
 
     def on_followed(self, kernel: SessionKernel) -> None:
         """Handle that *kernel* follows another process now."""
@@ -229,19 +198,13 @@ class SessionKernels(AsyncMappingKernelManager):
         ExecutorUnavailable
             If that is not known yet.
         """
-        owner = self.owner(kernel_id)
-        if owner is None or not user.may_see(owner):
+        found = self.find(kernel_id)
+        if found is None or not user.may_see(found.user):
             self._raise_unknown(kernel_id)
 
-    def owner(self, kernel_id: str) -> str | None:
-        """Return the owner of a kernel or detached session; None when there is none."""
-        kernel = self.registry.find(kernel_id) or self.detached.get(kernel_id)
-        return None if kernel is None else kernel.user
-
-    def notebook(self, kernel_id: str) -> str | None:
-        """Return the path of the notebook of a kernel or detached session; None when there is none."""
-        kernel = self.registry.find(kernel_id) or self.detached.get(kernel_id)
-        return None if kernel is None else kernel.notebook
+    def find(self, kernel_id: str) -> SessionKernel | EarlierSession | None:
+        """Return a kernel or detached session; None when there is none."""
+        return self.registry.find(kernel_id) or self.detached.get(kernel_id)
 
     def _check_kernel_id(self, kernel_id: str) -> None:
         if kernel_id not in self:
@@ -264,7 +227,7 @@ class SessionKernels(AsyncMappingKernelManager):
             When it may lack some: an executor that had sessions of this user has not been reached yet. For a limited
             time, since it may never come back.
         """
-        if awaited := self.registry.awaited_by(user.username):
+        if awaited := self.registry.owners_file.awaited_by(user.username):
             raise ExecutorUnavailable(
                 f"the gateway has not reached {self.executors.describe(awaited)} yet, which had sessions of yours; try "
                 "again."

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.gateway.kernels.detached import DetachedSessions
 from sharedkernel.gateway.kernels.kernel import IDLE_STATES, SessionKernel
-from sharedkernel.gateway.kernels.registry import KernelFactory, SessionRegistry
+from sharedkernel.gateway.kernels.registry import SessionRegistry
 from sharedkernel.protocol import SessionRecord
 from sharedkernel.system.tasks import BackgroundTasks
 
@@ -55,7 +56,7 @@ class SessionRecovery:
         detached: DetachedSessions,
         executors: Executors,
         rules: FleetRules,
-        make_kernel: KernelFactory,
+        make_kernel: Callable[..., SessionKernel],
         tasks: BackgroundTasks,
         *,
         backlog_bytes: int,

@@ -12,24 +12,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any
-from uuid import uuid4
 
 from jupyter_server._tz import utcnow
 from jupyter_server.base.call_context import CallContext
 
 from sharedkernel.errors import ExecutorUnavailable, QuotaExceeded, Refused, SharedKernelError
 from sharedkernel.gateway.auth.identity import requesting_user
+from sharedkernel.gateway.auth.tickets import new_id
 from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.gateway.fleet.rules import FleetRules
-from sharedkernel.gateway.kernels.culling import ShutDown
 from sharedkernel.gateway.kernels.detached import DetachedSessions, EarlierSession
 from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.recovery import SessionRecovery
-from sharedkernel.gateway.kernels.registry import KernelFactory, SessionRegistry
+from sharedkernel.gateway.kernels.registry import SessionRegistry
 from sharedkernel.jupyter.names import HOST_VARIABLE, environment_of, kernel_of
 from sharedkernel.status.refusal_text import explain_session_limit
 
@@ -77,8 +76,6 @@ class SessionStarter:
         Ends a session.
     host
         Name of this host in its cluster, which its sessions are told; empty: it is in none.
-    id_prefix
-        What kernel ids begin with, in a cluster; at most 8 hexadecimal digits.
     """
 
     def __init__(
@@ -88,11 +85,9 @@ class SessionStarter:
         recovery: SessionRecovery,
         executors: Executors,
         rules: FleetRules,
-        make_kernel: KernelFactory,
-        shut_down: ShutDown,
-        *,
+        make_kernel: Callable[..., SessionKernel],
+        shut_down: Callable[..., Awaitable[None]],
         host: str,
-        id_prefix: str,
     ) -> None:
         self._registry = registry
         self._detached = detached
@@ -102,7 +97,6 @@ class SessionStarter:
         self._make_kernel = make_kernel
         self._shut_down = shut_down
         self._host = host
-        self._id_prefix = id_prefix
         #: number of sessions that are starting, by user and notebook
         self._num: Counter[tuple[str, str | None]] = Counter()
         #: the same by device
@@ -201,9 +195,7 @@ class SessionStarter:
         # Counted before the first await, so that parallel requests cannot exceed the limit together.
         self._num[user, notebook] += 1
         try:
-            self._check_number(user)
-            await self._end_abandoned_beyond_limit(user)
-            await self._end_detached_beyond_limit(user)
+            await self._make_room(user)
             return await self._start_somewhere(user=user, notebook=notebook, **session)
         finally:
             self._num[user, notebook] -= 1
@@ -236,7 +228,7 @@ class SessionStarter:
                 refusals[device] = refusal
 
     async def _start_on(self, device: str, *, user: str, **session: Any) -> str:
-        kernel_id = self._id_prefix + str(uuid4())[len(self._id_prefix) :]
+        kernel_id = new_id(self._host)
         self._num_on[device] += 1
         self._rules.colours.choose(user, _said_by_front(COLOUR_HEADER))
         try:
@@ -281,13 +273,13 @@ class SessionStarter:
         extra = sum(notebook is not None and num[notebook] > 1 for notebook in without_client)
         return num.total() - extra
 
-    def _check_number(self, user: str) -> None:
-        """Check that *user* may have the existing and starting sessions.
+    async def _make_room(self, user: str) -> None:
+        """End sessions to which nobody will come back, then detached ones, until *user* has no more than they may.
 
         Raises
         ------
         QuotaExceeded
-            When there are too many.
+            When there are too many others; nothing was ended then.
         """
         allowed = self._rules.quotas.max_sessions(user)
         if allowed is None:
@@ -295,25 +287,10 @@ class SessionStarter:
         existing = self.num_of(user) - 1
         if existing - len(self._abandoned(user)) >= allowed:
             raise QuotaExceeded(explain_session_limit(user, allowed, existing))
-
-    def _abandoned(self, user: str) -> list[SessionKernel]:
-        """Return the kernels of *user*'s to which nobody will come back."""
-        kernels = (kernel for kernel in self._registry.all() if kernel.user == user)
-        return [kernel for kernel in kernels if kernel.abandoned_seconds() is not None and not kernel.is_changing]
-
-    async def _end_abandoned_beyond_limit(self, user: str) -> None:
-        """End sessions to which nobody will come back until *user* has no more than they may."""
-        allowed = self._rules.quotas.max_sessions(user)
-        while allowed is not None and self.num_of(user) > allowed and (abandoned := self._abandoned(user)):
+        while self.num_of(user) > allowed and (abandoned := self._abandoned(user)):
             log.info("session %s of %s, whose client has gone, gives way", abandoned[0].session_id, user)
             await self._shut_down(str(abandoned[0].kernel_id), linger=0)
-
-    async def _end_detached_beyond_limit(self, user: str) -> None:
-        """End detached sessions of *user*, first shut down first, until no more are left than allowed."""
-        allowed = self._rules.quotas.max_sessions(user)
-        if allowed is None:
-            return
-        for earlier in self._detached.of_user(user):
+        for earlier in self._detached.of_user(user):  # the first that was shut down first
             detached = self._detached.of_user(user)
             num = self.num_of(user, detached)
             if num <= allowed:
@@ -322,3 +299,8 @@ class SessionStarter:
             if earlier in detached and self.num_of(user, [other for other in detached if other != earlier]) < num:
                 log.info("session %s of %s gives way to a new one", earlier.session, user)
                 await self._detached.end(earlier)
+
+    def _abandoned(self, user: str) -> list[SessionKernel]:
+        """Return the kernels of *user*'s to which nobody will come back."""
+        kernels = (kernel for kernel in self._registry.all() if kernel.user == user)
+        return [kernel for kernel in kernels if kernel.abandoned_seconds() is not None and not kernel.is_changing]

@@ -13,12 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jupyter_server.auth.decorator import authorized
-from tornado import web
-
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.audit import OLD_FILES
-from sharedkernel.gateway.http.handlers import GatewayHandler
+from sharedkernel.gateway.http.handlers import GatewayHandler, for_users
 
 #: bytes that are read from the end of the log at most, and entries that are returned at most
 MOST_BYTES, MOST_ENTRIES = 256 << 10, 500
@@ -55,7 +52,7 @@ def newest_entries(
             continue
         most_bytes -= read
         for entry in _entries(lines):
-            if _concerns(entry, wanted):
+            if any(wanted in str(entry.get(key) or "").casefold() for key in ("user", "owner")):
                 if len(found) == most:
                     return found, True
                 found.append(entry)
@@ -88,15 +85,10 @@ def _entries(lines: list[bytes]) -> Iterator[dict[str, Any]]:
             yield entry
 
 
-def _concerns(entry: dict[str, Any], wanted: str) -> bool:
-    return any(wanted in str(entry.get(key) or "").casefold() for key in ("user", "owner"))
-
-
 class AuditTailHandler(GatewayHandler):
     """``/sharedkernel/api/audit?user=ada&entries=50``: the newest entries of the audit log; for admins."""
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def get(self) -> None:
         """Return the entries, newest first."""
         self.check_admin("may read the audit log")

@@ -1,43 +1,200 @@
-"""Serves the page, signs people in and out, and says who they are."""
+"""The gateway's page: its frame, sign-in and sign-out, who somebody is, and live figures as server-sent events."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import html
 import json
 import os
 from http import HTTPStatus
-from typing import ClassVar, cast
+from pathlib import Path
+from typing import Any, ClassVar, cast
 
-from jupyter_server.auth.decorator import allow_unauthenticated, authorized
+from jupyter_server.auth.decorator import allow_unauthenticated
+from jupyter_server.base.handlers import JupyterHandler
 from jupyter_server.utils import url_path_join
 from tornado import web
+from tornado.iostream import StreamClosedError
 
 from sharedkernel._version import __version__
 from sharedkernel.errors import Refused
-from sharedkernel.gateway.auth.hub import HubUsers
-from sharedkernel.gateway.auth.hub_sign_in import SIGN_IN_SECONDS, PendingSignIn
-from sharedkernel.gateway.auth.identity import TokenOnlyIdentity, TokenUsers
-from sharedkernel.gateway.auth.page_sessions import LIFETIME
-from sharedkernel.gateway.errors import http_status
-from sharedkernel.gateway.http.handlers import KERNEL_ROUTE, GatewayHandler
-from sharedkernel.gateway.http.request_guard import SIGN_IN_PATH
+from sharedkernel.gateway.auth.audit import AuditedHandler
+from sharedkernel.gateway.auth.hub import SIGN_IN_SECONDS, HubUsers, PendingSignIn
+from sharedkernel.gateway.auth.identity import LIFETIME, GatewayUser, TokenOnlyIdentity, TokenUsers
+from sharedkernel.gateway.errors import ErrorResponseMixin, http_status
+from sharedkernel.gateway.http.handlers import KERNEL_ROUTE, GatewayHandler, for_users
+from sharedkernel.gateway.http.server import SIGN_IN_PATH
+from sharedkernel.gateway.http.status_feed import FeedText
 from sharedkernel.gateway.page.audit_tail import AuditTailHandler
-from sharedkernel.gateway.page.figures import FiguresHandler
-from sharedkernel.gateway.page.history import HistoryHandler
-from sharedkernel.gateway.page.page_handler import (
-    PAGE_POLICY,
-    STATIC,
-    TITLE,
-    PageHandler,
-    start_page_session,
-)
+from sharedkernel.gateway.page.history import HistoryHandler, TimelineHandler
 from sharedkernel.gateway.page.room_requests import AskForRoomHandler
-from sharedkernel.gateway.page.timeline import TimelineHandler
 from sharedkernel.gateway.page.wheel import PATH as WHEEL_PATH
 from sharedkernel.gateway.page.wheel import WheelHandler, installation
 
+#: what the browser runs and how it looks, built from `labextension/src/page/`
+STATIC = Path(__file__).parent / "static"
+_SCRIPT, _STYLE = "page.js", "page.css"
+#: the page loads nothing from elsewhere, runs nothing that is written into it, and is shown in no other page
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+TITLE = "Shared GPU"
+#: seconds without a document after which an event shows that the connection lives; the page waits for three
+_HEARTBEAT = 5.0
+#: seconds that a browser may take to read a document
+_PATIENCE = 60.0
 #: where a sign-in with JupyterHub begins; it ends at ``return`` below
 HUB_PATH = "sharedkernel/page/hub"
+
+
+class PageHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
+    """Base of what people see."""
+
+    auth_resource = "sharedkernel"
+
+    @property
+    def content_security_policy(self) -> str:
+        """The policy on what the browser may load and run."""
+        return PAGE_POLICY
+
+    def set_default_headers(self) -> None:
+        """Have nothing stored, and no address told to other sites."""
+        super().set_default_headers()
+        self.set_header("Cache-Control", "no-store")
+        self.set_header("Referrer-Policy", "same-origin")  # without any, the form has no origin either
+
+    @property
+    def identity(self) -> TokenOnlyIdentity:
+        """The identity provider."""
+        return cast("TokenOnlyIdentity", self.identity_provider)
+
+    def finish_page(self, body: str, *, script: str = "") -> None:
+        """Answer with a page.
+
+        Parameters
+        ----------
+        body
+            HTML.
+        script
+            Name of the script that it runs; empty: none.
+        """
+        static = html.escape(url_path_join(self.base_url, "sharedkernel/page/static"))
+        loaded = f'<script src="{static}/{script}"></script>' if script else ""
+        self.set_header("Content-Type", "text/html; charset=utf-8")
+        self.finish(
+            '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f'<meta name="color-scheme" content="light dark"><title>{TITLE}</title>'
+            f'<link rel="stylesheet" href="{static}/{_STYLE}"></head><body>{body}{loaded}</body></html>\n'
+        )
+
+    def finish_script(self, body: str, instead: str = "") -> None:
+        """Answer with a page that its script fills in.
+
+        Parameters
+        ----------
+        body
+            HTML.
+        instead
+            HTML that says what to do where no script runs.
+        """
+        if not (STATIC / _SCRIPT).is_file():
+            self.finish_page(
+                f'<main class="sk-SignIn"><h1>{TITLE}</h1><p>The page was not built: in a checkout, run '
+                f"<code>make labextension</code>. {instead}</p></main>"
+            )
+            return
+        self.finish_page(f"{body}<noscript>This page needs JavaScript. {instead}</noscript>", script=_SCRIPT)
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Answer with a page of one sentence."""
+        error = kwargs.get("exc_info", (None, None))[1]
+        sentence = ""
+        if isinstance(error, Refused):
+            self.set_status(http_status(error))
+            sentence = str(error)
+        if isinstance(error, web.HTTPError) and "_xsrf" in (error.log_message or ""):
+            sentence = "This form is too old, or your browser keeps no cookies; go back, load the page again and retry."
+        reason = sentence or f"{status_code}: {self._reason}."
+        self.finish_page(f'<main class="sk-SignIn"><h1>{TITLE}</h1><p>{html.escape(reason)}</p></main>')
+
+
+def start_page_session(handler: JupyterHandler, user: str, token: str) -> None:
+    """Sign *user* in on the page with the answer of *handler*; *token* is theirs."""
+    identity = cast("TokenOnlyIdentity", handler.identity_provider)
+    set_secret_cookie(handler, identity.page_cookie(handler.request), identity.page_sessions.start(user, token))
+
+
+def set_secret_cookie(handler: JupyterHandler, name: str, value: str, **options: Any) -> None:
+    """Set a cookie that no script reads, with other *options* of tornado's."""
+    options = {"path": handler.base_url, "samesite": "Lax", **options}
+    handler.set_cookie(name, value, httponly=True, secure=handler.request.protocol == "https", **options)
+
+
+class FiguresHandler(GatewayHandler):
+    """``/sharedkernel/page/figures``: sends the status document, as its user may see it, whenever it has changed.
+
+    While no executor answers, it sends ``{"message", "reason", "since"}`` instead. A browser that reads slowly misses
+    documents.
+    """
+
+    _track_activity = False
+
+    def initialize(self) -> None:
+        """Prepare to be shown documents."""
+        self._document: FeedText | None = None
+        self._changed = asyncio.Event()
+        self._is_closed = False
+
+    @for_users
+    async def get(self) -> None:
+        """Send documents until the browser is gone or its user's token is no longer good."""
+        feed = self.settings["status_feed"]
+        with self.settings["open_websockets"].place_for(self):
+            self.set_header("Content-Type", "text/event-stream")
+            self.set_header("Cache-Control", "no-store")
+            self.set_header("X-Accel-Buffering", "no")  # nginx would collect what it passes on
+            feed.add(self)
+            try:
+                # A closed or stuck connection: the browser connects again.
+                with contextlib.suppress(StreamClosedError, TimeoutError):
+                    await self._send_all()
+            finally:
+                feed.remove(self)
+
+    async def _send_all(self) -> None:
+        user, last = self.current_user, b""
+        assert isinstance(user, GatewayUser)
+        while not self._is_closed:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), _HEARTBEAT)
+            if self._changed.is_set():
+                self._changed.clear()
+                text = b"" if self._document is None else self._document.text_for(user)
+                if text == last:
+                    continue
+                last = text
+                self.write(b"data: " + text + b"\n\n")
+            else:
+                self.write(b"event: alive\ndata: 1\n\n")
+            await asyncio.wait_for(self.flush(), _PATIENCE)
+
+    def show(self, document: FeedText) -> None:
+        """Send *document* next."""
+        self._document = document
+        self._changed.set()
+
+    def close(self, code: int | None = None, reason: str | None = None) -> None:
+        """End the stream; *code* and *reason* are for websockets."""
+        self._is_closed = True
+        self._changed.set()
+
+    def on_connection_close(self) -> None:
+        """Stop: the browser is gone."""
+        super().on_connection_close()
+        self.close()
 
 
 class FrontPageHandler(PageHandler):
@@ -71,7 +228,7 @@ class SignInFormHandler(PageHandler):
         said = f'<p id="problem" role="alert">{html.escape(problem)}</p>' if problem else ""
         said += f'<p class="sk-Notice" role="status">{html.escape(why)}</p>' if why else ""
         form, hub = html.escape(url_path_join(self.base_url, SIGN_IN_PATH)), ""
-        if isinstance(self.identity, HubUsers) and self.identity.sign_in is not None:
+        if isinstance(self.identity, HubUsers) and self.identity.can_sign_in:
             begin = html.escape(url_path_join(self.base_url, HUB_PATH))
             hub = f'<p><a class="sk-Button" href="{begin}">Sign in with JupyterHub</a></p><p>Or with a token:</p>'
         self.finish_page(
@@ -137,19 +294,10 @@ class HubSignInHandler(SignInFormHandler):
     @allow_unauthenticated
     async def get(self) -> None:
         """Begin a sign-in."""
-        sign_in = self.hub_users.sign_in
-        assert sign_in is not None
+        users = self.hub_users
         pending = PendingSignIn.new()
-        self.set_cookie(
-            self.pending_cookie,
-            pending.cookie,
-            path=self.base_url,
-            max_age=SIGN_IN_SECONDS,
-            httponly=True,
-            samesite="Lax",
-            secure=self.request.protocol == "https",
-        )
-        self.redirect(sign_in.address(pending, self.redirect_uri))
+        set_secret_cookie(self, self.pending_cookie, pending.cookie, max_age=SIGN_IN_SECONDS)
+        self.redirect(users.sign_in_address(pending, self.redirect_uri))
 
     @property
     def hub_users(self) -> HubUsers:
@@ -161,7 +309,7 @@ class HubSignInHandler(SignInFormHandler):
             404, where nobody signs in with a hub.
         """
         identity = self.identity
-        if not isinstance(identity, HubUsers) or identity.sign_in is None:
+        if not isinstance(identity, HubUsers) or not identity.can_sign_in:
             raise web.HTTPError(HTTPStatus.NOT_FOUND)
         return identity
 
@@ -214,11 +362,10 @@ class SignOutHandler(GatewayHandler):
 
     actions: ClassVar[dict[str, str]] = {"POST": "sign out"}
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def post(self) -> None:
         """End it, and have its cookie forgotten."""
-        identity = cast("TokenOnlyIdentity", self.identity_provider)
+        identity = self.identity
         if key := identity.page_session_key(self.request):
             identity.page_sessions.end(key)
         self.clear_cookie(identity.page_cookie(self.request), path=self.base_url)
@@ -242,9 +389,9 @@ class MeHandler(GatewayHandler):
                 {
                     "user": user.username,
                     "admin": user.admin,
-                    "auth": _kind_of(cast("TokenOnlyIdentity", self.identity_provider)),
+                    "auth": _kind_of(self.identity),
                     "version": __version__,
-                    **install.as_json(),  # it asks for the token
+                    **install._asdict(),  # it asks for the token
                 }
             )
         )
@@ -255,11 +402,10 @@ class TokenHandler(GatewayHandler):
 
     actions: ClassVar[dict[str, str]] = {"POST": "make token"}
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def post(self) -> None:
         """Return a new token; those that the user has stay good."""
-        identity = cast("TokenOnlyIdentity", self.identity_provider)
+        identity = self.identity
         token = identity.make_token(self.current_user.username, made_with=identity.get_token(self) or "")
         self.set_header("Cache-Control", "no-store")
         self.finish(json.dumps({"token": token}))
@@ -274,15 +420,8 @@ class StaticHandler(web.StaticFileHandler):
         self.set_header("Content-Security-Policy", PAGE_POLICY)
         self.set_header("Cache-Control", "no-cache")
 
-    @allow_unauthenticated
-    async def head(self, path: str) -> None:
-        """Return what is known of a file."""
-        await super().head(path)
-
-    @allow_unauthenticated
-    async def get(self, path: str, include_body: bool = True) -> None:
-        """Return a file."""
-        await super().get(path, include_body)
+    head = allow_unauthenticated(web.StaticFileHandler.head)
+    get = allow_unauthenticated(web.StaticFileHandler.get)
 
 
 def _kind_of(identity: TokenOnlyIdentity) -> str:

@@ -1,22 +1,26 @@
-"""The last hour of each device: memory in use, by user as well, and utilisation, in steps of ten seconds."""
+"""The last hour of each device: its use in steps of ten seconds, and timelines of sessions that people zoom into."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any, cast
 
-from jupyter_server.auth.decorator import authorized
+import msgspec
 from msgspec import UNSET
-from tornado import web
 
-from sharedkernel.errors import SharedKernelError
-from sharedkernel.gateway.http.handlers import GatewayHandler
+from sharedkernel.errors import Refused, SharedKernelError
+from sharedkernel.gateway.fleet.executors import Executors, ask_each
+from sharedkernel.gateway.http.handlers import GatewayHandler, for_users
 from sharedkernel.status.document import DeviceEntry, DeviceStatus, StatusDocument, UserOnDevice, UserStatus
 from sharedkernel.status.figures import MEMORY
+from sharedkernel.status.timeline import DeviceTimeline, TimelineWindow
 
 #: seconds between two values, and how many are kept
 STEP_SECONDS, NUM_STEPS = 10.0, 360
@@ -24,6 +28,10 @@ STEP_SECONDS, NUM_STEPS = 10.0, 360
 _MAX_USERS, _MAX_TOLD = 32, 8
 #: seconds between two looks until a device is there
 _FIRST_SECONDS = 1.0
+#: seconds that an executor may take to answer
+_TIMEOUT = 5.0
+#: requests that wait for others, of one user and of all; further ones are refused
+_MAX_OF_USER, _MAX_WAITING = 8, 256
 
 
 @dataclass(slots=True)
@@ -93,14 +101,10 @@ class UsageHistory:
             history.utilisation.extend([None] * self._num_steps)
         for name, history in self._devices.items():
             device = found.get(name)
-            if device is None:
-                history.used_bytes.append(None)
-                history.utilisation.append(None)
-                history.record_users({})
-                continue
-            history.capacity_bytes = device.capacity_bytes or history.capacity_bytes
-            history.used_bytes.append(device.used_bytes)
-            history.utilisation.append(None if device.utilisation is UNSET else device.utilisation)
+            utilisation = None if device is None or device.utilisation is UNSET else device.utilisation
+            history.capacity_bytes = (device and device.capacity_bytes) or history.capacity_bytes
+            history.used_bytes.append(None if device is None else device.used_bytes)
+            history.utilisation.append(utilisation)
             history.record_users(users.get(name, {}))
         self._num_steps = min(self._num_steps + 1, NUM_STEPS) if self._devices else 0
         self._end = now
@@ -138,8 +142,87 @@ def _users_by_device(document: StatusDocument) -> dict[str, dict[str, int]]:
 class HistoryHandler(GatewayHandler):
     """``/sharedkernel/api/history``: the last hour of each device."""
 
-    @web.authenticated
-    @authorized
+    @for_users
     def get(self) -> None:
         """Return the values of all devices, which every user may see."""
         self.finish(self.settings["usage_history"].to_json())
+
+
+class TimelineRequests:
+    """Asks executors for timelines, one after the other: a long window takes an executor some milliseconds."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        #: requests that wait or are answered, by who asks
+        self._waiting: Counter[str] = Counter()
+
+    async def ask(
+        self, executors: Executors, window: TimelineWindow, user: str | None, *, asker: str
+    ) -> dict[str, DeviceTimeline]:
+        """Return the timeline of each device whose executor answers.
+
+        Parameters
+        ----------
+        executors
+            The devices.
+        window
+            Which time.
+        user
+            Whose notebooks may be named; None: everybody's.
+        asker
+            Who asks.
+
+        Raises
+        ------
+        Refused
+            When too many requests wait: of who asks, or of all.
+        SharedKernelError
+            When no executor answers.
+        """
+        if self._waiting[asker] >= _MAX_OF_USER or self._waiting.total() >= _MAX_WAITING:
+            raise Refused("too many timelines are asked for at this moment; try again.", reason="too_many_requests")
+        self._waiting[asker] += 1
+        try:
+            async with self._lock:
+                found, _ = await ask_each(
+                    executors, executors, lambda executor: executor.timeline(window, user), seconds=_TIMEOUT
+                )
+        finally:
+            self._waiting[asker] -= 1
+            self._waiting = +self._waiting
+        if not found:
+            raise executors.unavailable()
+        return found
+
+
+class TimelineHandler(GatewayHandler):
+    """``/sharedkernel/api/timeline?seconds=150&columns=300&end=TIME``: what sessions did; ``end`` is now by default."""
+
+    @for_users
+    async def get(self) -> None:
+        """Return the timeline of each device, in which only admins see the names of others' notebooks."""
+        window = TimelineWindow(
+            seconds=self._number("seconds", 150.0),
+            columns=int(self._number("columns", 300.0)),
+            end=self._number("end", None),
+        )
+        self.finish(msgspec.json.encode({"devices": await self.devices(window)}))
+
+    async def devices(self, window: TimelineWindow) -> list[dict[str, Any]]:
+        """Return the timeline of each device, with its name."""
+        user = self.current_user
+        requests: TimelineRequests = self.settings["timeline_requests"]
+        found = await requests.ask(
+            self.manager.executors, window, None if user.admin else cast("str", user.username), asker=user.username
+        )
+        return [{"device": name or None, **msgspec.structs.asdict(timeline)} for name, timeline in found.items()]
+
+    def _number(self, name: str, default: Any) -> Any:
+        text = self.get_query_argument(name, None)
+        if text is None:
+            return default
+        with contextlib.suppress(ValueError):
+            value = float(text)
+            if math.isfinite(value):
+                return value
+        raise Refused(f"`{name}` is {text!r}; it should be a number.", reason="bad_request")

@@ -10,16 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import msgspec
-from jupyter_server.auth.decorator import authorized
-from tornado import web
 
 from sharedkernel.errors import Refused
-from sharedkernel.gateway.http.handlers import GatewayHandler
-from sharedkernel.gateway.kernels.kernel import SessionKernel
-from sharedkernel.gateway.kernels.manager import kernel_manager_of
+from sharedkernel.gateway.http.handlers import GatewayHandler, for_users
 from sharedkernel.shortage import LEAST_ROOM
 from sharedkernel.status.document import RoomRequest, SessionStatus, StatusDocument
 
@@ -142,13 +138,11 @@ class AskForRoomHandler(GatewayHandler):
 
     actions: ClassVar[dict[str, str]] = {"POST": "ask for room"}
 
-    @web.authenticated
-    @authorized
+    @for_users
     async def post(self, kernel_id: str) -> None:
         """Ask, once for a session that waits; return who was asked."""
-        manager = kernel_manager_of(self)
-        session = cast("SessionKernel", manager.get_kernel(kernel_id)).session_id
-        status = await manager.status()
+        session = self.kernel(kernel_id).session_id
+        status = await self.manager.status()
         requests: RoomRequests = self.settings["room_requests"]
         asked = requests.ask(session, status)
         self.set_status(HTTPStatus.OK)

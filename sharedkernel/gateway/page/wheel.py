@@ -19,7 +19,7 @@ import zipfile
 from http import HTTPStatus
 from importlib import metadata
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jupyter_server.auth.decorator import allow_unauthenticated
 from jupyter_server.base.handlers import JupyterHandler
@@ -117,21 +117,13 @@ def _name_in_wheel(file: PurePosixPath, stem: str) -> str | None:
 
 
 class Installation(NamedTuple):
-    """The way to connect a machine."""
+    """The way to connect a machine, in the names that the page's scripts read."""
 
-    command: str
+    install_command: str
     #: it has to be run in a checkout
     needs_checkout: bool
     #: it trusts the gateway's certificate by its fingerprint, since nothing else says that it is to be trusted
     checks_fingerprint: bool
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as the page's scripts read it."""
-        return {
-            "install_command": self.command,
-            "needs_checkout": self.needs_checkout,
-            "checks_fingerprint": self.checks_fingerprint,
-        }
 
 
 async def installation(handler: JupyterHandler, *options: str) -> Installation:

@@ -18,8 +18,8 @@ from tornado.testing import bind_unused_port
 from tornado.web import Application
 from tornado.websocket import WebSocketClientConnection, WebSocketHandler, websocket_connect
 
-from sharedkernel.gateway.channels.client_writer import ClientWriter
-from sharedkernel.gateway.channels.flow_control import OutputFlow
+from sharedkernel.gateway.channels.client_protocol import ClientWriter
+from sharedkernel.gateway.channels.outputs import OutputFlow
 from sharedkernel.gateway.channels.user_bytes import UserBudgets
 from sharedkernel.gateway.http.websocket_registry import JupyterPingMixin
 

@@ -14,7 +14,7 @@ from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.websocket import websocket_connect
 
 from sharedkernel.gateway.auth.tickets import Purpose, TicketKey, host_prefix
-from sharedkernel.gateway.hosts.registration import HOST_HEADER, PATH, HostRegistration
+from sharedkernel.gateway.hosts.registration import HOST_HEADER, PATH, keep_registered
 from sharedkernel.gateway.hosts.summary import DeviceSummary, HostSummary
 from sharedkernel.gateway.tls import peer_context
 from tests.gateway.client import Client
@@ -33,7 +33,7 @@ async def registered(cluster: Cluster, summarize: Callable[[], Awaitable[HostSum
     """Register a third host, h3, at the first front, and have it forgotten afterwards."""
     front = f"http://127.0.0.1:{cluster.ports[0]}"
     key = TicketKey.of_host(SECRET.encode(), "h3")
-    task = asyncio.create_task(HostRegistration([front], key, summarize, peer_context("", "", "")).keep())
+    task = asyncio.create_task(keep_registered(front, key, summarize, peer_context("", "", "")))
     try:
         yield
     finally:

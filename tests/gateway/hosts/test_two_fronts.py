@@ -20,7 +20,7 @@ from tornado.web import Application
 from tornado.websocket import WebSocketHandler
 
 from sharedkernel.gateway.auth.tickets import TicketKey, host_prefix
-from sharedkernel.gateway.hosts.registration import HostRegistration
+from sharedkernel.gateway.hosts.registration import keep_registered
 from sharedkernel.gateway.hosts.summary import HostSummary
 from sharedkernel.gateway.tls import peer_context
 from sharedkernel.local_stack import free_port
@@ -88,7 +88,8 @@ async def stub_host(cluster: Cluster) -> AsyncIterator[None]:
 
     urls = [f"http://127.0.0.1:{port}" for port in cluster.ports]
     key = TicketKey.of_host(SECRET.encode(), "stub")
-    task = asyncio.create_task(HostRegistration(urls, key, summarize, peer_context("", "", "")).keep())
+    context = peer_context("", "", "")
+    task = asyncio.gather(*(keep_registered(url, key, summarize, context) for url in urls))
     try:
         for front in range(len(urls)):
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from sharedkernel.gateway.auth.page_sessions import PageSessions
+from sharedkernel.gateway.auth.identity import PageSessions
 from sharedkernel.gateway.auth.tokens import TokenFile
 from sharedkernel.gateway.page.handlers import STATIC
 from tests.gateway.client import PATIENCE, Client

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sharedkernel.gateway.kernels.kept_files import OwnersFile
+from sharedkernel.gateway.kernels.registry import OwnersFile
 
 BOTH = ("host", "host:1")
 

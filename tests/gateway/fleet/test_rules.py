@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sharedkernel.gateway.fleet.colours import COLOURS, UserColours
+from sharedkernel.gateway.fleet.rules import COLOURS, UserColours
 from tests.gateway.conftest import Stack, run
 
 #: prints what widgets are shown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import generate_latest
 
-from sharedkernel.gateway.http.metrics import DeviceMetrics
+from sharedkernel.gateway.http.health import DeviceMetrics
 from sharedkernel.status.document import DeviceStatus, StatusDocument
 
 

@@ -6,7 +6,7 @@ import psutil
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharedkernel.gateway.channels.flow_control import TokenBucket
+from sharedkernel.gateway.channels.outputs import TokenBucket
 from tests.gateway.conftest import Stack
 
 MIB = 1024**2

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from sharedkernel.client.gateway.files import part_of
-from sharedkernel.files.uploads import remove_old_parts
+from sharedkernel.files.app import remove_old_parts
 
 
 def test_old_parts_go(tmp_path: Path) -> None:
