@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
-from jupyter_client.connect import ConnectionFileMixin
+from jupyter_client.client import KernelClient
 from jupyter_client.session import Session as MessageSession
 from jupyter_events import EventLogger
 from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
@@ -160,11 +160,13 @@ class Recorder:
         if spec is None or _RELAY not in spec.argv:
             return
         before = self._forget(kernel_id)
-        # Not Jupyter's stream, which takes three turns of the event loop for each message.
-        plain: zmq.Socket[bytes] = zmq.Socket.shadow(ConnectionFileMixin.connect_iopub(manager))
+        # Not Jupyter's stream, which takes three turns of the event loop for each message. Nor a shadow of the socket
+        # that the manager makes: once a shadow is closed, what it shadowed closes whoever has its address by then.
+        client = KernelClient(context=zmq.Context.shadow(manager.context))
+        client.load_connection_info(manager.get_connection_info())
         kernel = self._followed[kernel_id] = _Kernel(
             records=self._new_records(kernel_id),
-            socket=SessionSocket(plain, "iopub"),
+            socket=SessionSocket(client.connect_iopub(), "iopub"),
             on_died=lambda: self._on_died(kernel_id, kernel),
             ports=list(manager.ports),
         )
