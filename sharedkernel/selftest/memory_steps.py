@@ -93,7 +93,7 @@ def shared_memory() -> None:
     handle = driver.create(size)
     descriptor = driver.export(handle)
     written = os.urandom(size)
-    expect(_exchange(driver, descriptor, size, written) is not None, "")
+    _exchange(driver, descriptor, size, written)
     send(ours, {"size": size}, [descriptor])
     found, _ = receive(ours)
     expect(found.get("found") == zlib.crc32(written), "a process reads other bytes than another one wrote")

@@ -341,7 +341,7 @@ default_handlers: list[Any] = [
     (rf"/api/sessions/{sessions._session_id_regex}", ForwardedHandler),
     (r"/api/kernelspecs(?:/[^/]+)?", ForwardedHandler),
     (r"/sharedkernel/api/status", handlers.StatusHandler),
-    (rf"/sharedkernel/api/sessions/{_KERNEL}/(?:offload|attach|ask-for-room)", ForwardedHandler),
+    (rf"/sharedkernel/api/sessions/{_KERNEL}/(?:offload|end-programs|attach|ask-for-room)", ForwardedHandler),
     (r"/sharedkernel/api/quotas", FrontQuotasHandler),
     (r"/sharedkernel/api/policy", FrontPolicyHandler),
     (r"/sharedkernel/api/events", StatusFeedHandler),

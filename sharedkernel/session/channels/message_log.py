@@ -22,7 +22,7 @@ from typing import Any
 
 from jupyter_client.session import DELIM
 
-#: bytes kept unless the executor names another limit
+#: bytes kept
 DEFAULT_LIMIT = 8 << 20
 #: most clients of which it is known since when they are there
 _MOST_CLIENTS = 64

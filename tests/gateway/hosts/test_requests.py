@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import signal
 import ssl
 from collections.abc import AsyncIterator
@@ -21,9 +22,12 @@ from sharedkernel.gateway.auth.identity import GatewayUser
 from sharedkernel.gateway.config.quotas import Quotas
 from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.gateway.hosts.front import Front
+from sharedkernel.gateway.hosts.handlers import default_handlers as front_handlers
 from sharedkernel.gateway.hosts.registry import ClusterHosts, Host, HostAway
 from sharedkernel.gateway.hosts.requests import HostRequests, HostUnreached
 from sharedkernel.gateway.hosts.summary import HostSummary
+from sharedkernel.gateway.http.handlers import KERNEL_ROUTE, default_handlers
+from sharedkernel.gateway.page.handlers import default_handlers as page_handlers
 from sharedkernel.local_stack import free_port
 from tests.gateway.conftest import wait_for
 from tests.gateway.hosts.conftest import HOSTS, Cluster
@@ -71,6 +75,16 @@ async def host(name: str) -> AsyncIterator[Host]:
 @pytest.fixture
 def requests() -> HostRequests:
     return HostRequests(b"the secret of this cluster is long enough", ssl.create_default_context())
+
+
+def test_a_front_passes_on_whatever_is_done_to_a_session() -> None:
+    """A host's routes for one session are a front's, too."""
+    kernel = "0a1b2c3d-0a1b-4c3d-8a1b-0a1b2c3d4e5f"
+    on_a_host = [pattern.replace(KERNEL_ROUTE, kernel) for pattern, *_ in (*default_handlers, *page_handlers)]
+    fronts = [re.compile(f"{pattern}$") for pattern, *_ in front_handlers]
+    actions = [path for path in on_a_host if path.startswith("/sharedkernel/api/sessions/")]
+    assert len(actions) > 3
+    assert [path for path in actions if not any(front.match(path) for front in fronts)] == []
 
 
 async def test_a_request_that_was_not_sent_may_be_sent_to_another_host(requests: HostRequests) -> None:
