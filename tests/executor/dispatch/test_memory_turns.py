@@ -94,7 +94,9 @@ async def test_an_endless_cell_keeps_its_memory_from_nobody(cell: str, small: Ex
             assert (await waiting).text == expected
             assert (await executor.session(holder))["offloads"] > moved
             await until(is_under_way, "the endless cell is back", 2 * PATIENCE)
-        assert all(seconds is None or 0 <= seconds < 60 for seconds in told)
+        known = [seconds for seconds in told if seconds is not None]
+        assert known
+        assert all(0 <= seconds < 60 for seconds in known)
         await executor.client.signal_session(holder.session, 2)
         assert (await endless).error == "KeyboardInterrupt"
         outcome = await holder.run("print(steps if 'steps' in globals() else int(seconds * 100)); print(total())")
