@@ -257,7 +257,8 @@ class ExecutorService:
         adopted = await self._supervisor.start()
         attained: defaultdict[str, float] = defaultdict(float)
         for process in adopted:
-            attained[process.user or ""] += process.attained
+            if not process.ended.is_set():  # else its service is its user's alone
+                attained[process.user or ""] += process.attained
         past = self._totals.read()
         self._controller.users.recall(past.users if past is not None else (), attained)
         for process in adopted:

@@ -186,8 +186,12 @@ class WarmParents:
             When its log cannot be written.
         """
         path = self._directory / environment.socket
-        with contextlib.suppress(OSError):
-            return self._add(environment, connect(str(path), protocol.FromWarmParent))
+        try:
+            connection = connect(str(path), protocol.FromWarmParent)
+        except OSError:  # nobody listens there
+            pass
+        else:
+            return self._add(environment, connection)
         log_path = self._directory / LOGS_DIRECTORY / f"{path.stem.replace('warm', 'warm_parent')}.log"
         try:
             log_file = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -207,11 +211,14 @@ class WarmParents:
             )
         deadline = time.monotonic() + _START_TIMEOUT
         while True:
-            with contextlib.suppress(OSError):
-                return self._add(environment, connect(str(path), protocol.FromWarmParent))
-            if child.poll() is not None or time.monotonic() > deadline:
-                raise ExecutorUnavailable(f"{_MODULE} did not start; see {log_path}.")
-            await asyncio.sleep(0.01)
+            try:
+                connection = connect(str(path), protocol.FromWarmParent)
+            except OSError:
+                if child.poll() is not None or time.monotonic() > deadline:
+                    raise ExecutorUnavailable(f"{_MODULE} did not start; see {log_path}.") from None
+                await asyncio.sleep(0.01)
+            else:
+                return self._add(environment, connection)
 
     def _add(self, environment: Environment, connection: PacketSocket) -> None:
         connection.set_timeout(0)

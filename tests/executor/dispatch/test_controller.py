@@ -9,6 +9,7 @@ import pytest
 from sharedkernel import protocol
 from sharedkernel.executor.devices.host import HostLimits
 from sharedkernel.executor.dispatch.controller import SessionController
+from sharedkernel.executor.dispatch.users import Users, UserTotals
 from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.workload import WorkloadHistory
 from sharedkernel.protocol import Device, Limits, Memory
@@ -35,6 +36,15 @@ async def runs(pid: int) -> bool:
 HELLO = protocol.SessionHello(
     version=protocol.PROTOCOL_VERSION, process="ada", pid=0, connection={}, memory=MEMORY, data_bytes=0
 )
+
+
+def test_who_does_not_come_keeps_what_they_had() -> None:
+    """The file is written whole: whoever is away is in it as before."""
+    users, away = Users(), UserTotals(user="ada", attained=2.0, iterations=3, peak_bytes=4)
+    users.recall([away], {})
+    users.set_limits(Limits(user="grace"))
+    first, second = users.totals({}).users
+    assert (first, second.user) == (away, "grace")
 
 
 @pytest.mark.parametrize(

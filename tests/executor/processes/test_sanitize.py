@@ -140,12 +140,13 @@ _SPOIL = (
 )
 
 
-async def test_a_page_full_of_lies_harms_nobody_else(process: ExecutorProcess) -> None:
+@pytest.mark.parametrize("value", [(1 << 63) - 1, -(1 << 63)])
+async def test_a_page_full_of_lies_harms_nobody_else(process: ExecutorProcess, value: int) -> None:
     """It cannot be cut off, others compute and allocate as before, and its own service is measured all the same."""
     async with Executor(process) as executor:
         limits = Limits(user="liar", quota_bytes=100 * MIB)
         liar, other = await executor.notebook("liar", limits=limits), await executor.notebook("grace")
-        outcome = await liar.run(_SPOIL.format(first=2, value=(1 << 63) - 1))
+        outcome = await liar.run(_SPOIL.format(first=2, value=value))
         assert outcome.text == "sealed\n" * 3, outcome
         train = "import torch; x = torch.ones(1 << 24); sum((x * 2).sum().item() for _ in range(20))"
         assert (await other.run(train)).text == f"{20 * 2.0 * (1 << 24)}"
