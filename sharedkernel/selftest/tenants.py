@@ -27,7 +27,7 @@ from sharedkernel.device_memory.store import LaneStore
 from sharedkernel.ipc.seqpacket import receive_packet
 from sharedkernel.selftest.lane_process import LANE, empty, make_lane_memory
 from sharedkernel.selftest.training import Training
-from sharedkernel.system.processes import fork_child
+from sharedkernel.system.processes import end_process, fork_child
 
 LANE_BYTES = 64 * MIB
 _MAX_BYTES = 1 << 20
@@ -405,9 +405,10 @@ def _fork(others: Sequence[socket.socket]) -> tuple[int, socket.socket]:
             send(theirs, {"done": None})
             tenant.run()
         except BaseException as error:
+            traceback.print_exc()  # before the answer: who gets it may end, and this process with it
             with contextlib.suppress(OSError):
                 send(theirs, {"failed": str(error) or type(error).__name__})
-            raise
+            end_process(1)
 
     pid = fork_child(be_tenant)
     theirs.close()

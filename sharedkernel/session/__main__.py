@@ -18,11 +18,12 @@ def main(arguments: str, message: str) -> None:
     with open(int(message), "rb") as file:
         [assign] = protocol.Decoder(protocol.ToSession, most=protocol.MAX_ANSWER_BYTES).feed(file.read())
     # Not before: user modules must not be imported from the notebook's folder.
-    from sharedkernel.session.kernel import app
     from sharedkernel.session.kernel.restart import Launch
 
     launch = Launch(**json.loads(arguments))
     os.set_inheritable(launch.page_descriptor, False)
+    from sharedkernel.session.kernel import app  # imports what may start processes
+
     app.prepare()
     app.run(launch, assign=assign)
 

@@ -229,6 +229,8 @@ class SpliceHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
     @ws_authenticated
     async def get(self, **_: str) -> None:
         """Join the websocket to the host's; returns when it is closed."""
+        if self.request.headers.get("Upgrade", "").lower() != "websocket":  # nor may a page's cookie open one
+            raise Refused("this address is for a websocket.", reason="bad_request")
         front: Front = self.settings["front"]
         host, user = await self.find_host(), cast("Any", self.current_user)
         headers, own = self.request.headers.get_all(), front.requests.headers(host, user)

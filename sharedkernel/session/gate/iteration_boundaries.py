@@ -305,7 +305,7 @@ def _notify(owner: type, name: str, note: Callable[[Any], None], *, first: bool 
     original = getattr(owner, name)
     # Where torch has wrapped the method to keep Dynamo out, it is called without that wrapper and its frame: our own
     # wrapper keeps Dynamo out of the method and of *note*.
-    function = getattr(original, "__wrapped__", original)
+    function = original if first else getattr(original, "__wrapped__", original)
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -9,7 +9,7 @@ section was measured to have (*needed*) is no prediction, and counts against the
 A release in the middle of an iteration splits nothing: how much of its peak stays is known only when the iteration, or
 its section, has ended. The figures until then are provisional.
 
-Meters measure, and record what they measured in :class:`MemoryFigures`, its only writers. A meter's thread that samples
+Meters measure, and record it in :class:`MemoryFigures`, the only writer of the figures. A meter's thread that samples
 does so through :meth:`MemoryFigures.sampled`, which drops a sample that came too late.
 """
 

@@ -6,8 +6,8 @@ elsewhere stays: the memory of CUDA graphs themselves, and of pools of the user'
 
 A storage is copied out, resized to nothing and, when it comes back, resized and filled again. Tensors, views,
 gradients and what autograd saved go on to share it and notice nothing. Its address changes, though, so nothing moves
-where something may have remembered one: a CUDA graph, or a library that can share torch's memory. Copies go through
-pageable memory, so it is not the fastest way. Not yet run on a GPU.
+where something may have remembered one: a CUDA graph, or a library that can share torch's memory. Storages are
+copied through pageable memory, so theirs is not the fastest way; it has not yet run on a GPU.
 """
 
 from __future__ import annotations

@@ -49,6 +49,8 @@ async def test_a_hung_session_outlives_its_executor_and_a_session(apart: ApartEx
         await asyncio.to_thread(apart.start)
         await executor.connect()
         assert [record.pid for record in await executor.client.sessions()] == [hung.record.pid]
+        await executor.replace()  # the one after it as well, though the hung one greeted neither
+        assert [record.pid for record in await executor.client.sessions()] == [hung.record.pid]
         assert (await (await executor.notebook(GRACE)).run("1 + 1")).text == "2"
         os.kill(hung.record.pid, signal.SIGCONT)
         assert (await hung.run("float(x.sum())")).text == "15.0"

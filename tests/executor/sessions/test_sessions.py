@@ -154,6 +154,7 @@ async def test_quota_raises_out_of_memory_with_figures_and_loses_nothing(process
     [
         ("import os; os._exit(3)", "exited by itself with code 3"),
         ("import ctypes; ctypes.string_at(0)", "SIGSEGV"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "the machine had run out of memory"),
     ],
 )
 async def test_a_crash_is_told_and_touches_nobody_else(process: ExecutorProcess, code: str, expected: str) -> None:

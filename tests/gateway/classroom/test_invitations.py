@@ -115,6 +115,9 @@ async def test_a_thief_of_a_code_keeps_nothing(stack: Stack) -> None:
     tokens.append((await thief.request("POST", "/sharedkernel/page/token")).body["token"])
     kernel = await Client(stack.gateway_url, tokens[0]).start()
     again = (await ada.request("POST", CLASS, {"users": ["maria"], "replaces": True})).body["codes"]
+    entries = (await ada.request("GET", "/sharedkernel/api/audit?user=ada")).body["entries"]
+    invited = next(entry for entry in entries if entry["action"] == "invite to class")
+    assert (invited["users"], invited["replaces"]) == (["maria"], True)
     for token in tokens:
         assert (await Client(stack.gateway_url, token).request("GET", "/api/kernels")).status == 403
     assert (await thief.request("GET", "/sharedkernel/page/me")).status == 401

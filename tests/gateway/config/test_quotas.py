@@ -71,6 +71,8 @@ def test_one_value_that_was_put_can_be_withdrawn() -> None:
         ({"users": {"ada": {"memory": "120%"}}}, ("users", "ada", "memory"), "more than the whole device"),
         ({"groups": {"x": {"share": 0}}}, ("groups", "x", "share"), "write a number above 0"),
         ({"default": {"sessions": -1}}, ("default", "sessions"), "write a whole number from 0"),
+        ({"default": {"share": True}}, ("default", "share"), "write a number above 0"),
+        ({"default": {"sessions": 1.5}}, ("default", "sessions"), "write a whole number from 0"),
         ({"default": {"priority": "high"}}, ("default", "priority"), "write a whole number"),
         ({"default": {"cull_after": "soon"}}, ("default", "cull_after"), "is not a duration"),
         ({"default": {"colour": 1}}, ("default", "colour"), "the keys are memory, share"),
@@ -100,5 +102,8 @@ def test_values_have_units_and_defaults() -> None:
     assert [quotas.cull_after(user) for user in ("linus", "ada")] == [600.0, None]
     assert [quotas.max_sessions(user) for user in ("linus", "ada")] == [MOST_SESSIONS, None]
     assert quotas.explain("linus")["sessions"] == {"value": MOST_SESSIONS, "source": BUILT_IN}
-    with pytest.raises(ConfigError, match="write a"):
-        Quotas({}, {"class": "ada"})
+    with pytest.raises(QuotaError, match="write a dictionary"):
+        Quotas("8GiB")
+    for groups in (["ada"], {"class": "ada"}, {"class": [1]}):
+        with pytest.raises(ConfigError, match="write a"):
+            Quotas({}, groups)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from tornado.httpclient import HTTPClientError
 
 from sharedkernel.gateway.auth.tickets import host_prefix
 from tests.gateway.client import Answer, Client
@@ -376,3 +377,13 @@ def test_a_cordoned_host_gets_no_sessions_and_loses_none(cluster: Cluster) -> No
 
 async def _both(hosts: Callable[[int], Awaitable[dict[str, Any]]], what: str) -> bool:
     return all([(await hosts(front))["h2"][what] for front in (0, 1)])
+
+
+async def test_a_websocket_that_its_host_refuses_is_refused_with_its_reason(cluster: Cluster) -> None:
+    """Not left open."""
+    unknown = host_prefix("h1") + "-1111-4111-8111-111111111111"
+    with pytest.raises(HTTPClientError) as refused:
+        await cluster.client("grace").attach(unknown).open()
+    assert refused.value.code == 404
+    assert refused.value.response is not None
+    assert b"404" in refused.value.response.body

@@ -30,3 +30,6 @@ async def test_ports_of_all_hosts_are_reached_through_a_front(cluster: Cluster) 
             assert await reader.read() == b"over the front"
             writer.close()
         assert "no program of yours listens on port" in await refusal(grace, port)
+    ada.headers |= {"Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version": "13"}
+    answer = await ada.request("GET", f"/sharedkernel/api/ports/{ports['h1']}")
+    assert (answer.status, answer.body["reason"]) == (400, "bad_request")

@@ -43,7 +43,7 @@ async def test_nothing_is_kept_of_a_body_without_a_right_token(stack: Stack) -> 
     assert (await grace.request("GET", "/api/kernels")).status == 200
     before = gateway.memory_info().rss
     wrong = "sk-01234567-wrong"
-    async with unfinished(stack, 50, "", bytes(MIB - 1)), unfinished(stack, 50, wrong, bytes(MIB - 1)):
+    async with unfinished(stack, 100, "", bytes(MIB - 1)), unfinished(stack, 100, wrong, bytes(MIB - 1)):
         assert (await grace.request("GET", "/api/kernels")).status == 200
         assert gateway.memory_info().rss - before < 30 * MIB
 

@@ -192,6 +192,16 @@ def test_more_is_allowed_at_once_and_less_from_the_next_grant_on(session: Sessio
         torch.allocate(2 * GIB)
 
 
+def test_an_allowance_binds_where_pages_come_from(session: Session) -> None:
+    """Torch itself has no limit then; the pages have."""
+    torch, meter, pages = session.torch, session.meter, FakePages()
+    meter.allow(Allowance(limit_bytes=2 * GIB, quota_bytes=8 * GIB, others_bytes=0, capacity_bytes=100 * GIB))
+    meter.count_pages(pages)
+    meter.grant_began()
+    assert pages.limit_bytes == 2 * GIB
+    torch.allocate(3 * GIB)
+
+
 def test_the_users_own_peaks_stay_theirs(session: Session) -> None:
     """`torch.cuda.max_memory_allocated` and its reset work as without a meter that resets peaks all the time."""
     torch, meter, memory = session.torch, session.meter, session.torch.cuda.memory
