@@ -167,9 +167,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         try:
             sys.stdout.flush()
-        except (
-            BrokenPipeError
-        ):  # it is standard output that was closed, as by `head`; nothing is written there any more
+        except BrokenPipeError:
+            # It is standard output that was closed, as by `head`; nothing is written there any more.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
         raise

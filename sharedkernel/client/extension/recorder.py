@@ -162,7 +162,8 @@ class Recorder:
         before = self._forget(kernel_id)
         # Not Jupyter's stream, which takes three turns of the event loop for each message. Nor a shadow of the socket
         # that the manager makes: once a shadow is closed, what it shadowed closes whoever has its address by then.
-        client = KernelClient(context=zmq.Context.shadow(manager.context))
+        # Nor one of the manager's context, whose end would wait for it.
+        client = KernelClient(context=zmq.Context.instance())
         client.load_connection_info(manager.get_connection_info())
         kernel = self._followed[kernel_id] = _Kernel(
             records=self._new_records(kernel_id),
