@@ -131,7 +131,7 @@ def read_samples(path: Path | str) -> list[float]:
         rows = _rows(path, lines, required=("duration",))
         samples = [_Row(path, number, row, 1.0).number("duration", above=0.0) for number, row in rows]
     if not samples:
-        raise TraceError(f"the samples' file {path} has no row below the line of column names.")
+        raise TraceError(f"the samples {path} have no row below the line of column names.")
     return samples
 
 
