@@ -13,7 +13,7 @@ import ctypes
 import gc
 
 #: seconds from one time to the next
-_INTERVAL = 60.0
+_INTERVAL = 300.0
 
 
 def trim() -> None:
