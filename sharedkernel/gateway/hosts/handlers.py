@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
+import time
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any, ClassVar, cast
+from urllib.parse import urlencode
 
 import msgspec
 from jupyter_server.auth.decorator import allow_unauthenticated, ws_authenticated
@@ -31,13 +36,15 @@ from sharedkernel.gateway.http.ports import ports_of
 from sharedkernel.gateway.http.splice import Splice, WebsocketRefused, open_websocket, request_head, uri_of
 from sharedkernel.gateway.http.status_feed import StatusFeedHandler
 from sharedkernel.gateway.page.audit_tail import AuditTailHandler
-from sharedkernel.gateway.page.history import TimelineHandler
+from sharedkernel.gateway.page.history import STEP_SECONDS, TimelineHandler
 from sharedkernel.status.timeline import TimelineWindow
 
 #: headers of a host's answer that its client gets
 _ANSWERED = ("Content-Type", "Location", "Retry-After", "Cache-Control")
 #: headers of a client's request that a host gets
 _ASKED = ("Content-Type", "Accept", "User-Agent")
+#: most devices whose last hour a page gets, as many as a status document has of a large cluster
+_MAX_HISTORIES = 64
 
 
 class FrontHandler(handlers.GatewayHandler):
@@ -311,6 +318,105 @@ class FrontTimelineHandler(TimelineHandler):
         ]
 
 
+class FrontHistoryHandler(FrontHandler):
+    """``/sharedkernel/api/history``: the last hour of the devices of all hosts, at most :data:`_MAX_HISTORIES`."""
+
+    @handlers.for_users
+    async def get(self) -> None:
+        """Return the values of all devices that answer, which every user may see: asked for once for all pages."""
+        asked, answer = self.settings.get("front_history", (-math.inf, None))
+        if answer is None or time.monotonic() > asked + STEP_SECONDS:
+            answer = asyncio.ensure_future(self._ask())
+            self.settings["front_history"] = (time.monotonic(), answer)
+        self.finish(await asyncio.shield(answer))
+
+    async def _ask(self) -> str:
+        hosts, left = {}, _MAX_HISTORIES
+        for host in self.front.hosts.answering():
+            left -= len(host.devices)
+            if left >= 0:
+                hosts[host.name] = host
+        answers = await self.front.requests.fetch_all(hosts.values(), self.current_user, uri_of(self))
+        devices = [
+            {**device, "name": _device_name(hosts[name], device["name"] if len(answer["devices"]) > 1 else None)}
+            for name, answer in sorted(answers.items())
+            for device in answer["devices"]
+        ]
+        end = max((answer["end"] for answer in answers.values()), default=0.0)
+        return json.dumps({"end": end, "step_seconds": STEP_SECONDS, "devices": devices})
+
+
+class FrontShelvesHandler(FrontHandler):
+    """``/sharedkernel/api/shelves``, ``/USER`` and ``/USER/NAME`` there: the entries on the shelves of all hosts."""
+
+    @web.authenticated
+    async def get(self, user: str = "", name: str = "") -> None:
+        """Return the entries that the hosts list, and a sentence for each host and device that does not answer."""
+        hosts = {host.name: host for host in self.front.hosts.all()}
+        away = {name: host.why_away() for name, host in hosts.items() if not host.is_answering}
+        shelves: list[dict[str, Any]] = []
+        for name, answer in (await self._ask([hosts[name] for name in hosts if name not in away], "GET", "")).items():
+            if isinstance(answer, HostAway):
+                away[name] = str(answer)
+            elif answer.code == HTTPStatus.SERVICE_UNAVAILABLE:
+                away[name] = json.loads(answer.body)["message"]
+            elif answer.code != HTTPStatus.OK:  # a user's mistake, which all hosts refuse
+                self.pass_on(answer)
+                return
+            else:
+                body = json.loads(answer.body)
+                away |= {_device_name(hosts[name], device): why for device, why in body["away"].items()}
+                shelves += [
+                    {**shelf, "device": _device_name(hosts[name], shelf["device"])} for shelf in body["shelves"]
+                ]
+        shelves.sort(key=lambda shelf: (shelf["user"], shelf["device"]))
+        self.finish(json.dumps({"shelves": shelves, "away": away}))
+
+    @web.authenticated
+    async def delete(self, user: str, name: str = "") -> None:
+        """Remove entries of a user on all hosts; with ``?device=HOST/DEVICE`` on that device only."""
+        wanted = self.get_query_argument("device", "")
+        named, _, device = wanted.partition("/")
+        hosts = {host.name: host for host in ([self.front.hosts.find(named)] if wanted else self.front.hosts.all())}
+        for host in hosts.values():
+            if not host.is_answering:
+                hint = "" if wanted else " (`device` names one of another host to do it there)"
+                raise HostAway(f"nothing was taken off{hint}: {host.why_away()}")
+            if [each.id for each in host.devices] == [wanted]:
+                device = ""  # a host's only one has no name there
+        answers = await self._ask(hosts.values(), "DELETE", f"?{urlencode({'device': device})}" if device else "")
+        for answer in answers.values():
+            if isinstance(answer, HostAway):
+                raise answer
+        # one that has no such entry refuses, which matters where none has
+        given = cast("dict[str, HTTPResponse]", answers)
+        worst = max(
+            given.values(),
+            key=lambda answer: (answer.code >= HTTPStatus.INTERNAL_SERVER_ERROR, answer.code == HTTPStatus.OK),
+        )
+        if worst.code != HTTPStatus.OK:
+            self.pass_on(worst)
+            return
+        done = {name: json.loads(answer.body) for name, answer in given.items() if answer.code == HTTPStatus.OK}
+        removed = [
+            {**entry, "device": _device_name(hosts[name], entry["device"])}
+            for name, body in done.items()
+            for entry in body["removed"]
+        ]
+        used = sum(body["used_bytes"] for body in done.values())
+        self.finish(json.dumps({"user": user, "removed": removed, "used_bytes": used}))
+
+    async def _ask(self, hosts: Iterable[Host], method: str, query: str) -> dict[str, HTTPResponse | HostAway]:
+        self.front.any_host()
+        path = uri_of(self).partition("?")[0]
+        return await self.front.requests.fetch_from_each(hosts, self.current_user, method, path + query)
+
+
+def _device_name(host: Host, device: str | None) -> str:
+    """Return what the status calls a host's *device*; None: its only one."""
+    return f"{host.name}/{device}" if device else str(next((each.id for each in host.devices), host.name))
+
+
 class FrontAuditTailHandler(AuditTailHandler):
     """``/sharedkernel/api/audit``: the newest entries of the front's audit log and of its hosts'."""
 
@@ -352,6 +458,10 @@ default_handlers: list[Any] = [
     (r"/sharedkernel/api/hosts", HostsHandler),
     (r"/sharedkernel/api/hosts/([A-Za-z0-9.-]+)", HostHandler),
     (r"/sharedkernel/api/timeline", FrontTimelineHandler),
+    (r"/sharedkernel/api/history", FrontHistoryHandler),
+    (r"/sharedkernel/api/shelves", FrontShelvesHandler),
+    (r"/sharedkernel/api/shelves/(?P<user>[^/]+)", FrontShelvesHandler),
+    (r"/sharedkernel/api/shelves/(?P<user>[^/]+)/(?P<name>[^/]+)", FrontShelvesHandler),
     (r"/sharedkernel/api/audit", FrontAuditTailHandler),
     (PATH, RegistrationHandler),
     (r"/healthz", HealthHandler),

@@ -76,6 +76,14 @@ async def test_sessions_are_on_all_hosts_and_every_front_knows_them(cluster: Clu
     timelines = (await grace.request("GET", "/sharedkernel/api/timeline?seconds=3600")).body["devices"]
     ran = {(entry["device"], row["session"]) for entry in timelines for row in entry["rows"]}
     assert set(kernels.items()) <= ran
+
+    async def have_histories() -> bool:
+        history = (await grace.request("GET", "/sharedkernel/api/history")).body
+        return [entry["name"] for entry in history["devices"] if entry["used_bytes"]] == [
+            f"{host}/host" for host in HOSTS
+        ]
+
+    await until(have_histories)
     audited = (await cluster.client("ada").request("GET", "/sharedkernel/api/audit?user=grace")).body["entries"]
     started = {(entry["host"], entry["session"]) for entry in audited if entry["action"] == "start session"}
     assert set(kernels.items()) <= started

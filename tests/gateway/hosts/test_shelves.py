@@ -14,13 +14,14 @@ import pytest
 from tests.gateway.client import Client
 from tests.gateway.conftest import run, wait_for
 from tests.gateway.devices import until
-from tests.gateway.hosts.conftest import Cluster
+from tests.gateway.hosts.conftest import HOSTS, Cluster
 from tests.gateway.hosts.test_front import execute, host_of, start_on_both
 
 pytestmark = pytest.mark.heavy
 
 IMPORT = "import torch; from sharedkernel import shelf\n"
 HOST = "/sharedkernel/api/hosts/h2"
+SHELVES = "/sharedkernel/api/shelves"
 
 
 async def h2(cluster: Cluster) -> Any:
@@ -69,6 +70,34 @@ def whole(cluster: Cluster) -> Iterator[Cluster]:
     run(cluster.client("ada").request("PUT", HOST, {"cordoned": False}))
     for host in cluster.hosts.values():
         run(host.client("ada").request("DELETE", "/sharedkernel/api/shelves/grace"))
+
+
+async def test_shelves_of_all_hosts_are_listed_and_emptied_through_a_front(whole: Cluster) -> None:
+    grace = whole.client("grace")
+    kernels = await start_on_both(grace)
+    for kernel in kernels.values():
+        await execute(grace, kernel, IMPORT + "shelf['model'] = torch.ones(3)")
+    listed = (await grace.request("GET", SHELVES)).body
+    assert listed["away"] == {}
+    found = [
+        (shelf["user"], shelf["device"], [each["name"] for each in shelf["entries"]]) for shelf in listed["shelves"]
+    ]
+    assert found == [("grace", f"{host}/host", ["model"]) for host in HOSTS]
+    linus = whole.client("linus")
+    assert (await linus.request("GET", SHELVES)).body["shelves"] == []
+    assert (await linus.request("DELETE", f"{SHELVES}/grace/model")).status == 403
+    assert (await grace.request("DELETE", f"{SHELVES}/grace/model?device=h9/host")).status == 404
+
+    async def devices(path: str) -> list[str]:
+        answer = await grace.request("DELETE", f"{SHELVES}/grace{path}")
+        assert answer.status == 200, answer
+        return [entry["device"] for entry in answer.body["removed"]]
+
+    assert await devices("/model?device=h2/host") == ["h2/host"]
+    assert await devices("/model") == ["h1/host"]
+    assert (await grace.request("DELETE", f"{SHELVES}/grace/model")).status == 404
+    for kernel in kernels.values():
+        await grace.end(kernel)
 
 
 async def test_a_shelf_stays_on_a_host_that_is_drained(whole: Cluster) -> None:
