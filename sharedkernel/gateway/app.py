@@ -90,39 +90,21 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         "ip": "ServerApp.ip",
         "port": "ServerApp.port",
         "config": "JupyterApp.config_file",
-        "runtime-dir": "SharedKernelGateway.runtime_dir",
-        "state-dir": "SharedKernelGateway.state_dir",
-        "identity": "SharedKernelGateway.identity",
-        "tokens-file": "SharedKernelGateway.tokens_file",
         "certfile": "ServerApp.certfile",
         "keyfile": "ServerApp.keyfile",
         "base-url": "ServerApp.base_url",
-        "cluster-key": "SharedKernelGateway.cluster_key",
-        "fronts": "SharedKernelGateway.fronts",
-        "host-name": "SharedKernelGateway.host_name",
-        "host-key": "SharedKernelGateway.host_key",
         "log-level": "Application.log_level",
-        "log-style": "SharedKernelGateway.log_style",
-        "audit-file": "SharedKernelGateway.audit_file",
+        **{
+            name.replace("_", "-"): f"SharedKernelGateway.{name}"
+            for name in JupyterDefaults.class_trait_names(option=True)
+        },
     }
     flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        "front": (
-            {"SharedKernelGateway": {"front": True}},
-            "Be a front of a cluster of several hosts: have no executors, forward requests to the hosts.",
-        ),
         "debug": ({"Application": {"log_level": 10}}, "Log everything."),
-        "check-config": (
-            {"SharedKernelGateway": {"check_config": True}},
-            "Print what is wrong with the configuration, one sentence for each fault, and start nothing.",
-        ),
-        "drain": (
-            {"SharedKernelGateway": {"drain": True}},
-            "Stop the running gateway once its cells have ended; it starts no new sessions. Sessions run on.",
-        ),
-        "cancel": (
-            {"SharedKernelGateway": {"cancel_drain": True}},
-            "With --drain: have a gateway that drains serve on.",
-        ),
+        **{
+            trait.metadata["flag"]: ({"SharedKernelGateway": {name: True}}, trait.help)
+            for name, trait in JupyterDefaults.class_traits(flag=bool).items()
+        },
     }
 
     kernel_manager: SessionKernels
