@@ -116,7 +116,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
 
     #: this host in its cluster, if it is in one
     _member: HostMember | None = None
-    _lock: GatewayLock | None = None
+    _lock: GatewayLock
     _background: Sequence[asyncio.Task[None]] = ()
     _drain: asyncio.Task[None] | None = None
 
@@ -355,8 +355,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
     async def _post_start(self) -> None:
         self.kernel_manager.connect()
         self.kernel_manager.start_culling(unclaimed_seconds=self.unclaimed_seconds)
-        if self._lock is not None:
-            self._lock.publish_port(self.port)
+        self._lock.publish_port(self.port)
         work: list[Coroutine[Any, Any, None]]
         work = [watch_loop_lag(), self._close_revoked(), self._log_absent_executors(), keep_trimmed()]
         if self._member is not None:
@@ -418,13 +417,11 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
 
     def _show_draining(self, draining: Draining | None) -> None:
         self.kernel_manager.draining = draining
-        if self._lock is not None:
-            self._lock.publish_port(self.port, draining)
+        self._lock.publish_port(self.port, draining)
 
     def stop(self, from_signal: bool = False) -> None:
         """Stop serving; sessions run on."""
-        if self._lock is not None:
-            self._lock.announce_end()
+        self._lock.announce_end()
         super().stop(from_signal)
 
     async def cleanup_kernels(self) -> None:
@@ -434,6 +431,4 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             task.cancel()
         cast("TokenOnlyIdentity", self.identity_provider).close()
         await self.kernel_manager.executors.close()
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        self._lock.release()
