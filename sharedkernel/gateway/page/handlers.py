@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import html
 import json
 import os
+import secrets
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -20,7 +22,7 @@ from tornado.iostream import StreamClosedError
 from sharedkernel._version import __version__
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.audit import AuditedHandler
-from sharedkernel.gateway.auth.hub import SIGN_IN_SECONDS, HubUsers, PendingSignIn
+from sharedkernel.gateway.auth.hub import SIGN_IN_SECONDS, HubUsers, state_of
 from sharedkernel.gateway.auth.identity import LIFETIME, GatewayUser, TokenOnlyIdentity, TokenUsers
 from sharedkernel.gateway.errors import ErrorResponseMixin, http_status
 from sharedkernel.gateway.http.handlers import KERNEL_ROUTE, GatewayHandler, for_users
@@ -295,9 +297,9 @@ class HubSignInHandler(SignInFormHandler):
     async def get(self) -> None:
         """Begin a sign-in."""
         users = self.hub_users
-        pending = PendingSignIn.new()
-        set_secret_cookie(self, self.pending_cookie, pending.cookie, max_age=SIGN_IN_SECONDS)
-        self.redirect(users.sign_in_address(pending, self.redirect_uri))
+        verifier = secrets.token_urlsafe(32)
+        set_secret_cookie(self, self.pending_cookie, verifier, max_age=SIGN_IN_SECONDS)
+        self.redirect(users.sign_in_address(verifier, self.redirect_uri))
 
     @property
     def hub_users(self) -> HubUsers:
@@ -333,9 +335,9 @@ class HubReturnHandler(HubSignInHandler):
     async def get(self) -> None:
         """Start a page session for who has signed in at the hub."""
         users, address = self.hub_users, self.request.remote_ip or ""
-        pending = PendingSignIn.from_cookie(self.get_cookie(self.pending_cookie, ""))
+        verifier, state = self.get_cookie(self.pending_cookie) or "", self.get_query_argument("state", "")
         self.clear_cookie(self.pending_cookie, path=self.base_url)
-        if pending is None or not pending.has_state(self.get_query_argument("state", "")):
+        if not (verifier and hmac.compare_digest(state_of(verifier).encode(), state.encode())):
             sentence = "This sign-in is too old, or began in another browser, or yours keeps no cookies; try again."
             self.show_form(sentence, HTTPStatus.FORBIDDEN)
             return
@@ -343,7 +345,7 @@ class HubReturnHandler(HubSignInHandler):
             self.show_form(f"JupyterHub has not signed you in ({refusal[:200]}).", HTTPStatus.FORBIDDEN)
             return
         try:
-            found = await users.user_for_code(self.get_query_argument("code", ""), pending, self.redirect_uri, address)
+            found = await users.user_for_code(self.get_query_argument("code", ""), verifier, self.redirect_uri, address)
         except Refused as refused:
             self.show_form(f"{refused}", http_status(refused))
             return
