@@ -46,13 +46,18 @@ def refusal_in(error: BaseException | None) -> SharedKernelError | None:
     return None
 
 
-def _write(handler: web.RequestHandler, refusal: SharedKernelError) -> str:
-    """Set status and headers for *refusal*, and return the body."""
+def set_refused(handler: web.RequestHandler, refusal: SharedKernelError) -> None:
+    """Count *refusal*, and set its status and headers."""
     _REFUSALS.labels(reason=refusal.reason).inc()
     handler.set_status(http_status(refusal))
-    handler.set_header("Content-Type", "application/json")
     if (retry_after := getattr(refusal, "retry_after", None)) is not None:
         handler.set_header("Retry-After", str(max(1, round(retry_after))))
+
+
+def _write(handler: web.RequestHandler, refusal: SharedKernelError) -> str:
+    """Set status and headers for *refusal*, and return the body."""
+    set_refused(handler, refusal)
+    handler.set_header("Content-Type", "application/json")
     return json.dumps({"message": str(refusal), "reason": refusal.reason})
 
 
