@@ -59,23 +59,16 @@ class AuditLog:
         directory
             Where it is if that is empty.
         """
+        if name == "none":
+            return cls(None)
         path = Path(name).expanduser() if name else directory / "audit.jsonl"
-        audit_log = cls(None if name == "none" else path)
-        audit_log.check()
-        return audit_log
-
-    def check(self) -> None:
-        """Log an error if the file cannot be written; called at the start."""
-        if self.path is None:
-            return
         try:
-            os.close(_open(self.path))
+            os.close(_open(path))
         except OSError as error:
             log.error(
-                "the audit log %s cannot be written (%s); name another file with --audit-file.",
-                self.path,
-                error.strerror,
+                "the audit log %s cannot be written (%s); name another file with --audit-file.", path, error.strerror
             )
+        return cls(path)
 
     def record(self, action: str, **details: Any) -> None:
         """Write an action of the current request's user; outside of requests, of the gateway itself.
