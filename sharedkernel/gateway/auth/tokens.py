@@ -303,12 +303,6 @@ def salted_hash(salt: str, secret: str) -> str:
 _PAUSE = 60.0
 
 
-class _Uses(msgspec.Struct):
-    """The content of the file of last uses."""
-
-    used: dict[str, str]
-
-
 def _use_path(tokens_file: Path) -> Path:
     return tokens_file.parent / f"{tokens_file.stem}_used.json"
 
@@ -322,7 +316,7 @@ def read_token_use(tokens_file: Path) -> dict[str, str]:
         The file of tokens.
     """
     with contextlib.suppress(OSError, msgspec.DecodeError):  # nothing depends on it
-        return msgspec.json.decode(_use_path(tokens_file).read_bytes(), type=_Uses).used
+        return msgspec.json.decode(_use_path(tokens_file).read_bytes(), type=dict[str, str])
     return {}
 
 
@@ -339,7 +333,7 @@ class TokenUse:
 
     def __init__(self, tokens_file: Path, known: Callable[[], Collection[str]]) -> None:
         loss = "Until it can, the times of tokens' last use are known to this gateway alone."
-        self._file = StateFile(_use_path(tokens_file), _Uses, loss=loss, durable=False)
+        self._file = StateFile(_use_path(tokens_file), dict[str, str], loss=loss, durable=False)
         self._known = known
         self._used = read_token_use(tokens_file)
         self._stored_at = -_PAUSE
@@ -362,4 +356,4 @@ class TokenUse:
         with contextlib.suppress(ConfigError):  # whoever sends a token is told
             known = self._known()
             self._used = {name: moment for name, moment in self._used.items() if name in known}
-        self._file.write(_Uses(self._used))
+        self._file.write(self._used)
