@@ -31,7 +31,7 @@ from tornado.web import RequestHandler
 from traitlets import Unicode, default
 
 from sharedkernel.errors import ConfigError, Refused
-from sharedkernel.gateway.auth.rate_limit import LoginLimit, TooManyAtOnce, TooManyFailures
+from sharedkernel.gateway.auth.rate_limit import LoginLimit
 from sharedkernel.gateway.auth.tickets import TICKET, Purpose
 from sharedkernel.gateway.auth.tokens import TokenExpired, TokenFile, TokenUse
 from sharedkernel.gateway.errors import finish_refused
@@ -104,15 +104,9 @@ class TokenOnlyIdentity(IdentityProvider):
     def _gateway(self) -> Any:
         return self.parent
 
-    @property
-    def login_available(self) -> bool:
-        """Return False: there are no login pages, clients send their token."""
-        return False
-
-    @property
-    def logout_available(self) -> bool:
-        """Return False: nobody is logged in."""
-        return False
+    def get_handlers(self) -> list[tuple[str, object]]:
+        """Return none: there are no login pages, clients send their token."""
+        return []
 
     def get_token(self, handler: RequestHandler) -> str | None:
         """Return the token in the request's headers, where the request guard has moved one from the address.
@@ -223,7 +217,7 @@ class TokenOnlyIdentity(IdentityProvider):
         # Jupyter asks this before each request, a websocket's too.
         try:
             user = await self.find_user(handler.request)
-        except (IdentityUnavailable, TokenExpired, TooManyFailures, TooManyAtOnce) as refusal:
+        except Refused as refusal:
             if isinstance(refusal, TokenExpired) and not self._token_of(handler.request):
                 return None  # signed out of the page
             self.log.info("refused %s %s (%s)", handler.request.method, handler.request.path, refusal.reason)
