@@ -24,6 +24,7 @@ from pathlib import Path
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.status.document import Draining
+from sharedkernel.system.atomic_file import closing_descriptor
 from sharedkernel.system.lock_file import GATEWAY_LOCK
 
 log = logging.getLogger(__name__)
@@ -278,13 +279,11 @@ def _find_gateway(runtime_directory: Path, port: int) -> Iterator[_RunningGatewa
         descriptor = os.open(runtime_directory / GATEWAY_LOCK, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         raise missing from None
-    try:
+    with closing_descriptor(descriptor):
         gateway = _RunningGateway(descriptor)
         if gateway.has_ended() or not gateway.serves(port):
             raise missing
         yield gateway
-    finally:
-        os.close(descriptor)
 
 
 def _progress(draining: Draining) -> str:

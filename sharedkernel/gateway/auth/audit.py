@@ -20,6 +20,8 @@ from typing import Any, ClassVar
 from jupyter_server.base.call_context import CallContext
 from tornado.web import RequestHandler
 
+from sharedkernel.system.atomic_file import closing_descriptor
+
 log = logging.getLogger(__name__)
 
 #: bytes of the file at which it is set aside, and how many of these are kept, the newest with the suffix `.1`
@@ -92,12 +94,9 @@ class AuditLog:
             **details,
         }
         try:
-            descriptor = _open(self.path)
-            try:
+            with closing_descriptor(_open(self.path)) as descriptor:
                 os.write(descriptor, json.dumps(entry).encode() + b"\n")
                 is_full = os.fstat(descriptor).st_size >= self._most_bytes
-            finally:
-                os.close(descriptor)
             if is_full:
                 _set_aside(self.path)
         except OSError as error:

@@ -29,7 +29,7 @@ from jupyter_core.paths import jupyter_config_dir
 
 from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.jupyter.names import is_user_name
-from sharedkernel.system.atomic_file import Owner, replace_file
+from sharedkernel.system.atomic_file import Owner, closing_descriptor, replace_file
 from sharedkernel.system.state_file import StateFile
 
 _PREFIX = "sk"
@@ -236,18 +236,16 @@ class TokenFile:
         The new file gets the old one's owner, or the directory's if there was none: the gateway's account can still
         read what root has changed.
         """
-        with contextlib.ExitStack() as exits:
-            try:
-                self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-                exits.callback(os.close, directory)
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with closing_descriptor(os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)) as directory:
                 fcntl.flock(directory, fcntl.LOCK_EX)
                 tokens, old = self._read_own()
                 yield tokens
                 owner, mode = old or (_owner(os.fstat(directory)), 0o600)
                 replace_file(self.path, msgspec.json.encode(_Content(tokens=tokens)) + b"\n", mode=mode, owner=owner)
-            except OSError as error:
-                raise ConfigError(f"cannot write tokens to {self.path}: {error.strerror}.") from None
+        except OSError as error:
+            raise ConfigError(f"cannot write tokens to {self.path}: {error.strerror}.") from None
 
     def _read_own(self) -> tuple[dict[str, StoredToken], tuple[Owner, int] | None]:
         """Return the tokens to change, and owner and mode of their file; None: there is no file.
