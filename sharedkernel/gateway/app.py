@@ -25,6 +25,7 @@ from sharedkernel.gateway.auth.tickets import TicketKey, check_host_name, host_k
 from sharedkernel.gateway.channels.user_bytes import UserBudgets
 from sharedkernel.gateway.channels.websocket import SessionWebsocket
 from sharedkernel.gateway.classroom.classes import Classes
+from sharedkernel.gateway.config import validation
 from sharedkernel.gateway.config.classes import ClassFile
 from sharedkernel.gateway.config.settings import (
     CONFIG_NAME,
@@ -33,13 +34,6 @@ from sharedkernel.gateway.config.settings import (
     build_quotas,
     parse_setting,
     read_settings,
-)
-from sharedkernel.gateway.config.validation import (
-    ineffective_settings,
-    reload_settings,
-    report_faults,
-    unusable_settings,
-    without_faults,
 )
 from sharedkernel.gateway.http import logs
 from sharedkernel.gateway.http.health import watch_loop_lag
@@ -143,16 +137,14 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         ConfigError
             When it has faults.
         """
-        self._settings = read_settings(self.config_file_paths, self.config_file)
-        unusable = list(unusable_settings(self, self._settings))
-        refused = next((fault for fault in unusable if fault.is_refused), None)
-        if self.check_config:  # later checks report all other faults as well
-            self.update_config(without_faults(unusable, self._settings).config)
-        elif refused is not None:
+        settings = read_settings(self.config_file_paths, self.config_file)
+        self._unusable = list(validation.unusable_settings(self, settings))
+        usable = validation.without_faults(self._unusable, settings)
+        refused = next((fault for fault in self._unusable if fault.is_refused), None)
+        if refused is not None and not self.check_config:  # which reports all other faults as well
             raise ConfigError(refused.sentence)
-        else:
-            self.update_config(self._settings.config)
-        self._started_with = without_faults(unusable, self._settings).under(self.cli_config)
+        self.update_config((usable if self.check_config else settings).config)
+        self._started_with = usable.under(self.cli_config)
 
     def init_configurables(self) -> None:
         """Take the gateway's lock, make the managers and connect them to the executors.
@@ -165,7 +157,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         runtime_directory = Path(self.runtime_dir)
         make_private_directory(runtime_directory, or_roots=True)
         allow_many_descriptors()  # about ten for each session and its client
-        files = self._settings.files
+        files = self._started_with.files
         build_quotas(self.quotas, self.groups, files)  # a fault is reported before this waits for the lock
         parsed = {name: parse_setting(name, getattr(self, name), files) for name in PARSERS}
         encrypted = bool(self.certfile)
@@ -212,8 +204,8 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             self._lock.release()
             raise
         self._init_tornado_settings()
-        self._reload = partial(reload_settings, self, self._started_with, self._apply)
-        for sentence in ineffective_settings(self, self._started_with):
+        self._reload = partial(validation.reload_settings, self, self._started_with, self._apply)
+        for sentence in validation.ineffective_settings(self, self._started_with):
             self.log.warning("%s", sentence)
 
     def _init_tornado_settings(self) -> None:
@@ -325,7 +317,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             print(host_key(read_key(Path(self.cluster_key)), self.host_key))  # noqa: T201
             sys.exit(0)
         if self.check_config:
-            sys.exit(report_faults(self, self._settings))
+            sys.exit(validation.report_faults(self, self._unusable, self._started_with))
         if self.drain or self.cancel_drain:
             if not self.drain:
                 raise ConfigError("--cancel goes with --drain: it has a gateway that drains serve on.")

@@ -18,8 +18,7 @@ def guess(limit: LoginLimit, address: str, token: str, now: float) -> bool:
     """Show a wrong token; return whether it is one of those that are not too many."""
     try:
         limit.failed(address, token, now=now)
-    except Refused as refusal:
-        assert refusal.reason == "too_many_failures"
+    except Refused:
         return False
     return True
 
