@@ -261,12 +261,11 @@ class Quotas:
 
     def explain(self, user: str) -> dict[str, dict[str, Any]]:
         """Return each key's value for *user* and its source, as the API shows it."""
-        answer = {}
-        for key, built_in in _DEFAULTS.items():
-            found = ((entry[key], source) for entry, source in self._entries(user) if key in entry)
-            value, source = next(found, (built_in, BUILT_IN))
-            answer[key] = {"value": value, "source": source}
-        return answer
+        entries = list(self._entries(user))
+        return {
+            key: next({"value": entry[key], "source": source} for entry, source in entries if key in entry)
+            for key in _DEFAULTS
+        }
 
     def limits(self, user: str, capacity_bytes: int | None) -> Limits:
         """Return *user*'s limits as the executor needs them.
@@ -334,3 +333,4 @@ class Quotas:
                 yield level.groups.get(group, {}), f"{level.origin}: group {group}"
         for level in levels:
             yield level.default, f"{level.origin}: default"
+        yield _DEFAULTS, BUILT_IN
