@@ -25,7 +25,7 @@ from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.auth.identity import TokenOnlyIdentity
 from sharedkernel.gateway.auth.tokens import salted_hash
 from sharedkernel.gateway.classroom.sessions import ClassSessions
-from sharedkernel.gateway.config.classes import ClassFile, ClassMember, ClassRecord, Invitation, utc_now
+from sharedkernel.gateway.config.classes import ClassFile, ClassMember, ClassRecord, Invitation, invitations, utc_now
 from sharedkernel.gateway.config.quotas import QuotaLevel
 from sharedkernel.gateway.kernels.manager import SessionKernels
 from sharedkernel.jupyter.names import is_user_name
@@ -422,15 +422,11 @@ class Classes:
     def _keep_connected(self) -> None:
         """Keep which invitations have led to a machine that is connected, for the next gateway."""
         connected = self._identity.connected_tokens
-        members = [member for found in self._file.classes.values() for member in found.members.values()]
-        invitations = [member.invitation for member in members if member.invitation is not None]
-        if any(one.token in connected and not one.has_connected for one in invitations):
+        if any(one.token in connected and not one.has_connected for *_, one in invitations(self._file.classes)):
             try:
                 with self._file.changing() as classes:
-                    for found in classes.values():
-                        for member in found.members.values():
-                            if member.invitation is not None and member.invitation.token in connected:
-                                member.invitation.has_connected = True
+                    for *_, one in invitations(classes):
+                        one.has_connected = one.has_connected or one.token in connected
             except ConfigError:  # tried again
                 return
         connected.clear()
