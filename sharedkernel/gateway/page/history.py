@@ -10,12 +10,13 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
 from sharedkernel.errors import Refused, SharedKernelError
+from sharedkernel.gateway.auth.identity import GatewayUser
 from sharedkernel.gateway.fleet.executors import Executors, ask_each
 from sharedkernel.gateway.http.handlers import GatewayHandler, for_users
 from sharedkernel.status.document import DeviceEntry, DeviceStatus, StatusDocument, UserOnDevice, UserStatus
@@ -156,9 +157,7 @@ class TimelineRequests:
         #: requests that wait or are answered, by who asks
         self._waiting: Counter[str] = Counter()
 
-    async def ask(
-        self, executors: Executors, window: TimelineWindow, user: str | None, *, asker: str
-    ) -> dict[str, DeviceTimeline]:
+    async def ask(self, executors: Executors, window: TimelineWindow, user: GatewayUser) -> dict[str, DeviceTimeline]:
         """Return the timeline of each device whose executor answers.
 
         Parameters
@@ -168,8 +167,6 @@ class TimelineRequests:
         window
             Which time.
         user
-            Whose notebooks may be named; None: everybody's.
-        asker
             Who asks.
 
         Raises
@@ -179,13 +176,15 @@ class TimelineRequests:
         SharedKernelError
             When no executor answers.
         """
+        asker = user.username
         if self._waiting[asker] >= _MAX_OF_USER or self._waiting.total() >= _MAX_WAITING:
             raise Refused("too many timelines are asked for at this moment; try again.", reason="too_many_requests")
         self._waiting[asker] += 1
         try:
             async with self._lock:
+                whose = None if user.admin else asker
                 found, _ = await ask_each(
-                    executors, executors, lambda executor: executor.timeline(window, user), seconds=_TIMEOUT
+                    executors, executors, lambda executor: executor.timeline(window, whose), seconds=_TIMEOUT
                 )
         finally:
             self._waiting[asker] -= 1
@@ -210,11 +209,8 @@ class TimelineHandler(GatewayHandler):
 
     async def devices(self, window: TimelineWindow) -> list[dict[str, Any]]:
         """Return the timeline of each device, with its name."""
-        user = self.current_user
         requests: TimelineRequests = self.settings["timeline_requests"]
-        found = await requests.ask(
-            self.manager.executors, window, None if user.admin else cast("str", user.username), asker=user.username
-        )
+        found = await requests.ask(self.manager.executors, window, self.current_user)
         return [{"device": name or None, **msgspec.structs.asdict(timeline)} for name, timeline in found.items()]
 
     def _number(self, name: str, default: Any) -> Any:
