@@ -221,22 +221,16 @@ def _find_line(source: bytes, name: str, path: tuple[str, ...]) -> int | None:
         if isinstance(statement, ast.Assign):
             target = ast.unparse(statement.targets[0]).partition(".")[2]
             if target == name or (name.endswith(".") and f"{target}.".startswith(name)):
-                return _descend(statement.value, path)
+                return _descend(statement.value, path, statement.value.lineno)
     return None
 
 
-def _descend(node: ast.expr, path: tuple[str, ...]) -> int:
-    """Return the line of the innermost entry of *path* that is a literal."""
-    line = node.lineno
-    for part in path:
-        if not isinstance(node, ast.Dict):
-            break
+def _descend(node: ast.expr, path: tuple[str, ...], line: int) -> int:
+    """Return the line of the innermost entry of *path* that is a literal; *line* is that of *node*."""
+    if path and isinstance(node, ast.Dict):
         for key, value in zip(node.keys, node.values, strict=True):
-            if isinstance(key, ast.Constant) and key.value == part:
-                line, node = key.lineno, value
-                break
-        else:
-            break
+            if isinstance(key, ast.Constant) and key.value == path[0]:
+                return _descend(value, path[1:], key.lineno)
     return line
 
 
