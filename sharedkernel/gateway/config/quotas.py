@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sharedkernel.errors import ConfigError
@@ -171,12 +171,8 @@ class QuotaLevel:
         def merge(old: dict[str, dict[str, Any]], new: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
             return {name: old.get(name, {}) | new.get(name, {}) for name in old | new}
 
-        return QuotaLevel(
-            origin=self.origin,
-            default=self.default | newer.default,
-            groups=merge(self.groups, newer.groups),
-            users=merge(self.users, newer.users),
-        )
+        groups, users = merge(self.groups, newer.groups), merge(self.users, newer.users)
+        return replace(self, default=self.default | newer.default, groups=groups, users=users)
 
 
 def find_group_faults(groups: Any) -> Iterator[str]:

@@ -122,17 +122,15 @@ def ineffective_settings(app: Application, settings: Settings) -> Iterator[str]:
         The usable settings of the files, and those of the command line.
     """
     value = partial(value_at_start, app, settings)
-    if value("identity") == "jupyterhub":  # only the hub knows its groups
+    groups = value("groups") or {}
+    # Only the hub knows its groups, and another check reports what is none.
+    if value("identity") == "jupyterhub" or not isinstance(groups, Mapping):
         return
-    quotas, groups = value("quotas"), value("groups") or {}
-    named = quotas.get("groups") if isinstance(quotas, Mapping) else None
-    if not isinstance(named, Mapping) or not isinstance(groups, Mapping):  # a fault that another check reports
-        return
-    for name in (name for name in named if name not in groups):
+    named = QuotaLevel.read("config", value("quotas") or {})[0].groups
+    for name in (name for name in named if name not in map(str, groups)):
         yield (
-            f"{place(settings.files, 'quotas', ('groups', str(name)))}quotas['groups'][{name!r}] hold for "
-            f"nobody: groups has no {name!r}; write c.SharedKernelGateway.groups = {{{name!r}: [USER, …]}}, or take "
-            "them out."
+            f"{place(settings.files, 'quotas', ('groups', name))}quotas['groups'][{name!r}] hold for nobody: groups "
+            f"has no {name!r}; write c.SharedKernelGateway.groups = {{{name!r}: [USER, …]}}, or take them out."
         )
 
 
