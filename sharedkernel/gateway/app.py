@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -348,7 +348,6 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         self.kernel_manager.connect()
         self.kernel_manager.start_culling(unclaimed_seconds=self.unclaimed_seconds)
         self._lock.publish_port(self.port)
-        work: list[Coroutine[Any, Any, None]]
         work = [watch_loop_lag(), self._close_revoked(), self._log_absent_executors(), keep_trimmed()]
         if self._member is not None:
             work.append(self._member.keep())

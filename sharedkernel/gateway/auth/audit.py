@@ -85,14 +85,9 @@ class AuditLog:
         if self.path is None:
             return
         handler = CallContext.get(CallContext.JUPYTER_HANDLER)
-        user = user_of(handler)
-        entry = {
-            "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
-            "user": user,
-            "address": None if handler is None else handler.request.remote_ip,
-            "action": action,
-            **details,
-        }
+        user, address = user_of(handler), None if handler is None else handler.request.remote_ip
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        entry = {"time": now, "user": user, "address": address, "action": action, **details}
         try:
             with closing_descriptor(_open(self.path)) as descriptor:
                 os.write(descriptor, json.dumps(entry).encode() + b"\n")

@@ -94,15 +94,10 @@ class HubUsers(TokenOnlyIdentity):
             Address at which the hub sends it back.
         """
         oauth = self._oauth()
-        query = {
-            "client_id": oauth.oauth_client_id,
-            "redirect_uri": redirect_uri,
-            "response_type": "code",
-            "state": state_of(verifier),
-        }
+        query = {"client_id": oauth.oauth_client_id, "redirect_uri": redirect_uri, "state": state_of(verifier)}
         if _has_pkce(oauth):
             query |= {"code_challenge": _challenge(verifier), "code_challenge_method": "S256"}
-        return f"{self._hub_url}/api/oauth2/authorize?{urlencode(query)}"
+        return f"{self._hub_url}/api/oauth2/authorize?response_type=code&{urlencode(query)}"
 
     async def user_for_code(
         self, code: str, verifier: str, redirect_uri: str, address: str

@@ -386,10 +386,9 @@ class TokenUsers(TokenOnlyIdentity):
             if origin is not None and origin.group is not None:
                 expires, group = origin.expires, origin.group
             tokens = [token for token in known.values() if token.user == user and not token.has_expired]
-            num_tokens = len(tokens)
-            if num_tokens >= _MOST_TOKENS:
+            if len(tokens) >= _MOST_TOKENS:
                 raise Refused(
-                    f"{user} has {num_tokens} tokens, which is the most that can be made here; an admin removes those "
+                    f"{user} has {len(tokens)} tokens, which is the most that can be made here; an admin removes those "
                     "that are not used, with `sharedkernel token remove`.",
                     reason="not_allowed",
                 )

@@ -103,9 +103,7 @@ class TokenFile:
         """
         prefix, _, rest = token.partition("-")
         name, _, secret = rest.partition("-")
-        if prefix != _PREFIX:
-            return None
-        stored = self.tokens().get(name)
+        stored = self.tokens().get(name) if prefix == _PREFIX else None
         if stored is None or not stored.matches(secret):
             return None
         if stored.has_expired:

@@ -119,8 +119,8 @@ class Classes:
         found = next((each for each in classes if name in (None, each)), None)
         if found is None:
             what = "class" if name is None else f"class {name}"
-            how = "begin one with `sharedkernel class ROSTER --until TIME`."
-            raise Refused(f"there is no {what}; {how}", reason="no_class")
+            sentence = f"there is no {what}; begin one with `sharedkernel class ROSTER --until TIME`."
+            raise Refused(sentence, reason="no_class")
         return found
 
     # --- what an admin does -------------------------------------------------------------------------------------------
@@ -409,12 +409,10 @@ class Classes:
             for name in [*self._file.classes]:
                 found = self._file.classes.get(name)  # as it is now: to end another takes a while
                 try:
-                    if found is None:
-                        continue
-                    if found.is_over and not self._ending.locked():
-                        await self.end(name)
-                    elif not found.is_over:
+                    if found is not None and not found.is_over:
                         await self._notify(name, found)
+                    elif found is not None and not self._ending.locked():
+                        await self.end(name)
                 except SharedKernelError as error:
                     log.error("the class cannot be ended: %s", error)
             await asyncio.sleep(_PAUSE)

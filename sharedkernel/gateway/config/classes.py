@@ -105,13 +105,8 @@ class ClassRecord(msgspec.Struct, kw_only=True):
 
     def describe(self, sessions: Mapping[str, int]) -> dict[str, Any]:
         """Return what an admin sees of it, for JSON; *sessions* says how many each user has."""
-        return {
-            "began": self.began,
-            "until": self.until,
-            "ending": self.is_over,
-            "limits": self.limits,
-            "users": {user: member.describe(sessions.get(user, 0)) for user, member in sorted(self.members.items())},
-        }
+        users = {user: member.describe(sessions.get(user, 0)) for user, member in sorted(self.members.items())}
+        return {"began": self.began, "until": self.until, "ending": self.is_over, "limits": self.limits, "users": users}
 
 
 class _Content(msgspec.Struct):

@@ -74,7 +74,6 @@ class GatewayOptions(HasTraits):
     ).tag(option=True)
     host_name = Unicode(help="This host's name in the cluster. Default: the machine's name.").tag(option=True)
     front = Bool(
-        False,
         help="Be a front of the cluster: have no executors, and forward requests to the hosts that register here.",
     ).tag(flag="front")
     fronts = AnyTrait(
@@ -101,7 +100,6 @@ class GatewayOptions(HasTraits):
         "it would end soonest), `horus` (least interference, then the tightest fit of memory).",
     )
     allow_insecure_remote = Bool(
-        False,
         help="Listen beyond this machine without encryption. Only for use behind a proxy that encrypts: tokens and "
         "notebooks can be read on the network otherwise.",
     )
@@ -120,7 +118,6 @@ class GatewayOptions(HasTraits):
     )
     files = Bool(True, help="Whether users may use their files on this machine: list, edit, upload and download them.")
     terminals = Bool(
-        False,
         help="Whether users may open terminals on this machine. What runs there takes no turns on a GPU, and "
         "counts for no quota.",
     )
