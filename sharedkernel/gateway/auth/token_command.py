@@ -81,7 +81,7 @@ class TokenApp(CommandApp):
 
     def _list(self, file: TokenFile) -> None:
         used = read_token_use(file.path)
-        documents = [
+        documents: list[dict[str, Any]] = [
             {
                 "user": token.user,
                 "created": token.created,
