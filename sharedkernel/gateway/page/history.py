@@ -67,7 +67,6 @@ class UsageHistory:
     def __init__(self, ask: Callable[[], Awaitable[StatusDocument]]) -> None:
         self._ask = ask
         self._devices: dict[str, _DeviceHistory] = {}
-        self._num_steps = 0
         #: seconds since 1970 of the last values
         self._end = 0.0
 
@@ -96,10 +95,11 @@ class UsageHistory:
             devices = [*document.devices] if document.devices else [document.device]
         found = {device.name: device for device in devices}
         users = {} if document is None else _users_by_device(document)
+        gaps = [None] * max((len(history.used_bytes) for history in self._devices.values()), default=0)
         for name in found.keys() - self._devices.keys():
             history = self._devices[name] = _DeviceHistory()
-            history.used_bytes.extend([None] * self._num_steps)
-            history.utilisation.extend([None] * self._num_steps)
+            history.used_bytes.extend(gaps)
+            history.utilisation.extend(gaps)
         for name, history in self._devices.items():
             device = found.get(name)
             utilisation = None if device is None or device.utilisation is UNSET else device.utilisation
@@ -107,7 +107,6 @@ class UsageHistory:
             history.used_bytes.append(None if device is None else device.used_bytes)
             history.utilisation.append(utilisation)
             history.record_users(users.get(name, {}))
-        self._num_steps = min(self._num_steps + 1, NUM_STEPS) if self._devices else 0
         self._end = now
 
     def to_json(self) -> str:
