@@ -345,8 +345,7 @@ class Classes:
             return None
         name, user = meant
         found = self._file.classes[name]
-        invitation = self._usable(found, user, key)
-        again = invitation.used is not None
+        again = self._usable(found, user, key).used is not None
         return {"user": user, "class": name, "teacher": found.teacher, "until": found.until, "again": again}
 
     def admit(self, code: str, key: str) -> tuple[str, str, datetime.datetime, str] | None:
