@@ -177,32 +177,28 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         elif self.ticket_key is not None:
             routes.append("hosts.member")
         self.extra_services = [f"sharedkernel.gateway.{module}" for module in routes]
-        self._lock = GatewayLock(runtime_directory)
-        try:
-            fallback = gateway_directory(runtime_directory)  # which exists once the lock can be taken
-            directory = make_state_directory(self.state_dir, runtime_directory, fallback)
-            is_hub = issubclass(self.identity_provider_class, HubUsers)
-            self._memberships = Memberships(directory / "groups.json") if is_hub else None
-            audit_log = AuditLog.named(self.audit_file, directory)
-            self._class_file = ClassFile(Path(self.class_file).expanduser())
-            self._build_quotas = partial(
-                build_quotas, memberships=self._memberships, class_groups=lambda: self._class_file.classes
-            )
-            self.deployment = Deployment(
-                runtime_directory=runtime_directory,
-                state_directory=directory,
-                devices=parsed["executors"],
-                placement=self.placement,
-                quotas=self._build_quotas(self.quotas, self.groups, files),
-                policy=self.policy,
-                audit_log=audit_log,
-                host=check_host_name(self.host_name) if self.ticket_key else "",
-                peers=peers,
-            )
-            super().init_configurables()
-        except BaseException:
-            self._lock.release()
-            raise
+        self._lock = GatewayLock(runtime_directory)  # released with the process if what follows fails
+        fallback = gateway_directory(runtime_directory)  # which exists once the lock can be taken
+        directory = make_state_directory(self.state_dir, runtime_directory, fallback)
+        is_hub = issubclass(self.identity_provider_class, HubUsers)
+        self._memberships = Memberships(directory / "groups.json") if is_hub else None
+        audit_log = AuditLog.named(self.audit_file, directory)
+        self._class_file = ClassFile(Path(self.class_file).expanduser())
+        self._build_quotas = partial(
+            build_quotas, memberships=self._memberships, class_groups=lambda: self._class_file.classes
+        )
+        self.deployment = Deployment(
+            runtime_directory=runtime_directory,
+            state_directory=directory,
+            devices=parsed["executors"],
+            placement=self.placement,
+            quotas=self._build_quotas(self.quotas, self.groups, files),
+            policy=self.policy,
+            audit_log=audit_log,
+            host=check_host_name(self.host_name) if self.ticket_key else "",
+            peers=peers,
+        )
+        super().init_configurables()
         self._init_tornado_settings()
         self._reload = partial(validation.reload_settings, self, self._started_with, self._apply)
         for sentence in validation.ineffective_settings(self, self._started_with):
