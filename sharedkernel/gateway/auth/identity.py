@@ -89,6 +89,8 @@ def requesting_user() -> GatewayUser | None:
 class TokenOnlyIdentity(IdentityProvider):
     """Base of the gateway's identities: a token identifies a user, and nothing else does."""
 
+    #: for Jupyter's server: there are no such pages, clients send their token
+    login_available = logout_available = False
     #: the users' tokens, where they are kept here
     token_file: TokenFile | None = None
 
@@ -103,10 +105,6 @@ class TokenOnlyIdentity(IdentityProvider):
     @property
     def _gateway(self) -> Any:
         return self.parent
-
-    def get_handlers(self) -> list[tuple[str, object]]:
-        """Return none: there are no login pages, clients send their token."""
-        return []
 
     def get_token(self, handler: RequestHandler) -> str | None:
         """Return the token in the request's headers, where the request guard has moved one from the address.
