@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -25,6 +25,7 @@ from sharedkernel.gateway.auth.tickets import TicketKey, check_host_name, host_k
 from sharedkernel.gateway.channels.user_bytes import UserBudgets
 from sharedkernel.gateway.channels.websocket import SessionWebsocket
 from sharedkernel.gateway.classroom.classes import Classes
+from sharedkernel.gateway.config import validation
 from sharedkernel.gateway.config.classes import ClassFile
 from sharedkernel.gateway.config.settings import (
     CONFIG_NAME,
@@ -33,13 +34,6 @@ from sharedkernel.gateway.config.settings import (
     build_quotas,
     parse_setting,
     read_settings,
-)
-from sharedkernel.gateway.config.validation import (
-    ineffective_settings,
-    reload_settings,
-    report_faults,
-    unusable_settings,
-    without_faults,
 )
 from sharedkernel.gateway.http import logs
 from sharedkernel.gateway.http.health import watch_loop_lag
@@ -90,39 +84,21 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         "ip": "ServerApp.ip",
         "port": "ServerApp.port",
         "config": "JupyterApp.config_file",
-        "runtime-dir": "SharedKernelGateway.runtime_dir",
-        "state-dir": "SharedKernelGateway.state_dir",
-        "identity": "SharedKernelGateway.identity",
-        "tokens-file": "SharedKernelGateway.tokens_file",
         "certfile": "ServerApp.certfile",
         "keyfile": "ServerApp.keyfile",
         "base-url": "ServerApp.base_url",
-        "cluster-key": "SharedKernelGateway.cluster_key",
-        "fronts": "SharedKernelGateway.fronts",
-        "host-name": "SharedKernelGateway.host_name",
-        "host-key": "SharedKernelGateway.host_key",
         "log-level": "Application.log_level",
-        "log-style": "SharedKernelGateway.log_style",
-        "audit-file": "SharedKernelGateway.audit_file",
+        **{
+            name.replace("_", "-"): f"SharedKernelGateway.{name}"
+            for name in JupyterDefaults.class_trait_names(option=True)
+        },
     }
     flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
-        "front": (
-            {"SharedKernelGateway": {"front": True}},
-            "Be a front of a cluster of several hosts: have no executors, forward requests to the hosts.",
-        ),
         "debug": ({"Application": {"log_level": 10}}, "Log everything."),
-        "check-config": (
-            {"SharedKernelGateway": {"check_config": True}},
-            "Print what is wrong with the configuration, one sentence for each fault, and start nothing.",
-        ),
-        "drain": (
-            {"SharedKernelGateway": {"drain": True}},
-            "Stop the running gateway once its cells have ended; it starts no new sessions. Sessions run on.",
-        ),
-        "cancel": (
-            {"SharedKernelGateway": {"cancel_drain": True}},
-            "With --drain: have a gateway that drains serve on.",
-        ),
+        **{
+            trait.metadata["flag"]: ({"SharedKernelGateway": {name: True}}, trait.help)
+            for name, trait in JupyterDefaults.class_traits(flag=bool).items()
+        },
     }
 
     kernel_manager: SessionKernels
@@ -134,7 +110,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
 
     #: this host in its cluster, if it is in one
     _member: HostMember | None = None
-    _lock: GatewayLock | None = None
+    _lock: GatewayLock
     _background: Sequence[asyncio.Task[None]] = ()
     _drain: asyncio.Task[None] | None = None
 
@@ -161,16 +137,14 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         ConfigError
             When it has faults.
         """
-        self._settings = read_settings(self.config_file_paths, self.config_file)
-        unusable = list(unusable_settings(self, self._settings))
-        refused = next((fault for fault in unusable if fault.is_refused), None)
-        if self.check_config:  # later checks report all other faults as well
-            self.update_config(without_faults(unusable, self._settings).config)
-        elif refused is not None:
+        settings = read_settings(self.config_file_paths, self.config_file)
+        self._unusable = list(validation.unusable_settings(self, settings))
+        usable = validation.without_faults(self._unusable, settings)
+        refused = next((fault for fault in self._unusable if fault.is_refused), None)
+        if refused is not None and not self.check_config:  # which reports all other faults as well
             raise ConfigError(refused.sentence)
-        else:
-            self.update_config(self._settings.config)
-        self._started_with = without_faults(unusable, self._settings).under(self.cli_config)
+        self.update_config((usable if self.check_config else settings).config)
+        self._started_with = usable.under(self.cli_config)
 
     def init_configurables(self) -> None:
         """Take the gateway's lock, make the managers and connect them to the executors.
@@ -183,7 +157,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         runtime_directory = Path(self.runtime_dir)
         make_private_directory(runtime_directory, or_roots=True)
         allow_many_descriptors()  # about ten for each session and its client
-        files = self._settings.files
+        files = self._started_with.files
         build_quotas(self.quotas, self.groups, files)  # a fault is reported before this waits for the lock
         parsed = {name: parse_setting(name, getattr(self, name), files) for name in PARSERS}
         encrypted = bool(self.certfile)
@@ -203,35 +177,31 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
         elif self.ticket_key is not None:
             routes.append("hosts.member")
         self.extra_services = [f"sharedkernel.gateway.{module}" for module in routes]
-        self._lock = GatewayLock(runtime_directory)
-        try:
-            fallback = gateway_directory(runtime_directory)  # which exists once the lock can be taken
-            directory = make_state_directory(self.state_dir, runtime_directory, fallback)
-            is_hub = issubclass(self.identity_provider_class, HubUsers)
-            self._memberships = Memberships(directory / "groups.json") if is_hub else None
-            audit_log = AuditLog.named(self.audit_file, directory)
-            self._class_file = ClassFile(Path(self.class_file).expanduser())
-            self._build_quotas = partial(
-                build_quotas, memberships=self._memberships, class_groups=lambda: self._class_file.classes
-            )
-            self.deployment = Deployment(
-                runtime_directory=runtime_directory,
-                state_directory=directory,
-                devices=parsed["executors"],
-                placement=self.placement,
-                quotas=self._build_quotas(self.quotas, self.groups, files),
-                policy=self.policy,
-                audit_log=audit_log,
-                host=check_host_name(self.host_name) if self.ticket_key else "",
-                peers=peers,
-            )
-            super().init_configurables()
-        except BaseException:
-            self._lock.release()
-            raise
+        self._lock = GatewayLock(runtime_directory)  # released with the process if what follows fails
+        fallback = gateway_directory(runtime_directory)  # which exists once the lock can be taken
+        directory = make_state_directory(self.state_dir, runtime_directory, fallback)
+        is_hub = issubclass(self.identity_provider_class, HubUsers)
+        self._memberships = Memberships(directory / "groups.json") if is_hub else None
+        audit_log = AuditLog.named(self.audit_file, directory)
+        self._class_file = ClassFile(Path(self.class_file).expanduser())
+        self._build_quotas = partial(
+            build_quotas, memberships=self._memberships, class_groups=lambda: self._class_file.classes
+        )
+        self.deployment = Deployment(
+            runtime_directory=runtime_directory,
+            state_directory=directory,
+            devices=parsed["executors"],
+            placement=self.placement,
+            quotas=self._build_quotas(self.quotas, self.groups, files),
+            policy=self.policy,
+            audit_log=audit_log,
+            host=check_host_name(self.host_name) if self.ticket_key else "",
+            peers=peers,
+        )
+        super().init_configurables()
         self._init_tornado_settings()
-        self._reload = partial(reload_settings, self, self._started_with, self._apply)
-        for sentence in ineffective_settings(self, self._started_with):
+        self._reload = partial(validation.reload_settings, self, self._started_with, self._apply)
+        for sentence in validation.ineffective_settings(self, self._started_with):
             self.log.warning("%s", sentence)
 
     def _init_tornado_settings(self) -> None:
@@ -343,7 +313,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             print(host_key(read_key(Path(self.cluster_key)), self.host_key))  # noqa: T201
             sys.exit(0)
         if self.check_config:
-            sys.exit(report_faults(self, self._settings))
+            sys.exit(validation.report_faults(self, self._unusable, self._started_with))
         if self.drain or self.cancel_drain:
             if not self.drain:
                 raise ConfigError("--cancel goes with --drain: it has a gateway that drains serve on.")
@@ -373,9 +343,7 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
     async def _post_start(self) -> None:
         self.kernel_manager.connect()
         self.kernel_manager.start_culling(unclaimed_seconds=self.unclaimed_seconds)
-        if self._lock is not None:
-            self._lock.publish_port(self.port)
-        work: list[Coroutine[Any, Any, None]]
+        self._lock.publish_port(self.port)
         work = [watch_loop_lag(), self._close_revoked(), self._log_absent_executors(), keep_trimmed()]
         if self._member is not None:
             work.append(self._member.keep())
@@ -436,13 +404,11 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
 
     def _show_draining(self, draining: Draining | None) -> None:
         self.kernel_manager.draining = draining
-        if self._lock is not None:
-            self._lock.publish_port(self.port, draining)
+        self._lock.publish_port(self.port, draining)
 
     def stop(self, from_signal: bool = False) -> None:
         """Stop serving; sessions run on."""
-        if self._lock is not None:
-            self._lock.announce_end()
+        self._lock.announce_end()
         super().stop(from_signal)
 
     async def cleanup_kernels(self) -> None:
@@ -452,6 +418,4 @@ class SharedKernelGateway(JupyterDefaults, CommandApp, ServerApp):
             task.cancel()
         cast("TokenOnlyIdentity", self.identity_provider).close()
         await self.kernel_manager.executors.close()
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        self._lock.release()

@@ -32,12 +32,6 @@ _REASONS = {
 _STATUSES = {reason: status for status, reasons in _REASONS.items() for reason in reasons}
 
 
-def http_status(error: SharedKernelError) -> HTTPStatus:
-    """Return the HTTP status of *error*; only this function decides it."""
-    other = HTTPStatus.CONFLICT if isinstance(error, Refused) else HTTPStatus.INTERNAL_SERVER_ERROR
-    return _STATUSES.get(error.reason, other)
-
-
 def refusal_in(error: BaseException | None) -> SharedKernelError | None:
     """Return *error*, or the error that a handler of Jupyter's has wrapped, if it is one of this package's."""
     for candidate in (error, getattr(error, "__cause__", None)):
@@ -46,13 +40,19 @@ def refusal_in(error: BaseException | None) -> SharedKernelError | None:
     return None
 
 
-def _write(handler: web.RequestHandler, refusal: SharedKernelError) -> str:
-    """Set status and headers for *refusal*, and return the body."""
+def set_refused(handler: web.RequestHandler, refusal: SharedKernelError) -> None:
+    """Count *refusal*, and set its status, which only this function decides, and its headers."""
     _REFUSALS.labels(reason=refusal.reason).inc()
-    handler.set_status(http_status(refusal))
-    handler.set_header("Content-Type", "application/json")
+    other = HTTPStatus.CONFLICT if isinstance(refusal, Refused) else HTTPStatus.INTERNAL_SERVER_ERROR
+    handler.set_status(_STATUSES.get(refusal.reason, other))
     if (retry_after := getattr(refusal, "retry_after", None)) is not None:
         handler.set_header("Retry-After", str(max(1, round(retry_after))))
+
+
+def _write(handler: web.RequestHandler, refusal: SharedKernelError) -> str:
+    """Set status and headers for *refusal*, and return the body."""
+    set_refused(handler, refusal)
+    handler.set_header("Content-Type", "application/json")
     return json.dumps({"message": str(refusal), "reason": refusal.reason})
 
 

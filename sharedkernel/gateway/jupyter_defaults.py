@@ -48,9 +48,9 @@ class OwnNotebookSessions(SessionManager):
             404 when there is none that this user may see.
         """
         mine_only = "path" in kwargs
-        columns = " AND ".join(f"{column}=?" for column in sorted(kwargs) if column in self._columns)
-        values = [kwargs[column] for column in sorted(kwargs) if column in self._columns]
-        rows = self.cursor.execute(f"SELECT * FROM session WHERE {columns}", values).fetchall()
+        named = {column: value for column, value in kwargs.items() if column in self._columns}
+        where = " AND ".join(f"{column}=?" for column in named)
+        rows = self.cursor.execute(f"SELECT * FROM session WHERE {where}", [*named.values()]).fetchall()
         for row in rows:
             if not mine_only or self._owner(row) == _user().username:
                 model = await self.row_to_model(row, tolerate_culled=True)
@@ -204,9 +204,7 @@ class JupyterDefaults(GatewayOptions):
         lambda self: "sharedkernel.gateway.hosts.member.FrontKernels" if self.front else SessionKernels
     )
     _default_session_manager_class = default("session_manager_class")(lambda self: OwnNotebookSessions)
-    _default_kernel_websocket_connection_class = default("kernel_websocket_connection_class")(
-        lambda self: SessionWebsocket
-    )
+    _default_websocket_class = default("kernel_websocket_connection_class")(lambda self: SessionWebsocket)
     _default_kernel_spec_manager_class = default("kernel_spec_manager_class")(lambda self: SharedKernelSpecs)
     _default_contents_manager_class = default("contents_manager_class")(lambda self: NoContents)
     _default_authorizer_class = default("authorizer_class")(lambda self: OwnerAuthorizer)

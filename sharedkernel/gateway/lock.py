@@ -24,14 +24,13 @@ from pathlib import Path
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.status.document import Draining
+from sharedkernel.system.atomic_file import closing_descriptor
 from sharedkernel.system.lock_file import GATEWAY_LOCK
 
 log = logging.getLogger(__name__)
 
 #: seconds between attempts to lock
 _INTERVAL = 0.02
-#: word before the numbers of a drain
-_DRAINING = "draining"
 #: tell a gateway to drain, and to serve on
 DRAIN_SIGNAL, CANCEL_SIGNAL = signal.SIGUSR1, signal.SIGUSR2
 #: seconds between looks at what a gateway that drains writes
@@ -63,7 +62,7 @@ class GatewayLock:
 
     def publish_port(self, port: int, draining: Draining | None = None) -> None:
         """Write the port on which this gateway serves, and how far it is *draining*."""
-        drain = "" if draining is None else f" {_DRAINING} {draining.cells} {draining.until or 0:.0f}"
+        drain = "" if draining is None else f" draining {draining.cells} {draining.until or 0:.0f}"
         self._write(f"{os.getpid()} {port}{drain}\n")
 
     def announce_end(self) -> None:
@@ -72,14 +71,13 @@ class GatewayLock:
 
     def release(self) -> None:
         """Remove the file and release the lock."""
-        if self._descriptor is None:
-            return
-        # Removed before the lock is released: a process that has opened it sees that the name has another file by then.
-        # In root's directory only the executor may make and remove the file.
-        with contextlib.suppress(OSError):
-            self._path.unlink()
-        os.close(self._descriptor)
-        self._descriptor = None
+        if self._descriptor is not None:
+            # Removed before the lock is released: a process that has opened it sees that the name has another file by
+            # then. In root's directory only the executor may make and remove the file.
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+            os.close(self._descriptor)
+            self._descriptor = None
 
     def _wait_for_lock(self, patience: float) -> int | None:
         """Return a descriptor that holds the lock; None if this account may not lock the file."""
@@ -108,7 +106,7 @@ class GatewayLock:
     def _check_is_ending(self, is_over: bool) -> None:
         process = port = None
         with contextlib.suppress(OSError):
-            process, port = parse_holder(self._path.read_bytes())
+            process, port, _ = _parse(self._path.read_bytes())
         if process is None or not is_over:
             return
         where = "" if port is None else f", port {port}"
@@ -137,32 +135,21 @@ class GatewayLock:
 
 
 def _lock(path: Path) -> int | None:
-    """Return a descriptor that holds the lock on *path*; None if another process holds it."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                return descriptor
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        except FileNotFoundError:
-            pass
-        os.close(descriptor)  # the gateway before has removed the file meanwhile
+    """Return a descriptor that holds the lock on *path*; None if another process holds it, or has just removed it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with contextlib.suppress(BlockingIOError, FileNotFoundError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            return descriptor
+    os.close(descriptor)
+    return None
 
 
-def parse_holder(content: bytes) -> tuple[int | None, int | None]:
-    """Return the holder's process id and port from the content of a lock file; None for what is missing."""
+def _parse(content: bytes) -> tuple[int | None, int | None, Draining | None]:
+    """Return the holder's process id and port, and how far it drains; None for what its lock file does not say."""
     numbers = [int(word) for word in content.split() if word.isdigit()]
-    return (numbers[0] if numbers else None), (numbers[1] if len(numbers) > 1 else None)
-
-
-def parse_draining(content: bytes) -> Draining | None:
-    """Return how far the holder drains, from the content of a lock file; None if it does not."""
-    _, word, rest = content.decode(errors="replace").partition(f" {_DRAINING} ")
-    numbers = [int(each) for each in rest.split() if each.isdigit()]
-    return Draining(cells=numbers[0], until=numbers[1] or None) if word and len(numbers) > 1 else None
+    draining = Draining(cells=numbers[2], until=numbers[3] or None) if len(numbers) > 3 else None
+    return (numbers[0] if numbers else None), (numbers[1] if len(numbers) > 1 else None), draining
 
 
 def request_drain(runtime_directory: Path, port: int, tell: Callable[[str], None]) -> None:
@@ -241,7 +228,7 @@ class _RunningGateway:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._process, self.port = parse_holder(self._content())
+        self._process, self.port, _ = self._said()
 
     def send(self, signum: int) -> None:
         """Send it a signal, unless it is ending already.
@@ -265,22 +252,22 @@ class _RunningGateway:
 
     def draining(self) -> Draining | None:
         """Return how far it drains; None: it does not."""
-        return parse_draining(self._content())
+        return self._said()[2]
 
     def is_ending(self) -> bool:
         """Whether it is about to end, or another gateway is there."""
-        return parse_holder(self._content())[0] != self._process or not self._process
+        return self._said()[0] != self._process or not self._process
 
     def has_ended(self) -> bool:
         """Whether it has released the lock."""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return parse_holder(self._content())[0] not in (None, self._process)
+            return self._said()[0] not in (None, self._process)
         return True
 
-    def _content(self) -> bytes:
-        return os.pread(self._descriptor, 64, 0)
+    def _said(self) -> tuple[int | None, int | None, Draining | None]:
+        return _parse(os.pread(self._descriptor, 64, 0))
 
 
 @contextlib.contextmanager
@@ -292,13 +279,11 @@ def _find_gateway(runtime_directory: Path, port: int) -> Iterator[_RunningGatewa
         descriptor = os.open(runtime_directory / GATEWAY_LOCK, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         raise missing from None
-    try:
+    with closing_descriptor(descriptor):
         gateway = _RunningGateway(descriptor)
         if gateway.has_ended() or not gateway.serves(port):
             raise missing
         yield gateway
-    finally:
-        os.close(descriptor)
 
 
 def _progress(draining: Draining) -> str:

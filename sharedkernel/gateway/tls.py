@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import ssl
@@ -60,7 +61,8 @@ class Certificate:
 
     def __init__(self, certfile: str, keyfile: str = "", client_ca: str = "") -> None:
         self._files = certfile, keyfile or None
-        self._fingerprints: dict[str, str | None] = {}
+        # kept for some names alone: anybody can ask by any
+        self._fingerprint_by_name = functools.lru_cache(_MAX_NAMES)(self._find_fingerprint)
         #: for tornado's server
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self.load()
@@ -87,11 +89,9 @@ class Certificate:
             )
         try:
             # Tried in a context of its own: a failure half-way must not mix an old key with a new certificate.
-            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
-                certfile, keyfile, password=_no_password
-            )
-            self.context.load_cert_chain(certfile, keyfile, password=_no_password)
-            self._fingerprints.clear()
+            for context in (ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), self.context):
+                context.load_cert_chain(certfile, keyfile, password=_no_password)
+            self._fingerprint_by_name.cache_clear()
         except (OSError, ssl.SSLError, ValueError) as error:
             files = " and ".join(filter(None, self._files))
             raise ConfigError(
@@ -109,20 +109,16 @@ class Certificate:
         name
             By which they reach it: a host's name or an address.
         """
-        if name not in self._fingerprints:
-            if len(self._fingerprints) >= _MAX_NAMES:  # anybody can ask by any name
-                self._fingerprints.clear()
-            self._fingerprints[name] = None
-            with contextlib.suppress(OSError, ValueError):  # a file is gone, or this is no name
-                self._fingerprints[name] = self._fingerprint_to_check(name)
-        return self._fingerprints[name]
+        return self._fingerprint_by_name(name)
 
-    def _fingerprint_to_check(self, name: str) -> str | None:
-        if self.context.verify_mode == ssl.CERT_REQUIRED or _is_trusted(self.context, client_context(None), name):
-            return None
-        if not _is_trusted(self.context, client_context(self._files[0]), name):
-            return None
-        return fingerprint_of(ssl.PEM_cert_to_DER_cert(_first_certificate(self._files[0])))
+    def _find_fingerprint(self, name: str) -> str | None:
+        certfile = self._files[0]
+        with contextlib.suppress(OSError, ValueError):  # a file is gone, or this is no name
+            if self.context.verify_mode == ssl.CERT_REQUIRED or _is_trusted(self.context, client_context(None), name):
+                return None
+            if _is_trusted(self.context, client_context(certfile), name):
+                return fingerprint_of(ssl.PEM_cert_to_DER_cert(_first_certificate(certfile)))
+        return None
 
 
 def _first_certificate(path: str) -> str:

@@ -367,12 +367,3 @@ async def test_a_drain_outlives_its_command_and_is_cancelled(served: Stack) -> N
     await grace.start()
     said = [json.loads(line)["action"] for line in (served.runtime_directory / "audit.jsonl").read_text().splitlines()]
     assert [action for action in said if "drain" in action][-2:] == ["drain gateway", "cancel drain"]
-
-
-@pytest.mark.heavy
-def test_cancel_goes_with_drain(served: Stack) -> None:
-    """Alone it would start a gateway."""
-    done = subprocess.run(
-        [sys.executable, "-m", "sharedkernel", "gateway", "--cancel"], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, "--cancel goes with --drain" in done.stderr) == (1, True)

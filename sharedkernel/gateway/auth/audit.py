@@ -20,6 +20,8 @@ from typing import Any, ClassVar
 from jupyter_server.base.call_context import CallContext
 from tornado.web import RequestHandler
 
+from sharedkernel.system.atomic_file import closing_descriptor
+
 log = logging.getLogger(__name__)
 
 #: bytes of the file at which it is set aside, and how many of these are kept, the newest with the suffix `.1`
@@ -59,23 +61,16 @@ class AuditLog:
         directory
             Where it is if that is empty.
         """
+        if name == "none":
+            return cls(None)
         path = Path(name).expanduser() if name else directory / "audit.jsonl"
-        audit_log = cls(None if name == "none" else path)
-        audit_log.check()
-        return audit_log
-
-    def check(self) -> None:
-        """Log an error if the file cannot be written; called at the start."""
-        if self.path is None:
-            return
         try:
-            os.close(_open(self.path))
+            os.close(_open(path))
         except OSError as error:
             log.error(
-                "the audit log %s cannot be written (%s); name another file with --audit-file.",
-                self.path,
-                error.strerror,
+                "the audit log %s cannot be written (%s); name another file with --audit-file.", path, error.strerror
             )
+        return cls(path)
 
     def record(self, action: str, **details: Any) -> None:
         """Write an action of the current request's user; outside of requests, of the gateway itself.
@@ -90,21 +85,13 @@ class AuditLog:
         if self.path is None:
             return
         handler = CallContext.get(CallContext.JUPYTER_HANDLER)
-        user = user_of(handler)
-        entry = {
-            "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
-            "user": user,
-            "address": None if handler is None else handler.request.remote_ip,
-            "action": action,
-            **details,
-        }
+        user, address = user_of(handler), None if handler is None else handler.request.remote_ip
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        entry = {"time": now, "user": user, "address": address, "action": action, **details}
         try:
-            descriptor = _open(self.path)
-            try:
+            with closing_descriptor(_open(self.path)) as descriptor:
                 os.write(descriptor, json.dumps(entry).encode() + b"\n")
                 is_full = os.fstat(descriptor).st_size >= self._most_bytes
-            finally:
-                os.close(descriptor)
             if is_full:
                 _set_aside(self.path)
         except OSError as error:

@@ -16,12 +16,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-import hmac
 import os
-import secrets
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any
 from urllib.parse import urlencode
 
 from tornado.web import HTTPError
@@ -39,40 +36,15 @@ _TIMEOUT, SIGN_IN_SECONDS = 10.0, 600
 _URL_VARIABLE = "JUPYTERHUB_API_URL"
 
 
-@dataclass(frozen=True, slots=True)
-class PendingSignIn:
-    """A sign-in that has begun; the browser keeps it in a cookie until it is back from the hub."""
+def state_of(verifier: str) -> str:
+    """Return what comes back from the hub, and shows that the browser with this *verifier* has begun the sign-in."""
+    return hashlib.sha256(f"state:{verifier}".encode()).hexdigest()
 
-    #: comes back from the hub, and shows that this browser has begun the sign-in
-    state: str
-    #: shows the hub that the code is used by who asked for it
-    verifier: str
 
-    @classmethod
-    def new(cls) -> Self:
-        """Return another one, which nobody can guess."""
-        return cls(secrets.token_urlsafe(32), secrets.token_urlsafe(32))
-
-    @classmethod
-    def from_cookie(cls, value: str) -> Self | None:
-        """Return what :attr:`cookie` said; None for anything else."""
-        state, dot, verifier = value.partition(".")
-        return cls(state, verifier) if state and dot and verifier else None
-
-    @property
-    def cookie(self) -> str:
-        """The cookie's value."""
-        return f"{self.state}.{self.verifier}"
-
-    @property
-    def challenge(self) -> str:
-        """The challenge that the hub gets before it sees the verifier (RFC 7636)."""
-        digest = hashlib.sha256(self.verifier.encode()).digest()
-        return base64.urlsafe_b64encode(digest).decode().rstrip("=")
-
-    def has_state(self, state: str) -> bool:
-        """Whether the hub has sent the browser back with the *state* of this sign-in."""
-        return hmac.compare_digest(self.state.encode(), state.encode())
+def _challenge(verifier: str) -> str:
+    """Return what the hub gets before it sees the *verifier* (RFC 7636)."""
+    digest = hashlib.sha256(verifier.encode()).digest()
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
 def _has_pkce(hub: Any) -> bool:
@@ -111,35 +83,30 @@ class HubUsers(TokenOnlyIdentity):
         is_behind_hub = os.environ.get("JUPYTERHUB_SERVICE_PREFIX", "") == self._gateway.base_url != "/"
         return str(self._hub.hub_prefix) if is_behind_hub else ""
 
-    def sign_in_address(self, pending: PendingSignIn, redirect_uri: str) -> str:
+    def sign_in_address(self, verifier: str, redirect_uri: str) -> str:
         """Return where to send a browser.
 
         Parameters
         ----------
-        pending
-            The sign-in that begins.
+        verifier
+            A secret of the sign-in that begins, which shows the hub that the code is used by who asked for it.
         redirect_uri
             Address at which the hub sends it back.
         """
         oauth = self._oauth()
-        query = {
-            "client_id": oauth.oauth_client_id,
-            "redirect_uri": redirect_uri,
-            "response_type": "code",
-            "state": pending.state,
-        }
+        query = {"client_id": oauth.oauth_client_id, "redirect_uri": redirect_uri, "state": state_of(verifier)}
         if _has_pkce(oauth):
-            query |= {"code_challenge": pending.challenge, "code_challenge_method": "S256"}
-        return f"{self._hub_url}/api/oauth2/authorize?{urlencode(query)}"
+            query |= {"code_challenge": _challenge(verifier), "code_challenge_method": "S256"}
+        return f"{self._hub_url}/api/oauth2/authorize?response_type=code&{urlencode(query)}"
 
     async def user_for_code(
-        self, code: str, pending: PendingSignIn, redirect_uri: str, address: str
+        self, code: str, verifier: str, redirect_uri: str, address: str
     ) -> tuple[GatewayUser, str] | None:
         """Return who has signed in at the hub, and their token; None for a wrong code, or if they may not use this.
 
         Parameters
         ----------
-        code, pending, redirect_uri
+        code, verifier, redirect_uri
             Of the sign-in that ends.
         address
             IP address of the browser; wrong codes count as wrong tokens do.
@@ -149,19 +116,19 @@ class HubUsers(TokenOnlyIdentity):
         Refused
             When the hub cannot be asked, or too many wrong codes came from the address.
         """
-        exchange = partial(self._token_for, pending=pending, redirect_uri=redirect_uri)
+        exchange = partial(self._token_for, verifier=verifier, redirect_uri=redirect_uri)
         token = await self.check_secret(code, address, exchange, "sign-in code")
         if token is None:
             return None
         user = await self.check_token(token, address)
         return None if user is None else (user, token)
 
-    async def _token_for(self, code: str, pending: PendingSignIn, redirect_uri: str) -> str | None:
+    async def _token_for(self, code: str, verifier: str, redirect_uri: str) -> str | None:
         """Return the user's token for a *code* that the hub has sent; None where the hub does not accept it."""
         oauth = self._oauth(oauth_redirect_uri=redirect_uri)
         try:
             async with asyncio.timeout(_TIMEOUT):
-                proof = {"code_verifier": pending.verifier} if _has_pkce(oauth) else {}
+                proof = {"code_verifier": verifier} if _has_pkce(oauth) else {}
                 token = await oauth.token_for_code(code, sync=False, **proof)
         except (TimeoutError, HTTPError) as error:
             self.log.warning("JupyterHub at %s has not exchanged a code: %r", oauth.api_url, error)

@@ -31,7 +31,7 @@ from tornado.web import RequestHandler
 from traitlets import Unicode, default
 
 from sharedkernel.errors import ConfigError, Refused
-from sharedkernel.gateway.auth.rate_limit import LoginLimit, TooManyAtOnce, TooManyFailures
+from sharedkernel.gateway.auth.rate_limit import LoginLimit
 from sharedkernel.gateway.auth.tickets import TICKET, Purpose
 from sharedkernel.gateway.auth.tokens import TokenExpired, TokenFile, TokenUse
 from sharedkernel.gateway.errors import finish_refused
@@ -89,6 +89,8 @@ def requesting_user() -> GatewayUser | None:
 class TokenOnlyIdentity(IdentityProvider):
     """Base of the gateway's identities: a token identifies a user, and nothing else does."""
 
+    #: for Jupyter's server: there are no such pages, clients send their token
+    login_available = logout_available = False
     #: the users' tokens, where they are kept here
     token_file: TokenFile | None = None
 
@@ -103,16 +105,6 @@ class TokenOnlyIdentity(IdentityProvider):
     @property
     def _gateway(self) -> Any:
         return self.parent
-
-    @property
-    def login_available(self) -> bool:
-        """Return False: there are no login pages, clients send their token."""
-        return False
-
-    @property
-    def logout_available(self) -> bool:
-        """Return False: nobody is logged in."""
-        return False
 
     def get_token(self, handler: RequestHandler) -> str | None:
         """Return the token in the request's headers, where the request guard has moved one from the address.
@@ -223,7 +215,7 @@ class TokenOnlyIdentity(IdentityProvider):
         # Jupyter asks this before each request, a websocket's too.
         try:
             user = await self.find_user(handler.request)
-        except (IdentityUnavailable, TokenExpired, TooManyFailures, TooManyAtOnce) as refusal:
+        except Refused as refusal:
             if isinstance(refusal, TokenExpired) and not self._token_of(handler.request):
                 return None  # signed out of the page
             self.log.info("refused %s %s (%s)", handler.request.method, handler.request.path, refusal.reason)
@@ -392,10 +384,9 @@ class TokenUsers(TokenOnlyIdentity):
             if origin is not None and origin.group is not None:
                 expires, group = origin.expires, origin.group
             tokens = [token for token in known.values() if token.user == user and not token.has_expired]
-            num_tokens = len(tokens)
-            if num_tokens >= _MOST_TOKENS:
+            if len(tokens) >= _MOST_TOKENS:
                 raise Refused(
-                    f"{user} has {num_tokens} tokens, which is the most that can be made here; an admin removes those "
+                    f"{user} has {len(tokens)} tokens, which is the most that can be made here; an admin removes those "
                     "that are not used, with `sharedkernel token remove`.",
                     reason="not_allowed",
                 )

@@ -30,18 +30,6 @@ _MAX_UNLIMITED = 1000
 _PATIENCE = 30.0
 
 
-class TooManyAtOnce(Refused):
-    """An address sends more tokens at once than can be checked soon."""
-
-    reason = "identity_unavailable"
-
-
-class TooManyFailures(Refused):
-    """An address has sent too many wrong tokens."""
-
-    reason = "too_many_failures"
-
-
 class LoginLimit:
     """Counts the wrong tokens of each address.
 
@@ -79,7 +67,7 @@ class LoginLimit:
 
         Raises
         ------
-        TooManyAtOnce
+        Refused
             When the wait takes too long.
         """
         if not self._max or self._fingerprint(token) in self._right:
@@ -92,8 +80,9 @@ class LoginLimit:
             async with asyncio.timeout(_PATIENCE):
                 await turns.acquire()
         except TimeoutError:
-            raise TooManyAtOnce(
+            raise Refused(
                 f"too many tokens that came from {address} are being checked; yours was not checked, try again soon.",
+                reason="identity_unavailable",
                 retry_after=_PATIENCE,
             ) from None
         try:
@@ -128,7 +117,7 @@ class LoginLimit:
 
         Raises
         ------
-        TooManyFailures
+        Refused
             When the address has sent too many others.
         """
         place, shown = _network(address), self._fingerprint(token)
@@ -137,9 +126,8 @@ class LoginLimit:
         is_new = shown not in failures
         if self._max and is_new and len(failures) >= self._max:
             wait = self._window - (now - min(failures.values()))
-            raise TooManyFailures(
-                f"too many wrong tokens came from {address}, and this is another; check yours.", retry_after=wait
-            )
+            sentence = f"too many wrong tokens came from {address}, and this is another; check yours."
+            raise Refused(sentence, reason="too_many_failures", retry_after=wait)
         if self._max or len(failures) < _MAX_UNLIMITED:
             failures[shown] = now
         self._failures[place] = failures

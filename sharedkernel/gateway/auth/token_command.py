@@ -34,12 +34,12 @@ class TokenApp(CommandApp):
     """
     accepts_arguments = True
 
-    tokens_file = Unicode(help="The file of tokens; as `c.SharedKernelGateway.tokens_file`.").tag(config=True)
+    tokens_file = Unicode(help="The file of tokens; as `c.SharedKernelGateway.tokens_file`.")
     expires = Unicode(
         help="When new tokens end: a time such as 18:00, a date such as 2026-12-31, both, or a duration such as 90d. "
         "Default: never."
-    ).tag(config=True)
-    json = Bool(False, help="Print JSON instead of text.").tag(config=True)
+    )
+    json = Bool(False, help="Print JSON instead of text.")
 
     def start(self) -> None:
         """Run the subcommand.
@@ -81,27 +81,24 @@ class TokenApp(CommandApp):
 
     def _list(self, file: TokenFile) -> None:
         used = read_token_use(file.path)
-        tokens = sorted(file.tokens().items(), key=lambda item: (item[1].user, item[1].created, item[0]))
-        if self.json:
-            documents = [
-                {
-                    "user": token.user,
-                    "created": token.created,
-                    "expires": token.expires and token.expires.isoformat(),
-                    "last_used": used.get(name),
-                    "id": token_id(name),
-                }
-                for name, token in tokens
-            ]
-            self._print(documents, "")
+        documents: list[dict[str, Any]] = [
+            {
+                "user": token.user,
+                "created": token.created,
+                "expires": token.expires and token.expires.isoformat(),
+                "last_used": used.get(name),
+                "id": token_id(name),
+            }
+            for name, token in sorted(file.tokens().items(), key=lambda item: (item[1].user, item[1].created, item[0]))
+        ]
+        if self.json or not documents:
+            self._print(documents, f"There are no tokens in {file.path}; make one with `sharedkernel token add`.")
             return
         table = Table("user", "created (UTC)", "expires (UTC)", "last used (UTC)", "begins with")
-        for name, token in tokens:
-            times = (token.created, str(token.expires or ""), used.get(name, ""))
-            table.add_row(token.user, *(time[:_MINUTES].replace("T", " ") for time in times), token_id(name))
-        Console().print(
-            table if tokens else f"There are no tokens in {file.path}; make one with `sharedkernel token add`."
-        )
+        for document in documents:
+            user, *times, begins_with = (value or "" for value in document.values())
+            table.add_row(user, *(time[:_MINUTES].replace("T", " ") for time in times), begins_with)
+        Console().print(table)
 
     def _print(self, document: Any, text: str) -> None:
         print(json.dumps(document) if self.json else text)  # noqa: T201

@@ -29,7 +29,7 @@ from jupyter_core.paths import jupyter_config_dir
 
 from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.jupyter.names import is_user_name
-from sharedkernel.system.atomic_file import Owner, replace_file
+from sharedkernel.system.atomic_file import Owner, closing_descriptor, replace_file
 from sharedkernel.system.state_file import StateFile
 
 _PREFIX = "sk"
@@ -103,9 +103,7 @@ class TokenFile:
         """
         prefix, _, rest = token.partition("-")
         name, _, secret = rest.partition("-")
-        if prefix != _PREFIX:
-            return None
-        stored = self.tokens().get(name)
+        stored = self.tokens().get(name) if prefix == _PREFIX else None
         if stored is None or not stored.matches(secret):
             return None
         if stored.has_expired:
@@ -236,18 +234,16 @@ class TokenFile:
         The new file gets the old one's owner, or the directory's if there was none: the gateway's account can still
         read what root has changed.
         """
-        with contextlib.ExitStack() as exits:
-            try:
-                self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-                exits.callback(os.close, directory)
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with closing_descriptor(os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)) as directory:
                 fcntl.flock(directory, fcntl.LOCK_EX)
                 tokens, old = self._read_own()
                 yield tokens
                 owner, mode = old or (_owner(os.fstat(directory)), 0o600)
                 replace_file(self.path, msgspec.json.encode(_Content(tokens=tokens)) + b"\n", mode=mode, owner=owner)
-            except OSError as error:
-                raise ConfigError(f"cannot write tokens to {self.path}: {error.strerror}.") from None
+        except OSError as error:
+            raise ConfigError(f"cannot write tokens to {self.path}: {error.strerror}.") from None
 
     def _read_own(self) -> tuple[dict[str, StoredToken], tuple[Owner, int] | None]:
         """Return the tokens to change, and owner and mode of their file; None: there is no file.
@@ -303,12 +299,6 @@ def salted_hash(salt: str, secret: str) -> str:
 _PAUSE = 60.0
 
 
-class _Uses(msgspec.Struct):
-    """The content of the file of last uses."""
-
-    used: dict[str, str]
-
-
 def _use_path(tokens_file: Path) -> Path:
     return tokens_file.parent / f"{tokens_file.stem}_used.json"
 
@@ -322,7 +312,7 @@ def read_token_use(tokens_file: Path) -> dict[str, str]:
         The file of tokens.
     """
     with contextlib.suppress(OSError, msgspec.DecodeError):  # nothing depends on it
-        return msgspec.json.decode(_use_path(tokens_file).read_bytes(), type=_Uses).used
+        return msgspec.json.decode(_use_path(tokens_file).read_bytes(), type=dict[str, str])
     return {}
 
 
@@ -339,7 +329,7 @@ class TokenUse:
 
     def __init__(self, tokens_file: Path, known: Callable[[], Collection[str]]) -> None:
         loss = "Until it can, the times of tokens' last use are known to this gateway alone."
-        self._file = StateFile(_use_path(tokens_file), _Uses, loss=loss, durable=False)
+        self._file = StateFile(_use_path(tokens_file), dict[str, str], loss=loss, durable=False)
         self._known = known
         self._used = read_token_use(tokens_file)
         self._stored_at = -_PAUSE
@@ -362,4 +352,4 @@ class TokenUse:
         with contextlib.suppress(ConfigError):  # whoever sends a token is told
             known = self._known()
             self._used = {name: moment for name, moment in self._used.items() if name in known}
-        self._file.write(_Uses(self._used))
+        self._file.write(self._used)

@@ -25,7 +25,7 @@ from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.auth.identity import TokenOnlyIdentity
 from sharedkernel.gateway.auth.tokens import salted_hash
 from sharedkernel.gateway.classroom.sessions import ClassSessions
-from sharedkernel.gateway.config.classes import ClassFile, ClassMember, ClassRecord, Invitation, utc_now
+from sharedkernel.gateway.config.classes import ClassFile, ClassMember, ClassRecord, Invitation, invitations, utc_now
 from sharedkernel.gateway.config.quotas import QuotaLevel
 from sharedkernel.gateway.kernels.manager import SessionKernels
 from sharedkernel.jupyter.names import is_user_name
@@ -119,8 +119,8 @@ class Classes:
         found = next((each for each in classes if name in (None, each)), None)
         if found is None:
             what = "class" if name is None else f"class {name}"
-            how = "begin one with `sharedkernel class ROSTER --until TIME`."
-            raise Refused(f"there is no {what}; {how}", reason="no_class")
+            sentence = f"there is no {what}; begin one with `sharedkernel class ROSTER --until TIME`."
+            raise Refused(sentence, reason="no_class")
         return found
 
     # --- what an admin does -------------------------------------------------------------------------------------------
@@ -345,8 +345,7 @@ class Classes:
             return None
         name, user = meant
         found = self._file.classes[name]
-        invitation = self._usable(found, user, key)
-        again = invitation.used is not None
+        again = self._usable(found, user, key).used is not None
         return {"user": user, "class": name, "teacher": found.teacher, "until": found.until, "again": again}
 
     def admit(self, code: str, key: str) -> tuple[str, str, datetime.datetime, str] | None:
@@ -409,12 +408,10 @@ class Classes:
             for name in [*self._file.classes]:
                 found = self._file.classes.get(name)  # as it is now: to end another takes a while
                 try:
-                    if found is None:
-                        continue
-                    if found.is_over and not self._ending.locked():
-                        await self.end(name)
-                    elif not found.is_over:
+                    if found is not None and not found.is_over:
                         await self._notify(name, found)
+                    elif found is not None and not self._ending.locked():
+                        await self.end(name)
                 except SharedKernelError as error:
                     log.error("the class cannot be ended: %s", error)
             await asyncio.sleep(_PAUSE)
@@ -422,15 +419,11 @@ class Classes:
     def _keep_connected(self) -> None:
         """Keep which invitations have led to a machine that is connected, for the next gateway."""
         connected = self._identity.connected_tokens
-        members = [member for found in self._file.classes.values() for member in found.members.values()]
-        invitations = [member.invitation for member in members if member.invitation is not None]
-        if any(one.token in connected and not one.has_connected for one in invitations):
+        if any(one.token in connected and not one.has_connected for *_, one in invitations(self._file.classes)):
             try:
                 with self._file.changing() as classes:
-                    for found in classes.values():
-                        for member in found.members.values():
-                            if member.invitation is not None and member.invitation.token in connected:
-                                member.invitation.has_connected = True
+                    for *_, one in invitations(classes):
+                        one.has_connected = one.has_connected or one.token in connected
             except ConfigError:  # tried again
                 return
         connected.clear()

@@ -108,13 +108,9 @@ class ClassHandler(ClassesHandler):
         hub, rules = self.identity, self.manager.rules
         await rules.send_all_limits()
         found = classes.describe().get(name, {})
-        answer: dict[str, Any] = {
-            "class": found,
-            "codes": codes,
-            "invitation_path": INVITATION_PATH,
-            "hub_url": hub.public_url if isinstance(hub, HubUsers) else None,
-            "notes": rules.ineffective({"the class": found.get("limits", {})}),
-        }
+        notes = rules.ineffective({"the class": found.get("limits", {})})
+        url = hub.public_url if isinstance(hub, HubUsers) else None
+        answer = {"class": found, "codes": codes, "invitation_path": INVITATION_PATH, "hub_url": url, "notes": notes}
         self.set_header("Cache-Control", "no-store")
         self.finish(msgspec.json.encode(answer))
 

@@ -105,13 +105,8 @@ class ClassRecord(msgspec.Struct, kw_only=True):
 
     def describe(self, sessions: Mapping[str, int]) -> dict[str, Any]:
         """Return what an admin sees of it, for JSON; *sessions* says how many each user has."""
-        return {
-            "began": self.began,
-            "until": self.until,
-            "ending": self.is_over,
-            "limits": self.limits,
-            "users": {user: member.describe(sessions.get(user, 0)) for user, member in sorted(self.members.items())},
-        }
+        users = {user: member.describe(sessions.get(user, 0)) for user, member in sorted(self.members.items())}
+        return {"began": self.began, "until": self.until, "ending": self.is_over, "limits": self.limits, "users": users}
 
 
 class _Content(msgspec.Struct):
@@ -136,12 +131,11 @@ class ClassFile:
         try:
             classes = msgspec.json.decode(path.read_bytes(), type=_Content).classes
             QuotaLevel.parse("class", {"groups": {name: found.limits for name, found in classes.items()}})
+            self.classes = classes
         except FileNotFoundError:
-            return
+            pass
         except (OSError, msgspec.MsgspecError, ConfigError) as error:
             log.error("the classes in %s cannot be read (%s); their users' tokens are left alone.", path, error)
-            return
-        self.classes = classes
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[dict[str, ClassRecord]]:
@@ -163,9 +157,15 @@ class ClassFile:
 
     def find(self, code: str) -> tuple[str, str] | None:
         """Return the class and the user whose invitation has *code*; None for an unknown code."""
-        members = ((name, *member) for name, found in self.classes.items() for member in found.members.items())
-        invited = ((name, user, member.invitation) for name, user, member in members if member.invitation is not None)
-        return next(((name, user) for name, user, invitation in invited if invitation.matches(code)), None)
+        return next(((name, user) for name, user, one in invitations(self.classes) if one.matches(code)), None)
+
+
+def invitations(classes: Mapping[str, ClassRecord]) -> Iterator[tuple[str, str, Invitation]]:
+    """Yield all invitations, with their class and user."""
+    for name, found in classes.items():
+        for user, member in found.members.items():
+            if member.invitation is not None:
+                yield name, user, member.invitation
 
 
 def utc_now() -> datetime.datetime:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sharedkernel.errors import ConfigError
@@ -171,12 +171,8 @@ class QuotaLevel:
         def merge(old: dict[str, dict[str, Any]], new: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
             return {name: old.get(name, {}) | new.get(name, {}) for name in old | new}
 
-        return QuotaLevel(
-            origin=self.origin,
-            default=self.default | newer.default,
-            groups=merge(self.groups, newer.groups),
-            users=merge(self.users, newer.users),
-        )
+        groups, users = merge(self.groups, newer.groups), merge(self.users, newer.users)
+        return replace(self, default=self.default | newer.default, groups=groups, users=users)
 
 
 def find_group_faults(groups: Any) -> Iterator[str]:
@@ -261,12 +257,11 @@ class Quotas:
 
     def explain(self, user: str) -> dict[str, dict[str, Any]]:
         """Return each key's value for *user* and its source, as the API shows it."""
-        answer = {}
-        for key, built_in in _DEFAULTS.items():
-            found = ((entry[key], source) for entry, source in self._entries(user) if key in entry)
-            value, source = next(found, (built_in, BUILT_IN))
-            answer[key] = {"value": value, "source": source}
-        return answer
+        entries = list(self._entries(user))
+        return {
+            key: next({"value": entry[key], "source": source} for entry, source in entries if key in entry)
+            for key in _DEFAULTS
+        }
 
     def limits(self, user: str, capacity_bytes: int | None) -> Limits:
         """Return *user*'s limits as the executor needs them.
@@ -334,3 +329,4 @@ class Quotas:
                 yield level.groups.get(group, {}), f"{level.origin}: group {group}"
         for level in levels:
             yield level.default, f"{level.origin}: default"
+        yield _DEFAULTS, BUILT_IN

@@ -16,14 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from traitlets import TraitError
-from traitlets.config import Config, Configurable
-from traitlets.config.loader import (
-    ConfigFileNotFound,
-    DeferredConfig,
-    JSONFileConfigLoader,
-    LazyConfigValue,
-    PyFileConfigLoader,
-)
+from traitlets.config import Config, Configurable, loader
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.gateway.config.quotas import QuotaError, Quotas
@@ -95,21 +88,21 @@ def value_at_start(app: Configurable, settings: Settings, name: str) -> Any:
     """
     trait, written = app.traits()[name], app._find_my_config(settings.config)
     value = written[name] if name in written else app.trait_defaults(name)
-    if isinstance(value, LazyConfigValue):  # changed in place, as by `c.….admins.add(…)`
+    if isinstance(value, loader.LazyConfigValue):  # changed in place, as by `c.….admins.add(…)`
         value = value.get_value(app.trait_defaults(name))
-    elif isinstance(value, DeferredConfig):  # text of the command line
+    elif isinstance(value, loader.DeferredConfig):  # text of the command line
         value = value.get_value(trait)
     try:
         return trait._validate(app, value)
     except TraitError as error:
-        raise ConfigError(f"{place(settings.files, type(app).__name__, name)}{error}") from None
+        raise ConfigError(f"{place(settings.files, name)}{error}") from None
 
 
 def _read(path: Path) -> Config:
-    loader = JSONFileConfigLoader if path.suffix == ".json" else PyFileConfigLoader
+    kind = loader.JSONFileConfigLoader if path.suffix == ".json" else loader.PyFileConfigLoader
     try:
-        config: Config = loader(path.name, path=str(path.parent)).load_config()
-    except (ConfigFileNotFound, OSError) as error:
+        config: Config = kind(path.name, path=str(path.parent)).load_config()
+    except (loader.ConfigFileNotFound, OSError) as error:
         raise ConfigError(f"{path} cannot be read: {error}.") from None
     except SyntaxError as error:
         raise ConfigError(f"{path}, line {error.lineno}: {error.msg}.") from None
@@ -149,9 +142,9 @@ def build_quotas(
     try:
         return Quotas(quotas, groups, memberships, class_groups)
     except QuotaError as error:
-        raise ConfigError(f"{_place(files, 'quotas', error.path)}{error}") from None
+        raise ConfigError(f"{place(files, 'quotas', error.path)}{error}") from None
     except ConfigError as error:
-        raise ConfigError(f"{_place(files, 'groups', ())}{error}") from None
+        raise ConfigError(f"{place(files, 'groups')}{error}") from None
 
 
 def parse_fronts(value: Any) -> tuple[str, ...]:
@@ -171,10 +164,7 @@ def parse_fronts(value: Any) -> tuple[str, ...]:
 
 
 #: settings with a value of their own kind, and what reads it
-PARSERS: dict[str, Callable[[Any], Any]] = {
-    "executors": parse_devices,
-    "fronts": parse_fronts,
-}
+PARSERS: dict[str, Callable[[Any], Any]] = {"executors": parse_devices, "fronts": parse_fronts}
 
 
 def parse_setting(name: str, value: Any, files: Sequence[Path]) -> Any:
@@ -195,25 +185,24 @@ def parse_setting(name: str, value: Any, files: Sequence[Path]) -> Any:
     try:
         return PARSERS[name](value)
     except ConfigError as error:
-        raise ConfigError(f"{_place(files, name, ())}{error}") from None
+        raise ConfigError(f"{place(files, name)}{error}") from None
 
 
-def _place(files: Sequence[Path], setting: str, path: tuple[str, ...]) -> str:
-    """Return :func:`place` for a setting of the gateway itself."""
-    return place(files, "SharedKernelGateway", setting, path)
-
-
-def place(files: Sequence[Path], section: str, setting: str, path: tuple[str, ...] = ()) -> str:
+def place(
+    files: Sequence[Path], setting: str, path: tuple[str, ...] = (), *, section: str = "SharedKernelGateway"
+) -> str:
     """Return where a setting is written, as the beginning of a sentence.
 
     Parameters
     ----------
     files
         The configuration files, most important last.
-    section, setting
-        The names in ``c.SECTION.SETTING``; an empty setting means the first one of the section.
+    setting
+        The name in ``c.SECTION.SETTING``; an empty one means the first setting of the section.
     path
         Keys of the entry in the setting's value.
+    section
+        The name of the section.
 
     Returns
     -------
@@ -232,22 +221,16 @@ def _find_line(source: bytes, name: str, path: tuple[str, ...]) -> int | None:
         if isinstance(statement, ast.Assign):
             target = ast.unparse(statement.targets[0]).partition(".")[2]
             if target == name or (name.endswith(".") and f"{target}.".startswith(name)):
-                return _descend(statement.value, path)
+                return _descend(statement.value, path, statement.value.lineno)
     return None
 
 
-def _descend(node: ast.expr, path: tuple[str, ...]) -> int:
-    """Return the line of the innermost entry of *path* that is a literal."""
-    line = node.lineno
-    for part in path:
-        if not isinstance(node, ast.Dict):
-            break
+def _descend(node: ast.expr, path: tuple[str, ...], line: int) -> int:
+    """Return the line of the innermost entry of *path* that is a literal; *line* is that of *node*."""
+    if path and isinstance(node, ast.Dict):
         for key, value in zip(node.keys, node.values, strict=True):
-            if isinstance(key, ast.Constant) and key.value == part:
-                line, node = key.lineno, value
-                break
-        else:
-            break
+            if isinstance(key, ast.Constant) and key.value == path[0]:
+                return _descend(value, path[1:], key.lineno)
     return line
 
 

@@ -32,10 +32,8 @@ from sharedkernel.gateway.config.quotas import QuotaLevel, find_group_faults
 from sharedkernel.gateway.config.settings import PARSERS, Settings, parse_setting, place, read_settings, value_at_start
 from sharedkernel.gateway.tls import Certificate, check_exposure
 
-#: the gateway's own section
-_SECTION = "SharedKernelGateway"
-#: its settings that change at once; so does the certificate
-_AT_ONCE = ("quotas", "groups", "admins", "policy", "placement")
+#: the gateway's settings that change at once, in a section that can be read as a whole; so does the certificate
+_AT_ONCE = {("SharedKernelGateway", name) for name in ("", "quotas", "groups", "admins", "policy", "placement")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,18 +49,18 @@ class ConfigFault:
     is_refused: bool = False
 
 
-def report_faults(app: Application, settings: Settings) -> int:
-    """Print what is wrong with *settings*, and return the command's exit code.
+def report_faults(app: Application, unusable: Sequence[ConfigFault], usable: Settings) -> int:
+    """Print what is wrong with the settings, and return the command's exit code.
 
     Parameters
     ----------
     app
         The application to start with them.
-    settings
-        The settings of the files.
+    unusable
+        Faults of settings in the files.
+    usable
+        The other settings of the files, and those of the command line.
     """
-    unusable = list(unusable_settings(app, settings))
-    usable = without_faults(unusable, settings).under(app.cli_config)
     faults = [*(fault.sentence for fault in unusable), *invalid_values(app, usable)]
     warnings = list(ineffective_settings(app, usable))
     if not faults and value_at_start(app, usable, "identity") == "jupyterhub":
@@ -71,7 +69,7 @@ def report_faults(app: Application, settings: Settings) -> int:
     for sentence in (*faults, *(f"warning: {sentence}" for sentence in warnings)):
         print(f"sharedkernel: {sentence}", file=sys.stderr)  # noqa: T201
     if not faults:
-        files = ", ".join(map(str, settings.files)) or "no configuration file; every setting has its default"
+        files = ", ".join(map(str, usable.files)) or "no configuration file; every setting has its default"
         print(f"In order: {files}.")  # noqa: T201
     return 1 if faults else 0
 
@@ -89,9 +87,9 @@ def invalid_values(app: Application, settings: Settings) -> Iterator[str]:
     files = settings.files
     value = partial(value_at_start, app, settings)
     for error in QuotaLevel.read("config", value("quotas") or {})[1]:
-        yield f"{place(files, _SECTION, 'quotas', error.path)}{error}"
+        yield f"{place(files, 'quotas', error.path)}{error}"
     for sentence in find_group_faults(value("groups") or {}):
-        yield f"{place(files, _SECTION, 'groups')}{sentence}"
+        yield f"{place(files, 'groups')}{sentence}"
     checks: list[Callable[[], Any]] = [
         *(partial(parse_setting, name, value(name), files) for name in PARSERS),
         lambda: check_exposure(
@@ -124,17 +122,15 @@ def ineffective_settings(app: Application, settings: Settings) -> Iterator[str]:
         The usable settings of the files, and those of the command line.
     """
     value = partial(value_at_start, app, settings)
-    if value("identity") == "jupyterhub":  # only the hub knows its groups
+    groups = value("groups") or {}
+    # Only the hub knows its groups, and another check reports what is none.
+    if value("identity") == "jupyterhub" or not isinstance(groups, Mapping):
         return
-    quotas, groups = value("quotas"), value("groups") or {}
-    named = quotas.get("groups") if isinstance(quotas, Mapping) else None
-    if not isinstance(named, Mapping) or not isinstance(groups, Mapping):  # a fault that another check reports
-        return
-    for name in (name for name in named if name not in groups):
+    named = QuotaLevel.read("config", value("quotas") or {})[0].groups
+    for name in (name for name in named if name not in map(str, groups)):
         yield (
-            f"{place(settings.files, _SECTION, 'quotas', ('groups', str(name)))}quotas['groups'][{name!r}] hold for "
-            f"nobody: groups has no {name!r}; write c.SharedKernelGateway.groups = {{{name!r}: [USER, …]}}, or take "
-            "them out."
+            f"{place(settings.files, 'quotas', ('groups', name))}quotas['groups'][{name!r}] hold for nobody: groups "
+            f"has no {name!r}; write c.SharedKernelGateway.groups = {{{name!r}: [USER, …]}}, or take them out."
         )
 
 
@@ -151,7 +147,7 @@ def unusable_settings(app: Application, settings: Settings) -> Iterator[ConfigFa
     bases = (cls for known in (type(app), *app.classes) for cls in known.__mro__)
     classes = {cls.__name__: cls for cls in bases if issubclass(cls, Configurable)}
     for section, values in settings.config.items():
-        where = place(settings.files, section, "")
+        where = place(settings.files, "", section=section)
         if not isinstance(values, Config):
             text = f"c.{section} is no section; write c.SECTION.NAME = VALUE."
             yield ConfigFault(sentence=f"{where}{text}", section=section, is_refused=section in classes)
@@ -167,7 +163,7 @@ def _unusable_values(
     app: Application, settings: Settings, section: str, traits: dict[str, Any]
 ) -> Iterator[ConfigFault]:
     for name, value in settings.config[section].items():
-        where = place(settings.files, section, name)
+        where = place(settings.files, name, section=section)
         if name not in traits:
             text = f"{section} has no setting {name!r}; see the administrator's guide for those there are."
             yield ConfigFault(sentence=f"{where}{text}", section=section, name=name)
@@ -238,7 +234,7 @@ def reload_settings(
         unusable = list(unusable_settings(app, written))
         settings = without_faults(unusable, written).under(app.cli_config)
         for fault in unusable:
-            if fault.section == _SECTION and fault.name in ("", *_AT_ONCE):
+            if (fault.section, fault.name) in _AT_ONCE:
                 raise ConfigError(fault.sentence)
         apply(partial(value_at_start, app, settings), settings.files)
     except SharedKernelError as error:
@@ -263,8 +259,8 @@ def _find_waiting(before: Config, now: Config) -> list[str]:
     old, new = _flat(before), _flat(now)
     return [
         f"c.{section}.{name}"
-        for section, name in sorted({*old, *new})
-        if not (section == _SECTION and name in _AT_ONCE) and old.get((section, name)) != new.get((section, name))
+        for section, name in sorted({*old, *new} - _AT_ONCE)
+        if old.get((section, name)) != new.get((section, name))
     ]
 
 

@@ -7,6 +7,7 @@ been set aside, they are those of the file before. What is older is in the files
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -77,12 +78,9 @@ def _last_lines(path: Path, most_bytes: int) -> tuple[list[bytes], int, bool]:
 def _entries(lines: list[bytes]) -> Iterator[dict[str, Any]]:
     """Yield entries, the last one first; lines that are none are left out."""
     for line in reversed(lines):
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict):
-            yield entry
+        with contextlib.suppress(ValueError):
+            if isinstance(entry := json.loads(line), dict):
+                yield entry
 
 
 class AuditTailHandler(GatewayHandler):
@@ -92,11 +90,9 @@ class AuditTailHandler(GatewayHandler):
     async def get(self) -> None:
         """Return the entries, newest first."""
         self.check_admin("may read the audit log")
-        user, most = self.get_query_argument("user", ""), self._num_entries()
-        entries, is_cut = await self.newest(user, most)
+        entries, is_cut = await self.newest(self.get_query_argument("user", ""), self._num_entries())
         self.set_header("Cache-Control", "no-store")
-        file = self._path and str(self._path)
-        self.finish(json.dumps({"entries": entries, "older": is_cut, "file": file}))
+        self.finish(json.dumps({"entries": entries, "older": is_cut, "file": self._path and str(self._path)}))
 
     @property
     def _path(self) -> Path | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import html
 import json
 import os
+import secrets
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -20,9 +22,9 @@ from tornado.iostream import StreamClosedError
 from sharedkernel._version import __version__
 from sharedkernel.errors import Refused
 from sharedkernel.gateway.auth.audit import AuditedHandler
-from sharedkernel.gateway.auth.hub import SIGN_IN_SECONDS, HubUsers, PendingSignIn
+from sharedkernel.gateway.auth.hub import SIGN_IN_SECONDS, HubUsers, state_of
 from sharedkernel.gateway.auth.identity import LIFETIME, GatewayUser, TokenOnlyIdentity, TokenUsers
-from sharedkernel.gateway.errors import ErrorResponseMixin, http_status
+from sharedkernel.gateway.errors import ErrorResponseMixin, set_refused
 from sharedkernel.gateway.http.handlers import KERNEL_ROUTE, GatewayHandler, for_users
 from sharedkernel.gateway.http.server import SIGN_IN_PATH
 from sharedkernel.gateway.http.status_feed import FeedText
@@ -113,7 +115,7 @@ class PageHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
         error = kwargs.get("exc_info", (None, None))[1]
         sentence = ""
         if isinstance(error, Refused):
-            self.set_status(http_status(error))
+            set_refused(self, error)
             sentence = str(error)
         if isinstance(error, web.HTTPError) and "_xsrf" in (error.log_message or ""):
             sentence = "This form is too old, or your browser keeps no cookies; go back, load the page again and retry."
@@ -222,9 +224,17 @@ class BaseUrlHandler(PageHandler):
 class SignInFormHandler(PageHandler):
     """Base of what shows the form for signing in."""
 
-    def show_form(self, problem: str = "", status: HTTPStatus = HTTPStatus.OK, *, why: str = "") -> None:
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Answer with the form, and why one was not signed in with it."""
+        error = kwargs.get("exc_info", (None, None))[1]
+        if isinstance(error, Refused):
+            set_refused(self, error)
+            self.show_form(str(error))
+        else:
+            super().write_error(status_code, **kwargs)
+
+    def show_form(self, problem: str = "", *, why: str = "") -> None:
         """Answer with the form, and with the *problem* that there was, or *why* one has to sign in again."""
-        self.set_status(status)
         said = f'<p id="problem" role="alert">{html.escape(problem)}</p>' if problem else ""
         said += f'<p class="sk-Notice" role="status">{html.escape(why)}</p>' if why else ""
         form, hub = html.escape(url_path_join(self.base_url, SIGN_IN_PATH)), ""
@@ -272,17 +282,10 @@ class SignInHandler(SignInFormHandler):
     async def post(self) -> None:
         """Start a page session for a right token."""
         token, address = self.get_body_argument("token", ""), self.request.remote_ip or ""
-        try:
-            user = await self.identity.check_token(token, address) if token else None
-        except Refused as refusal:
-            if (retry_after := getattr(refusal, "retry_after", None)) is not None:
-                self.set_header("Retry-After", str(max(1, round(retry_after))))
-            self.show_form(f"{refusal}", http_status(refusal))
-            return
+        user = await self.identity.check_token(token, address) if token else None
         if user is None:
             sentence = "This gateway does not know that token; ask its admin for one." if token else "Enter your token."
-            self.show_form(sentence, HTTPStatus.FORBIDDEN)
-            return
+            raise Refused(sentence, reason="not_allowed")
         self.settings["audit_log"].record("sign in", user=user.username, address=address)
         start_page_session(self, user.username, token)
         self.redirect(self.base_url, status=HTTPStatus.SEE_OTHER)
@@ -295,9 +298,9 @@ class HubSignInHandler(SignInFormHandler):
     async def get(self) -> None:
         """Begin a sign-in."""
         users = self.hub_users
-        pending = PendingSignIn.new()
-        set_secret_cookie(self, self.pending_cookie, pending.cookie, max_age=SIGN_IN_SECONDS)
-        self.redirect(users.sign_in_address(pending, self.redirect_uri))
+        verifier = secrets.token_urlsafe(32)
+        set_secret_cookie(self, self.pending_cookie, verifier, max_age=SIGN_IN_SECONDS)
+        self.redirect(users.sign_in_address(verifier, self.redirect_uri))
 
     @property
     def hub_users(self) -> HubUsers:
@@ -333,24 +336,17 @@ class HubReturnHandler(HubSignInHandler):
     async def get(self) -> None:
         """Start a page session for who has signed in at the hub."""
         users, address = self.hub_users, self.request.remote_ip or ""
-        pending = PendingSignIn.from_cookie(self.get_cookie(self.pending_cookie, ""))
+        verifier, state = self.get_cookie(self.pending_cookie) or "", self.get_query_argument("state", "")
         self.clear_cookie(self.pending_cookie, path=self.base_url)
-        if pending is None or not pending.has_state(self.get_query_argument("state", "")):
+        if not (verifier and hmac.compare_digest(state_of(verifier).encode(), state.encode())):
             sentence = "This sign-in is too old, or began in another browser, or yours keeps no cookies; try again."
-            self.show_form(sentence, HTTPStatus.FORBIDDEN)
-            return
+            raise Refused(sentence, reason="not_allowed")
         if refusal := self.get_query_argument("error", ""):
-            self.show_form(f"JupyterHub has not signed you in ({refusal[:200]}).", HTTPStatus.FORBIDDEN)
-            return
-        try:
-            found = await users.user_for_code(self.get_query_argument("code", ""), pending, self.redirect_uri, address)
-        except Refused as refused:
-            self.show_form(f"{refused}", http_status(refused))
-            return
+            raise Refused(f"JupyterHub has not signed you in ({refusal[:200]}).", reason="not_allowed")
+        found = await users.user_for_code(self.get_query_argument("code", ""), verifier, self.redirect_uri, address)
         if found is None:
             sentence = "JupyterHub does not answer, or does not let you use this gateway; try again, or ask its admin."
-            self.show_form(sentence, HTTPStatus.FORBIDDEN)
-            return
+            raise Refused(sentence, reason="not_allowed")
         user, token = found
         self.settings["audit_log"].record("sign in", user=user.username, address=address, by="JupyterHub")
         start_page_session(self, user.username, token)
@@ -384,17 +380,8 @@ class MeHandler(GatewayHandler):
             self.finish(json.dumps({"message": "you are not signed in.", "reason": "not_signed_in"}))
             return
         install = await installation(self)
-        self.finish(
-            json.dumps(
-                {
-                    "user": user.username,
-                    "admin": user.admin,
-                    "auth": _kind_of(self.identity),
-                    "version": __version__,
-                    **install._asdict(),  # it asks for the token
-                }
-            )
-        )
+        me = {"user": user.username, "admin": user.admin, "auth": _kind_of(self.identity), "version": __version__}
+        self.finish(json.dumps(me | install._asdict()))  # which asks for the token
 
 
 class TokenHandler(GatewayHandler):

@@ -10,12 +10,13 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
 from sharedkernel.errors import Refused, SharedKernelError
+from sharedkernel.gateway.auth.identity import GatewayUser
 from sharedkernel.gateway.fleet.executors import Executors, ask_each
 from sharedkernel.gateway.http.handlers import GatewayHandler, for_users
 from sharedkernel.status.document import DeviceEntry, DeviceStatus, StatusDocument, UserOnDevice, UserStatus
@@ -66,7 +67,6 @@ class UsageHistory:
     def __init__(self, ask: Callable[[], Awaitable[StatusDocument]]) -> None:
         self._ask = ask
         self._devices: dict[str, _DeviceHistory] = {}
-        self._num_steps = 0
         #: seconds since 1970 of the last values
         self._end = 0.0
 
@@ -95,10 +95,11 @@ class UsageHistory:
             devices = [*document.devices] if document.devices else [document.device]
         found = {device.name: device for device in devices}
         users = {} if document is None else _users_by_device(document)
+        gaps = [None] * max((len(history.used_bytes) for history in self._devices.values()), default=0)
         for name in found.keys() - self._devices.keys():
             history = self._devices[name] = _DeviceHistory()
-            history.used_bytes.extend([None] * self._num_steps)
-            history.utilisation.extend([None] * self._num_steps)
+            history.used_bytes.extend(gaps)
+            history.utilisation.extend(gaps)
         for name, history in self._devices.items():
             device = found.get(name)
             utilisation = None if device is None or device.utilisation is UNSET else device.utilisation
@@ -106,7 +107,6 @@ class UsageHistory:
             history.used_bytes.append(None if device is None else device.used_bytes)
             history.utilisation.append(utilisation)
             history.record_users(users.get(name, {}))
-        self._num_steps = min(self._num_steps + 1, NUM_STEPS) if self._devices else 0
         self._end = now
 
     def to_json(self) -> str:
@@ -156,9 +156,7 @@ class TimelineRequests:
         #: requests that wait or are answered, by who asks
         self._waiting: Counter[str] = Counter()
 
-    async def ask(
-        self, executors: Executors, window: TimelineWindow, user: str | None, *, asker: str
-    ) -> dict[str, DeviceTimeline]:
+    async def ask(self, executors: Executors, window: TimelineWindow, user: GatewayUser) -> dict[str, DeviceTimeline]:
         """Return the timeline of each device whose executor answers.
 
         Parameters
@@ -168,8 +166,6 @@ class TimelineRequests:
         window
             Which time.
         user
-            Whose notebooks may be named; None: everybody's.
-        asker
             Who asks.
 
         Raises
@@ -179,13 +175,15 @@ class TimelineRequests:
         SharedKernelError
             When no executor answers.
         """
+        asker = user.username
         if self._waiting[asker] >= _MAX_OF_USER or self._waiting.total() >= _MAX_WAITING:
             raise Refused("too many timelines are asked for at this moment; try again.", reason="too_many_requests")
         self._waiting[asker] += 1
         try:
             async with self._lock:
+                whose = None if user.admin else asker
                 found, _ = await ask_each(
-                    executors, executors, lambda executor: executor.timeline(window, user), seconds=_TIMEOUT
+                    executors, executors, lambda executor: executor.timeline(window, whose), seconds=_TIMEOUT
                 )
         finally:
             self._waiting[asker] -= 1
@@ -210,11 +208,8 @@ class TimelineHandler(GatewayHandler):
 
     async def devices(self, window: TimelineWindow) -> list[dict[str, Any]]:
         """Return the timeline of each device, with its name."""
-        user = self.current_user
         requests: TimelineRequests = self.settings["timeline_requests"]
-        found = await requests.ask(
-            self.manager.executors, window, None if user.admin else cast("str", user.username), asker=user.username
-        )
+        found = await requests.ask(self.manager.executors, window, self.current_user)
         return [{"device": name or None, **msgspec.structs.asdict(timeline)} for name, timeline in found.items()]
 
     def _number(self, name: str, default: Any) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from http import HTTPStatus
 from typing import ClassVar
 
 import msgspec
@@ -106,16 +105,11 @@ class RoomRequests:
         for holder in holders[:_MOST_ASKED]:
             if missing <= 0 and requests:
                 break
-            missing -= holder.persistent_bytes
-            requests.append(
-                RoomRequest(
-                    session=holder.id,
-                    owner=holder.user,
-                    asking_session=waiting.id,
-                    asked_by=waiting.user,
-                    bytes=holder.persistent_bytes,
-                )
+            missing -= (size := holder.persistent_bytes)
+            request = RoomRequest(
+                session=holder.id, owner=holder.user, asking_session=waiting.id, asked_by=waiting.user, bytes=size
             )
+            requests.append(request)
         if len(self._requests) + len(requests) > _MOST_REQUESTS:
             raise Refused("too many notebooks ask for room at this moment; try again.", reason="too_many_requests")
         self._asked_at[session] = now
@@ -142,8 +136,6 @@ class AskForRoomHandler(GatewayHandler):
     async def post(self, kernel_id: str) -> None:
         """Ask, once for a session that waits; return who was asked."""
         session = self.kernel(kernel_id).session_id
-        status = await self.manager.status()
         requests: RoomRequests = self.settings["room_requests"]
-        asked = requests.ask(session, status)
-        self.set_status(HTTPStatus.OK)
+        asked = requests.ask(session, await self.manager.status())
         self.finish(msgspec.json.encode({"asked": sorted({request.owner for request in asked})}))

@@ -64,8 +64,7 @@ def installed_wheel() -> Wheel | None:
 @functools.cache
 def _make() -> Wheel | None:
     try:
-        distribution = metadata.distribution(DISTRIBUTION)
-        return pack(distribution)
+        return pack(metadata.distribution(DISTRIBUTION))
     except (metadata.PackageNotFoundError, OSError, ValueError) as error:
         log.info("people need a checkout to connect their machines: %s", error)
         return None

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharedkernel.gateway.auth.rate_limit import LoginLimit, TooManyFailures
+from sharedkernel.errors import Refused
+from sharedkernel.gateway.auth.rate_limit import LoginLimit
 from tests.gateway.client import Client
 from tests.gateway.conftest import Stack
 
@@ -17,7 +18,7 @@ def guess(limit: LoginLimit, address: str, token: str, now: float) -> bool:
     """Show a wrong token; return whether it is one of those that are not too many."""
     try:
         limit.failed(address, token, now=now)
-    except TooManyFailures:
+    except Refused:
         return False
     return True
 
@@ -26,9 +27,9 @@ def test_an_address_may_show_so_many_wrong_tokens_in_a_window() -> None:
     """The answer to more says so, until one of those is old enough; it says when."""
     limit = LoginLimit(3, 60)
     assert [guess(limit, "10.0.0.1", f"t{n}", now=float(n)) for n in range(5)] == [True, True, True, False, False]
-    with pytest.raises(TooManyFailures) as refused:
+    with pytest.raises(Refused) as refused:
         limit.failed("10.0.0.1", "t9", now=10.0)
-    assert refused.value.retry_after == 50.0
+    assert (refused.value.reason, refused.value.retry_after) == ("too_many_failures", 50.0)
     assert guess(limit, "10.0.0.2", "t9", now=10.0)
     assert guess(limit, "10.0.0.1", "t9", now=60.0)
 
