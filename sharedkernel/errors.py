@@ -107,7 +107,3 @@ class InvalidTransition(Exception):
     def __init__(self, session: str, state: str, event: str, story: list[str]) -> None:
         history = "\n  ".join(story)
         super().__init__(f"session {session}: {event} is not allowed while {state}; its story:\n  {history}")
-        self.session = session
-        self.state = state
-        self.event = event
-        self.story = story

@@ -145,9 +145,9 @@ def test_events_are_legal_exactly_where_the_table_says(sched: Desk, state: Sessi
     with pytest.raises(InvalidTransition) as caught:
         sched.send(event)
     assert sched.scheduler.snapshot(sched.now) == before
-    assert (caught.value.session, caught.value.state, caught.value.event) == ("ada", state, type(event).__name__)
-    assert caught.value.story == sched.scheduler.story(ADA)
-    assert bool(caught.value.story) == (state is not SessionState.DEAD)
+    story = sched.scheduler.story(ADA)
+    assert str(caught.value) == str(InvalidTransition("ada", state, type(event).__name__, story))
+    assert bool(story) == (state is not SessionState.DEAD)
 
 
 def transition_table() -> str:
