@@ -120,9 +120,8 @@ class CommandApp(Application):
         except (TraitError, ArgumentError) as error:
             said = _BELOW_LEAST.sub(r"\1 must be at least \2, not \3", str(error))
             fail(f"{said.rstrip('.')}; {self.remedy(argv or ())}.", status=2)
-        except BrokenPipeError:  # who read the help has read enough, as with `| head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python says so at its end
-            sys.exit(1)
+        except BrokenPipeError:  # who read the help has read enough, as with `| head`; see `main`
+            raise
         except OSError as error:  # Jupyter makes a directory as soon as an option names it
             why = f"{error.filename} cannot be used ({error.strerror})" if error.filename else str(error)
             fail(f"{why}; name another, or have its owner make it.")

@@ -85,22 +85,16 @@ COMMANDS = {
 }
 
 
-def _obstacle(name: str, command: Command) -> str | None:
-    """Return the sentence that says why *command* cannot run here, None when it can."""
-    if command.extra is None:
-        return None
+def _check_extra(name: str, extra: str) -> None:
+    """End this process with a sentence if the command *name*, which needs *extra*, cannot run here."""
     if sys.platform != "linux":
-        return (
+        fail(
             f"`sharedkernel {name}` runs on Linux only and this is {sys.platform}; "
             "run it on the machine with the device, and `sharedkernel install` here."
         )
-    missing = [module for module in _EXTRAS[command.extra] if importlib.util.find_spec(module) is None]
+    missing = [module for module in _EXTRAS[extra] if importlib.util.find_spec(module) is None]
     if missing:
-        return (
-            f"`sharedkernel {name}` needs {', '.join(missing)}; "
-            f"install the packages with {install_hint(command.extra)}."
-        )
-    return None
+        fail(f"`sharedkernel {name}` needs {', '.join(missing)}; install the packages with {install_hint(extra)}.")
 
 
 class SharedKernelApp(CommandApp):
@@ -143,9 +137,8 @@ class SharedKernelApp(CommandApp):
             sys.exit(2)
         name, argv = self._chosen
         command = COMMANDS[name]
-        obstacle = _obstacle(name, command)
-        if obstacle is not None:
-            fail(obstacle)
+        if command.extra is not None:
+            _check_extra(name, command.extra)
         if command.extra == "host":
             from sharedkernel.system.processes import set_name  # on Linux alone
 
