@@ -228,7 +228,13 @@ class GatewayCommandApp(CommandApp):
             print(f"sharedkernel: note: {note}", file=sys.stderr)  # noqa: T201
 
 
-class LimitCommandApp(GatewayCommandApp):
+class ReportCommandApp(GatewayCommandApp):
+    """Base of the commands that print what the gateway answers."""
+
+    as_json = Bool(False, help="Print JSON instead of text.").tag(option="json")
+
+
+class LimitCommandApp(ReportCommandApp):
     """Base of the commands that set what users may use."""
 
     memory = Unicode(help='Memory on each device, such as "8GiB", or "25%" of it.').tag(is_limit=True)

@@ -70,7 +70,6 @@ class ClassApp(LimitCommandApp):
     )
     replace = Bool(False, help="With `invite`: end the tokens that used links of these people gave; sessions go on.")
     keep = Bool(False, help="With `invite`: leave those tokens good, for another machine.")
-    as_json = Bool(False, help="Print JSON instead of text.").tag(option="json")
 
     def start(self) -> None:
         """Do what the line says.

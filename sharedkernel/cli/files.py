@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from traitlets import Bool
 
-from sharedkernel.cli.base import GatewayCommandApp, fail
+from sharedkernel.cli.base import ReportCommandApp, fail
 from sharedkernel.client.gateway.connection import Gateway
 from sharedkernel.client.gateway.files import RemoteFiles, no_such_file
 from sharedkernel.client.gateway.refusals import GatewayUnreachable
@@ -26,7 +26,7 @@ from sharedkernel.units import format_bytes
 _ACTIONS = {"ls": (0, 1), "get": (1, 2), "put": (1, 2), "rm": (1, 1)}
 
 
-class FilesApp(GatewayCommandApp):
+class FilesApp(ReportCommandApp):
     """Lists, uploads, downloads and removes files."""
 
     name = "files"
@@ -43,13 +43,12 @@ class FilesApp(GatewayCommandApp):
         sharedkernel files rm work/model.pt
     """
     accepts_arguments = True
-    flags: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
+    flags: ClassVar[dict[str, Any]] = ReportCommandApp.flags | {  # type: ignore[misc]
         "r": ({"FilesApp": {"recursive": True}}, "Folders, too, with all that is in them."),
     }
 
     force = Bool(False, help="Replace files that exist, without a question.")
     recursive = Bool(False, help="Folders, too, with all that is in them.")
-    as_json = Bool(False, help="With `ls`, print JSON instead of text.").tag(option="json")
 
     def parse_command_line(self, argv: Sequence[str] | None = None) -> None:
         """Parse *argv*, whose options without values may be anywhere: `argparse` takes words only side by side."""

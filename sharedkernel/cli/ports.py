@@ -8,16 +8,16 @@ import json
 from typing import Any
 
 from rich.console import Console
-from traitlets import Bool, Integer
+from traitlets import Integer
 
-from sharedkernel.cli.base import GatewayCommandApp, fail
+from sharedkernel.cli.base import ReportCommandApp, fail
 from sharedkernel.client.gateway.connection import Gateway
 from sharedkernel.client.ports import PortForwards, list_ports
 from sharedkernel.status.tables import cell, new_table, number, text
 from sharedkernel.status.text import safe_text
 
 
-class PortsApp(GatewayCommandApp):
+class PortsApp(ReportCommandApp):
     """Lists and forwards ports."""
 
     name = "ports"
@@ -38,7 +38,6 @@ class PortsApp(GatewayCommandApp):
     local_port = Integer(
         0, min=0, max=65535, help="Listen on this port here, for one port of the host. Default: the same number."
     )
-    as_json = Bool(False, help="Print the list as JSON.").tag(option="json")
 
     def start(self) -> None:
         """Do what the line says.

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 from rich.console import Console, RenderableType
 from traitlets import Bool, Unicode
 
-from sharedkernel.cli.base import NO_LIMIT, GatewayCommandApp, LimitCommandApp, fail
+from sharedkernel.cli.base import NO_LIMIT, LimitCommandApp, ReportCommandApp, fail
 from sharedkernel.client.gateway.connection import POLICY_PATH, QUOTAS_PATH
 from sharedkernel.status.tables import cell, new_table, number, text
 from sharedkernel.status.text import safe_text
@@ -45,7 +45,6 @@ class QuotaApp(LimitCommandApp):
     group = Unicode(help="Change it for this group instead of for a user.")
     default = Bool(False, help="Change it for all who have no value of their own or of a group.")
     reset = Bool(False, help="Undo changes made in this way: for one user or group, or all of them.")
-    as_json = Bool(False, help="Print JSON instead of text.").tag(option="json")
 
     def start(self) -> None:
         """Do what the line says.
@@ -126,7 +125,7 @@ def limit_words(key: str, value: Any) -> str:
     return format_seconds(value) if key in _DURATIONS else f"{value:g}"
 
 
-class PolicyApp(GatewayCommandApp):
+class PolicyApp(ReportCommandApp):
     """Shows the policy, and changes it for an admin."""
 
     name = "policy"
@@ -141,8 +140,6 @@ class PolicyApp(GatewayCommandApp):
     """
     accepts_arguments = True
     patience = 20.0  # an executor that hangs is waited for by the gateway
-
-    as_json = Bool(False, help="Print JSON instead of text.").tag(option="json")
 
     def start(self) -> None:
         """Show or change it.

@@ -15,7 +15,7 @@ from msgspec import UNSET
 from rich.console import Console, Group, RenderableType
 from traitlets import Bool, Unicode
 
-from sharedkernel.cli.base import GatewayCommandApp, fail
+from sharedkernel.cli.base import GatewayCommandApp, ReportCommandApp, fail
 from sharedkernel.client.gateway.connection import Gateway
 from sharedkernel.client.gateway.status import fetch_status
 from sharedkernel.errors import Refused
@@ -38,7 +38,7 @@ from sharedkernel.status.text import NOTHING, safe_text, session_name
 _SHORT = 8
 
 
-class StatusApp(GatewayCommandApp):
+class StatusApp(ReportCommandApp):
     """Prints the status document as tables, or as it is."""
 
     name = "status"
@@ -52,7 +52,6 @@ class StatusApp(GatewayCommandApp):
     about = Unicode(
         help="Show this first where a cluster is too large to show all: a host, a device, a user or a notebook."
     )
-    as_json = Bool(False, help="Print the document itself instead of tables.").tag(option="json")
 
     def start(self) -> None:
         """Ask the gateway once and print its answer."""
@@ -101,7 +100,7 @@ class TopApp(GatewayCommandApp):
         TopScreen(credentials, status).run()
 
 
-class SessionsApp(GatewayCommandApp):
+class SessionsApp(ReportCommandApp):
     """Lists sessions."""
 
     name = "sessions"
@@ -116,7 +115,6 @@ class SessionsApp(GatewayCommandApp):
     """
 
     user = Unicode(help="Only those of this user.")
-    as_json = Bool(False, help="Print JSON, as in the status document.").tag(option="json")
 
     def start(self) -> None:
         """Ask the gateway once and print its answer.

@@ -11,14 +11,14 @@ from urllib.parse import quote, urlencode
 from rich.console import Console, RenderableType
 from traitlets import Bool, Unicode
 
-from sharedkernel.cli.base import GatewayCommandApp, fail
+from sharedkernel.cli.base import ReportCommandApp, fail
 from sharedkernel.client.gateway.connection import SHELVES_PATH
 from sharedkernel.status.tables import cell, new_table, number, text
 from sharedkernel.status.text import about, safe_text
 from sharedkernel.units import format_bytes
 
 
-class ShelfApp(GatewayCommandApp):
+class ShelfApp(ReportCommandApp):
     """Lists what is on shelves, and takes it off."""
 
     name = "shelf"
@@ -44,7 +44,6 @@ class ShelfApp(GatewayCommandApp):
         help="Take it off on this one of several devices only, as the configuration names it, such as cuda:1. "
         "Default: on all."
     )
-    as_json = Bool(False, help="Print JSON instead of text.").tag(option="json")
 
     def start(self) -> None:
         """Do what the line says.

@@ -23,10 +23,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from traitlets import Bool, TraitError, Unicode, validate
+from traitlets import TraitError, Unicode, validate
 
 from sharedkernel._version import __version__
-from sharedkernel.cli.base import GatewayCommandApp, fail
+from sharedkernel.cli.base import ReportCommandApp, fail
 from sharedkernel.cli.trace.recordings import Recording, record_from_log, record_live, recorded_directories
 from sharedkernel.client.gateway.connection import fetch
 from sharedkernel.client.gateway.status import fetch_status
@@ -51,7 +51,7 @@ _REVOKED = "asked to give the device back"
 TraceEvent = dict[str, Any]
 
 
-class TraceApp(GatewayCommandApp):
+class TraceApp(ReportCommandApp):
     """Writes a recording as Trace Event JSON."""
 
     name = "trace"
@@ -78,7 +78,6 @@ class TraceApp(GatewayCommandApp):
     )
     last = Unicode("10m", help='How much of the executor\'s record, such as "90s" or "2h"; 0: all of it.')
     seconds = Unicode(help='Record what happens from now on, for so long, such as 10 or "5m".')
-    as_json = Bool(False, help="Print what was written as JSON instead of a sentence.").tag(option="json")
 
     @validate("last", "seconds")
     def _check_duration(self, proposal: Any) -> str:
