@@ -140,9 +140,8 @@ class _SessionCommandApp(GatewayCommandApp):
     """Base of the commands that do something to sessions."""
 
     accepts_arguments = True
-    #: what it does, and has done
+    #: what it does
     verb: ClassVar[str]
-    done: str
 
     user = Unicode(help="All sessions of this user, in the place of an id.")
 
@@ -171,17 +170,15 @@ class _SessionCommandApp(GatewayCommandApp):
         for session in chosen:
             name = f"{session_name(session)} of {safe_text(session.user)}"
             try:
-                self.act(session.kernel_id or "")
+                print(f"{self.act(session.kernel_id or '')} {name}")  # noqa: T201
             except Refused as refusal:
                 num_failed += 1
                 print(f"sharedkernel: {name}: {refusal}", file=sys.stderr)  # noqa: T201
-            else:
-                print(f"{self.done} {name}")  # noqa: T201
         if num_failed:
             sys.exit(1)
 
-    def act(self, kernel_id: str) -> None:
-        """Do it to one session."""
+    def act(self, kernel_id: str) -> str:
+        """Do it to one session; return what was done."""
         raise NotImplementedError
 
 
@@ -189,7 +186,7 @@ class StopApp(_SessionCommandApp):
     """Ends sessions."""
 
     name = "stop"
-    verb, done = "stop", "stopped"
+    verb = "stop"
     description = """
         Shut sessions down: your own, or, for an admin, anybody's.
 
@@ -206,26 +203,21 @@ class StopApp(_SessionCommandApp):
     now = Bool(False, help="End them for good; they cannot be brought back.")
     programs = Bool(False, help="End only their programs on a GPU; the sessions continue.")
 
-    def start(self) -> None:
-        """Shut down, or end, what the line names; see the base."""
-        if self.programs:
-            self.done = "stopped the programs of"
-        super().start()
-
-    def act(self, kernel_id: str) -> None:
+    def act(self, kernel_id: str) -> str:
         """Shut one session down, or end its programs."""
         gateway = Gateway(self.credentials())
         if self.programs:
             gateway.act(kernel_id, "end-programs")
-        else:
-            gateway.end(kernel_id, at_once=self.now)
+            return "stopped the programs of"
+        gateway.end(kernel_id, at_once=self.now)
+        return "stopped"
 
 
 class OffloadApp(_SessionCommandApp):
     """Moves idle sessions' memory off the device."""
 
     name = "offload"
-    verb, done = "offload", "offloaded"
+    verb = "offload"
     description = """
         Move the memory of idle sessions off the device, so that others have it; their next cells bring it back.
     """
@@ -235,9 +227,10 @@ class OffloadApp(_SessionCommandApp):
         sharedkernel offload --user ada
     """
 
-    def act(self, kernel_id: str) -> None:
+    def act(self, kernel_id: str) -> str:
         """Offload one session."""
         Gateway(self.credentials()).act(kernel_id, "offload")
+        return "offloaded"
 
 
 def short_ids(sessions: Sequence[SessionStatus]) -> dict[str, str]:
