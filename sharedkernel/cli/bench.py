@@ -54,7 +54,12 @@ class BenchApp(StackCommandApp):
         SystemExit
             With 2 for wrong use, 1 when one could not be run.
         """
-        names = self._chosen_names()
+        names = list(BENCHMARKS) if self.all else list(dict.fromkeys(self.extra_args))
+        known = ", ".join(BENCHMARKS)
+        if not names:
+            fail(f"which benchmark? There are {known}; or run them --all.", status=2)
+        if unknown := [name for name in names if name not in BENCHMARKS]:
+            fail(f"there is no benchmark {unknown[0]!r}; there are {known}.", status=2)
         # Before what is installed, where something else may be called `benchmarks`.
         sys.path.insert(0, str(_checkout()))
         # What is measured is what is installed, and services import from the working directory first.
@@ -68,16 +73,6 @@ class BenchApp(StackCommandApp):
             devices=self.devices,
             sessions=self.sessions,
         )
-
-    def _chosen_names(self) -> list[str]:
-        names = list(BENCHMARKS) if self.all else list(dict.fromkeys(self.extra_args))
-        known = ", ".join(BENCHMARKS)
-        if not names:
-            fail(f"which benchmark? There are {known}; or run them --all.", status=2)
-        for name in names:
-            if name not in BENCHMARKS:
-                fail(f"there is no benchmark {name!r}; there are {known}.", status=2)
-        return names
 
 
 def _checkout() -> Path:

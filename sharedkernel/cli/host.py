@@ -60,12 +60,15 @@ class HostApp(CommandApp):
         """
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         try:
-            devices = self._find_devices()
+            devices = list(parse_devices(self.devices)) if self.devices else visible_gpus(os.environ)
             options = shlex.split(self.executor_options)
         except ValueError as error:
             fail(f"--executor-options cannot be read ({error}); check its quotes.", status=2)
         except SharedKernelError as error:
             fail(str(error), status=2)
+        if not devices:
+            self.log.warning("no GPU was found: serving the processor")
+            devices = ["host"]
         directory = Path(self.runtime_dir).absolute() if self.runtime_dir else default_runtime_directory()
         # Of two supervisors each would start again what the other one ends.
         lock_directory(make_private_directory(directory), HOST_LOCK)
@@ -83,18 +86,3 @@ class HostApp(CommandApp):
             runtime.append(f"--SharedKernelGateway.executors={','.join(devices)}")
         command = [*program, "gateway", *runtime, *self.extra_args]
         asyncio.run(keep_running(executors, LastingService("gateway", command, directory / GATEWAY_LOCK)))
-
-    def _find_devices(self) -> list[str]:
-        """Return the devices that were named, or all GPUs, or the processor.
-
-        Raises
-        ------
-        SharedKernelError
-            When they cannot be used together, or the driver does not let its GPUs be counted.
-        """
-        if self.devices:
-            return list(parse_devices(self.devices))
-        found = visible_gpus(os.environ)
-        if not found:
-            self.log.warning("no GPU was found: serving the processor")
-        return found or ["host"]
