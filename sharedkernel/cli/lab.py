@@ -101,7 +101,9 @@ class LabApp(StackCommandApp):
                 "  End          Ctrl-C: sessions and variables end with JupyterLab, notebooks stay",
                 file=sys.stderr,
             )
-            environment = os.environ | stack.client_environment(user) | {"PATH": _path_with_commands()}
+            # this environment first, whose `pip` is the one that counts
+            path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+            environment = os.environ | stack.client_environment(user) | {"PATH": path}
             with left_to_child(signal.SIGINT):  # JupyterLab asks whether it is meant
                 lab = subprocess.Popen(bound_command("jupyterlab", arguments), env=environment)
                 try:
@@ -130,13 +132,6 @@ class LabApp(StackCommandApp):
         except (OSError, SharedKernelError):  # a folder that is not the user's, such as the root of a container
             return []
         return [f"--LabApp.default_url=/lab/tree/{_FIRST_NOTEBOOK}"]
-
-
-def _path_with_commands() -> str:
-    """Return where programs are looked for: in this environment first, whose `pip` is the one that counts."""
-    place = str(Path(sys.executable).parent)
-    others = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    return os.pathsep.join([place, *(other for other in others if other != place)])
 
 
 def _shell_options(directory: Path) -> list[str]:

@@ -121,7 +121,7 @@ def test_lab_offers_the_shared_kernel_and_leaves_nothing(tmp_path: Path, scratch
         assert specs["kernelspecs"]["shared-gpu"]["spec"]["display_name"] == "Shared GPU (PyTorch)"
         (server,) = (child for child in psutil.Process(lab.pid).children() if "jupyterlab" in child.cmdline())
         # Terminals know this environment's commands, also where it is not active.
-        assert server.environ()["PATH"] == f"{Path(sys.executable).parent}:/usr/bin:/bin"
+        assert server.environ()["PATH"] == f"{Path(sys.executable).parent}:{environment['PATH']}"
         # And so they do where the shell's own file forgets them.
         shown = in_terminal(f"ws://127.0.0.1:{port}", ask(f"{url}/api/terminals", {})["name"])
         assert shown == f"{Path(sys.executable).parent / 'pip'} alias"
