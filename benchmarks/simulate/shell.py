@@ -40,7 +40,7 @@ from sharedkernel.ipc.seqpacket import allow_many_descriptors
 from sharedkernel.ipc.shared_page import Page, Turn, Word
 from sharedkernel.protocol import Device, Limits, Memory
 from sharedkernel.scheduling import SchedulerConfig
-from sharedkernel.status.document import pack_status
+from sharedkernel.status.document import pack_part
 from sharedkernel.system.tasks import BackgroundTasks
 
 #: seconds of an iteration, and of a turn
@@ -285,11 +285,11 @@ def _status(executor: _Executor, processes: list[SessionHandle]) -> tuple[float,
         executor.controller.configure(limits[0])
         moments = [time.process_time()]
         for _ in range(2):
-            pack_status(executor.status.document())
+            pack_part(executor.status.document())
             moments.append(time.process_time())
         executor.status.view(limits[0].user)
         moments.append(time.process_time())
-        pack_status(executor.status.view(limits[1].user))
+        pack_part(executor.status.view(limits[1].user))
         moments.append(time.process_time())
         taken.append((moments[1] - moments[0], moments[2] - moments[1], moments[4] - moments[3]))
     return cast(tuple[float, float, float], tuple(map(statistics.median, zip(*taken, strict=True))))

@@ -19,7 +19,7 @@ import msgspec
 from sharedkernel import protocol
 from sharedkernel.errors import ProtocolError, SharedKernelError
 from sharedkernel.ipc.fd_client import DescriptorClient
-from sharedkernel.status.document import WatchedStatus, read_view
+from sharedkernel.status.document import WatchedStatus, read_part
 from sharedkernel.system.deferred_signals import InterruptSafeEvent
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class _View:
         if not callbacks:
             return
         try:
-            status = read_view(packed)
+            status = read_part(packed, WatchedStatus, "status document", "the executor")
         except ProtocolError as error:
             log.warning("%s", error)
             return

@@ -15,8 +15,8 @@ import msgspec
 
 from sharedkernel import paths, protocol
 from sharedkernel.errors import ExecutorUnavailable, ProtocolError, QuotaExceeded, Refused, SessionNotFound
-from sharedkernel.status.document import StatusDocument, read_status
-from sharedkernel.status.timeline import DeviceTimeline, TimelineWindow, read_timeline
+from sharedkernel.status.document import StatusDocument, read_part, read_status
+from sharedkernel.status.timeline import DeviceTimeline, TimelineWindow
 
 log = logging.getLogger(__name__)
 
@@ -370,7 +370,7 @@ class ExecutorClient:
     async def timeline(self, window: TimelineWindow, user: str | None) -> DeviceTimeline:
         """Return what sessions did in *window*, as *user* may see it; None: an admin."""
         answer = await self._ask(protocol.GetTimeline(**msgspec.structs.asdict(window), user=user))
-        return read_timeline(answer.timeline, f"the executor at {self.path}")
+        return read_part(answer.timeline, DeviceTimeline, "timeline", f"the executor at {self.path}")
 
     async def shelves(self, user: str | None = None) -> list[protocol.UserShelf]:
         """Return what is on the shelf of *user*, or on everybody's; only shelves that anything is charged for."""

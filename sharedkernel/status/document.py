@@ -10,11 +10,15 @@ A document may come from an older or a newer version. Unknown fields are ignored
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from sharedkernel.errors import ConfigError, ProtocolError
 from sharedkernel.status.timeline import DeviceTimeline
+
+Part = TypeVar("Part", bound=msgspec.Struct)
 
 
 class HostEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -414,14 +418,21 @@ class WatchedStatus(StatusDocument, frozen=True, kw_only=True):
 
 
 def read_status(data: object, sender: str) -> StatusDocument:
-    """Return the status document in *data*.
+    """Return the status document in *data*; see :func:`read_part`."""
+    return read_part(data, StatusDocument, "status document", sender)
+
+
+def read_part(data: object, kind: type[Part], what: str, sender: str) -> Part:
+    """Return the status document or timeline in *data*.
 
     Parameters
     ----------
     data
         What JSON or msgpack was decoded to, or msgpack that is not decoded yet.
-    sender
-        Who sent it, for the error: such as ``the gateway at http://…``.
+    kind
+        Its type.
+    what, sender
+        What it is and who sent it, for the error: such as ``the gateway at http://…``.
 
     Raises
     ------
@@ -430,29 +441,15 @@ def read_status(data: object, sender: str) -> StatusDocument:
     """
     try:
         if isinstance(data, msgspec.Raw):
-            return msgspec.msgpack.decode(data, type=StatusDocument)
-        return msgspec.convert(data, StatusDocument)
+            return msgspec.msgpack.decode(data, type=kind)
+        return msgspec.convert(data, kind)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(
-            f"{sender} sent no status document that this version can read ({error}); "
+            f"{sender} sent no {what} that this version can read ({error}); "
             "it may be of another version: install the same one on both sides."
         ) from None
 
 
-def read_view(packed: msgspec.Raw) -> WatchedStatus:
-    """Return the document in *packed*, msgpack that the executor sent.
-
-    Raises
-    ------
-    ProtocolError
-        When it is none, with one sentence.
-    """
-    try:
-        return msgspec.msgpack.decode(packed, type=WatchedStatus)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"the executor sent no status that this version can read ({error}).") from None
-
-
-def pack_status(document: StatusDocument) -> msgspec.Raw:
-    """Return a document as part of a message; :func:`read_status` reads it."""
-    return msgspec.Raw(msgspec.msgpack.encode(document))
+def pack_part(part: msgspec.Struct) -> msgspec.Raw:
+    """Return a status document or timeline as part of a message; :func:`read_part` reads it."""
+    return msgspec.Raw(msgspec.msgpack.encode(part))

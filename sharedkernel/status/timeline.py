@@ -7,11 +7,10 @@ The executor answers with it (`executor/history/span_history.py`), the gateway p
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 import msgspec
 
-from sharedkernel.errors import ConfigError, ProtocolError
+from sharedkernel.errors import ConfigError
 
 #: seconds that one timeline may show
 MIN_SECONDS, MAX_SECONDS = 1.0, 3600.0
@@ -107,22 +106,3 @@ class TimelineWindow(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"a timeline has {MIN_COLUMNS} to {MAX_COLUMNS} columns, not {self.columns}.")
         if self.end is not None and not 0 <= self.end < 1e12:
             raise ConfigError("a timeline ends at a time in seconds since 1970.")
-
-
-def pack_timeline(timeline: DeviceTimeline) -> msgspec.Raw:
-    """Return a timeline as part of a message; :func:`read_timeline` reads it."""
-    return msgspec.Raw(msgspec.msgpack.encode(timeline))
-
-
-def read_timeline(data: Any, sender: str) -> DeviceTimeline:
-    """Return the timeline in *data*, msgpack that is not decoded yet.
-
-    Raises
-    ------
-    ProtocolError
-        When it is none, with one sentence that names *sender*.
-    """
-    try:
-        return msgspec.msgpack.decode(data, type=DeviceTimeline)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"{sender} sent no timeline that this version can read ({error}).") from None

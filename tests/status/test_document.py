@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from sharedkernel.errors import ProtocolError
-from sharedkernel.status.document import DeviceEntry, pack_status, read_status
+from sharedkernel.status.document import DeviceEntry, pack_part, read_status
 from tests.status.documents import busy_document, document, session, to_json
 
 
@@ -53,7 +53,7 @@ def test_a_bad_document_is_one_sentence(data: Any) -> None:
 def test_a_document_is_the_same_after_each_way_that_it_goes() -> None:
     """Packed between processes, and as JSON: absent fields stay absent, and null stays null."""
     status = busy_document()
-    assert read_status(pack_status(status), "an executor") == status
+    assert read_status(pack_part(status), "an executor") == status
     text = msgspec.json.encode(status)
     assert read_status(json.loads(text), "a gateway") == status
     assert "devices" not in json.loads(text)

@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from sharedkernel.errors import ConfigError, InvalidTransition, ProtocolError, SharedKernelError
+from sharedkernel.errors import ConfigError, InvalidTransition, SharedKernelError
 from sharedkernel.paths import LOGS_DIRECTORY, device_directory
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.events import (
@@ -39,7 +39,7 @@ from sharedkernel.scheduling.model.events import (
 from sharedkernel.scheduling.model.types import SessionState, UserId
 from sharedkernel.scheduling.scheduler import Scheduler
 from sharedkernel.scheduling.spans import Activity, Span, SpanTracker
-from sharedkernel.status.document import DeviceEntry, StatusDocument
+from sharedkernel.status.document import DeviceEntry, StatusDocument, read_part
 from sharedkernel.status.timeline import MAX_COLUMNS, MAX_SECONDS, MIN_COLUMNS, MIN_SECONDS, DeviceTimeline
 
 #: the record, newest part first
@@ -323,7 +323,7 @@ def record_live(
     }
     for until, length in pieces(begin, end):
         path = f"/sharedkernel/api/timeline?seconds={length}&columns={MAX_COLUMNS}&end={until}"
-        for timeline in _read(fetch(path)):
+        for timeline in _timelines(fetch(path)):
             name = names[0] if timeline.device is None else timeline.device
             if name in recordings:
                 _add(recordings[name], timeline)
@@ -333,7 +333,7 @@ def record_live(
 def _clock(fetch: Callable[[str], Any]) -> float:
     """Return the time on the gateway's clock, in seconds since 1970: this machine's may be another."""
     path = f"/sharedkernel/api/timeline?seconds={MIN_SECONDS}&columns={MIN_COLUMNS}"
-    if not (timelines := _read(fetch(path))):
+    if not (timelines := _timelines(fetch(path))):
         raise _nothing()
     return max(timeline.end for timeline in timelines)
 
@@ -350,11 +350,8 @@ def pieces(begin: float, end: float) -> Iterator[tuple[float, float]]:
         yield begin + (place + 1) * length, max(MIN_SECONDS, length)
 
 
-def _read(answer: Any) -> list[NamedTimeline]:
-    try:
-        return msgspec.convert(answer, _Answer).devices
-    except msgspec.ValidationError as error:
-        raise ProtocolError(f"the gateway sent no timeline that this version can read ({error}).") from None
+def _timelines(answer: Any) -> list[NamedTimeline]:
+    return read_part(answer, _Answer, "timeline", "the gateway").devices
 
 
 def _add(recording: Recording, timeline: DeviceTimeline) -> None:

@@ -24,8 +24,8 @@ from sharedkernel.executor.sessions.user_servers import UserServers
 from sharedkernel.executor.shelf.store import ShelfStore
 from sharedkernel.executor.supervision.supervisor import Supervisor
 from sharedkernel.ipc.shared_page import Word
-from sharedkernel.status.document import pack_status
-from sharedkernel.status.timeline import TimelineWindow, pack_timeline
+from sharedkernel.status.document import pack_part
+from sharedkernel.status.timeline import TimelineWindow
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ class ControlApi:
                 path = await self._user_servers.open(user)
                 return protocol.UserServerOpen(request=message.request, path=path)
             case protocol.GetStatus():
-                return protocol.Status(request=message.request, status=pack_status(self._status.document()))
+                return protocol.Status(request=message.request, status=pack_part(self._status.document()))
             case protocol.AwaitChange():
                 await self._controller.driver.wait_for_change()
             case protocol.GetCounts():
@@ -142,7 +142,7 @@ class ControlApi:
             case protocol.GetTimeline(seconds=seconds, columns=columns, end=end, user=user):
                 window = TimelineWindow(seconds=seconds, columns=columns, end=end)
                 timeline = self._controller.timeline(window, user)
-                return protocol.TimelineAnswer(request=message.request, timeline=pack_timeline(timeline))
+                return protocol.TimelineAnswer(request=message.request, timeline=pack_part(timeline))
             case protocol.FindSockets(user=user, sockets=sockets):
                 owned = await self._sockets.find(user, sockets)
                 return protocol.OwnedSockets(request=message.request, sockets=owned)

@@ -32,7 +32,7 @@ from sharedkernel.status.document import (
     StatusDocument,
     UserStatus,
     WatchedStatus,
-    pack_status,
+    pack_part,
 )
 from sharedkernel.status.timeline import TimelineWindow
 
@@ -237,5 +237,5 @@ class StatusStream:
     async def _send(self, process: SessionHandle, interval: float) -> None:
         while process.user is not None:
             if process.has_read_all:  # a view is worth nothing once there is a newer one
-                process.send(protocol.View(status=pack_status(self._view(process.user))))
+                process.send(protocol.View(status=pack_part(self._view(process.user))))
             await asyncio.sleep(interval)
