@@ -142,9 +142,25 @@ def record_from_log(runtime_directory: Path, *, last: float = 0.0) -> Recording:
             f"there is no record of an executor in {runtime_directory / LOGS_DIRECTORY}; name its --runtime-dir, or "
             "record what happens now with --seconds 10."
         )
-    replay = _Replay()
+    replay: _Replay | None = None
     for where, line in _lines(files):
-        replay.take(where, line)
+        now = line.pop("now")
+        if heading := line.get("began") or (line.get("goes_on") if replay is None else None):
+            try:
+                replay = _Replay(heading, now)
+            except (TypeError, KeyError, ConfigError):  # another version's
+                replay = None
+        elif replay is not None and "goes_on" not in line:
+            try:
+                event = from_dict(line)
+            except ValueError:
+                raise _damaged(where) from None
+            replay.handle(now, event)
+    if replay is None:
+        raise SharedKernelError(
+            "the record holds no begin of an executor of this version, so its configuration is not known; restart "
+            "the executor, or record what happens now with --seconds 10."
+        )
     return replay.recording(last)
 
 
@@ -173,87 +189,60 @@ def _damaged(where: str) -> SharedKernelError:
 
 
 class _Replay:
-    """A scheduler that is told what the executor's was told."""
+    """A scheduler that is told what the executor's was told.
 
-    def __init__(self) -> None:
-        self._scheduler: Scheduler | None = None
-        self._start_over(None)
+    Parameters
+    ----------
+    heading, now
+        The configuration that the record begins with, and when; another version's raises as what reads it does.
+    """
 
-    def _start_over(self, heading: dict[str, Any] | None, now: float = 0.0) -> None:
-        self._heading, self._begin, self._now = heading, now, now
+    def __init__(self, heading: dict[str, Any], now: float) -> None:
+        self._scheduler = Scheduler(SchedulerConfig(**heading["config"]))
+        self._unix_seconds = heading.get("unix_seconds")
+        self._begin = self._now = now
         self._spans: list[Span] = []
         self._tracker = SpanTracker(self._spans.append)
         self._users: dict[str, str] = {}
         self._memory: list[tuple[float, int]] = []
         self._num_left_out = 0
 
-    def take(self, where: str, line: dict[str, Any]) -> None:
-        """Take one line of the record."""
-        now = line.pop("now")
-        heading = line.get("began")
-        if heading is None and self._scheduler is None:
-            heading = line.get("goes_on")
-        if heading is not None:
-            self._begin_scheduler(heading, now)
-        elif "goes_on" in line:
-            return
-        elif self._scheduler is not None:
-            try:
-                event = from_dict(line)
-            except ValueError:
-                raise _damaged(where) from None
-            self._handle(self._scheduler, max(now, self._now), event)
-
-    def _begin_scheduler(self, heading: dict[str, Any], now: float) -> None:
-        try:
-            self._scheduler = Scheduler(SchedulerConfig(**heading["config"]))
-        except (TypeError, KeyError, ConfigError):  # another version's
-            self._scheduler = None
-        self._start_over(heading, now)
-
-    def _handle(self, scheduler: Scheduler, now: float, event: Event) -> None:
-        self._now = now
+    def handle(self, now: float, event: Event) -> None:
+        """Handle one event of the record."""
+        now = self._now = max(now, self._now)
         if isinstance(event, SessionStarted):
             self._users[event.session] = event.user
         elif isinstance(event, SessionEvent):
-            self._make_known(scheduler, now, event)
+            self._make_known(now, event)
         try:
-            scheduler.handle(event, now=now)
+            self._scheduler.handle(event, now=now)
         except InvalidTransition:
             self._num_left_out += 1
             return
-        self._tracker.follow(now, scheduler, scheduler.touched)
-        used = scheduler.ledger.used
+        self._tracker.follow(now, self._scheduler, self._scheduler.touched)
+        used = self._scheduler.ledger.used
         if not self._memory or self._memory[-1][1] != used:
             self._memory.append((now, used))
 
-    def _make_known(self, scheduler: Scheduler, now: float, event: SessionEvent) -> None:
+    def _make_known(self, now: float, event: SessionEvent) -> None:
         """Bring a session in whose begin is not in the record."""
-        session = scheduler.sessions.get(event.session)
-        if session is None:
+        if event.session not in self._scheduler.sessions:
             self._users[event.session] = _UNKNOWN_USER
             begun = SessionStarted(session=event.session, user=UserId(_UNKNOWN_USER), domain=_UNKNOWN_USER)
-            scheduler.handle(begun, now=now)
-            session = scheduler.sessions[event.session]
-        if isinstance(event, DeviceWanted) and session.state is SessionState.IDLE:
-            scheduler.handle(CellOpened(session=event.session), now=now)
+            self._scheduler.handle(begun, now=now)
+        if isinstance(event, DeviceWanted) and self._scheduler.sessions[event.session].state is SessionState.IDLE:
+            self._scheduler.handle(CellOpened(session=event.session), now=now)
 
     def recording(self, last: float) -> Recording:
         """Return what was taken in, the last *last* seconds of it (0: all)."""
-        if self._scheduler is None:
-            raise SharedKernelError(
-                "the record holds no begin of an executor of this version, so its configuration is not known; restart "
-                "the executor, or record what happens now with --seconds 10."
-            )
         begin = max(self._begin, self._now - last) if last else self._begin
         spans = [span for span in (*self._spans, *self._tracker.under_way(self._now)) if span.end > begin]
-        heading = self._heading or {}
         memory = [(max(when, begin), used) for when, used in self._memory]
         # Of what came before, the last value still held when the recording begins.
         before = sum(when <= begin for when, _ in memory)
         notes: dict[str, Any] = {"source": "the executor's record, replayed", "policy": self._scheduler.config.policy}
-        if isinstance(unix_seconds := heading.get("unix_seconds"), int | float):
-            notes["begin_unix_seconds"] = unix_seconds + begin - self._begin
+        if isinstance(self._unix_seconds, int | float):
+            notes["begin_unix_seconds"] = self._unix_seconds + begin - self._begin
         if self._num_left_out:
             notes["events_left_out"] = self._num_left_out
         return Recording(
