@@ -75,7 +75,7 @@ class TableColumn(Generic[Entry]):
 
     def cell(self, entry: Entry) -> Text:
         """Return what it says of *entry*."""
-        return cell(self.text(entry), self.style(entry))
+        return Text(safe_text(self.text(entry)), self.style(entry), justify="left" if self.ratio else "right")
 
     def ranked(self, entry: Entry) -> Any:
         """Return what *entry* is sorted by."""

@@ -148,8 +148,3 @@ def devices_away(status: StatusDocument) -> Sequence[str]:
         for entry in status.by_device().values()
         if isinstance(entry, DeviceEntry)
     ]
-
-
-def left_out_words(status: StatusDocument) -> str:
-    """Return what the document of a large cluster leaves out, to be added to a line; empty: nothing."""
-    return f" · {status.left_out.sentence(how='`status --about NAME`')}" if status.left_out else ""

@@ -28,7 +28,6 @@ from sharedkernel.cli.top.rows import (
     ViewRow,
     devices_away,
     lanes_view,
-    left_out_words,
     people_view,
     session_words,
     sessions_view,
@@ -205,8 +204,7 @@ class TopScreen(App[None]):
         column = self._sorted_by[self._shown]
         rows = view.arranged(words=words, column=column, reverse=self._reversed)
         main.query_one("#line", Static).update(self._line(len(rows), len(view.rows), words))
-        headings = self._headings_of(view, column)
-        self._fill(headings, rows, from_top)
+        self._fill(self._headings_of(view, column), rows, from_top)
         self._show_chosen()
 
     def _headings_of(self, view: RowView, sorted_by: str | None) -> list[tuple[Text, int]]:
@@ -221,12 +219,7 @@ class TopScreen(App[None]):
         """Show *rows*: only what has changed, and the selected row stays the selected one, wherever it moves to."""
         table, chosen, before = self._table, self._chosen, self._rows
         self._rows = rows
-        widths = [width for _, width in headings]
-        is_number = [heading.justify == "right" for heading, _ in headings]
-        texts = [
-            [_fitted(text, width, number) for text, width, number in zip(row.cells, widths, is_number, strict=True)]
-            for row in rows
-        ]
+        texts = [[_fitted(text, width) for text, (_, width) in zip(row.cells, headings, strict=True)] for row in rows]
         if headings == self._headings and [row.key for row in rows] == [row.key for row in before]:
             for row, old, new in zip(rows, before, texts, strict=True):
                 if row.cells != old.cells:
@@ -237,7 +230,7 @@ class TopScreen(App[None]):
         table.clear(columns=headings != self._headings)
         if headings != self._headings:
             for number, (heading, width) in enumerate(headings):
-                table.add_column(_fitted(heading, width, is_number[number]), width=width + 1, key=str(number))
+                table.add_column(_fitted(heading, width), width=width + 1, key=str(number))
             self._headings = headings
         for row, new in zip(rows, texts, strict=True):
             table.add_row(*new, key=row.key)
@@ -259,7 +252,9 @@ class TopScreen(App[None]):
         what = f"{amount} {self._shown}" + (f' with "{safe_text(words)}"' if words else "")
         running = sum(session.state in RUNNING for session in self._status.sessions)
         waiting = sum(session.waiting_for is not None for session in self._status.sessions)
-        return Text(f"{what} · {running} running, {waiting} waiting{left_out_words(self._status)}", style="dim")
+        left_out = self._status.left_out
+        more = f" · {left_out.sentence(how='`status --about NAME`')}" if left_out else ""
+        return Text(f"{what} · {running} running, {waiting} waiting{more}", style="dim")
 
     @property
     def _chosen(self) -> ViewRow | None:
@@ -367,11 +362,12 @@ class TopScreen(App[None]):
             self.push_screen(Question(text, consequence), answered)
 
 
-def _fitted(text: Text, width: int, is_number: bool) -> Text:
+def _fitted(text: Text, width: int) -> Text:
     """Return *text* in *width* characters and a space: cut with an ellipsis, numbers to the right."""
     fitted = text.copy()
     fitted.truncate(width, overflow="ellipsis")
-    fitted.align("right" if is_number else "left", width)
+    fitted.align("right" if text.justify == "right" else "left", width)
+    fitted.justify = None  # aligned to the right once more, it would lose the space
     fitted.pad_right(1)
     return fitted
 
