@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,7 +27,7 @@ from sharedkernel.local_stack import LocalStack
 from sharedkernel.simulator.report import jain_index
 from sharedkernel.status.document import StatusDocument, UserStatus
 from sharedkernel.status.tables import SESSION_COLUMNS, cell, device_view, lanes_table, new_table, number, text
-from sharedkernel.status.text import NOTHING, bytes_or_nothing, safe_text, seconds_or_nothing
+from sharedkernel.status.text import NOTHING, safe_text
 from sharedkernel.system.signals import ended_by_signals, uninterrupted
 from sharedkernel.units import format_bytes, format_seconds
 
@@ -96,15 +96,12 @@ class DemoApp(StackCommandApp):
         if to_output:
             print(json.dumps(report))  # noqa: T201
         elif self.json_file:
-            self._write(report)
+            try:
+                Path(self.json_file).write_text(json.dumps(report, indent=2) + "\n")
+            except OSError as error:
+                fail(f"the report cannot be written to {self.json_file}: {error.strerror}.")
         if not report["ok"]:
             sys.exit(1)
-
-    def _write(self, report: dict[str, Any]) -> None:
-        try:
-            Path(self.json_file).write_text(json.dumps(report, indent=2) + "\n")
-        except OSError as error:
-            fail(f"the report cannot be written to {self.json_file}: {error.strerror}.")
 
 
 def _watch(runs: NotebookRuns, stack: LocalStack, console: Console) -> tuple[dict[str, Any], StatusDocument]:
@@ -273,12 +270,16 @@ def report_view(report: Report, status: StatusDocument) -> RenderableType:
             str(user["iterations"]),
             format_seconds(user["device_seconds"]),
             f"{100 * user['device_fraction']:.0f} %",
-            seconds_or_nothing(user["wait_p50_seconds"]),
-            seconds_or_nothing(user["wait_p95_seconds"]),
-            bytes_or_nothing(user["peak_bytes"]),
+            _known(user["wait_p50_seconds"], format_seconds),
+            _known(user["wait_p95_seconds"], format_seconds),
+            _known(user["peak_bytes"], format_bytes),
             format_bytes(user["resident_bytes"]),
         )
     return Group(Text(), table, Text(), *(Text(line) for line in _conclusions(report, status)))
+
+
+def _known(value: float | None, write: Callable[[float], str]) -> str:
+    return NOTHING if value is None else write(value)
 
 
 def _conclusions(report: Report, status: StatusDocument) -> list[str]:

@@ -235,26 +235,6 @@ def expected_waits(
     return waits
 
 
-def expected_wait(session: SessionStatus, status: StatusDocument) -> float | None:
-    """Return how long a session's wait will likely last (see :func:`expected_waits`).
-
-    Parameters
-    ----------
-    session
-        Its entry of *status*.
-    status
-        The status document of its device.
-
-    Returns
-    -------
-    float or None
-        Seconds; None when it does not wait, or nobody can tell.
-    """
-    device = status.device
-    waits = expected_waits(status.sessions, foreseen_by=device.waits_foreseen_by, quantum=device.quantum_seconds)
-    return waits.get(session.id)
-
-
 def notebook_in_words(user: str, notebook: str | None, *, is_own: bool, is_idle: bool) -> str:
     """Return a notebook as another one's user may see it, such as ``grace's idle notebook``.
 
@@ -291,7 +271,9 @@ def wait_outlook(session: SessionStatus, status: StatusDocument) -> str | None:
     """
     if session.waiting_for is None and session.queue_position is None:
         return None
-    expected = expected_wait(session, status)
+    device = status.device
+    waits = expected_waits(status.sessions, foreseen_by=device.waits_foreseen_by, quantum=device.quantum_seconds)
+    expected = waits.get(session.id)
     maker = None if session.room_from is None else status.session(session.room_from)
     if maker is not None:
         own = maker.user == session.user
@@ -308,13 +290,3 @@ def about(seconds: float) -> str:
         if amount < most or unit == "d":
             break
     return f"~{min(amount, most)} {unit}"
-
-
-def bytes_or_nothing(amount: float | None) -> str:
-    """Return an amount of memory, or a dash where there is none to tell."""
-    return NOTHING if amount is None else format_bytes(amount)
-
-
-def seconds_or_nothing(seconds: float | None) -> str:
-    """Return a duration, or a dash where there is none to tell."""
-    return NOTHING if seconds is None else format_seconds(seconds)

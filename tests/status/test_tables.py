@@ -14,7 +14,6 @@ from sharedkernel.gateway.fleet.merged_status import away_entry, merge
 from sharedkernel.status.tables import memory_bar, status_view
 from sharedkernel.status.text import (
     about,
-    expected_wait,
     ordinal,
     programs_words,
     queue_sentence,
@@ -197,7 +196,7 @@ def test_an_outlook_on_the_wait() -> None:
     assert wait_outlook(queued, status) == "Expected wait: about 1 m 0 s."
     known[0]["remaining_from"] = "residual"  # of cells of its age: too little to rely on
     status = changed(status, sessions=known)
-    assert expected_wait(queued, status) is None
+    assert wait_outlook(queued, status) is None
     assert wait_outlook(status.sessions[0], status) is None
     assert wait_outlook(session("x", "xavier", "waiting", waiting_for="memory"), status) is None
 
