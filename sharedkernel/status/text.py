@@ -6,8 +6,8 @@ Names of users and notebooks come from other people: everything shown passes :fu
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any
 
 from msgspec import UnsetType
 
@@ -148,44 +148,8 @@ def queue_sentence(session: SessionStatus, status: StatusDocument) -> str:
     return f"This notebook waits {why}{place}{holders}."
 
 
-class Waiter(Protocol):
-    """A session of the status document, or of the scheduler's queue."""
-
-    @property
-    def id(self) -> str:
-        """Its name."""
-
-    @property
-    def state(self) -> str:
-        """Its state."""
-
-    @property
-    def iteration_seconds(self) -> float | None:
-        """Mean device time of an iteration."""
-
-    @property
-    def queue_position(self) -> int | None:
-        """From 1; None: not queued."""
-
-    @property
-    def waiting_for(self) -> str | None:
-        """The reason of its wait."""
-
-    @property
-    def memory_wait_seconds(self) -> float | None:
-        """The time that it may still wait for memory."""
-
-    @property
-    def remaining_seconds(self) -> float | None:
-        """Device time that its open cell still needs."""
-
-    @property
-    def remaining_from(self) -> str | None:
-        """The source of the forecast."""
-
-
 def expected_waits(
-    sessions: Iterable[Waiter], *, foreseen_by: str | UnsetType | None, quantum: float
+    sessions: Sequence[Any], *, foreseen_by: str | UnsetType | None, quantum: float
 ) -> dict[str, float | None]:
     """Return how long the waits of sessions will likely last.
 
@@ -197,7 +161,8 @@ def expected_waits(
     Parameters
     ----------
     sessions
-        All of a device that wait or run.
+        All of a device that wait or run: of the status document, or of the scheduler's snapshot, whose names are the
+        same.
     foreseen_by
         The device's `waits_foreseen_by`.
     quantum
@@ -208,23 +173,16 @@ def expected_waits(
     dict
         Seconds by session, of those that wait; None where nobody can tell.
     """
-    waits: dict[str, float | None] = {}
-    running: list[Waiter] = []
-    queued: list[tuple[int, Waiter]] = []
-    for session in sessions:
-        if session.state in RUNNING:
-            running.append(session)
-        elif session.waiting_for in ("memory", "quota", "restore"):
-            waits[session.id] = session.memory_wait_seconds
-        elif session.waiting_for == "lane":
-            waits[session.id] = None
-            if session.queue_position is not None:
-                queued.append((session.queue_position, session))
+    running = [session for session in sessions if session.state in RUNNING]
+    waiting = [session for session in sessions if session.waiting_for is not None and session.state not in RUNNING]
+    queued = [session for session in waiting if session.waiting_for == "lane"]
+    waits: dict[str, float | None] = {session.id: session.memory_wait_seconds for session in waiting}
+    waits |= dict.fromkeys((session.id for session in queued), None)
     if not foreseen_by:
         return waits
-    queued.sort(key=lambda entry: entry[0])
     work: float | None = 0.0
-    for number, session in enumerate((*running, *(session for _, session in queued))):
+    queued = [session for session in queued if session.queue_position is not None]
+    for number, session in enumerate((*running, *sorted(queued, key=lambda session: session.queue_position))):
         if number >= len(running):
             waits[session.id] = None if work is None else work / max(1, len(running))
         if foreseen_by == "turns":

@@ -65,7 +65,7 @@ def test_going_along_the_queue_once_gives_each_its_wait(
 ) -> None:
     """As if for each session all others were looked at, in whatever order they come."""
     everybody = number(drawn, waits_for)
-    waits = expected_waits(reversed(everybody), foreseen_by=foreseen_by, quantum=0.05)
+    waits = expected_waits(everybody[::-1], foreseen_by=foreseen_by, quantum=0.05)
     assert waits == {
         session.id: None if (wait := expected(session, everybody, foreseen_by)) is None else pytest.approx(wait)
         for session in everybody
