@@ -10,10 +10,11 @@ A document may come from an older or a newer version. Unknown fields are ignored
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from sharedkernel.errors import ConfigError, ProtocolError
 from sharedkernel.status.timeline import DeviceTimeline
@@ -347,18 +348,10 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
         user
             Who is no admin. Other users' sessions are shown without notebook and kernel.
         """
-        sessions = [
-            entry
-            if entry.user == user
-            else msgspec.structs.replace(
-                entry, notebook=None, kernel_id=None, client_key=None, still_has=[], programs=[]
-            )
-            for entry in self.sessions
-        ]
-        if not self.room_requests:
-            return msgspec.structs.replace(self, sessions=sessions)
-        requests = [request for request in self.room_requests if user in (request.owner, request.asked_by)]
-        return msgspec.structs.replace(self, sessions=sessions, room_requests=requests)
+        own: dict[str, Any] = {"notebook": None, "kernel_id": None, "client_key": None, "still_has": [], "programs": []}
+        sessions = [entry if entry.user == user else replace(entry, **own) for entry in self.sessions]
+        requests = self.room_requests and [each for each in self.room_requests if user in (each.owner, each.asked_by)]
+        return replace(self, sessions=sessions, room_requests=requests)
 
     @property
     def has_hosts(self) -> bool:
@@ -376,17 +369,15 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
         return {entry.name: self._only(entry) if entry.available else entry for entry in self.devices}
 
     def _only(self, device: DeviceEntry) -> StatusDocument:
-        numbers = {lane.id: lane.id if lane.number is UNSET else lane.number for lane in self.lanes}
-        return msgspec.structs.replace(
+        numbers: dict[int | None, int] = {
+            lane.id: lane.id if lane.number is UNSET else lane.number for lane in self.lanes
+        }
+        return replace(
             self,
             device=device.status(),
-            lanes=[
-                msgspec.structs.replace(lane, id=numbers[lane.id]) for lane in self.lanes if lane.device == device.name
-            ],
+            lanes=[replace(lane, id=numbers[lane.id]) for lane in self.lanes if lane.device == device.name],
             sessions=[
-                msgspec.structs.replace(entry, lane=None if entry.lane is None else numbers.get(entry.lane))
-                for entry in self.sessions
-                if entry.device == device.name
+                replace(entry, lane=numbers.get(entry.lane)) for entry in self.sessions if entry.device == device.name
             ],
         )
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-import msgspec
+from msgspec.structs import replace
 
 from sharedkernel.status.document import LeftOut, SessionStatus, StatusDocument
 
@@ -75,7 +75,6 @@ def excerpt(status: StatusDocument, user: str, about: str = "") -> StatusDocumen
     if left_out == LeftOut():
         return status
     kept = {lane.id for lane in lanes}
-    replace = msgspec.structs.replace
     return replace(
         status,
         hosts=hosts,

@@ -51,7 +51,7 @@ _BAR_WIDTH, _SHORT_BAR_WIDTH = 30, 10
 Entry = TypeVar("Entry")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, since `TableColumn[Entry](...)` is marked by typing
 class TableColumn(Generic[Entry]):
     """A column: what it says of an entry, how wide it is, and what entries are sorted by."""
 
@@ -228,12 +228,9 @@ def _state_and_lane(session: SessionStatus) -> str:
 
 def place_columns(*, has_devices: bool, has_hosts: bool) -> list[TableColumn[SessionStatus | LaneStatus]]:
     """Return the columns that say where a session or a lane is, as far as there is more than one such place."""
-    host: TableColumn[SessionStatus | LaneStatus] = TableColumn(
-        name="host", ratio=1, text=lambda entry: entry.host or ""
-    )
-    device: TableColumn[SessionStatus | LaneStatus] = TableColumn(
-        name="device", ratio=2, text=device_on_host if has_hosts else lambda entry: entry.device or ""
-    )
+    column = TableColumn[SessionStatus | LaneStatus]
+    host = column(name="host", ratio=1, text=lambda entry: entry.host or "")
+    device = column(name="device", ratio=2, text=device_on_host if has_hosts else lambda entry: entry.device or "")
     return [host, device] if has_hosts else [device] if has_devices else []
 
 

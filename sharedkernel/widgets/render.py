@@ -131,15 +131,12 @@ def _who(row: TimelineRow, session: SessionStatus) -> str:
 
 def _standing(session: SessionStatus, status: WatchedStatus) -> str:
     """Return where *session* stands, what to expect, and what its user can do."""
-    turns = _turns(session, status)
-    if turns is not None:
+    if (turns := _turns(session, status)) is not None:
         return turns
-    parts = [queue_sentence(session, status)]
+    parts: list[str | None] = [queue_sentence(session, status)]
     if session.waiting_for is not None or session.queue_position is not None:
-        outlook = wait_outlook(session, status)
-        parts += [outlook] if outlook else []
-        parts.append("Interrupt the kernel to stop waiting.")
-    return " ".join(parts)
+        parts += [wait_outlook(session, status), "Interrupt the kernel to stop waiting."]
+    return " ".join(filter(None, parts))
 
 
 def _turns(session: SessionStatus, status: WatchedStatus) -> str | None:
@@ -176,15 +173,9 @@ def _shown(status: StatusDocument, session_id: str) -> tuple[list[LaneStatus], l
     lanes = [lane for lane in status.lanes if lane.id in chosen]
     outside = [session for session in status.sessions if session.state in ("waiting", "restoring")]
     outside.sort(key=lambda session: (session.id != session_id, session.queue_position or 0))
-    more = [
-        f"{number} more {what}"
-        for number, what in (
-            (len(status.lanes) - len(lanes), "lanes"),
-            (len(outside[_MOST_ROWS:]), "sessions that wait"),
-        )
-        if number
-    ]
-    return lanes, outside[:_MOST_ROWS], f"And {', '.join(more)}." if more else ""
+    left_out = {"lanes": len(status.lanes) - len(lanes), "sessions that wait": len(outside[_MOST_ROWS:])}
+    more = ", ".join(f"{number} more {what}" for what, number in left_out.items() if number)
+    return lanes, outside[:_MOST_ROWS], f"And {more}." if more else ""
 
 
 def _names(status: StatusDocument, own_id: str) -> dict[str, str]:
