@@ -76,7 +76,7 @@ def test_options_of_the_cluster_do_what_they_say(trace: Path, capsys: pytest.Cap
     assert run("--policy", "las", "--las-thresholds", "4,8")["preemptions"] > 0
     assert run("--policy", "las", "--las-thresholds", "4000")["preemptions"] == 0
     assert run("--policy", "fifo", "--time-unit", "min")["makespan_seconds"] == 22 * 60
-    learned = run("--policy", "gittins", "--samples", "trace", "--promote", "2")
+    learned = run("--policy", "gittins", "--samples", "trace")
     assert learned["finished"] == 3
 
 

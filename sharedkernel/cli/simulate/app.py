@@ -6,7 +6,6 @@ Scenarios have common ground: what to run, what to compare, how to show it.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -213,11 +212,6 @@ class ClusterApp(TraceScenarioApp):
         help="What las and gittins know of the workload: a CSV file with a column `duration` of earlier jobs' "
         "device-seconds, or `trace` for the trace's own jobs; empty: what finished so far in the run."
     )
-    promote = Float(
-        0.0,
-        help="With las and gittins: a job that has waited for so many times what it ran goes back to the highest "
-        "queue; 0: never.",
-    )
     alpha = Float(1.0, help="With allox: part of the users whose jobs take part, those served least; 1: all.")
 
     def prepare(self) -> int:
@@ -232,7 +226,6 @@ class ClusterApp(TraceScenarioApp):
             las_thresholds=_numbers("--las-thresholds", self.las_thresholds) if self.las_thresholds else None,
             samples=tuple(read_samples(self.samples)) if is_file else None,
             from_trace=self.samples == _FROM_TRACE,
-            promotion=self.promote if self.promote else math.inf,
         )
         AlloX(alpha=self.alpha)
         self._check_policies()
