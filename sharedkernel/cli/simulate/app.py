@@ -88,7 +88,18 @@ class ScenarioApp(CommandApp):
             total = self.prepare()
         except ConfigError as error:
             fail(f"{str(error).rstrip('.')}; see `{self._command_line} --help`.", status=2)
-        outcomes = self._run(names, total)
+        # Standard output belongs to the figures alone; the bar is for people who wait at a terminal.
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        outcomes = []
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+            for name in names:
+                task = progress.add_task(name, total=total)
+
+                def show(done: int, task: TaskID = task) -> None:
+                    progress.update(task, completed=done)
+
+                outcomes.append(self.simulate(name, show))
         if self.as_json:
             figures = [outcome.figures() for outcome in outcomes]
             print(json.dumps(figures if self.compare else figures[0]))  # noqa: T201
@@ -120,21 +131,6 @@ class ScenarioApp(CommandApp):
     def say(self, sentence: str) -> None:
         """Tell people something on standard error, which the figures do not need."""
         Console(stderr=True, highlight=False, soft_wrap=True).print(sentence, markup=False)
-
-    def _run(self, names: Sequence[str], total: int) -> list[SimulationResult]:
-        # Standard output belongs to the figures alone; the bar is for people who wait at a terminal.
-        console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        outcomes = []
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-            for name in names:
-                task = progress.add_task(name, total=total)
-
-                def show(done: int, task: TaskID = task) -> None:
-                    progress.update(task, completed=done)
-
-                outcomes.append(self.simulate(name, show))
-        return outcomes
 
 
 def check_known(option: str, value: str, known: Iterable[str]) -> None:
@@ -228,7 +224,10 @@ class ClusterApp(TraceScenarioApp):
             from_trace=self.samples == _FROM_TRACE,
         )
         AlloX(alpha=self.alpha)
-        self._check_policies()
+        able: tuple[str, ...] = tuple(HeterogeneousPolicyName if self._is_heterogeneous else JobPolicyName)
+        if unable := [name for name in self.names() if name not in able]:
+            devices = "devices of several kinds" if self._is_heterogeneous else "like devices"
+            raise ConfigError(f"{unable[0]} is no policy for {devices}; there are {', '.join(able)}.")
         workload = self.workload or ("two-kinds" if self._is_heterogeneous else "heavy-tailed")
         check_known("--workload", workload, CLUSTER_WORKLOADS)
         self._jobs = self.workload_of(CLUSTER_WORKLOADS[workload], devices=count)
@@ -236,13 +235,6 @@ class ClusterApp(TraceScenarioApp):
         if too_large:
             self.say(f"{too_large} of {len(self._jobs)} jobs need more than {count} devices and cannot run.")
         return len(self._jobs)
-
-    def _check_policies(self) -> None:
-        able: tuple[str, ...] = tuple(HeterogeneousPolicyName if self._is_heterogeneous else JobPolicyName)
-        for name in self.names():
-            if name not in able:
-                devices = "devices of several kinds" if self._is_heterogeneous else "like devices"
-                raise ConfigError(f"{name} is no policy for {devices}; there are {', '.join(able)}.")
 
     def simulate(self, policy: str, on_progress: OnProgress) -> SimulationResult:
         """See :meth:`.ScenarioApp.simulate`."""
@@ -290,20 +282,20 @@ class NotebooksApp(TraceScenarioApp):
         """See :meth:`.ScenarioApp.prepare`."""
         if not (self.wait >= 0 and self.devices >= 0):
             raise ConfigError("--wait and --devices are 0 or more.")
-        self._options = {name: self._shared_options(name) for name in self.names()}
+        self._options = {
+            name: SharedOptions(
+                devices=self.devices or 1,
+                capacity=parse_bytes(self.capacity),
+                policy=name,
+                placement=self.placement,
+                quantum=self.quantum,
+                seed=self.seed,
+            )
+            for name in self.names()
+        }
         jobs = self.workload_of(notebooks)
         self._notebooks = notebooks_of(jobs)
         return sum(job.devices == 1 for job in jobs)
-
-    def _shared_options(self, policy: str) -> SharedOptions:
-        return SharedOptions(
-            devices=self.devices or 1,
-            capacity=parse_bytes(self.capacity),
-            policy=policy,
-            placement=self.placement,
-            quantum=self.quantum,
-            seed=self.seed,
-        )
 
     def simulate(self, policy: str, on_progress: OnProgress) -> SimulationResult:
         """See :meth:`.ScenarioApp.simulate`."""
@@ -340,18 +332,18 @@ class DeviceApp(ScenarioApp):
         """See :meth:`.ScenarioApp.prepare`."""
         check_known("--workload", self.workload, DEVICE_WORKLOADS)
         self._sessions = DEVICE_WORKLOADS[self.workload](self.seed)
-        self._configs = {name: self._config(name) for name in self.names()}
+        self._configs = {
+            name: SchedulerConfig(
+                capacity=parse_bytes(self.capacity),
+                policy=name,
+                quantum=self.quantum,
+                preempt_patience=PATIENCE,
+                parallel_lanes=self.parallel_lanes,
+                backfill=self.backfill and name == "fifo",
+            )
+            for name in self.names()
+        }
         return sum(len(session.cells) for session in self._sessions)
-
-    def _config(self, policy: str) -> SchedulerConfig:
-        return SchedulerConfig(
-            capacity=parse_bytes(self.capacity),
-            policy=policy,
-            quantum=self.quantum,
-            preempt_patience=PATIENCE,
-            parallel_lanes=self.parallel_lanes,
-            backfill=self.backfill and policy == "fifo",
-        )
 
     def simulate(self, policy: str, on_progress: OnProgress) -> SimulationResult:
         """See :meth:`.ScenarioApp.simulate`."""
