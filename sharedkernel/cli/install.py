@@ -157,19 +157,16 @@ class InstallApp(CommandApp):
             raise ConfigError(f"which gateway? Give its address with --gateway-url or in {URL_VARIABLE}.")
         url = check_url(url)
         if self.fingerprint:
-            self._check_fingerprint(url)
+            if self.ca_file:
+                raise ConfigError("--fingerprint and --ca exclude each other; give one of them.")
+            if not url.startswith("https:"):
+                raise ConfigError(f"{url} is not encrypted, so it has no certificate; leave --fingerprint out.")
+            self.fingerprint = check_fingerprint(self.fingerprint)
         token = self._read_token(url)
         if self.fingerprint:
             return Credentials(url=url, token=token, ca_file=str(certificate_path(self._kept_path())))
         ca_file = self.ca_file or os.environ.get(CA_VARIABLE) or kept_ca_file(url, self._kept_path())
         return Credentials(url=url, token=token, ca_file=check_ca_file(ca_file) if ca_file else None)
-
-    def _check_fingerprint(self, url: str) -> None:
-        if self.ca_file:
-            raise ConfigError("--fingerprint and --ca exclude each other; give one of them.")
-        if not url.startswith("https:"):
-            raise ConfigError(f"{url} is not encrypted, so it has no certificate; leave --fingerprint out.")
-        self.fingerprint = check_fingerprint(self.fingerprint)
 
     def _kept_path(self) -> Path:
         """Return the file in which the address and the token are kept."""

@@ -123,17 +123,11 @@ def _delimiter(first: str) -> str | None:
     return "," if found is None and first.strip().lower() in _COLUMNS else found
 
 
-def _rows(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows that are not empty, each with the number of its last line: a quoted cell may have several."""
-    reader = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True)
-    for row in reader:
-        cells = [cell.strip() for cell in row]
-        if any(cells):
-            yield reader.line_num, cells
-
-
 def _table(text: str, delimiter: str, name: str) -> Iterator[tuple[int, Person]]:
-    (first, columns), *rest = list(_rows(text, delimiter)) or [(1, [])]
+    reader = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True)
+    # each with the number of its last line: a quoted cell may have several
+    rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
+    (first, columns), *rest = [row for row in rows if any(row[1])] or [(1, [])]
     columns = [column.lower() for column in columns]
     user = next((columns.index(column) for column in _USER_COLUMNS if column in columns), None)
     email = next((columns.index(column) for column in _EMAIL_COLUMNS if column in columns), None)
