@@ -154,12 +154,11 @@ class LocalStack:
         """
         try:
             self._prepare()
-            for executor in self.executors.values():
-                executor.start()
-            self.gateway.start()
-            for executor in self.executors.values():
-                executor.wait_until_ready()
-            self.gateway.wait_until_ready()
+            services = [*self.executors.values(), self.gateway]
+            for service in services:
+                service.start()
+            for service in services:
+                service.wait_until_ready()
         except BaseException:
             self.stop()
             raise
@@ -169,7 +168,8 @@ class LocalStack:
         with uninterrupted():
             self.gateway.stop()
             for device, executor in self.executors.items():
-                if self._executor_crashed(device):
+                ended = executor.process is not None and not executor.running
+                if ended and self._executor_socket(device).exists():  # it went without a good-bye, which removes it
                     # Only an executor can end what another one has left running: sessions survive their executor.
                     with contextlib.suppress(SharedKernelError):
                         executor.start()
@@ -217,12 +217,6 @@ class LocalStack:
             return False
         return all(device.available or not self.executors[device.name].running for device in devices)
 
-    def _executor_crashed(self, device: str) -> bool:
-        """Whether the executor went without a good-bye, which removes its socket."""
-        executor = self.executors[device]
-        ended = executor.process is not None and not executor.running
-        return ended and self._executor_socket(device).exists()
-
 
 def _make_directory(devices: Sequence[str]) -> Path:
     """Make a directory for a stack where temporary files go, or in `/tmp` where that has too long a path for sockets.
@@ -240,15 +234,10 @@ def free_port() -> int:
     The system may assign a port of that range to another program before the service listens there, or while it
     restarts.
     """
-    ports = range(_LOWEST_PORT, _first_of_the_systems_ports())
+    ports = range(0)
+    with contextlib.suppress(OSError):
+        ports = range(_LOWEST_PORT, int(_PORT_RANGE.read_text().split()[0]))
     while True:
         with socket.socket() as probe, contextlib.suppress(OSError):  # taken
             probe.bind(("127.0.0.1", secrets.choice(ports) if ports else 0))
             return probe.getsockname()[1]
-
-
-def _first_of_the_systems_ports() -> int:
-    try:
-        return int(_PORT_RANGE.read_text().split()[0])
-    except OSError:
-        return 0
