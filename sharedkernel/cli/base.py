@@ -16,7 +16,7 @@ from enum import Enum
 from textwrap import dedent
 from typing import Any, ClassVar, NoReturn
 
-from traitlets import Bool, TraitError, TraitType, Unicode, validate
+from traitlets import Bool, TraitError, TraitType, Unicode
 from traitlets.config import Application
 from traitlets.config.loader import ArgumentError, KVArgParseConfigLoader
 
@@ -237,17 +237,15 @@ class ReportCommandApp(GatewayCommandApp):
 class LimitCommandApp(ReportCommandApp):
     """Base of the commands that set what users may use."""
 
-    memory = Unicode(help='Memory on each device, such as "8GiB", or "25%" of it.').tag(is_limit=True)
-    share = Unicode(help="Share of the device; 2 is twice the usual one.").tag(is_limit=True)
-    sessions = Unicode(help="How many sessions at a time.").tag(is_limit=True)
-    priority = Unicode(help="Larger is served first, under the policy `priority`.").tag(is_limit=True)
+    memory = Unicode(help='Memory on each device, such as "8GiB", or "25%" of it.')
+    share = Unicode(help="Share of the device; 2 is twice the usual one.")
+    sessions = Unicode(help="How many sessions at a time.")
+    priority = Unicode(help="Larger is served first, under the policy `priority`.")
     offload_after = Unicode(
         help='How long idle memory stays on the device while others wait, such as "30s"; "never": always.'
-    ).tag(is_limit=True)
-    cull_after = Unicode(help='After how long an idle session is ended, such as "2h".').tag(is_limit=True)
-    linger = Unicode(help='How long a session that was shut down can be brought back, such as "10m".').tag(
-        is_limit=True
     )
+    cull_after = Unicode(help='After how long an idle session is ended, such as "2h".')
+    linger = Unicode(help='How long a session that was shut down can be brought back, such as "10m".')
 
     def limits(self) -> dict[str, Any]:
         """Return the limits on the line as the gateway takes them.
@@ -257,7 +255,7 @@ class LimitCommandApp(ReportCommandApp):
         SystemExit
             With 2 when one has no value.
         """
-        names = self.trait_names(is_limit=True)
+        names = LimitCommandApp.class_own_traits()
         self.refuse_empty(*names)
         values = {name: getattr(self, name).strip() for name in names}
         return {name: None if value == NO_LIMIT else _number(value) for name, value in values.items() if value}
@@ -281,16 +279,16 @@ class StackCommandApp(CommandApp):
         "4GiB", help='How much of the device\'s memory to share, such as "8GiB"; empty: what the device has.'
     )
 
-    @validate("capacity")
-    def _check_capacity(self, proposal: Any) -> str:
-        capacity: str = proposal["value"]
-        try:
-            if capacity:
-                parse_bytes(capacity)
-        except ConfigError as error:
-            raise TraitError(f"--capacity: {error}") from None
-        return capacity
-
     def stack_options(self) -> dict[str, Any]:
-        """Return the options as :class:`~sharedkernel.local_stack.LocalStack` takes them."""
+        """Return the options as :class:`~sharedkernel.local_stack.LocalStack` takes them.
+
+        Raises
+        ------
+        SystemExit
+            With 2 when the capacity is no amount of memory.
+        """
+        try:
+            parse_bytes(self.capacity or 0)
+        except ConfigError as error:
+            fail(f"--capacity: {error}", status=2)
         return {"devices": [self.device], "capacity": self.capacity or None}

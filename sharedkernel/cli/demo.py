@@ -84,8 +84,9 @@ class DemoApp(StackCommandApp):
         console = Console(highlight=False, stderr=to_output)
         directory = examples_directory()
         notebooks = [(user, directory / name) for user, name in _NOTEBOOKS.items()]
+        options = self.stack_options()
         console.print("Starting an executor, a gateway and three people's notebooks …")
-        with ended_by_signals(), LocalStack(users=list(_NOTEBOOKS), **self.stack_options()) as stack:
+        with ended_by_signals(), LocalStack(users=list(_NOTEBOOKS), **options) as stack:
             runs = NotebookRuns(stack, notebooks)
             try:
                 report, status = _watch(runs, stack, console)
