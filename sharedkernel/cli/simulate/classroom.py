@@ -108,15 +108,11 @@ def answer(forecast: ClassForecast) -> str:
             "open at a time (--sessions 1, a short --cull-after), or use a second card."
         )
         return " ".join(sentences)
-    if forecast.num_resident < plan.students:
-        sentences.append(
-            f"Beside them {forecast.num_resident} notebooks' tensors ({format_bytes(plan.persistent)} each) and a "
-            f"running cell fit at a time; the others' are moved away meanwhile, {forecast.offloads} times in the class."
-        )
-    else:
-        sentences.append(
-            f"Beside them all notebooks' tensors ({format_bytes(plan.persistent)} each) and a running cell fit."
-        )
+    all_fit = forecast.num_resident >= plan.students
+    number = "all" if all_fit else forecast.num_resident
+    away = f" at a time; the others' are moved away meanwhile, {forecast.offloads} times in the class"
+    fit = f"Beside them {number} notebooks' tensors ({format_bytes(plan.persistent)} each) and a running cell fit"
+    sentences.append(f"{fit}{'' if all_fit else away}.")
     if forecast.refused:
         sentences.append(f"{forecast.refused} of {forecast.num_cells} cells found no memory.")
     if forecast.num_short:
