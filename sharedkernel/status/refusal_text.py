@@ -200,12 +200,8 @@ def _explain_device(shortage: Shortage) -> str:
 
 
 def _explain_wait(shortage: Shortage) -> str:
-    if shortage.purpose == "restore":
-        wanted = f"{format_bytes(shortage.wanted or 0)} for its offloaded memory"
-    elif shortage.purpose == "growth":
-        wanted = f"{format_bytes(shortage.wanted or 0)} more than it has"
-    else:
-        wanted = "memory" if shortage.wanted is None else f"{format_bytes(shortage.wanted)} while it runs"
+    need = {"restore": "for its offloaded memory", "growth": "more than it has"}.get(shortage.purpose, "while it runs")
+    wanted = "memory" if shortage.wanted is None else f"{format_bytes(shortage.wanted)} {need}"
     return (
         f"this needs {wanted}, but only {_describe_free(shortage)}; "
         "free tensors, use smaller batches, or try again when other notebooks have finished or were offloaded."

@@ -326,21 +326,13 @@ class TopScreen(App[None]):
 
     def action_offload(self) -> None:
         """Offload the selected session, after a question."""
-        self._ask_first(
-            "offload",
-            "offloaded",
-            "Its memory leaves the device; its next cell brings it back.",
-            lambda gateway, kernel_id: gateway.act(kernel_id, "offload"),
-        )
+        consequence = "Its memory leaves the device; its next cell brings it back."
+        self._ask_first("offload", "offloaded", consequence, lambda gateway, session: gateway.act(session, "offload"))
 
     def action_stop(self) -> None:
         """Stop the selected session, after a question."""
-        self._ask_first(
-            "stop",
-            "stopped",
-            "Its user can bring it back with `%shared attach` for as long as their quota lets it linger.",
-            Gateway.end,
-        )
+        consequence = "Its user can bring it back with `%shared attach` for as long as their quota lets it linger."
+        self._ask_first("stop", "stopped", consequence, Gateway.end)
 
     def _ask_first(self, verb: str, done: str, consequence: str, act: Callable[[Gateway, str], None]) -> None:
         chosen = self._chosen
