@@ -161,7 +161,6 @@ class Service:
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.arguments, self.environment = list(self.arguments), dict(self.environment)
         self.name = self.name or self.arguments[0]
 
     @property

@@ -11,6 +11,7 @@ cell (interrupt, offload) belongs where it can reach the gateway, in JupyterLab'
 
 from __future__ import annotations
 
+import contextlib
 import html
 import logging
 import threading
@@ -134,24 +135,20 @@ class _LiveView(HTML):
 
     def __init__(self, **kwargs: Any) -> None:
         self._session_id: str | None = None
-        self._leave: Callable[[], None] | None = None
+        self._leave: Callable[[], None] = lambda: None
         self._text = render.NOT_SHARED
         self._state: str | None = None
         self._shown_at = 0.0
         self._first_figures = threading.Event()
         self._held: deque[int] = deque(maxlen=_HISTORY_LENGTH)
         super().__init__(value=_as_html(render.NOT_SHARED), **kwargs)
-        try:
+        with contextlib.suppress(ImportError, SharedKernelError):
             self._leave = feed.follow(self._take)
-        except (ImportError, SharedKernelError):
-            return
-        self._first_figures.wait(_FIRST_FIGURES_TIMEOUT)
+            self._first_figures.wait(_FIRST_FIGURES_TIMEOUT)
 
     def close(self) -> None:
         """Remove the widget and stop following the device."""
-        if self._leave is not None:
-            self._leave()
-            self._leave = None
+        self._leave()
         super().close()
 
     def _take(self, status: WatchedStatus, session_id: str) -> None:
