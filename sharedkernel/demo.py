@@ -94,7 +94,6 @@ class NotebookRuns:
         self._managers: list[AsyncKernelManager] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="notebooks")
-        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def ended(self) -> bool:
@@ -104,7 +103,8 @@ class NotebookRuns:
     def start(self) -> None:
         """Start every notebook."""
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
+        for run in self.runs:
+            asyncio.run_coroutine_threadsafe(self._run(run), self._loop)
 
     def close(self) -> None:
         """Stop what still runs, shut the kernels down, and return once all is gone."""
@@ -115,19 +115,13 @@ class NotebookRuns:
         self._thread.join()
         self._loop.close()
 
-    async def _start(self) -> None:
-        self._tasks = [asyncio.create_task(self._run(run)) for run in self.runs]
-
     async def _close(self) -> None:
-        for task in self._tasks:
+        # Also those in which nbclient watches its kernels: it forgets them when it is cancelled itself.
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(manager.shutdown_kernel() for manager in self._managers), return_exceptions=True)
-        # nbclient watches its kernel in a task that it forgets when it is cancelled itself.
-        forgotten = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in forgotten:
-            task.cancel()
-        await asyncio.gather(*forgotten, return_exceptions=True)
 
     async def _run(self, run: NotebookRun) -> None:
         run.started_at = time.monotonic()
