@@ -100,7 +100,11 @@ class TraceApp(ReportCommandApp):
         if not self.out:
             fail("name the file to write with --out, such as `sharedkernel trace --out trace.json`.", status=2)
         recordings = self._record()
-        self._write(trace_document(*recordings))
+        text = json.dumps(trace_document(*recordings), allow_nan=False, separators=(",", ":"))
+        try:
+            replace_file(Path(self.out), text, mode=None, durable=False)
+        except OSError as error:
+            fail(f"the trace cannot be written to {self.out}: {error.strerror}.")
         seconds = max(recording.end - recording.begin for recording in recordings)
         spans = [(recording.device, span) for recording in recordings for span in recording.spans]
         counts = {
@@ -130,13 +134,6 @@ class TraceApp(ReportCommandApp):
             replace(record_from_log(path, last=_parse(self.last)), device=name)
             for name, path in recorded_directories(directory, self.device).items()
         ]
-
-    def _write(self, document: dict[str, Any]) -> None:
-        text = json.dumps(document, allow_nan=False, separators=(",", ":"))
-        try:
-            replace_file(Path(self.out), text, mode=None, durable=False)
-        except OSError as error:
-            fail(f"the trace cannot be written to {self.out}: {error.strerror}.")
 
 
 def _parse(text: str) -> float:
