@@ -150,10 +150,9 @@ class TopScreen(App[None]):
     def _fetch(self) -> None:
         try:
             status = fetch_status(self._credentials, timeout=_ANSWER_TIMEOUT)
+            self.call_later(self._show_answer, status, None)
         except SharedKernelError as error:
             self.call_later(self._show_answer, None, str(error))
-        else:
-            self.call_later(self._show_answer, status, None)
 
     def _show_answer(self, status: StatusDocument | None, trouble: str | None) -> None:
         """Show the gateway's answer, or why there is none, and ask again a little later."""
@@ -170,10 +169,9 @@ class TopScreen(App[None]):
         def run() -> None:
             try:
                 act(Gateway(self._credentials), session.kernel_id or "")
+                self.call_later(self._end_act, f"{done} {who}", "information")
             except SharedKernelError as error:
                 self.call_later(self._end_act, f"could not {verb} {who}: {safe_text(error)}", "error")
-            else:
-                self.call_later(self._end_act, f"{done} {who}", "information")
 
         threading.Thread(target=run, daemon=True).start()
 
@@ -227,11 +225,10 @@ class TopScreen(App[None]):
                         table.update_cell(row.key, str(number), text)
             return
         scroll = table.scroll_y
-        table.clear(columns=headings != self._headings)
-        if headings != self._headings:
-            for number, (heading, width) in enumerate(headings):
-                table.add_column(_fitted(heading, width), width=width + 1, key=str(number))
-            self._headings = headings
+        table.clear(columns=True)
+        for number, (heading, width) in enumerate(headings):
+            table.add_column(_fitted(heading, width), width=width + 1, key=str(number))
+        self._headings = headings
         for row, new in zip(rows, texts, strict=True):
             table.add_row(*new, key=row.key)
         place = 0
