@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from sharedkernel.quota_check import QuotaUse
+
 #: least that an idle notebook must hold for others to ask for it, in bytes
 LEAST_ROOM = 16 * 1024**2
 
@@ -19,10 +21,8 @@ class Shortage:
     purpose: Literal["iteration", "growth", "restore", "context"]
     #: None: not known
     wanted: int | None
-    #: the user's quota (None: they have none), and what their sessions and their shelf have of it
-    quota: int | None
-    sessions: int
-    shelf: int
+    #: the user's quota, and what counts against it
+    use: QuotaUse
     #: what the session keeps, and what the device has beside that
     kept: int
     room: int

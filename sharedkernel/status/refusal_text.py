@@ -162,8 +162,7 @@ def explain_shortage(shortage: Shortage) -> str:
     """
     match shortage.reason:
         case "quota":
-            use = QuotaUse(quota=shortage.quota, sessions=shortage.sessions, shelf=shortage.shelf)
-            return _explain_quota(_what(shortage), use)
+            return _explain_quota(_what(shortage), shortage.use)
         case "no_lane_fits":
             return _explain_device(shortage)
         case "memory" if shortage.purpose == "context":

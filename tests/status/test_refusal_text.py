@@ -7,19 +7,20 @@ import dataclasses
 import pytest
 
 from sharedkernel.protocol import Allowance
+from sharedkernel.quota_check import QuotaUse
 from sharedkernel.shortage import Shortage
 from sharedkernel.status.refusal_text import explain_lease, explain_shortage
 
 MIB = 1 << 20
 SHORTAGE = Shortage(
-    reason="quota", purpose="iteration", wanted=300 * MIB, quota=500 * MIB, sessions=250 * MIB, shelf=0,
+    reason="quota", purpose="iteration", wanted=300 * MIB, use=QuotaUse(quota=500 * MIB, sessions=250 * MIB),
     kept=100 * MIB, room=800 * MIB, capacity=1000 * MIB, reserve=100 * MIB, free=50 * MIB, lanes=400 * MIB,
 )  # fmt: skip
 
 
 def test_a_quota_is_explained_with_what_has_it() -> None:
     """Everybody who refuses over a quota says it alike; notebooks and devices that matter not are not mentioned."""
-    text = explain_shortage(dataclasses.replace(SHORTAGE, shelf=MIB))
+    text = explain_shortage(dataclasses.replace(SHORTAGE, use=dataclasses.replace(SHORTAGE.use, shelf=MIB)))
     assert text.startswith(
         "this needs 300 MiB more while it runs: your quota is 500 MiB, your sessions use 250 MiB, your shelf 1.0 MiB. "
     )

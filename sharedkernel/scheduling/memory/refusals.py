@@ -145,7 +145,6 @@ def _refuse(
     waited: float = 0.0,
     holders: tuple[tuple[str, int], ...] = (),
 ) -> Refuse:
-    user = session.user
     purpose: Literal["iteration", "growth", "restore", "context"] = "iteration"
     wanted = session.wanted
     if session.state is SessionState.RESTORING:
@@ -154,14 +153,11 @@ def _refuse(
         purpose, wanted = "growth", wanted if reason == "no_lane_fits" else session.iteration.growth
     elif session.context and wanted is None:
         purpose, wanted = "context", session.context
-    use = user.quota_use()
     shortage = Shortage(
         reason=reason,
         purpose=purpose,
         wanted=wanted,
-        quota=use.quota,
-        sessions=use.sessions,
-        shelf=use.shelf,
+        use=session.user.quota_use(),
         kept=session.memory.resident,
         room=_room(session, ledger),
         capacity=ledger.capacity,
