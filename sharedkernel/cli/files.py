@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from traitlets import Bool
 
 from sharedkernel.cli.base import ReportCommandApp, fail
@@ -85,16 +85,13 @@ class FilesApp(ReportCommandApp):
     @contextlib.contextmanager
     def _progress(self) -> Iterator[Any]:
         columns = TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn()
-        tasks: dict[str, TaskID] = {}
         with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+            task = progress.add_task("", visible=False)
 
             def show(name: str, done: int, total: int) -> None:
-                if name not in tasks:
-                    for task in tasks.values():
-                        progress.remove_task(task)
-                    tasks.clear()
-                    tasks[name] = progress.add_task(safe_text(name))
-                progress.update(tasks[name], completed=done, total=total)
+                if progress.tasks[0].description != safe_text(name):
+                    progress.reset(task, description=safe_text(name), visible=True)
+                progress.update(task, completed=done, total=total)
 
             self._bar = progress
             yield show
