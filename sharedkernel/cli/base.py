@@ -43,6 +43,11 @@ _BELOW_LEAST = re.compile(
 NO_LIMIT = "none"
 
 
+def say(sentence: str) -> None:
+    """Print a sentence on standard error, behind the name of the program."""
+    print(f"sharedkernel: {sentence}", file=sys.stderr)  # noqa: T201
+
+
 def fail(sentence: str, *, status: int = 1) -> NoReturn:
     """End this process with a sentence on standard error.
 
@@ -58,7 +63,7 @@ def fail(sentence: str, *, status: int = 1) -> NoReturn:
     SystemExit
         Always.
     """
-    print(f"sharedkernel: {sentence}", file=sys.stderr)  # noqa: T201
+    say(sentence)
     sys.exit(status)
 
 
@@ -225,13 +230,19 @@ class GatewayCommandApp(CommandApp):
     def show_notes(answer: Mapping[str, Any]) -> None:
         """Print what the gateway notes about a change that it has made, where something else may have been meant."""
         for note in answer.get("notes", ()):
-            print(f"sharedkernel: note: {note}", file=sys.stderr)  # noqa: T201
+            say(f"note: {note}")
 
 
 class ReportCommandApp(GatewayCommandApp):
     """Base of the commands that print what the gateway answers."""
 
     as_json = Bool(False, help="Print JSON instead of text.").tag(option="json")
+
+    def print_json(self, answer: Any) -> bool:
+        """Print *answer* as JSON if that was asked for; return whether it was."""
+        if self.as_json:
+            print(json.dumps(answer))  # noqa: T201
+        return self.as_json
 
 
 class LimitCommandApp(ReportCommandApp):

@@ -6,7 +6,6 @@ The gateway decides; here are the roster, the links, and words.
 from __future__ import annotations
 
 import datetime
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -95,7 +94,8 @@ class ClassApp(LimitCommandApp):
                 self._show(answer, {self.group or _ONLY: answer["class"]})
             case ["end"]:
                 done = self._ask("DELETE")
-                print(json.dumps(done) if self.as_json else safe_text(done["message"]))  # noqa: T201
+                if not self.print_json(done):
+                    print(safe_text(done["message"]))  # noqa: T201
             case [roster] if roster not in ("invite", "until"):
                 if not Path(roster).exists() and (meant := get_close_matches(roster, _WORDS, n=1)):
                     fail(f"there is no file {roster}; did you mean `sharedkernel class {meant[0]}`?", status=2)
@@ -138,9 +138,8 @@ class ClassApp(LimitCommandApp):
         """Print a line for each person: the links can be mailed from it."""
         self.show_notes(answer)
         links = self._links(answer, people)
-        if self.as_json:
-            made = [{"user": each.user, "email": each.email or None, "link": links[each.user]} for each in people]
-            print(json.dumps({"class": answer["class"], "invitations": made}))  # noqa: T201
+        made = [{"user": each.user, "email": each.email or None, "link": links[each.user]} for each in people]
+        if self.print_json({"class": answer["class"], "invitations": made}):
             return
         for person in people:
             print(" ".join(filter(None, (person.user, safe_text(person.email), links[person.user]))))  # noqa: T201
@@ -162,8 +161,7 @@ class ClassApp(LimitCommandApp):
         return (self.address or self.credentials().url).rstrip("/")
 
     def _show(self, answer: Mapping[str, Any], classes: Mapping[str, Any]) -> None:
-        if self.as_json:
-            print(json.dumps(answer))  # noqa: T201
+        if self.print_json(answer):
             return
         if not classes:
             print("There is no class; begin one with `sharedkernel class ROSTER --until TIME`.")  # noqa: T201

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -36,7 +35,7 @@ class FilesApp(ReportCommandApp):
         What was cut goes on there when the same line is run again, and counts only if its checksum is right.
     """
     examples = """
-        sharedkernel files ls
+        sharedkernel files ls                         # --json is for it alone
         sharedkernel files put data.csv               # into your home there
         sharedkernel files put -r images work/images  # a folder, into work/images there
         sharedkernel files get work/model.pt
@@ -114,8 +113,7 @@ class FilesApp(ReportCommandApp):
 
     def _ls(self, path: str = "") -> None:
         entries = self._files.list(self._there(path))
-        if self.as_json:
-            print(json.dumps(entries))  # noqa: T201
+        if self.print_json(entries):
             return
         for entry in entries:
             is_folder = entry["type"] == "directory"

@@ -15,7 +15,7 @@ from pathlib import Path
 from jupyter_core.paths import jupyter_config_dir, jupyter_config_path
 from traitlets import Bool, Unicode
 
-from sharedkernel.cli.base import CommandApp, fail
+from sharedkernel.cli.base import CommandApp, fail, say
 from sharedkernel.client.connect import (
     check_gateway,
     disconnect,
@@ -124,8 +124,7 @@ class InstallApp(CommandApp):
             what = f"The gateway's address and your token are kept in {kept}, readable by you only."
         print(what)  # noqa: T201
         if warning is not None:
-            why = f"{warning} It was installed all the same; the token was not checked."
-            print(f"sharedkernel: warning: {why}", file=sys.stderr)  # noqa: T201
+            say(f"warning: {warning} It was installed all the same; the token was not checked.")
 
     def _refuse_to_replace(self, credentials: Credentials, why_not: str) -> None:
         """Exit if something else is kept, which may work: that the new address does cannot be seen now."""
@@ -248,8 +247,7 @@ class UninstallApp(CommandApp):
             user = fetch(credentials, "/api/me")["identity"]["username"]
             sessions = fetch_status(credentials, about=user).sessions
         except SharedKernelError as error:
-            why = f"warning: {error} If you have sessions there, they continue."
-            print(f"sharedkernel: {why}", file=sys.stderr)  # noqa: T201
+            say(f"warning: {error} If you have sessions there, they continue.")
             return
         if own := [session for session in sessions if session.user == user and not session.lingering]:
             fail(

@@ -14,7 +14,7 @@ from shlex import quote
 
 from traitlets import Bool, Unicode
 
-from sharedkernel.cli.base import StackCommandApp
+from sharedkernel.cli.base import StackCommandApp, say
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.jupyter.names import KERNEL_NAME
 from sharedkernel.local_stack import LocalStack
@@ -93,13 +93,12 @@ class LabApp(StackCommandApp):
                 *self.extra_args,
             ]
             capacity = format_bytes(stack.status().device.capacity_bytes)
-            print(  # noqa: T201
-                f"sharedkernel: {self.device} is shared, {capacity} of memory. JupyterLab starts now.\n"
+            say(
+                f"{self.device} is shared, {capacity} of memory. JupyterLab starts now.\n"
                 "  Use it       the kernel Shared GPU (PyTorch), in JupyterLab's launcher\n"
                 "  Who uses it  the panel Shared GPU on JupyterLab's left, `sharedkernel top` in its terminals, or\n"
                 f"               {stack.gateway_url} in a browser (token {stack.token(user)})\n"
-                "  End          Ctrl-C: sessions and variables end with JupyterLab, notebooks stay",
-                file=sys.stderr,
+                "  End          Ctrl-C: sessions and variables end with JupyterLab, notebooks stay"
             )
             # this environment first, whose `pip` is the one that counts
             path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
@@ -112,10 +111,7 @@ class LabApp(StackCommandApp):
                     stop_process(lab, "JupyterLab", _STOP_TIMEOUT)
         if status > 0 and os.geteuid() == 0 and not any(word.startswith("--allow-root") for word in self.extra_args):
             # Some configuration may allow it, so it is not refused beforehand.
-            print(  # noqa: T201
-                "sharedkernel: JupyterLab does not run as root unless told to: `sharedkernel lab -- --allow-root`.",
-                file=sys.stderr,
-            )
+            say("JupyterLab does not run as root unless told to: `sharedkernel lab -- --allow-root`.")
         sys.exit(status if status >= 0 else 128 - status)
 
     def _first_notebook(self) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from typing import Any
 
 from rich.console import Console
@@ -61,8 +60,7 @@ class PortsApp(ReportCommandApp):
 
     async def _list(self, gateway: Gateway) -> None:
         found = await list_ports(gateway)
-        if self.as_json:
-            print(json.dumps({"ports": found}))  # noqa: T201
+        if self.print_json({"ports": found}):
             return
         if not found:
             print("None of your programs listens on a port of the host.")  # noqa: T201

@@ -5,7 +5,6 @@ The gateway keeps what is changed in memory (`gateway/config/quotas.py`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
@@ -85,9 +84,8 @@ class QuotaApp(LimitCommandApp):
         is_known = user in users
         if user and not is_known and not self.reset:
             fail(f"no token, session or limit of {user!r} is known here, or you are no admin, who alone sees others'.")
-        if self.as_json:
-            shown = {user: users[user]} if is_known else {}
-            print(json.dumps({"users": shown} if user else answer))  # noqa: T201
+        own = {user: users[user]} if is_known else {}
+        if self.print_json({"users": own} if user else answer):
             return
         if user and not is_known:
             print(f"No limits are set for {user} any more.")  # noqa: T201
@@ -153,8 +151,7 @@ class PolicyApp(ReportCommandApp):
             fail(f"{self.extra_args[1]!r} is not understood; name one policy.", status=2)
         body = {"policy": self.extra_args[0]} if self.extra_args else None
         answer = self.ask(POLICY_PATH, "PUT" if body else "GET", body)
-        if self.as_json:
-            print(json.dumps(answer))  # noqa: T201
+        if self.print_json(answer):
             return
         for device, policy in answer["devices"].items():
             print(f"{safe_text(device) or 'policy'}: {safe_text(policy)}")  # noqa: T201

@@ -15,7 +15,7 @@ from msgspec import UNSET
 from rich.console import Console, Group, RenderableType
 from traitlets import Bool, Unicode
 
-from sharedkernel.cli.base import GatewayCommandApp, ReportCommandApp, fail
+from sharedkernel.cli.base import GatewayCommandApp, ReportCommandApp, fail, say
 from sharedkernel.client.gateway.connection import Gateway
 from sharedkernel.client.gateway.status import fetch_status
 from sharedkernel.errors import Refused
@@ -173,7 +173,7 @@ class _SessionCommandApp(GatewayCommandApp):
                 print(f"{self.act(session.kernel_id or '')} {name}")  # noqa: T201
             except Refused as refusal:
                 num_failed += 1
-                print(f"sharedkernel: {name}: {refusal}", file=sys.stderr)  # noqa: T201
+                say(f"{name}: {refusal}")
         if num_failed:
             sys.exit(1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -65,8 +64,7 @@ class ShelfApp(ReportCommandApp):
 
     def _show(self) -> None:
         document = self.ask(f"{SHELVES_PATH}/{quote(self.user, safe='')}" if self.user else SHELVES_PATH)
-        if self.as_json:
-            print(json.dumps(document))  # noqa: T201
+        if self.print_json(document):
             return
         console = Console(highlight=False)
         if any(shelf["entries"] for shelf in document["shelves"]):
@@ -84,8 +82,7 @@ class ShelfApp(ReportCommandApp):
         if self.device:
             path += f"?{urlencode({'device': self.device})}"
         answer = self.ask(path, "DELETE")
-        if self.as_json:
-            print(json.dumps(answer))  # noqa: T201
+        if self.print_json(answer):
             return
         for entry in answer["removed"]:
             where = f" on {entry['device']}" if entry["device"] else ""
