@@ -19,7 +19,8 @@ for _power, _letter in enumerate("KMGTP", start=1):
     _BYTES[f"{_letter}B"] = 1000**_power
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _ANY_CASE = {unit.lower(): size for unit, size in _BYTES.items()}
-_AMOUNT = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z%]*)")
+#: with so few digits that no unit makes it infinite
+_AMOUNT = re.compile(r"(\d{1,18}(?:\.\d+)?) ?([A-Za-z%]*)")
 
 
 def parse_bytes(value: int | str, *, whole: int | None = None) -> int:

@@ -19,7 +19,7 @@ def test_memory_is_read_as_people_write_it() -> None:
 
 def test_what_is_no_memory_is_one_sentence() -> None:
     """That says what was wrong, and what is accepted."""
-    refused = dict.fromkeys(("8-Gb", "8  GB", "-1"), "is not an amount of memory")
+    refused = dict.fromkeys(("8-Gb", "8  GB", "-1", "9" * 400 + "GB"), "is not an amount of memory")
     refused |= {"8 lots": "unknown unit of memory; use one of B, KiB, KB", "25%": "makes no sense here"}
     for text, sentence in (refused | {"1.5": "unknown unit of memory"}).items():
         with pytest.raises(ConfigError, match=sentence):
@@ -29,5 +29,6 @@ def test_what_is_no_memory_is_one_sentence() -> None:
 def test_durations_may_have_a_space() -> None:
     """Their units have one case: `m` is no `M`."""
     assert (parse_duration("250 ms"), parse_duration("2h")) == (0.25, 7200.0)
-    with pytest.raises(ConfigError, match="is not a duration"):
-        parse_duration("5 M")
+    for text in ("5 M", "9" * 400 + "s"):
+        with pytest.raises(ConfigError, match="is not a duration"):
+            parse_duration(text)

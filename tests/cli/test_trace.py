@@ -323,6 +323,7 @@ def test_the_devices_of_a_host_are_together() -> None:
     [
         ([], 2, "name the file to write with --out"),
         (["--out", "x", "--seconds", "soon"], 2, "--seconds: 'soon' is not a duration"),
+        (["--out", "x", "--seconds", "²"], 2, "--seconds: '²' is not a duration"),
         (["--out", "x", "--last", "-5"], 2, "'-5' is not a duration"),
         (["--out", "x", "--runtime-dir", "/nowhere"], 1, "there is no record of an executor in /nowhere/logs"),
         (["--out", "x", "--runtime-dir", "/" + 300 * "x"], 1, "cannot be read (File name too long); run this as"),

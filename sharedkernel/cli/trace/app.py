@@ -138,7 +138,7 @@ class TraceApp(ReportCommandApp):
 
 def _parse(text: str) -> float:
     """Return a duration; a bare number is seconds."""
-    return parse_duration(float(text) if text.replace(".", "", 1).isdigit() else text)
+    return parse_duration(float(text) if text.replace(".", "", 1).isdecimal() else text)
 
 
 def trace_document(*recordings: Recording) -> dict[str, Any]:
