@@ -218,10 +218,12 @@ class GatewayCommandApp(CommandApp):
         return fetch(self.credentials(), path, method=method, body=text, timeout=self.patience)
 
     def refuse_empty(self, *names: str, what: str = "has no value") -> None:
-        """End this process if one of these options is empty.
+        """End this process if one of these options, or an argument, is empty.
 
         An empty variable in a script must not mean something else than it was to mean.
         """
+        if not all(map(str.strip, self.extra_args)):
+            fail(f"an argument is empty; see `{self._command_line} --help`.", status=2)
         for name in names:
             if name in self.config[type(self).__name__] and not getattr(self, name).strip():
                 fail(f"--{name.replace('_', '-')} {what}; see `{self._command_line} --help`.", status=2)
@@ -267,7 +269,7 @@ class LimitCommandApp(ReportCommandApp):
             With 2 when one has no value.
         """
         names = LimitCommandApp.class_own_traits()
-        self.refuse_empty(*names)
+        self.refuse_empty(*names, "group")
         values = {name: getattr(self, name).strip() for name in names}
         return {name: None if value == NO_LIMIT else _number(value) for name, value in values.items() if value}
 

@@ -152,6 +152,7 @@ def test_what_is_refused_is_one_sentence(stack: LocalStack, tmp_path: Path) -> N
         (["roster.csv", "other.csv"], USE),
         (["stauts"], "there is no file stauts; did you mean `sharedkernel class status`?"),
         (["status", "--memory", "1GiB"], "limits and --until go with a roster; see `sharedkernel class --help`."),
+        (["end", "--group", ""], "--group has no value; see `sharedkernel class --help`."),
         (["roster.csv", "--memory", ""], "--memory has no value; see `sharedkernel class --help`."),
     ],
 )  # fmt: skip

@@ -113,8 +113,11 @@ def test_an_admin_changes_the_policy(stack: LocalStack) -> None:
         (["quota", "ada", "--default", "--share", "2"], "a user, --group and --default do not go together; say which."),
         (["quota", "ada", "--memory", ""], "--memory has no value; see `sharedkernel quota --help`."),
         (["quota", "ada", "--reset", "--share", "2"], "--reset goes with a user, with --group or alone."),
+        (["quota", "--group", "", "--reset"], "--group has no value; see `sharedkernel quota --help`."),
+        (["quota", "", "--reset"], "an argument is empty; see `sharedkernel quota --help`."),
         (["policy", "fair", "fifo"], "'fifo' is not understood; name one policy."),
         (["offload", "x", "--user", "ada"], f"name the sessions to offload {WHICH}"),
+        (["stop", ""], "an argument is empty; see `sharedkernel stop --help`."),
         (["stop", "--user", ""], "--user names nobody; see `sharedkernel stop --help`."),
     ],
 )  # fmt: skip
