@@ -299,14 +299,10 @@ def cell(text: object, style: str = "") -> Text:
     return Text(safe_text(text), style=style)
 
 
-USER_NAME: TableColumn[UserStatus] = TableColumn(
-    name="user", ratio=1, text=lambda user: user.name, style=lambda user: "bold"
-)
-OWNER: TableColumn[SessionStatus] = TableColumn(
-    name="user", ratio=2, text=lambda session: session.user, style=lambda session: "bold"
-)
-NOTEBOOK: TableColumn[SessionStatus] = TableColumn(name="notebook", ratio=3, text=session_name)
-STATE: TableColumn[SessionStatus] = TableColumn(
+USER_NAME = TableColumn[UserStatus](name="user", ratio=1, text=lambda user: user.name, style=lambda user: "bold")
+OWNER = TableColumn[SessionStatus](name="user", ratio=2, text=lambda entry: entry.user, style=lambda entry: "bold")
+NOTEBOOK = TableColumn[SessionStatus](name="notebook", ratio=3, text=session_name)
+STATE = TableColumn[SessionStatus](
     name="state",
     ratio=4,
     text=session_state,
