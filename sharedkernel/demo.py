@@ -125,16 +125,15 @@ class NotebookRuns:
 
     async def _run(self, run: NotebookRun) -> None:
         run.started_at = time.monotonic()
+
+        def count(execute_reply: Mapping[str, Any], **_: Any) -> None:
+            run.cells_done += execute_reply["content"]["status"] == "ok"
+
         try:
             notebook = nbformat.read(run.notebook, as_version=4)
             run.cells = sum(cell.cell_type == "code" for cell in notebook.cells)
             manager = await self._start_kernel(run)
-            client = NotebookClient(
-                notebook,
-                km=manager,
-                timeout=_CELL_TIMEOUT,
-                on_cell_executed=lambda execute_reply, **_: self._cell_executed(run, execute_reply),
-            )
+            client = NotebookClient(notebook, km=manager, timeout=_CELL_TIMEOUT, on_cell_executed=count)
             # Ready before nbclient has it: what fails while nbclient waits itself leaves its exit handler registered.
             client.kc = manager.client()
             client.kc.start_channels()
@@ -168,8 +167,3 @@ class NotebookRuns:
             env=os.environ | own, cwd=str(run.notebook.parent), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         return manager
-
-    @staticmethod
-    def _cell_executed(run: NotebookRun, reply: Mapping[str, Any]) -> None:
-        if reply["content"]["status"] == "ok":
-            run.cells_done += 1

@@ -180,11 +180,9 @@ def _shown(status: StatusDocument, session_id: str) -> tuple[list[LaneStatus], l
 
 def _names(status: StatusDocument, own_id: str) -> dict[str, str]:
     """Return what to call each session: its user, and its notebook where we may know it; our own is marked."""
-    names = {}
-    for session in status.sessions:
-        notebook = f" ({session_name(session)})" if session.notebook else ""
-        names[session.id] = "this notebook" if session.id == own_id else f"{safe_text(session.user)}{notebook}"
-    return names
+    notebooks = {each.id: f" ({session_name(each)})" if each.notebook else "" for each in status.sessions}
+    names = {each.id: f"{safe_text(each.user)}{notebooks[each.id]}" for each in status.sessions}
+    return names | {own_id: "this notebook"}
 
 
 def _against_quota(status: StatusDocument, name: str) -> str:
