@@ -4,7 +4,7 @@ A line that is no event says under which configuration the events after it were 
 (``"began"``), and the first one of a file that goes on where the file before was full (``"goes_on"``). With it the
 record can be replayed (`cli/trace/recordings.py`).
 
-A disk that is full or gone stops the record, and stops nothing else. It is tried again, ever less often; the log says
+A disk that is full or gone stops the record, and stops nothing else. It is tried again with each write; the log says
 once when the record stops and once when it goes on.
 """
 
@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import errno
 import logging
-import math
 import os
 import time
 from dataclasses import asdict, replace
@@ -28,55 +27,10 @@ from sharedkernel.scheduling.model.config import SchedulerConfig
 
 log = logging.getLogger(__name__)
 
-#: seconds until the first attempt after a failure, and the most, to which they double
-FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0
 #: seconds between writes
 FLUSH_INTERVAL = 1.0
 #: bytes after which the file is set aside (one older file is kept), and at most what part of its file system
 ROTATE_BYTES, ROTATE_PART = 32 << 20, 1 / 16
-
-
-class Retrying:
-    """The attempts at one thing.
-
-    Parameters
-    ----------
-    first
-        Seconds until the first attempt after a failure.
-    """
-
-    def __init__(self, first: float = FIRST_RETRY) -> None:
-        self._first = first
-        self._pause = first
-        self._due = math.inf
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the last attempt failed, or is still under way."""
-        return self._due < math.inf
-
-    @property
-    def remaining(self) -> float:
-        """Seconds until the next attempt; 0 once that is due, or when the last one succeeded."""
-        return max(0.0, self._due - time.monotonic()) if self.is_lost else 0.0
-
-    def failed(self) -> bool:
-        """Record a failure; return whether it is the first one, which is worth saying."""
-        is_first = not self.is_lost
-        self._due = time.monotonic() + self._pause
-        self._pause = min(LONGEST_RETRY, 2 * self._pause)
-        return is_first
-
-    def begin(self) -> bool:
-        """Return whether it is time for an attempt, which then counts as failed until it has not."""
-        if not self.is_lost or time.monotonic() < self._due:
-            return False
-        self.failed()
-        return True
-
-    def succeeded(self) -> None:
-        """Record that the last attempt succeeded."""
-        self._pause, self._due = self._first, math.inf
 
 
 class EventLog:
@@ -86,24 +40,18 @@ class EventLog:
     ----------
     path
         The file; its predecessor is kept beside it with the suffix ``.1``.
-    first_retry
-        Seconds until the record is tried again after the first failure.
     """
 
-    def __init__(self, path: Path, *, first_retry: float = FIRST_RETRY) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
         self._encoder = msgspec.json.Encoder()
         self._lines: list[bytes] = []
         self._flush_due: asyncio.TimerHandle | None = None
         self._file: BinaryIO | None = None
-        self._retrying = Retrying(first_retry)
-        self._is_closed = False
+        #: it could not be written last
+        self._is_lost = False
         self._config: SchedulerConfig | None = None
         self._last = 0.0
-        try:
-            self._open()
-        except OSError as error:
-            self._fail(error)
 
     def begin(self, now: float, config: SchedulerConfig) -> None:
         """Record that a scheduler with *config* knows of nothing at *now*, and takes the events that follow."""
@@ -119,7 +67,6 @@ class EventLog:
 
     def close(self) -> None:
         """Write what is left."""
-        self._is_closed = True
         if self._flush_due is not None:
             self._flush_due.cancel()
             self._flush()
@@ -133,76 +80,64 @@ class EventLog:
         return {"now": self._last, kind: {"config": config, "unix_seconds": time.time()}}
 
     def _add(self, line: dict[str, Any]) -> None:
-        if self._file is None and not self._go_on():
-            return
         self._lines.append(self._encoder.encode(line))
         if self._flush_due is None:
             self._flush_due = asyncio.get_running_loop().call_later(FLUSH_INTERVAL, self._flush)
 
-    def _open(self) -> None:
+    def _open(self) -> BinaryIO:
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._file = os.fdopen(descriptor, "ab", buffering=0)
-
-    def _go_on(self) -> bool:
-        """Try to record again; False if it is not time to, or fails."""
-        if self._is_closed or not self._retrying.begin():
-            return False
-        try:
-            self._open()
-            self._write(self._encoder.encode(self._heading("goes_on")) + b"\n")
-        except OSError as error:
-            self._fail(error)
-            return False
-        self._retrying.succeeded()
-        log.warning("events are recorded again in %s; those in between are missing", self._path)
-        return True
+        return self._file
 
     def _flush(self) -> None:
         self._flush_due = None
         lines, self._lines = self._lines, []
-        if self._file is None:
-            return
         try:
-            self._write(b"\n".join(lines) + b"\n")
+            file = self._file or self._open()
+            if self._is_lost:
+                lines = [self._encoder.encode(self._heading("goes_on"))]
+            _write(file, b"\n".join(lines) + b"\n")
+            if self._is_lost:
+                self._is_lost = False
+                log.warning("events are recorded again in %s; those in between are missing", self._path)
             found = os.statvfs(self._path)
-            if self._file.tell() > min(ROTATE_BYTES, ROTATE_PART * found.f_frsize * found.f_blocks):
-                self._file.close()
+            if file.tell() > min(ROTATE_BYTES, ROTATE_PART * found.f_frsize * found.f_blocks):
+                file.close()
                 os.replace(self._path, self._path.with_suffix(".1"))
-                self._open()
-                self._write(self._encoder.encode(self._heading("goes_on")) + b"\n")
+                _write(self._open(), self._encoder.encode(self._heading("goes_on")) + b"\n")
         except OSError as error:
             self._fail(error)
 
-    def _write(self, data: bytes) -> None:
-        """Append all of *data*, or nothing.
-
-        Raises
-        ------
-        OSError
-            When there is no room for it, or the file was removed.
-        """
-        assert self._file is not None
-        found = os.fstat(self._file.fileno())
-        if not found.st_nlink:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        try:
-            written = 0
-            while written < len(data):
-                written += self._file.write(data[written:])
-        except OSError:
-            with contextlib.suppress(OSError):  # half a line would spoil the rest
-                self._file.truncate(found.st_size)
-            raise
-
     def _fail(self, error: OSError) -> None:
-        self._lines.clear()
         if self._file is not None:
             self._file.close()
             self._file = None
-        if self._retrying.failed():
+        if not self._is_lost:
+            self._is_lost = True
             log.warning(
                 "events are no longer recorded in %s (%s); free some space, and they are again. Nothing else is "
                 "affected.",
                 self._path,
                 error.strerror,
             )
+
+
+def _write(file: BinaryIO, data: bytes) -> None:
+    """Append all of *data*, or nothing.
+
+    Raises
+    ------
+    OSError
+        When there is no room for it, or the file was removed.
+    """
+    found = os.fstat(file.fileno())
+    if not found.st_nlink:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    try:
+        written = 0
+        while written < len(data):
+            written += file.write(data[written:])
+    except OSError:
+        with contextlib.suppress(OSError):  # half a line would spoil the rest
+            file.truncate(found.st_size)
+        raise

@@ -14,7 +14,6 @@ from collections import deque
 import psutil
 
 from sharedkernel.errors import ExecutorUnavailable, Refused
-from sharedkernel.executor.history.event_log import FIRST_RETRY, LONGEST_RETRY, Retrying
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.supervision.supervisor import Supervisor
 from sharedkernel.system.tasks import BackgroundTasks
@@ -32,8 +31,10 @@ IN_DEMAND, RUSH_FACTOR = 4, 3
 QUIET = 600.0
 #: free memory of the machine, in bytes, below which demand makes no more of them: it is for the sessions that there are
 _FREE_MEMORY = 1024**3
+#: seconds until a spare is forked again after one has failed, and the most, to which they double
+_FIRST_RETRY, _LONGEST_RETRY = 1.0, 60.0
 #: seconds without a failure after which the next one counts as the first
-_LONG_AGO = 2 * LONGEST_RETRY
+_LONG_AGO = 2 * _LONGEST_RETRY
 
 
 class SessionPool:
@@ -59,15 +60,15 @@ class SessionPool:
         number: int,
         *,
         in_demand: int = IN_DEMAND,
-        first_retry: float = FIRST_RETRY,
+        first_retry: float = _FIRST_RETRY,
         quiet: float = QUIET,
     ) -> None:
         self._supervisor = supervisor
         self._number, self._in_demand = number, in_demand
-        #: what makes forks fail (a full disk, too many processes) is made no better by more of them
-        self._retrying = Retrying(first_retry)
-        #: when the last spare failed, in the event loop's seconds
-        self._failed_at = -math.inf
+        self._first_retry = first_retry
+        #: when the last spare failed, in the event loop's seconds, and for how long none is forked then: what makes
+        #: forks fail (a full disk, too many processes) is made no better by more of them
+        self._failed_at, self._pause = -math.inf, 0.0
         self._quiet = quiet
         #: when the last sessions were started in each environment, in the event loop's seconds
         self._starts: dict[str, deque[float]] = {}
@@ -105,8 +106,9 @@ class SessionPool:
         """Make up what is missing, a little later."""
         if self._due is not None:
             self._due.cancel()
-        delay = max(_DELAY, self._retrying.remaining)
-        self._due = asyncio.get_running_loop().call_later(delay, lambda: self._tasks.spawn(self._make_up()))
+        loop = asyncio.get_running_loop()
+        delay = max(_DELAY, self._failed_at + self._pause - loop.time())
+        self._due = loop.call_later(delay, lambda: self._tasks.spawn(self._make_up()))
 
     def ended(self, spare: SessionHandle) -> None:
         """Make up for *spare*, later if it failed by itself."""
@@ -156,11 +158,10 @@ class SessionPool:
 
     def _record_failure(self, why: str) -> None:
         now = asyncio.get_running_loop().time()
-        if now - self._failed_at > _LONG_AGO:
-            self._retrying.succeeded()
+        is_first = now - self._failed_at > _LONG_AGO
+        self._pause = self._first_retry if is_first else min(_LONGEST_RETRY, 2 * self._pause)
         self._failed_at = now
-        self._retrying.failed()
-        log.warning("no spare session: %s (next try in %s)", why, format_seconds(round(self._retrying.remaining, 1)))
+        log.warning("no spare session: %s (next try in %s)", why, format_seconds(round(self._pause, 1)))
 
     def _there(self, environment: str) -> list[SessionHandle]:
         processes = self._supervisor.processes.values()

@@ -85,7 +85,7 @@ def test_the_record_goes_on_when_there_is_room_again(
     path.parent.mkdir()
 
     async def main() -> None:
-        log = EventLog(path, first_retry=0.01)
+        log = EventLog(path)
         log.begin(0.0, SchedulerConfig(capacity=1 << 30))
 
         async def record_until(is_so: Callable[[], bool]) -> None:
