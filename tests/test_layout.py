@@ -66,9 +66,7 @@ MAX_PARAMETERS = 8
 #: classes whose constructors take more
 WIDE_CONSTRUCTORS = frozenset(
     {
-        "executor.control.api.ControlApi",
         "executor.control.router.MessageRouter",
-        "executor.sessions.starting.SessionLauncher",
     }
 )
 
@@ -101,7 +99,6 @@ SHARED_FIELDS = frozenset(
     {
         "assigned",
         "data_bytes",
-        "end_asked",
         "growth",
         "limits",
         "memory",

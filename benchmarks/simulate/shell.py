@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 from benchmarks.simulate import tables
@@ -199,19 +200,18 @@ class _Executor:
         isolation = Isolation(IsolationOptions(isolate="off"), directory)
         self.status = StatusBuilder(served, isolation, self.controller)
         self.waits = WaitNotifier(self.controller)
-        nobody = cast(Any, None)
-        api = ControlApi(self.controller, nobody, nobody, nobody, isolation, nobody, self.status, device, nobody)
+        nobody, tasks = cast(Any, SimpleNamespace(environments=())), BackgroundTasks()
+        api = ControlApi(self.controller, nobody, nobody, nobody, isolation, nobody, self.status, nobody)
         self.router = MessageRouter(
             self.controller,
             nobody,
             api,
-            DetachTimers(self.controller, lambda process: None, lambda process: None),
+            DetachTimers(self.controller, lambda process: None, tasks),
             self.waits,
-            StatusStream(self.status.view),
+            StatusStream(self.status.view, tasks),
             served,
             isolation,
-            [],
-            BackgroundTasks(),
+            tasks,
         )
 
     def start(self, number: int) -> SessionHandle:

@@ -15,20 +15,20 @@ import contextlib
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from sharedkernel import paths
-from sharedkernel.errors import Refused, SharedKernelError
+from sharedkernel.errors import Refused
 from sharedkernel.executor.control.api import ControlApi
 from sharedkernel.executor.control.router import MessageRouter
 from sharedkernel.executor.control.status_builder import StatusBuilder, StatusStream
 from sharedkernel.executor.control.wait_notifier import WaitNotifier
-from sharedkernel.executor.devices import ServedDevice
+from sharedkernel.executor.devices import ServedDevice, SessionControl
 from sharedkernel.executor.dispatch.action_runner import resume
 from sharedkernel.executor.dispatch.controller import SessionController
-from sharedkernel.executor.dispatch.idleness import IdleMonitor
+from sharedkernel.executor.dispatch.idleness import watch_use
 from sharedkernel.executor.dispatch.users import USAGE_NAME, PastUsage
 from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.workload import WorkloadHistory
@@ -37,14 +37,14 @@ from sharedkernel.executor.processes.connections import ControlConnection, Ungre
 from sharedkernel.executor.processes.fd_server import FdServer
 from sharedkernel.executor.processes.process import SessionHandle, describe_end, start_time
 from sharedkernel.executor.processes.process_tree import real_user
-from sharedkernel.executor.processes.programs import Program, resume_recorded
+from sharedkernel.executor.processes.programs import resume_recorded
 from sharedkernel.executor.runtime_directory import RuntimeDirectory, bound_logs
 from sharedkernel.executor.sessions.detached import DetachTimers
 from sharedkernel.executor.sessions.pool import SessionPool
 from sharedkernel.executor.sessions.starting import SessionLauncher
 from sharedkernel.executor.sessions.user_servers import UserServers
 from sharedkernel.executor.shelf.store import Room, ShelfStore, room_for
-from sharedkernel.executor.supervision.environments import OWN, Environment
+from sharedkernel.executor.supervision.environments import Environment
 from sharedkernel.executor.supervision.supervisor import ForkTraits, Supervisor
 from sharedkernel.ipc.seqpacket import allow_many_descriptors
 from sharedkernel.scheduling.model.config import SchedulerConfig
@@ -57,58 +57,6 @@ log = logging.getLogger(__name__)
 _KEEP_INTERVAL = 2.0
 #: seconds between measurements of users' own servers
 _MEASURE_INTERVAL = 5.0
-
-
-class Interventions:
-    """The sessions of one executor, as :class:`~sharedkernel.executor.devices.SessionControl` has them.
-
-    Parameters
-    ----------
-    controller, supervisor
-        Who has the device, and who ends processes.
-    tasks
-        Background tasks.
-    """
-
-    def __init__(self, controller: SessionController, supervisor: Supervisor, tasks: BackgroundTasks) -> None:
-        self._controller = controller
-        self._supervisor = supervisor
-        self._tasks = tasks
-
-    def sessions(self) -> Iterable[SessionHandle]:
-        """Return the processes that serve a session now."""
-        return self._controller.sessions.values()
-
-    def warn(self, process: SessionHandle, text: str) -> None:
-        """Show *text*, a sentence, in the session's notebook."""
-        process.warn(text)
-
-    def offload(self, process: SessionHandle) -> None:
-        """Offload the session's memory, if it is idle."""
-        self._tasks.spawn(self._try_offload(process))
-
-    async def _try_offload(self, process: SessionHandle) -> None:
-        try:
-            await self._controller.offloads.request(process)
-        except SharedKernelError as error:
-            log.info("session %s is not offloaded: %s", process.session, error)
-
-    def end(self, process: SessionHandle, reason: str, message: str) -> None:
-        """End the session; its user is told *message*, and metrics count the slug *reason*."""
-        process.end_reason = (reason, message)
-        self._tasks.spawn(self._supervisor.end(process))
-
-    def list_programs(self, process: SessionHandle, programs: Sequence[Program]) -> None:
-        """Take all the programs of a session that use the device; those that compute take turns with it."""
-        self._controller.programs.look(process, programs)
-
-    def attained(self) -> Mapping[str, float]:
-        """Return what each session, by its id, was served so far, in device-seconds."""
-        return self._controller.attained()
-
-    def charge(self, process: SessionHandle, seconds: float) -> None:
-        """Count *seconds* in which the session used the device without a grant as served."""
-        self._controller.charge(process, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,23 +117,12 @@ class ExecutorService:
         self._totals = StateFile(lasting.state / USAGE_NAME, PastUsage)
         self._workload = WorkloadHistory(lasting.state)
         events = EventLog(path / paths.LOGS_DIRECTORY / "events.jsonl")
-        self._controller = SessionController(
-            served,
-            config,
-            events,
-            self._workload,
-            lambda process, reason, message: self._interventions.end(process, reason, message),
-            path / paths.STOPPED_DIRECTORY,
-        )
         self._supervisor = Supervisor(path, environments, self._fork_traits, self._on_end)
-        self._pool = SessionPool(self._supervisor, spares[0], in_demand=spares[1])
-        self._interventions = Interventions(self._controller, self._supervisor, self._tasks)
-        self._detached = DetachTimers(
-            self._controller,
-            self._interventions.offload,
-            lambda process: self._tasks.spawn(self._supervisor.end(process)),
+        self._controller = SessionController(
+            served, config, events, self._workload, self._supervisor.end_soon, path / paths.STOPPED_DIRECTORY
         )
-        self._idle_monitor = IdleMonitor(self._controller.sessions)
+        self._pool = SessionPool(self._supervisor, spares[0], in_demand=spares[1])
+        self._detached = DetachTimers(self._controller, self._supervisor.end_soon, self._tasks)
         self._shelves = ShelfStore(lasting.shelves, self._shelf_room, self._controller.shelf_changed)
         lanes = served.lane_server
         self._channel = FdServer(
@@ -199,15 +136,13 @@ class ExecutorService:
             self._pool,
             served,
             isolation,
-            environments,
-            self._tasks,
             self._directory.check,
             timeout=start_timeout,
         )
         status = StatusBuilder(served, self._isolation, self._controller)
         self._user_servers = UserServers(isolation, path / paths.LOGS_DIRECTORY)
         self._waits = WaitNotifier(self._controller)
-        self._status_stream = StatusStream(status.view)
+        self._status_stream = StatusStream(status.view, self._tasks)
         self._api = ControlApi(
             self._controller,
             self._supervisor,
@@ -216,7 +151,6 @@ class ExecutorService:
             isolation,
             self._shelves,
             status,
-            served.device,
             self._user_servers,
         )
         self._router = MessageRouter(
@@ -228,7 +162,6 @@ class ExecutorService:
             self._status_stream,
             served,
             isolation,
-            [name for name in environments if name != OWN],
             self._tasks,
         )
         self._server: asyncio.Server | None = None
@@ -252,7 +185,16 @@ class ExecutorService:
         allow_many_descriptors()
         path = self._directory.path
         resume_recorded(path / paths.STOPPED_DIRECTORY)
-        await self._served.start(path, self._interventions)
+        control = SessionControl(
+            sessions=self._controller.sessions.values,
+            warn=SessionHandle.warn,
+            offload=self._controller.offloads.attempt,
+            end=self._supervisor.end_soon,
+            list_programs=self._controller.programs.look,
+            attained=self._controller.attained,
+            charge=self._controller.charge,
+        )
+        await self._served.start(path, control)
         (path / paths.EXECUTOR_SOCKET).unlink(missing_ok=True)
         adopted = await self._supervisor.start()
         attained: defaultdict[str, float] = defaultdict(float)
@@ -269,7 +211,7 @@ class ExecutorService:
         await self._listen()
         self._router.adoption.begin()
         self._pool.want()
-        self._idle_monitor.start()
+        self._tasks.spawn(watch_use(self._controller.sessions))
         self._tasks.spawn(self._keep_service())
         self._tasks.spawn(self._keep_state())
         self._tasks.spawn(self._measure_servers())
@@ -298,8 +240,7 @@ class ExecutorService:
         """End the spares: nobody can reach their sockets any more."""
         for process in list(self._supervisor.processes.values()):
             if process.session is None:
-                process.take()
-                self._tasks.spawn(self._supervisor.end(process))
+                self._supervisor.end_soon(process)
         self._pool.want()
 
     async def stop(self, *, end_sessions: bool) -> None:
@@ -307,10 +248,7 @@ class ExecutorService:
         if self._server is not None:
             self._server.close()
         self._channel.close()
-        self._detached.close()
-        self._idle_monitor.close()
         self._waits.close()
-        self._status_stream.close()
         self._pool.close()
         self._tasks.cancel()
         if not end_sessions:
@@ -351,14 +289,13 @@ class ExecutorService:
             process.session = None  # the gateway that took this spare is gone
             # It was not made ready for what its user will be, or is of other code than new sessions are now.
             if not self._supervisor.is_current(process):
-                process.take()
-                self._tasks.spawn(self._supervisor.end(process))
+                self._supervisor.end_soon(process)
             return
         if not process.assigned or (process.isolation == "users" and real_user(process.pid) != process.uid):
             # It may still have the folder, environment and rights of a spare.
             log.warning("ended session %s of %s: it was not assigned to its user yet", process.session, process.user)
             process.session = ""
-            self._tasks.spawn(self._supervisor.end(process))
+            self._supervisor.end_soon(process)
             return
         resume(process)  # the executor before this may have stopped it
         if self._served.lane_server is not None:

@@ -17,7 +17,6 @@ from sharedkernel.executor.isolation.policy import Isolation
 from sharedkernel.executor.processes.connections import ControlConnection
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.socket_owners import SocketOwners
-from sharedkernel.executor.processes.user_quota import hard_limit
 from sharedkernel.executor.sessions.detached import DetachTimers
 from sharedkernel.executor.sessions.starting import SessionLauncher, check_reclaim
 from sharedkernel.executor.sessions.user_servers import UserServers
@@ -35,7 +34,7 @@ class ControlApi:
 
     Parameters
     ----------
-    controller, supervisor, launcher, detached, isolation, shelves, status, device, user_servers
+    controller, supervisor, launcher, detached, isolation, shelves, status, user_servers
         What requests are about.
     """
 
@@ -48,17 +47,14 @@ class ControlApi:
         isolation: Isolation,
         shelves: ShelfStore,
         status: StatusBuilder,
-        device: protocol.Device,
         user_servers: UserServers,
     ) -> None:
         self._controller = controller
         self._supervisor = supervisor
         self._launcher = launcher
         self._detached = detached
-        self._isolation = isolation
         self._shelves = shelves
         self._status = status
-        self._device = device
         self._user_servers = user_servers
         self._sockets = SocketOwners(controller.sessions, isolation)
         #: those that are connected: they are notified of what happens
@@ -126,7 +122,7 @@ class ControlApi:
                     if limits.user not in left or limits.user in users.records:
                         self._controller.configure(limits)
                 users.mark_left(left)
-                self._share_out_machine()
+                self._launcher.share_out_machine()
                 self._controller.limits.update()
             case protocol.SetPolicy(policy=policy):
                 self._controller.set_policy(policy)
@@ -159,15 +155,6 @@ class ControlApi:
         if process is None:
             raise SessionNotFound(f"there is no session {session} on this executor; it may have ended.")
         return process
-
-    def _share_out_machine(self) -> None:
-        groups = self._isolation.cgroups
-        if groups is None:
-            return
-        for process in self._controller.sessions.values():
-            if process.limits is not None:
-                groups.set_share(process.uid, process.limits.share)
-                groups.set_memory(process.uid, process.process, hard_limit(process.limits, self._device))
 
     async def _detach(self, process: SessionHandle, seconds: float, *, restarted: bool) -> None:
         if not process.used:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar, get_args
@@ -35,6 +35,7 @@ from sharedkernel.executor.processes.process import SessionHandle, start_time
 from sharedkernel.executor.processes.sanitize import believe
 from sharedkernel.executor.processes.user_quota import most_of
 from sharedkernel.executor.sessions.detached import DetachTimers
+from sharedkernel.executor.supervision.environments import OWN
 from sharedkernel.executor.supervision.supervisor import Supervisor
 from sharedkernel.system.log_filter import RepetitionFilter
 from sharedkernel.system.tasks import BackgroundTasks
@@ -54,8 +55,8 @@ class MessageRouter:
     ----------
     controller, supervisor, api, detached, waits, status_stream
         Whom messages concern.
-    served, isolation, environments
-        What is served, who may connect, and the names of Python environments that sessions can have.
+    served, isolation
+        What is served, and who may connect.
     tasks
         Background tasks.
     """
@@ -70,7 +71,6 @@ class MessageRouter:
         status_stream: StatusStream,
         served: ServedDevice,
         isolation: Isolation,
-        environments: Iterable[str],
         tasks: BackgroundTasks,
     ) -> None:
         self._controller = controller
@@ -87,7 +87,7 @@ class MessageRouter:
             version=protocol.PROTOCOL_VERSION,
             device=served.device,
             pid=os.getpid(),
-            environments=list(environments),
+            environments=[name for name in supervisor.environments if name != OWN],
             requests=[request.__name__ for request in get_args(protocol.FromGateway)],
         )
         #: sessions of an earlier executor that have not all greeted

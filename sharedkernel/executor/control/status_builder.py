@@ -35,6 +35,7 @@ from sharedkernel.status.document import (
     pack_part,
 )
 from sharedkernel.status.timeline import TimelineWindow
+from sharedkernel.system.tasks import BackgroundTasks
 
 #: how long the figures in sessions' pages count as new
 _FRESH_SECONDS = 0.05
@@ -130,7 +131,7 @@ def _session(view: SessionView, process: SessionHandle) -> SessionStatus:
         state=str(view.state),
         kernel_id=process.kernel or view.id,
         lingering=process.lingers_until is not None,
-        lingering_seconds=None if process.lingers_until is None else max(0.0, process.lingers_until - now),
+        lingering_seconds=process.lingers,
         restarted=process.restarted,
         still_has=list(process.activity or ()) if process.lingers_until is not None else [],
         idle_seconds=0.0 if process.used_at is None else now - process.used_at,
@@ -209,10 +210,13 @@ class StatusStream:
     ----------
     view
         Returns what a user may see now.
+    tasks
+        Background tasks.
     """
 
-    def __init__(self, view: Callable[[str], StatusDocument]) -> None:
+    def __init__(self, view: Callable[[str], StatusDocument], tasks: BackgroundTasks) -> None:
         self._view = view
+        self._tasks = tasks
         #: by process
         self._watching: dict[str, asyncio.Task[None]] = {}
 
@@ -220,19 +224,12 @@ class StatusStream:
         """Send a view to *process* every *interval* seconds from now on; 0: none any more."""
         self.forget(process)
         if interval > 0:
-            sending = self._send(process, max(_SHORTEST, interval))
-            self._watching[process.process] = asyncio.get_running_loop().create_task(sending)
+            self._watching[process.process] = self._tasks.spawn(self._send(process, max(_SHORTEST, interval)))
 
     def forget(self, process: SessionHandle) -> None:
         """Send *process* nothing any more."""
         if (watching := self._watching.pop(process.process, None)) is not None:
             watching.cancel()
-
-    def close(self) -> None:
-        """Send nobody anything any more."""
-        for watching in self._watching.values():
-            watching.cancel()
-        self._watching.clear()
 
     async def _send(self, process: SessionHandle, interval: float) -> None:
         while process.user is not None:

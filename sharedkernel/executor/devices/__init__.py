@@ -11,16 +11,16 @@ holds one :class:`ServedDevice`, made by the command line (`executor/app.py`), a
 - when a session was offloaded, for what that left behind (:meth:`ServedDevice.suspend`), and before it is restored;
 - for status (:meth:`ServedDevice.details`), what only this kind of device has to say.
 
-A device that watches what sessions do to it acts on them through :class:`SessionControl`, which the service implements.
+A device that watches what sessions do to it acts on them through :class:`SessionControl`, which the service makes.
 Scheduling is none of a device's business: that is the core's.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import ConfigError
@@ -33,29 +33,24 @@ from sharedkernel.status.document import DeviceDetails
 from sharedkernel.units import format_bytes
 
 
-class SessionControl(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionControl:
     """The interventions of a device against sessions; called on the event loop."""
 
-    def sessions(self) -> Iterable[SessionHandle]:
-        """Return the processes that serve a session now."""
-
-    def warn(self, process: SessionHandle, text: str) -> None:
-        """Show *text*, a sentence, in the session's notebook."""
-
-    def offload(self, process: SessionHandle) -> None:
-        """Ask for the session's memory to be moved away as soon as it is idle."""
-
-    def end(self, process: SessionHandle, reason: str, message: str) -> None:
-        """End the session; its user is told *message*, and metrics count the slug *reason*."""
-
-    def list_programs(self, process: SessionHandle, programs: Sequence[Program]) -> None:
-        """Take all the programs of a session that use the device; those that compute take turns with it."""
-
-    def attained(self) -> Mapping[str, float]:
-        """Return what each session, by its id, was served so far, in device-seconds."""
-
-    def charge(self, process: SessionHandle, seconds: float) -> None:
-        """Count *seconds* in which the session used the device without a grant as served."""
+    #: returns the processes that serve a session now
+    sessions: Callable[[], Iterable[SessionHandle]]
+    #: shows a sentence in the session's notebook
+    warn: Callable[[SessionHandle, str], None]
+    #: asks for the session's memory to be moved away as soon as it is idle
+    offload: Callable[[SessionHandle], None]
+    #: ends the session, for a slug that metrics count and a sentence that its user is told
+    end: Callable[[SessionHandle, str, str], None]
+    #: takes all the programs of a session that use the device; those that compute take turns with it
+    list_programs: Callable[[SessionHandle, Sequence[Program]], None]
+    #: returns what each session, by its id, was served so far, in device-seconds
+    attained: Callable[[], Mapping[str, float]]
+    #: counts seconds in which the session used the device without a grant as served
+    charge: Callable[[SessionHandle, float], None]
 
 
 class ServedDevice(ABC):

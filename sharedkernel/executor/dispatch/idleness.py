@@ -43,7 +43,6 @@ _COMPUTING = ("R", "D")
 INTERVAL = 2.0
 #: processor-seconds per second up to which a session counts as idle; a kernel alone needs a tenth of it
 _IDLE_SHARE = 0.03
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class IdleHolders:
@@ -139,57 +138,38 @@ def _is_computing(pid: int) -> bool:
     return any(stat.rpartition(") ")[2][:1] in _COMPUTING for stat in stats)
 
 
-class IdleMonitor:
-    """Keeps each session's `used_at`; needs a running event loop.
+async def watch_use(sessions: Mapping[str, SessionHandle]) -> None:
+    """Keep each session's `used_at`, for as long as the executor runs.
 
     Parameters
     ----------
     sessions
         Processes that serve a session, by its id.
     """
-
-    def __init__(self, sessions: Mapping[str, SessionHandle]) -> None:
-        self._sessions = sessions
-        #: processor-seconds of each session's processes, by the leader's process id, and when they were looked at
-        self._before: dict[int, float] = {}
-        self._looked_at = time.monotonic()
-        self._due: asyncio.TimerHandle | None = None
-
-    def start(self) -> None:
-        """Look from now on."""
-        self._due = asyncio.get_running_loop().call_later(INTERVAL, self._look)
-
-    def close(self) -> None:
-        """Look no more."""
-        if self._due is not None:
-            self._due.cancel()
-
-    def _look(self) -> None:
-        self._due = asyncio.get_running_loop().call_later(INTERVAL, self._look)
-        now = time.monotonic()
-        processes = list(self._sessions.values())
+    # processor-seconds of each session's processes, by the leader's process id, and when they were looked at
+    before: dict[int, float] = {}
+    looked_at = time.monotonic()
+    while True:
+        await asyncio.sleep(INTERVAL)
+        now, processes = time.monotonic(), list(sessions.values())
         try:
             used = _seconds_of_sessions(process.pid for process in processes)
         except OSError as error:  # no descriptor is left: what was used meanwhile is seen at the next look
             log.warning("cannot see which sessions are used: %s", error.strerror)
-            return
-        allowed = _IDLE_SHARE * (now - self._looked_at)
+            continue
         for process in processes:
-            ran = used.get(process.pid, 0.0) - self._before.get(process.pid, 0.0) > allowed
+            ran = used.get(process.pid, 0.0) - before.get(process.pid, 0.0) > _IDLE_SHARE * (now - looked_at)
             # A new session counts as used, however little it has run: it would never be idle otherwise.
             if ran or process.used_at is None or process.page.words[Word.TURN] != Turn.IDLE:
                 process.used_at = now
-        self._before, self._looked_at = used, now
+        before, looked_at = used, now
 
 
 def _seconds_of_sessions(leaders: Iterable[int]) -> dict[int, float]:
     """Return the processor time of all processes of each of these sessions (as `setsid` made them), by its leader."""
     seconds = dict.fromkeys(leaders, 0.0)
-    for pid in psutil.pids() if seconds else ():
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as stat:
-            # after the command's name, which may hold anything: state, parent, group, session, …, user and system time
-            fields = stat.read().rpartition(b")")[2].split()
-            if (leader := int(fields[3])) in seconds:
-                # with that of its children that have ended
-                seconds[leader] += sum(map(int, fields[11:15])) / _TICKS
+    for process in psutil.process_iter() if seconds else ():
+        with contextlib.suppress(OSError, psutil.Error):
+            if (leader := os.getsid(process.pid)) in seconds:
+                seconds[leader] += sum(process.cpu_times()[:4])  # with those of its children that have ended
     return seconds

@@ -55,6 +55,10 @@ class Offloads:
         self._update_limits = update_limits
         self._tasks = tasks
 
+    def attempt(self, process: SessionHandle) -> None:
+        """Offload a session in the background, if it is idle."""
+        self._tasks.spawn(self.request(process))
+
     async def request(self, process: SessionHandle) -> None:
         """Offload an idle session, although nobody may need the room; return once its memory is free.
 

@@ -24,7 +24,6 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from functools import partial
 
 import psutil
 
@@ -33,6 +32,7 @@ from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.processes.process import SessionHandle, id_of
 from sharedkernel.scheduling.model.types import SessionState
 from sharedkernel.scheduling.snapshot import SessionView
+from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
 
@@ -55,22 +55,19 @@ class DetachTimers:
     ----------
     controller
         Knows what sessions do.
-    offload
-        Has an idle session's memory moved away.
     end
         Ends a session.
+    tasks
+        Background tasks.
     """
 
     def __init__(
-        self,
-        controller: SessionController,
-        offload: Callable[[SessionHandle], None],
-        end: Callable[[SessionHandle], object],
+        self, controller: SessionController, end: Callable[[SessionHandle], None], tasks: BackgroundTasks
     ) -> None:
         self._controller = controller
-        self._offload = offload
         self._end = end
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._tasks = tasks
+        self._timers: dict[str, asyncio.Task[None]] = {}
         #: done when a session has said what goes on in it
         self._heard: dict[str, asyncio.Event] = {}
 
@@ -84,12 +81,11 @@ class DetachTimers:
 
     def resume(self, process: SessionHandle) -> None:
         """Keep time for *process*, which lingers already (an executor before this one let it)."""
-        patience = PATIENCE if process.restarted else math.inf
+        self.forget(process)
         self._controller.detached(process)
-        self._look_again(process, time.monotonic() + patience, self._num_refusals())
+        self._timers[process.process] = self._tasks.spawn(self._keep_time(process))
         self._heard[process.process] = asyncio.Event()
-        self._ask(process)
-        self._offload(process)
+        self.came_to_rest(process)
 
     async def settled(self, process: SessionHandle) -> None:
         """Return once it is known that *process*, which was restarted, stays; where it does not, once it has ended."""
@@ -102,10 +98,10 @@ class DetachTimers:
             await process.ended.wait()
 
     def came_to_rest(self, process: SessionHandle) -> None:
-        """Record that a cell of *process* has ended."""
+        """Record that no cell of *process* runs, as far as is known."""
         if process.lingers_until is not None:
             self._ask(process)
-            self._offload(process)
+            self._controller.offloads.attempt(process)
 
     def greeted(self, process: SessionHandle) -> None:
         """Record that *process* is connected, again: what it was asked before may be lost."""
@@ -132,56 +128,43 @@ class DetachTimers:
 
     def forget(self, process: SessionHandle) -> None:
         """Keep no time for *process* any longer."""
-        self._stop_timer(process)
+        if (timer := self._timers.pop(process.process, None)) is not None:
+            timer.cancel()
         if (event := self._heard.pop(process.process, None)) is not None:
             event.set()
 
-    def _stop_timer(self, process: SessionHandle) -> None:
-        if (timer := self._timers.pop(process.process, None)) is not None:
-            timer.cancel()
-
-    def close(self) -> None:
-        """Keep time for nobody; the next executor does."""
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
-
-    def _set(self, process: SessionHandle, seconds: float, then: Callable[[], None]) -> None:
-        self._stop_timer(process)
-        self._timers[process.process] = asyncio.get_running_loop().call_later(max(0.0, seconds), then)
-
     def _end_now(self, process: SessionHandle, why: str) -> None:
         log.info("session %s of %s ends: %s", process.session, process.user, why)
-        process.end_asked = True
         self._end(process)
         self.forget(process)
 
-    def _look_again(self, process: SessionHandle, patient_until: float, num_refusals: int) -> None:
-        if _left(process) <= _LOOK_INTERVAL:
-            self._set(process, _left(process), partial(self._end_now, process, "it has lingered for long enough"))
-        else:
-            self._set(process, _LOOK_INTERVAL, partial(self._look, process, patient_until, num_refusals))
+    async def _keep_time(self, process: SessionHandle) -> None:
+        patient_until = time.monotonic() + (PATIENCE if process.restarted else math.inf)
+        num_refusals = self._num_refusals()
+        while left := process.lingers:
+            await asyncio.sleep(min(left, _LOOK_INTERVAL))
+            if (why := self._why_to_end(process, patient_until, num_refusals)) is not None:
+                self._end_now(process, why)
+                return
+        self._end_now(process, "it has lingered for long enough")
 
-    def _look(self, process: SessionHandle, patient_until: float, num_refusals: int) -> None:
-        """End a session that is in the way; *num_refusals* of memory were before it lingered."""
+    def _why_to_end(self, process: SessionHandle, patient_until: float, num_refusals: int) -> str | None:
+        """Return why a session is in the way; *num_refusals* of memory were before it lingered."""
         memory = psutil.virtual_memory()
         if memory.available < _FREE_PART * memory.total:
-            self._end_now(process, "the machine's memory runs short")
-            return
+            return "the machine's memory runs short"
         if not process.restarted and process.memory.framework <= _MOST_LEFT:
-            self._look_again(process, patient_until, num_refusals)
-            return
+            return None
         views = self._controller.snapshot().sessions
         own = next(view for view in views if view.id == id_of(process))
         is_at_rest = own.state in (SessionState.IDLE, SessionState.OFFLOADED)
         is_memory_short = self._num_refusals() > num_refusals or any(map(_waits_for_memory, views))
         has_settled = is_at_rest and own.persistent <= _MOST_LEFT and process.activity is not None
         if time.monotonic() > patient_until and not has_settled:
-            self._end_now(process, "it still runs or has memory, though it was restarted")
-        elif is_at_rest and own.framework > _MOST_LEFT and is_memory_short:
-            self._end_now(process, "others need the memory of its context")
-        else:
-            self._look_again(process, patient_until, num_refusals)
+            return "it still runs or has memory, though it was restarted"
+        if is_at_rest and own.framework > _MOST_LEFT and is_memory_short:
+            return "others need the memory of its context"
+        return None
 
     def _num_refusals(self) -> int:
         # Not those over a quota: no end of another's session would help there.
@@ -192,8 +175,3 @@ class DetachTimers:
 def _waits_for_memory(view: SessionView) -> bool:
     is_restore_due = view.waiting_for == "restore" and view.queue_position is not None  # else it is under way
     return view.waiting_for == "memory" or is_restore_due
-
-
-def _left(process: SessionHandle) -> float:
-    assert process.lingers_until is not None
-    return process.lingers_until - time.monotonic()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 
 from sharedkernel import protocol
 from sharedkernel.device_memory.mode import DeviceMemoryMode
@@ -23,9 +23,7 @@ from sharedkernel.executor.isolation.policy import Isolation
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.user_quota import hard_limit
 from sharedkernel.executor.sessions.pool import SessionPool
-from sharedkernel.executor.supervision.environments import Environment
 from sharedkernel.executor.supervision.supervisor import Supervisor
-from sharedkernel.system.tasks import BackgroundTasks
 from sharedkernel.units import format_seconds
 
 #: bytes of all texts of a request together: they are kept in one packet, and said again in every list of sessions
@@ -39,10 +37,8 @@ class SessionLauncher:
     ----------
     controller, supervisor, pool
         Who takes a session in, who keeps its process, and where that comes from.
-    served, isolation, environments
+    served, isolation
         What it is assigned with.
-    tasks
-        What is done besides.
     check_directory
         Makes sure that the runtime directory is there; raises :class:`~sharedkernel.errors.Refused` if it cannot be.
     timeout
@@ -56,8 +52,6 @@ class SessionLauncher:
         pool: SessionPool,
         served: ServedDevice,
         isolation: Isolation,
-        environments: Mapping[str, Environment],
-        tasks: BackgroundTasks,
         check_directory: Callable[[], Awaitable[None]],
         *,
         timeout: float,
@@ -67,8 +61,6 @@ class SessionLauncher:
         self._pool = pool
         self._served = served
         self._isolation = isolation
-        self._environments = environments
-        self._tasks = tasks
         self._check_directory = check_directory
         self._timeout = timeout
         #: the newest of all sessions: one count for each would stay for every session that there ever was. It begins
@@ -110,12 +102,22 @@ class SessionLauncher:
         self._controller.limits.update(process)
         return process
 
+    def share_out_machine(self) -> None:
+        """Give all sessions the part of the machine that their users' limits say, where control groups can be made."""
+        groups = self._isolation.cgroups
+        if groups is None:
+            return
+        for process in self._controller.sessions.values():
+            if process.limits is not None:
+                groups.set_share(process.uid, process.limits.share)
+                groups.set_memory(process.uid, process.process, hard_limit(process.limits, self._served.device))
+
     def _check(self, message: protocol.StartSession) -> None:
         _check_start(message)
         if message.session in self._controller.sessions:
             raise _exists(message.session)
         self._served.check_start(message.limits, self._controller.sessions.values())
-        if message.environment not in self._environments:
+        if message.environment not in self._supervisor.environments:
             raise Refused(
                 f"there is no environment {message.environment!r} here (any more); choose another kernel.",
                 reason="no_such_kernel",
@@ -143,7 +145,7 @@ class SessionLauncher:
         try:
             self._supervisor.keep(process, required=True)
         except Refused:
-            self._tasks.spawn(self._supervisor.end(process))
+            self._supervisor.end_soon(process)
             raise
         process.assignment = asyncio.get_running_loop().create_future()
         self._controller.add(process)
@@ -169,7 +171,7 @@ class SessionLauncher:
             async with asyncio.timeout(self._timeout):
                 await process.assignment
         except TimeoutError:  # first, since it is an OSError; what hangs may be the user's own
-            self._tasks.spawn(self._supervisor.end(process))
+            self._supervisor.end_soon(process)
             raise Refused(
                 f"the session was not ready within {format_seconds(self._timeout)} and is ended; look for what "
                 "takes long in the IPython startup files in your home directory there, then try again.",

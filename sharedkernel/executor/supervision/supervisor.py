@@ -27,6 +27,7 @@ from sharedkernel.executor.supervision.environments import OWN, Environment
 from sharedkernel.executor.supervision.warm_parents import WarmParents
 from sharedkernel.ipc.shared_page import Page
 from sharedkernel.paths import LOGS_DIRECTORY, RECORDS_DIRECTORY, SESSIONS_DIRECTORY, log_name
+from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,8 @@ class Supervisor:
     ) -> None:
         self.directory = runtime_directory
         self.processes: dict[str, SessionHandle] = {}
-        self._environments = environments
+        #: those that sessions can have, by name
+        self.environments = environments
         self._traits = traits
         self._on_end = on_end
         self._records = SessionRecords(runtime_directory / RECORDS_DIRECTORY)
@@ -83,6 +85,7 @@ class Supervisor:
             runtime_directory, environments, on_message=self._handle_warm_parent, on_gone=self._warm_parent_gone
         )
         self._stopping = False
+        self._tasks = BackgroundTasks()
 
     # --- start and adoption -------------------------------------------------------------------------------------------
 
@@ -129,7 +132,7 @@ class Supervisor:
 
     def is_current(self, process: SessionHandle) -> bool:
         """Whether *process* was forked with the code, and for what, sessions of its environment are now."""
-        environment, traits = self._environments.get(process.environment), self._traits()
+        environment, traits = self.environments.get(process.environment), self._traits()
         return (
             environment is not None
             and process.stamp == environment.build_id
@@ -160,7 +163,7 @@ class Supervisor:
             environment=environment,
             isolation=traits.isolation,
             memory_mode=traits.memory_mode,
-            stamp=self._environments[environment].build_id,
+            stamp=self.environments[environment].build_id,
         )
         if taken:
             process.take()
@@ -306,6 +309,13 @@ class Supervisor:
 
     # --- ending -------------------------------------------------------------------------------------------------------
 
+    def end_soon(self, process: SessionHandle, reason: str = "", message: str = "") -> None:
+        """End *process* in the background; with a *reason*, a slug for metrics, its user is told *message*."""
+        process.end_asked = True
+        if reason:
+            process.end_reason = (reason, message)
+        self._tasks.spawn(self.end(process))
+
     async def end(self, process: SessionHandle) -> None:
         """End *process*, kindly first; returns once it is reaped."""
         process.end_asked = True
@@ -328,6 +338,7 @@ class Supervisor:
     async def stop(self, *, end_sessions: bool) -> None:
         """Release everything; with *end_sessions* end it."""
         self._stopping = True
+        self._tasks.cancel()
         if end_sessions:
             await asyncio.gather(*(self.end(process) for process in list(self.processes.values())))
         self._warm_parents.close(quit_too=end_sessions)
