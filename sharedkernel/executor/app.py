@@ -121,9 +121,6 @@ class ExecutorApp(CommandApp):
         "How long a session that exceeds its user's quota outside PyTorch, or lifts its limit on the host device, "
         "has between warning, offloading and its end.",
     )
-    process_checkpoint = Bool(
-        False, help="Let the driver suspend offloaded sessions on a GPU as processes, contexts and all (driver 570)."
-    ).tag(config=True)
     check_lanes = Bool(
         False,
         help="Fill a lane with nonsense whenever a session on a GPU hands it over, so that a use of memory that should "
@@ -264,7 +261,6 @@ class ExecutorApp(CommandApp):
             mps=MpsMode(self.mps),
             parallel_lanes=self.parallel_lanes,
             overuse_patience=parse_duration(self.overuse_patience),
-            process_checkpoint=self.process_checkpoint,
             check_lanes=self.check_lanes,
         )
         trust = Path(self.trust).expanduser().absolute() if self.trust else None

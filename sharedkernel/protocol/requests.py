@@ -327,7 +327,7 @@ class SessionDied(Message, frozen=True, kw_only=True):
     #: signal number, None when it exited by itself
     signum: int | None
     #: stable slug: exited, killed, crashed, asked; overuse: it kept more device memory than its user may have, after a
-    #: warning; checkpoint: its suspended device memory was lost
+    #: warning
     reason: str
     #: one sentence for its user
     message: str

@@ -92,7 +92,6 @@ class DeviceDetails(msgspec.Struct, frozen=True, kw_only=True):
     shared_units_bytes: int | UnsetType = UNSET
     mps: str | UnsetType = UNSET
     mps_note: str | UnsetType | None = UNSET
-    process_checkpoint: str | UnsetType = UNSET
     #: part of NVML's last sample period in which a CUDA kernel ran, 0 to 1; None where the GPU does not say, as below
     utilisation: float | UnsetType | None = UNSET
     temperature_celsius: float | UnsetType | None = UNSET

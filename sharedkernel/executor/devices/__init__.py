@@ -8,7 +8,6 @@ holds one :class:`ServedDevice`, made by the command line (`executor/app.py`), a
   (:meth:`ServedDevice.environment`);
 - whose sessions may share a lane's bytes (:meth:`ServedDevice.trust_domain`), and who gives them (`lane_server`);
 - whenever memory was measured, to lease it anew (:meth:`ServedDevice.update`);
-- when a session was offloaded, for what that left behind (:meth:`ServedDevice.suspend`), and before it is restored;
 - for status (:meth:`ServedDevice.details`), what only this kind of device has to say.
 
 A device that watches what sessions do to it acts on them through :class:`SessionControl`, which the service makes.
@@ -135,13 +134,6 @@ class ServedDevice(ABC):
         float or None
             None where it was not measured.
         """
-
-    async def suspend(self, process: SessionHandle) -> int:
-        """Free what offloading left of a session's memory, if that can be; return the bytes freed."""
-        return 0
-
-    async def resume(self, process: SessionHandle) -> None:  # noqa: B027
-        """Bring back what :meth:`suspend` freed, before the session restores the rest; does nothing else."""
 
     @abstractmethod
     def details(self) -> DeviceDetails:

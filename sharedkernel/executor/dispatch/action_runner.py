@@ -28,7 +28,6 @@ from sharedkernel.scheduling.model import actions, events
 from sharedkernel.scheduling.model.types import LaneId, SessionId
 from sharedkernel.scheduling.scheduler import Scheduler
 from sharedkernel.status.refusal_text import explain_shortage
-from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +54,6 @@ class SessionActions:
         Called with a session whose memory may grow to something else now.
     end
         Ends a session for a reason: a slug, and a sentence for its user.
-    tasks
-        Background tasks.
     """
 
     def __init__(
@@ -68,7 +65,6 @@ class SessionActions:
         counters: Counters,
         update_limits: Callable[[SessionHandle], None],
         end: Callable[[SessionHandle, str, str], None],
-        tasks: BackgroundTasks,
     ) -> None:
         self._scheduler = scheduler
         self._served = served
@@ -77,7 +73,6 @@ class SessionActions:
         self._counters = counters
         self._update_limits = update_limits
         self._end = end
-        self._tasks = tasks
         self._now = asyncio.get_running_loop().time
 
     def disconnect(self, session: SessionId) -> None:
@@ -113,8 +108,6 @@ class SessionActions:
         self._record_wait(process)
         process.promised_bytes = process.offload.bytes + process.growth
         self._update_limits(process)
-        # Its first call to a driver that suspended it waits until it goes on.
-        self._tasks.spawn(self._served.resume(process))
         process.send(protocol.RestoreCommand())
 
     def _force(self, process: SessionHandle) -> None:

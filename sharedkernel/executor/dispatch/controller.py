@@ -72,12 +72,12 @@ class SessionController:
         #: what each session's memory may grow to
         self.limits = LeaseRenewal(served, self.users, scheduler.clock.holders)
         update = self.limits.update
-        actions = SessionActions(scheduler, served, self.sessions, self.users, counters, update, end, self._tasks)
+        actions = SessionActions(scheduler, served, self.sessions, self.users, counters, update, end)
         #: turns of the sessions' programs
         self.programs = ProgramTurns(scheduler, actions, lambda event: self.driver.handle(event), stopped)
         #: the core, and what it decided
         self.driver = SchedulerDriver(scheduler, event_log, self.programs, counters)
-        self.offloads = Offloads(self.driver, served, self._measured, self.limits.update, self._tasks)
+        self.offloads = Offloads(self.driver, self._measured, self.limits.update, self._tasks)
         self._workload = workload
         self.driver.handle(workload.open())
         idle_holders = IdleHolders(

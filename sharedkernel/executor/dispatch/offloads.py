@@ -9,11 +9,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-import msgspec
-
 from sharedkernel import protocol
 from sharedkernel.errors import Refused, SharedKernelError
-from sharedkernel.executor.devices import ServedDevice
 from sharedkernel.executor.dispatch.driver import SchedulerDriver
 from sharedkernel.executor.processes.process import SessionHandle, id_of, profile_of
 from sharedkernel.scheduling.model import events
@@ -31,8 +28,6 @@ class Offloads:
     ----------
     driver
         Decides who is offloaded and restored.
-    served
-        Suspends what offloading leaves of a session's memory, where it can.
     measured
         Called with a session and its memory as measured now.
     update_limits
@@ -44,13 +39,11 @@ class Offloads:
     def __init__(
         self,
         driver: SchedulerDriver,
-        served: ServedDevice,
         measured: Callable[[SessionHandle, protocol.Memory], None],
         update_limits: Callable[[SessionHandle], None],
         tasks: BackgroundTasks,
     ) -> None:
         self._driver = driver
-        self._served = served
         self._measured = measured
         self._update_limits = update_limits
         self._tasks = tasks
@@ -117,17 +110,6 @@ class Offloads:
         )
         self._update_limits(process)
         answer_requests(process, None)
-        self._tasks.spawn(self._suspend(process))
-
-    async def _suspend(self, process: SessionHandle) -> None:
-        """Free what offloading left of a session's memory as well, where the device can; the core restores both."""
-        freed = min(await self._served.suspend(process), process.memory.framework)  # its page may say anything
-        if not freed or process.ended.is_set() or self._state(process) is not SessionState.OFFLOADED:
-            return
-        left = msgspec.structs.replace(process.memory, framework=process.memory.framework - freed)
-        self._driver.handle(
-            events.Offloaded(session=id_of(process), memory=profile_of(left), offloaded=process.offload.bytes + freed)
-        )
 
     def restored(self, process: SessionHandle, message: protocol.RestoredReport) -> None:
         """Handle that a session's memory is back."""

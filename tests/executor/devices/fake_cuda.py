@@ -21,19 +21,8 @@ CUresult = IntEnum(
         "CUDA_ERROR_OUT_OF_MEMORY": 2,
         "CUDA_ERROR_NOT_INITIALIZED": 3,
         "CUDA_ERROR_NO_DEVICE": 100,
-        "CUDA_ERROR_ILLEGAL_STATE": 401,
-        "CUDA_ERROR_NOT_READY": 600,
         "CUDA_ERROR_NOT_PERMITTED": 800,
         "CUDA_ERROR_NOT_SUPPORTED": 801,
-    },
-)
-CUprocessState = IntEnum(
-    "CUprocessState",
-    {
-        "CU_PROCESS_STATE_RUNNING": 0,
-        "CU_PROCESS_STATE_LOCKED": 1,
-        "CU_PROCESS_STATE_CHECKPOINTED": 2,
-        "CU_PROCESS_STATE_FAILED": 3,
     },
 )
 CUdevice_attribute = IntEnum(
@@ -44,13 +33,13 @@ CUdevice_attribute = IntEnum(
         "CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED": 103,
     },
 )
-R, S = CUresult, CUprocessState
+R = CUresult
 
 
 class FakeDriver:
     """One process's view of a driver with one device."""
 
-    CUresult, CUprocessState, CUdevice_attribute = CUresult, CUprocessState, CUdevice_attribute
+    CUresult, CUdevice_attribute = CUresult, CUdevice_attribute
     CUmemAllocationType = SimpleNamespace(CU_MEM_ALLOCATION_TYPE_PINNED=1)
     CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE=1)
     CUmemAllocationHandleType = SimpleNamespace(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR=1)
@@ -65,8 +54,6 @@ class FakeDriver:
         #: calls that the driver library does not have
         self.missing: set[str] = set()
         self.handles: dict[int, int] = {}
-        #: CUDA processes by id
-        self.processes: dict[int, CUprocessState] = {}
         self.calls: list[str] = []
 
     def _call(self, name: str, *values: Any) -> tuple[Any, ...]:
@@ -127,41 +114,3 @@ class FakeDriver:
             return (R.CUDA_ERROR_INVALID_VALUE,)
         del self.handles[handle]
         return self._call("cuMemRelease")
-
-    # --- process checkpoint -----------------------------------
-
-    def CUcheckpointLockArgs(self) -> Any:
-        return SimpleNamespace(timeoutMs=0)
-
-    CUcheckpointCheckpointArgs = CUcheckpointRestoreArgs = CUcheckpointUnlockArgs = SimpleNamespace
-
-    def _move(self, name: str, pid: int, before: CUprocessState, after: CUprocessState) -> tuple[Any, ...]:
-        if pid not in self.processes:
-            return (R.CUDA_ERROR_INVALID_VALUE,)
-        if self.processes[pid] is not before:
-            self.calls.append(name)
-            return (R.CUDA_ERROR_ILLEGAL_STATE,)
-        answer = self._call(name)
-        if answer[0] is R.CUDA_SUCCESS:
-            self.processes[pid] = after
-        return answer
-
-    def cuCheckpointProcessLock(self, pid: int, arguments: Any) -> tuple[Any, ...]:
-        assert arguments.timeoutMs > 0, "a lock without a timeout may wait for ever"
-        return self._move("cuCheckpointProcessLock", pid, S.CU_PROCESS_STATE_RUNNING, S.CU_PROCESS_STATE_LOCKED)
-
-    def cuCheckpointProcessCheckpoint(self, pid: int, arguments: Any) -> tuple[Any, ...]:
-        after = S.CU_PROCESS_STATE_CHECKPOINTED
-        return self._move("cuCheckpointProcessCheckpoint", pid, S.CU_PROCESS_STATE_LOCKED, after)
-
-    def cuCheckpointProcessRestore(self, pid: int, arguments: Any) -> tuple[Any, ...]:
-        before = S.CU_PROCESS_STATE_CHECKPOINTED
-        return self._move("cuCheckpointProcessRestore", pid, before, S.CU_PROCESS_STATE_LOCKED)
-
-    def cuCheckpointProcessUnlock(self, pid: int, arguments: Any) -> tuple[Any, ...]:
-        return self._move("cuCheckpointProcessUnlock", pid, S.CU_PROCESS_STATE_LOCKED, S.CU_PROCESS_STATE_RUNNING)
-
-    def cuCheckpointProcessGetState(self, pid: int) -> tuple[Any, ...]:
-        if pid not in self.processes:
-            return (R.CUDA_ERROR_INVALID_VALUE, None)
-        return (R.CUDA_SUCCESS, self.processes[pid])

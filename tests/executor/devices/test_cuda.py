@@ -155,7 +155,6 @@ def make_device(
     fake: FakeGpu | None = None,
     *,
     lanes: LaneServer | str | None = None,
-    driver: Any = None,
     self_test: SelfTest | None = None,
     **options: Any,
 ) -> CudaDevice:
@@ -163,7 +162,7 @@ def make_device(
     gpu = Gpu("cuda:0:0" if fake.mig else "cuda:0", library=FakeNvml(fake), host_pids=True)
     device = describe(gpu.facts, None, 0)
     desk = LaneServer(LaneStore(MemfdDriver()))
-    return CudaDevice(gpu, device, CudaOptions(**options), lanes=lanes or desk, driver=driver, self_test=self_test)
+    return CudaDevice(gpu, device, CudaOptions(**options), lanes=lanes or desk, self_test=self_test)
 
 
 @pytest.mark.parametrize(
@@ -320,29 +319,6 @@ async def test_shares_become_parts_of_the_processors(mps_device: CudaDevice, tmp
             limits.user: mps_device.environment(limits)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for limits in (ADA, heavy)
         }
         assert percent == {"ada": "25", "grace": "75"}
-
-
-# --- process checkpoint ---------------------------------------------------------------------------------------------
-
-
-async def test_processes_are_suspended_only_if_asked_for(tmp_path: Path) -> None:
-    """It is opt-in, and where it cannot be had status says why."""
-    driver = FakeDriver()
-    driver.cuInit(0)
-    process = make_process(pid=42)
-    process.page.words[Word.FRAMEWORK] = GIB
-    driver.processes[42] = driver.CUprocessState.CU_PROCESS_STATE_RUNNING
-    off = make_device(lanes="no.", driver=driver)
-    assert await off.suspend(process) == 0
-    assert "off" in str(off.details().process_checkpoint)
-    on = make_device(lanes="no.", driver=driver, process_checkpoint=True)
-    assert await on.suspend(process) == GIB
-    assert driver.processes[42].name.endswith("CHECKPOINTED")
-    await on.resume(process)
-    assert driver.processes[42].name.endswith("RUNNING")
-    sharing = make_device(driver=driver, process_checkpoint=True)
-    assert await sharing.suspend(process) == 0
-    assert "not available because" in str(sharing.details().process_checkpoint)
 
 
 # --- the self-test --------------------------------------------------------------------------------------------------

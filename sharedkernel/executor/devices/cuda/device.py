@@ -20,12 +20,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import ConfigError, Refused
 from sharedkernel.executor.devices import ServedDevice, SessionControl
-from sharedkernel.executor.devices.cuda.checkpoint import ProcessCheckpoint, Suspensions, unavailable_because
 from sharedkernel.executor.devices.cuda.monitor import GpuMonitor, Ungranted, find_programs
 from sharedkernel.executor.devices.cuda.mps import Mps, MpsMode
 from sharedkernel.executor.devices.lane_server import LaneServer
@@ -72,8 +70,6 @@ class CudaOptions:
     parallel_lanes: int = 1
     #: seconds between warning, offloading and ending a session that exceeds its user's quota outside torch
     overuse_patience: float = 30.0
-    #: suspend whole processes when they are offloaded
-    process_checkpoint: bool = False
     #: poison a lane at each hand-over, to find what still uses it
     check_lanes: bool = False
 
@@ -98,8 +94,6 @@ class CudaDevice(ServedDevice):
         Gives lanes' bytes to sessions, or one sentence that says why they cannot share any here.
     self_test
         Tries the card before the first session; None: it is trusted.
-    driver
-        The module `cuda.bindings.driver`, initialised in this process; None without it.
     """
 
     def __init__(
@@ -109,7 +103,6 @@ class CudaDevice(ServedDevice):
         options: CudaOptions,
         *,
         lanes: LaneServer | str,
-        driver: Any = None,
         self_test: SelfTest | None = None,
     ) -> None:
         super().__init__(device)
@@ -130,10 +123,6 @@ class CudaDevice(ServedDevice):
         self._control: SessionControl
         self._overuse: Overuse
         self._ungranted: Ungranted
-        shares = self.lane_server is not None
-        self._checkpoint_note = unavailable_because(driver, gpu.facts.driver_version, shares_memory=shares)
-        #: also without `process_checkpoint`: an executor before this may have suspended sessions. None: it cannot have
-        self._suspensions = None if self._checkpoint_note else Suspensions(ProcessCheckpoint(driver), self._lose)
 
     async def start(self, runtime_directory: Path, control: SessionControl) -> None:
         """Try it, start to watch it, and start MPS if that is wanted.
@@ -149,8 +138,6 @@ class CudaDevice(ServedDevice):
         self._ungranted = Ungranted(control)
         await self._mps.start(runtime_directory)
         self._watch.start()
-        if self._options.process_checkpoint and self._checkpoint_note:
-            log.warning("%s", self._checkpoint_note)
 
     async def _try_out(self, runtime_directory: Path) -> None:
         """Use the best mode that the self-test finds to work; sessions that are there already keep theirs."""
@@ -281,27 +268,6 @@ class CudaDevice(ServedDevice):
         if sample.busy is not None:
             self._ungranted.look(sessions, used)
 
-    def _lose(self, process: SessionHandle) -> None:
-        self._control.end(
-            process,
-            "checkpoint",
-            "Your session was ended: the driver could not bring its suspended device memory back. Its variables are "
-            "gone; other sessions are not affected.",
-        )
-
-    # --- process checkpoint -------------------------------------------------------------------------------------------
-
-    async def suspend(self, process: SessionHandle) -> int:
-        """Suspend the whole process, if that was asked for; return the bytes of framework memory that this freed."""
-        if self._suspensions is None or not self._options.process_checkpoint:
-            return 0
-        return await self._suspensions.suspend(process)
-
-    async def resume(self, process: SessionHandle) -> None:
-        """Let a process that was suspended go on, as soon as the device has room for it."""
-        if self._suspensions is not None:
-            await self._suspensions.resume(process)
-
     # --- status -------------------------------------------------------------------------------------------------------
 
     def details(self) -> DeviceDetails:
@@ -318,7 +284,6 @@ class CudaDevice(ServedDevice):
             nvml, note = "ok", None
         if self._gpu.facts.is_instance and nvml in ("ok", "totals"):
             note = f"{note} {_OF_INSTANCES}" if note else _OF_INSTANCES
-        checkpoint = self._checkpoint_note or "process checkpoint is on."
         return DeviceDetails(
             uuid=self._gpu.facts.uuid,
             driver_version=self._gpu.facts.driver_version,
@@ -329,7 +294,6 @@ class CudaDevice(ServedDevice):
             lanes_shared_reason=self._unshared or f"lanes are shared within one {self._options.lane_sharing}.",
             mps="on" if self._mps.is_on else "off",
             mps_note=self._mps.note,
-            process_checkpoint=checkpoint if self._options.process_checkpoint else "process checkpoint is off.",
             utilisation=None if sample is None else sample.utilisation,
             temperature_celsius=None if sample is None else sample.temperature_celsius,
             power_watts=None if sample is None else sample.power_watts,

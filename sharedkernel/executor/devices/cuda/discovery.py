@@ -155,7 +155,7 @@ def open_device(
     if isinstance(lanes, str):
         log.info("lanes' bytes are not shared: %s", lanes)
     identity = Identity(driver=gpu.facts.driver_version, torch=torch_version, card=gpu.facts.name, uuid=gpu.facts.uuid)
-    return CudaDevice(gpu, device, options, lanes=lanes, driver=driver, self_test=SelfTest(identity, trust))
+    return CudaDevice(gpu, device, options, lanes=lanes, self_test=SelfTest(identity, trust))
 
 
 def open_lanes(bindings: Any, device: Device) -> LaneServer | str:
