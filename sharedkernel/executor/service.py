@@ -285,15 +285,10 @@ class ExecutorService:
     # --- adoption -----------------------------------------------------------------------------------------------------
 
     def _adopt(self, process: SessionHandle) -> None:
-        if not process.session:
-            process.session = None  # the gateway that took this spare is gone
-            # It was not made ready for what its user will be, or is of other code than new sessions are now.
-            if not self._supervisor.is_current(process):
-                self._supervisor.end_soon(process)
-            return
-        if not process.assigned or (process.isolation == "users" and real_user(process.pid) != process.uid):
-            # It may still have the folder, environment and rights of a spare.
-            log.warning("ended session %s of %s: it was not assigned to its user yet", process.session, process.user)
+        is_ready = process.assigned and (process.isolation != "users" or real_user(process.pid) == process.uid)
+        if not process.session or not is_ready:
+            # New spares take its place. One that was being assigned may still have the folder and rights of a spare.
+            log.info("ended process %s: it was not assigned to its user yet", process.process)
             process.session = ""
             self._supervisor.end_soon(process)
             return

@@ -128,8 +128,6 @@ class PersistedSession(SessionIdentity, kw_only=True):
     uid: int = msgspec.field(default_factory=os.getuid)
     #: how users are kept apart, as it was forked for (see `policy.py`)
     isolation: str = "none"
-    #: how it has memory on a GPU (see `device_memory/mode.py`)
-    memory_mode: str = "shared"
     #: of the code that it was forked with (see `environments.py`)
     stamp: str = ""
     #: when it ends, on `time.monotonic`'s axis, since its user has shut it down; None: they have not

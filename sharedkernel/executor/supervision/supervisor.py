@@ -130,16 +130,6 @@ class Supervisor:
         """The environments from which sessions can be forked at once."""
         return self._warm_parents.open_environments()
 
-    def is_current(self, process: SessionHandle) -> bool:
-        """Whether *process* was forked with the code, and for what, sessions of its environment are now."""
-        environment, traits = self.environments.get(process.environment), self._traits()
-        return (
-            environment is not None
-            and process.stamp == environment.build_id
-            and process.isolation == traits.isolation
-            and process.memory_mode == traits.memory_mode
-        )
-
     async def fork(self, environment: str = OWN, *, taken: bool = False) -> SessionHandle:
         """Fork a spare and return it once it is ready; one that is *taken* is nobody else's from the start.
 
@@ -162,7 +152,6 @@ class Supervisor:
             ready=asyncio.get_running_loop().create_future(),
             environment=environment,
             isolation=traits.isolation,
-            memory_mode=traits.memory_mode,
             stamp=self.environments[environment].build_id,
         )
         if taken:

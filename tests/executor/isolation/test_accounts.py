@@ -77,15 +77,6 @@ async def test_what_was_forked_before_users_were_kept_apart_serves_nobody_new() 
         await asyncio.to_thread(process.close)
 
 
-async def test_spares_that_were_forked_for_users_outlive_the_executor(apart: ApartExecutor) -> None:
-    """The next executor keeps them: they were made ready for what it does with them."""
-    async with Executor(apart) as executor:
-        spare, *_ = await until(apart.spares, "there is a spare")
-        await executor.replace()
-        await executor.notebook()
-        assert start_time(spare.pid) == spare.started
-
-
 async def test_a_session_that_was_not_yet_its_user_s_is_not_adopted(apart: ApartExecutor) -> None:
     """The executor ended between giving a spare to a user and the spare's becoming the user: it still has rights."""
     async with Executor(apart) as executor:

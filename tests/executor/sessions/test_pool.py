@@ -8,7 +8,6 @@ import logging
 
 import pytest
 
-from sharedkernel.device_memory.mode import DeviceMemoryMode
 from sharedkernel.errors import Refused
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.sessions.pool import SessionPool
@@ -71,7 +70,7 @@ class _Machine(_FullMachine):
         self.tried_at.append(asyncio.get_running_loop().time())
         spare = SessionHandle(
             process=name, pid=0, started=0, used=False, page=Page.create(name), ready=ready,
-            environment=environment, isolation="none", memory_mode=DeviceMemoryMode.PLAIN, stamp="",
+            environment=environment, isolation="none", stamp="",
         )  # fmt: skip
         if taken:
             spare.take()
