@@ -10,11 +10,11 @@ import signal
 from typing import Any
 
 from sharedkernel import protocol
-from sharedkernel.errors import Refused, SessionNotFound, SharedKernelError
+from sharedkernel.errors import Refused, SessionNotFound
 from sharedkernel.executor.control.status_builder import StatusBuilder
 from sharedkernel.executor.dispatch.controller import SessionController
 from sharedkernel.executor.isolation.policy import Isolation
-from sharedkernel.executor.processes.connections import ControlConnection
+from sharedkernel.executor.processes.connections import ControlConnection, failed
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.executor.processes.socket_owners import SocketOwners
 from sharedkernel.executor.sessions.detached import DetachTimers
@@ -81,13 +81,8 @@ class ControlApi:
         """Carry out what *peer* asks for, and say so, or why not."""
         try:
             peer.send(await self._carry_out(peer, message))  # in here, since an answer may be too long to send
-        except SharedKernelError as error:
-            log.info("refused %s: %s", type(message).__name__, error)
-            peer.send(protocol.Failed(request=message.request, reason=error.reason, message=str(error)))
-        except Exception:
-            log.exception("%s failed", type(message).__name__)
-            text = "the executor failed to do this; its log says why."
-            peer.send(protocol.Failed(request=message.request, reason="error", message=text))
+        except Exception as error:
+            peer.send(failed(message, error, log))
 
     async def _carry_out(self, peer: ControlConnection, message: Any) -> protocol.Message:
         match message:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from sharedkernel import protocol
-from sharedkernel.errors import ProtocolError, SessionNotFound
+from sharedkernel.errors import ProtocolError, SessionNotFound, SharedKernelError
 from sharedkernel.ipc.seqpacket import peer_of
 from sharedkernel.system.log_filter import RepetitionFilter
 
@@ -27,6 +27,17 @@ MOST_UNGREETED, _GREETING_TIMEOUT, _MOST_GREETING = 64, 5.0, 4096
 _MOST_AT_ONCE = 32
 #: descriptors that connections of users leave to the executor itself
 _RESERVED = 64
+
+
+def failed(message: Any, error: Exception, own_log: logging.Logger, whose: str = "") -> protocol.Failed:
+    """Return the answer to a request that was not carried out, and log why; *whose* names the session that asked."""
+    kind = f"{type(message).__name__}{whose}"
+    if isinstance(error, SharedKernelError):
+        own_log.info("refused %s: %s", kind, error)
+        return protocol.Failed(request=message.request, reason=error.reason, message=str(error))
+    own_log.error("%s failed", kind, exc_info=error)
+    text = "the executor failed to do this; its log says why."
+    return protocol.Failed(request=message.request, reason="error", message=text)
 
 
 class Listener(Protocol):

@@ -16,14 +16,14 @@ import asyncio
 import logging
 import os
 import socket
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sharedkernel import protocol
-from sharedkernel.errors import ProtocolError, SharedKernelError
+from sharedkernel.errors import ProtocolError
+from sharedkernel.executor.processes.connections import failed
 from sharedkernel.executor.processes.process import SessionHandle
 from sharedkernel.ipc.seqpacket import PacketSocket, listen
 from sharedkernel.system.log_filter import RepetitionFilter
@@ -32,8 +32,6 @@ from sharedkernel.system.tasks import BackgroundTasks
 log = logging.getLogger(__name__)
 log.addFilter(RepetitionFilter())
 
-#: seconds after which a refusal like the one before it is logged again
-_REPEATED_AFTER = 10.0
 #: seconds until connections are accepted again once that has failed
 _ACCEPT_PAUSE = 1.0
 
@@ -76,8 +74,6 @@ class FdServer:
         self._identify = identify
         self._handlers = handlers
         self._connections: dict[SessionHandle, PacketSocket] = {}
-        #: of each connected session, the last refusal that was logged, and when
-        self._logged: dict[SessionHandle, tuple[tuple[type, str], float]] = {}
         self._listener: socket.socket
         #: continues to accept connections after a pause
         self._resuming: asyncio.TimerHandle | None = None
@@ -112,7 +108,6 @@ class FdServer:
     def hang_up(self, process: SessionHandle) -> None:
         """End a session's connection, if it has one."""
         connection = self._connections.pop(process, None)
-        self._logged.pop(process, None)
         if connection is not None:
             self._loop.remove_reader(connection)
             connection.close()
@@ -170,7 +165,7 @@ class FdServer:
             answer = self._handlers[type(message)](process, message, descriptors)
             answer = FdReply(protocol.Done(request=message.request)) if answer is None else answer
         except Exception as error:
-            answer = self._failed(process, message, error)
+            answer = _failed(process, message, error)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -186,7 +181,7 @@ class FdServer:
         try:
             answer = await coming
         except Exception as error:
-            answer = self._failed(process, message, error)
+            answer = _failed(process, message, error)
         if self._connections.get(process) is not connection:  # it asks again over its next one
             for descriptor in answer.descriptors:
                 os.close(descriptor)
@@ -201,22 +196,9 @@ class FdServer:
         self.hang_up(process)
         return False
 
-    def _failed(self, process: SessionHandle, message: Any, error: Exception) -> FdReply:
-        if isinstance(error, SharedKernelError):
-            self._log_refusal(process, type(message), error)
-            reason, text = error.reason, str(error)
-        else:
-            log.error("%s of session %s failed", type(message).__name__, process.session, exc_info=error)
-            reason, text = "error", "the executor failed to do this; its log says why."
-        return FdReply(protocol.Failed(request=message.request, reason=reason, message=text))
 
-    def _log_refusal(self, process: SessionHandle, kind: type, error: SharedKernelError) -> None:
-        """Log a refusal, but not each of those that a session gets while it waits for room."""
-        now, refusal = time.monotonic(), (kind, error.reason)
-        before, since = self._logged.get(process, (None, 0.0))
-        if refusal != before or now >= since + _REPEATED_AFTER:
-            self._logged[process] = refusal, now
-            log.info("refused session %s a %s: %s", process.session, kind.__name__, error)
+def _failed(process: SessionHandle, message: Any, error: Exception) -> FdReply:
+    return FdReply(failed(message, error, log, f" of session {process.session}"))
 
 
 def _send(connection: PacketSocket, answer: FdReply) -> bool:
