@@ -115,23 +115,6 @@ def newest_data(path: Path) -> bytes:
     return max(_slots(path.read_bytes()))[1]
 
 
-def are_there_sessions(directory: Path) -> bool:
-    """Return whether any process lives that has a record in *directory*, which may be missing.
-
-    Raises
-    ------
-    OSError
-        When that cannot be found out now, as without a free descriptor.
-    """
-    with contextlib.suppress(FileNotFoundError):
-        for name in os.listdir(directory):
-            with contextlib.suppress(FileNotFoundError):  # it has just ended
-                kept = read_record(directory / name)
-                if kept is not None and start_time(kept.pid) == kept.started:
-                    return True
-    return False
-
-
 def find_page(kept: PersistedSession) -> int | None:
     """Open the shared page of a process where the process has it open; None where it has none.
 

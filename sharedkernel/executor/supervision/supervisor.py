@@ -223,10 +223,7 @@ class Supervisor:
             return
 
         def gone() -> None:
-            assert process.pidfd is not None
-            loop.remove_reader(process.pidfd)
-            os.close(process.pidfd)
-            process.pidfd = None
+            _unwatch(process)
             if not process.ended.is_set():
                 is_told = self._warm_parents.is_open(process.environment)
                 # Seen now, for the case that its parent does not tell in time: it may be stopped, or another one.
@@ -240,10 +237,7 @@ class Supervisor:
             return
         process.ended.set()
         del self.processes[process.process]
-        if process.pidfd is not None:
-            asyncio.get_running_loop().remove_reader(process.pidfd)
-            os.close(process.pidfd)
-            process.pidfd = None
+        _unwatch(process)
         _kill_group(process)  # what it left behind: workers of a DataLoader, programs it started
         self._records.remove(process.process)
         self._remove_files(process)
@@ -369,6 +363,13 @@ def _open_process(process: SessionHandle) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _unwatch(process: SessionHandle) -> None:
+    if process.pidfd is not None:
+        asyncio.get_running_loop().remove_reader(process.pidfd)
+        os.close(process.pidfd)
+        process.pidfd = None
 
 
 def _kill_group(process: PersistedSession) -> None:

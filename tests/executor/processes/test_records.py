@@ -12,7 +12,7 @@ import pytest
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.executor.processes.process import start_time
-from sharedkernel.executor.processes.records import SessionRecords, are_there_sessions, find_page, read_record
+from sharedkernel.executor.processes.records import SessionRecords, find_page, read_record
 from sharedkernel.executor.supervision.environments import check_left
 from sharedkernel.ipc.shared_page import Page
 from sharedkernel.paths import RECORDS_DIRECTORY
@@ -25,10 +25,10 @@ def test_that_nobody_can_look_does_not_mean_that_nobody_is_there(tmp_path: Path)
     folder = tmp_path / RECORDS_DIRECTORY
     folder.mkdir()
     (folder / "torn").write_bytes(b"torn")
-    assert not are_there_sessions(folder)
+    assert not any(SessionRecords(folder).living())
     with no_file_opens():
         with pytest.raises(OSError, match="Too many open files"):
-            are_there_sessions(folder)
+            any(SessionRecords(folder).living())
         with pytest.raises(ConfigError, match=r"cannot see which sessions .* \(Too many open files\)"):
             check_left(tmp_path)
     check_left(tmp_path)
@@ -115,25 +115,24 @@ async def test_a_torn_record_is_as_it_was_before(tmp_path: Path) -> None:
 
 
 def test_sessions_are_there_while_a_process_with_a_record_lives(tmp_path: Path) -> None:
-    """A missing folder has none, nor has one with a torn record, or with that of another process of the same number."""
+    """A folder with a torn record has none, nor has one with that of another process of the same number."""
     folder = tmp_path / "records"
-    assert not are_there_sessions(folder)
     records = SessionRecords(folder)
     records.open()
     (folder / "torn").write_bytes(b"torn")
-    assert not are_there_sessions(folder)
+    assert not any(records.living())
 
     async def scenario(pid: int) -> None:
         process = make_process(pid=pid)
         process.started = start_time(pid) + 1
         records.write(process.kept())
-        assert not are_there_sessions(folder)
+        assert not any(records.living())
         process.started -= 1
         records.write(process.kept())
-        assert are_there_sessions(folder)
+        assert any(records.living())
 
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as living:
         asyncio.run(scenario(living.pid))
         living.kill()
         living.wait()
-        assert not are_there_sessions(folder)
+        assert not any(records.living())

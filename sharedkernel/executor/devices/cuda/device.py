@@ -30,7 +30,7 @@ from sharedkernel.executor.devices.lane_server import LaneServer
 from sharedkernel.executor.devices.leases import is_worth_telling
 from sharedkernel.executor.devices.overuse import Overuse
 from sharedkernel.executor.processes.process import SessionHandle
-from sharedkernel.executor.processes.records import are_there_sessions
+from sharedkernel.executor.processes.records import SessionRecords
 from sharedkernel.executor.processes.user_quota import quota_of
 from sharedkernel.executor.supervision.environments import listener_of
 from sharedkernel.ipc.shared_page import Turn, Word
@@ -144,8 +144,10 @@ class CudaDevice(ServedDevice):
         if self._self_test is None:
             return
         # With their memory on the device much would fail. Where spares alone are left, their parent is.
+        has_sessions = False
         try:
-            has_sessions = are_there_sessions(runtime_directory / RECORDS_DIRECTORY)
+            with contextlib.suppress(FileNotFoundError):
+                has_sessions = any(SessionRecords(runtime_directory / RECORDS_DIRECTORY).living())
             with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
                 has_sessions = has_sessions or listener_of(runtime_directory / WARM_PARENT_SOCKET) > 0
         except OSError as error:
