@@ -192,6 +192,7 @@ class ExecutorService:
             end=self._supervisor.end_soon,
             list_programs=self._controller.programs.look,
             attained=self._controller.attained,
+            shelf_of=self._controller.limits.shelf_of,
             charge=self._controller.charge,
         )
         await self._served.start(path, control)

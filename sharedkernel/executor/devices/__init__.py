@@ -48,6 +48,8 @@ class SessionControl:
     list_programs: Callable[[SessionHandle, Sequence[Program]], None]
     #: returns what each session, by its id, was served so far, in device-seconds
     attained: Callable[[], Mapping[str, float]]
+    #: returns the bytes that a user's shelf is charged with
+    shelf_of: Callable[[str], int]
     #: counts seconds in which the session used the device without a grant as served
     charge: Callable[[SessionHandle, float], None]
 

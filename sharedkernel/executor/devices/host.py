@@ -111,7 +111,7 @@ class HostLimits(ServedDevice):
             self._watching.cancel()
 
     async def _watch(self, control: SessionControl) -> None:
-        overuse = Overuse(self.device, control, self._overuse_patience, self._leases.shelf_of)
+        overuse = Overuse(self.device, control, self._overuse_patience)
         loop, took = asyncio.get_running_loop(), 0.0
         while True:
             await asyncio.sleep(max(_LOOK_INTERVAL, took / _MOST_LOOKING))

@@ -56,8 +56,6 @@ class Leases:
         self._held: dict[str, int] = {}
         #: bytes that iterations are known to need beyond that, the largest need of each user who has any
         self._outstanding: dict[str, int] = {}
-        #: bytes on the shelves of users who have any there
-        self._shelves: dict[str, int] = {}
 
     def update(self, users: Iterable[UserMemory]) -> None:
         """Lease anew to the sessions of *users*; what the others were found to hold last still counts."""
@@ -73,14 +71,7 @@ class Leases:
             if figures:
                 self._update_user(memory, figures, free=free, holders=others)
 
-    def shelf_of(self, user: str) -> int:
-        """Return the bytes that the shelf of *user* was last charged with."""
-        return self._shelves.get(user, 0)
-
     def _set_held(self, memory: UserMemory, figures: Sequence[CountedMemory]) -> None:
-        self._shelves.pop(memory.user, None)
-        if memory.shelf:
-            self._shelves[memory.user] = memory.shelf
         own = memory.sessions
         counting = (f for s, f in zip(own, figures, strict=True) if s.lingers_until is None)
         outstanding = max((counted.outstanding for counted in counting), default=0)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 
 from sharedkernel.executor.devices import SessionControl
@@ -83,18 +83,13 @@ class Overuse:
         Carries the steps out.
     patience
         Seconds between them.
-    shelf_of
-        Returns the bytes that a user's shelf is charged with.
     """
 
-    def __init__(
-        self, device: Device, control: SessionControl, patience: float, shelf_of: Callable[[str], int] = lambda user: 0
-    ) -> None:
+    def __init__(self, device: Device, control: SessionControl, patience: float) -> None:
         self._device = device
         self._control = control
         self._patience = patience
         self._escalation = Escalation(patience)
-        self._shelf_of = shelf_of
         self._outside = _outside_heap if device.kind == "host" else _outside_torch
 
     def look(self, sessions: Iterable[SessionHandle], used: Mapping[int, int]) -> None:
@@ -118,7 +113,7 @@ class Overuse:
         """Return the one session by which a user exceeds their quota outside torch, and what it holds, if they do."""
         outside = {process.process: self._outside(process, used.get(process.pid, 0)) for process in own}
         worst = max(own, key=lambda process: outside[process.process])
-        use = quota_use(own, self._device, shelf=self._shelf_of(own[0].user or ""))
+        use = quota_use(own, self._device, shelf=self._control.shelf_of(own[0].user or ""))
         most = outside[worst.process]
         beyond = min(most, use.exceeded_by(sum(outside.values())))
         if beyond <= 0:

@@ -189,6 +189,10 @@ class LeaseRenewal:
         self._shelves[user] = size
         self._concerned.add(user)
 
+    def shelf_of(self, user: str) -> int:
+        """Return the bytes that the shelf of *user* was last charged with."""
+        return self._shelves.get(user, 0)
+
     def changed(self, user: str) -> None:
         """Record that figures of *user* may have changed; :meth:`update` follows."""
         self._concerned.add(user)
@@ -226,4 +230,4 @@ class LeaseRenewal:
     def _memory(self, user: str) -> UserMemory:
         record = self._users.records.get(user)
         sessions = () if record is None else record.sessions.values()
-        return UserMemory(user=user, sessions=sessions, shelf=self._shelves.get(user, 0))
+        return UserMemory(user=user, sessions=sessions, shelf=self.shelf_of(user))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -50,6 +51,9 @@ class Recorder:
         #: device-seconds that they were served, by session
         self.served = {process.session or "": 0.0 for process in processes}
         self.done: list[tuple[str, str, Any]] = []
+        #: bytes on shelves, by user
+        self.shelves: Counter[str] = Counter()
+        self.shelf_of = self.shelves.__getitem__
 
     def sessions(self) -> Iterable[SessionHandle]:
         return self.processes

@@ -85,7 +85,8 @@ async def test_a_shelf_counts_to_the_quota(on_shelf: int, is_beyond: bool) -> No
     """What is outside torch has to fit beside it."""
     process = make_process("p", pid=7, limits=Limits(user="ada", quota_bytes=4 * GIB))
     recorder = Recorder(process)
-    overuse = Overuse(DEVICE, recorder, 30.0, lambda user: {"ada": on_shelf * GIB}[user])
+    recorder.shelves["ada"] = on_shelf * GIB
+    overuse = Overuse(DEVICE, recorder, 30.0)
     for _ in range(2):
         overuse.look(recorder.sessions(), {7: 4 * GIB + CONTEXT_BYTES})
     assert bool(recorder.done) is is_beyond

@@ -134,7 +134,7 @@ class CudaDevice(ServedDevice):
         """
         await self._try_out(runtime_directory)
         self._control = control
-        self._overuse = Overuse(self.device, control, self._options.overuse_patience, self._leases.shelf_of)
+        self._overuse = Overuse(self.device, control, self._options.overuse_patience)
         self._ungranted = Ungranted(control)
         await self._mps.start(runtime_directory)
         self._watch.start()
