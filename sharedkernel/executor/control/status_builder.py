@@ -41,6 +41,12 @@ from sharedkernel.system.tasks import BackgroundTasks
 _FRESH_SECONDS = 0.05
 #: the timeline in a watching session's document: its window, and most sessions
 _LAST_MINUTES, _MOST_ROWS = TimelineWindow(seconds=150.0, columns=60), 8
+#: figures of a session that its view from the core has under the same names
+_OF_CORE = (
+    "id", "user", "lane", "iteration_seconds", "queue_position", "waiting_for", "memory_wait_seconds", "room_from",
+    "remaining_seconds", "remaining_from", "time_left_seconds", "utilisation", "utilisation_predicted", "slowdown",
+    "slowdown_predicted",
+)  # fmt: skip
 #: the shortest interval between two views, seconds
 _SHORTEST = 0.1
 
@@ -126,8 +132,7 @@ def _session(view: SessionView, process: SessionHandle) -> SessionStatus:
     wait_p50, wait_p95 = process.wait.past.percentiles()
     live = process.live_bytes
     return SessionStatus(
-        id=view.id,
-        user=view.user,
+        **{name: getattr(view, name) for name in _OF_CORE},
         state=str(view.state),
         kernel_id=process.kernel or view.id,
         lingering=process.lingers_until is not None,
@@ -143,7 +148,6 @@ def _session(view: SessionView, process: SessionHandle) -> SessionStatus:
             ProgramStatus(name=each.name, processes=len(each.pids), bytes=each.bytes, note=each.exempt)
             for each in process.programs
         ],
-        lane=view.lane,
         lane_note=process.lane_note,
         # What is about to be restored is charged before it is there.
         persistent_bytes=max(view.persistent, process.persistent_bytes),
@@ -158,22 +162,10 @@ def _session(view: SessionView, process: SessionHandle) -> SessionStatus:
         offload_seconds=process.offload.offload_seconds,
         restore_seconds=process.offload.restore_seconds,
         iterations=believe_iterations(process.page, view.attained),
-        iteration_seconds=view.iteration_seconds,
         attained_service_seconds=view.attained,
         ungranted_service_seconds=process.ungranted,
-        queue_position=view.queue_position,
-        waiting_for=view.waiting_for,
-        memory_wait_seconds=view.memory_wait_seconds,
         needed_bytes=view.needed,
         free_bytes=view.free,
-        room_from=view.room_from,
-        remaining_seconds=view.remaining_seconds,
-        remaining_from=view.remaining_from,
-        time_left_seconds=view.time_left_seconds,
-        utilisation=view.utilisation,
-        utilisation_predicted=view.utilisation_predicted,
-        slowdown=view.slowdown,
-        slowdown_predicted=view.slowdown_predicted,
         wait_p50_seconds=wait_p50,
         wait_p95_seconds=wait_p95,
     )
