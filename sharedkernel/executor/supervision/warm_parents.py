@@ -114,9 +114,8 @@ class WarmParents:
         except OSError:
             path.unlink(missing_ok=True)
             return
-        connection.set_timeout(0)
         self._retired[path] = connection
-        asyncio.get_running_loop().add_reader(connection, self._handle_retired, path, connection)
+        self._listen(connection, partial(self._retired_gone, path))
 
     async def fork(self, name: str, message: protocol.Fork, page: int) -> None:
         """Have the warm parent of the environment *name* fork a session; *page* travels along.
@@ -186,13 +185,20 @@ class WarmParents:
             When its log cannot be written.
         """
         path = self._directory / environment.socket
-        try:
-            connection = connect(str(path), protocol.FromWarmParent)
-        except OSError:  # nobody listens there
-            pass
-        else:
-            return self._add(environment, connection)
         log_path = self._directory / LOGS_DIRECTORY / f"{path.stem.replace('warm', 'warm_parent')}.log"
+        child: subprocess.Popen[bytes] | None = None
+        deadline = time.monotonic() + _START_TIMEOUT
+        while True:
+            try:
+                return self._add(environment, connect(str(path), protocol.FromWarmParent))
+            except OSError:  # nobody listens there
+                if child is None:
+                    child = self._start_one(environment, path, log_path)
+                elif child.poll() is not None or time.monotonic() > deadline:
+                    raise ExecutorUnavailable(f"{_MODULE} did not start; see {log_path}.") from None
+            await asyncio.sleep(0.01)
+
+    def _start_one(self, environment: Environment, path: Path, log_path: Path) -> subprocess.Popen[bytes]:
         try:
             log_file = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError as error:
@@ -201,7 +207,7 @@ class WarmParents:
             ) from None
         executor_socket = str(self._directory / EXECUTOR_SOCKET)
         with closing_descriptor(log_file) as output:
-            child = subprocess.Popen(  # noqa: ASYNC220 (starting takes a millisecond; it outlives this loop)
+            return subprocess.Popen(
                 [environment.python, "-m", _MODULE, str(path), executor_socket, environment.build_id],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -209,39 +215,29 @@ class WarmParents:
                 env=scrubbed_environment(environment.python),
                 cwd="/",
             )
-        deadline = time.monotonic() + _START_TIMEOUT
-        while True:
-            try:
-                connection = connect(str(path), protocol.FromWarmParent)
-            except OSError:
-                if child.poll() is not None or time.monotonic() > deadline:
-                    raise ExecutorUnavailable(f"{_MODULE} did not start; see {log_path}.") from None
-                await asyncio.sleep(0.01)
-            else:
-                return self._add(environment, connection)
 
     def _add(self, environment: Environment, connection: PacketSocket) -> None:
-        connection.set_timeout(0)
         self._open[environment.socket] = connection
-        asyncio.get_running_loop().add_reader(connection, partial(self._handle, environment, connection))
+        self._listen(connection, partial(self._open_gone, environment))
 
-    def _handle(self, environment: Environment, connection: PacketSocket) -> None:
-        if not self._pass_on(connection):
-            del self._open[environment.socket]
-            self._on_gone(environment.name)
+    def _open_gone(self, environment: Environment) -> None:
+        del self._open[environment.socket]
+        self._on_gone(environment.name)
 
-    def _handle_retired(self, path: Path, connection: PacketSocket) -> None:
-        if not self._pass_on(connection):
-            del self._retired[path]
-            path.unlink(missing_ok=True)
+    def _retired_gone(self, path: Path) -> None:
+        del self._retired[path]
+        path.unlink(missing_ok=True)
 
-    def _pass_on(self, connection: PacketSocket) -> bool:
-        """Handle one message; False if there was none, since the warm parent is gone."""
+    def _listen(self, connection: PacketSocket, gone: Callable[[], None]) -> None:
+        connection.set_timeout(0)
+        asyncio.get_running_loop().add_reader(connection, self._receive, connection, gone)
+
+    def _receive(self, connection: PacketSocket, gone: Callable[[], None]) -> None:
         message, _ = connection.receive()
         if message is None:
             asyncio.get_running_loop().remove_reader(connection)
             connection.close()
-            return False
+            return gone()
         if isinstance(message, protocol.Forked | protocol.NotForked):
             self._answering.add(connection)
             if (timer := self._unanswered.pop(message.process, None)) is not None:
@@ -250,4 +246,3 @@ class WarmParents:
             with contextlib.suppress(OSError):  # gone since it said so
                 connection.send(protocol.ExitedSeen(process=message.process))
         self._on_message(message)
-        return True
