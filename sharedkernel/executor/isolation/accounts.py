@@ -12,14 +12,15 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import grp
-import json
 import os
 import pwd
 import re
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 from urllib.parse import quote
+
+import msgspec
 
 from sharedkernel import protocol
 from sharedkernel.errors import ConfigError, Refused
@@ -28,11 +29,16 @@ from sharedkernel.system.atomic_file import closing_descriptor, replace_file
 #: in the directory of homes
 NUMBERS_FILE = ".uids.json"
 _LOCK_FILE = ".uids.lock"
-_VERSION = 1
 #: "nobody"
 _OVERFLOW_UID = 65534
 _NO_SHELLS = ("nologin", "false")
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class _Given(msgspec.Struct, tag_field="version", tag=1):
+    """The content of the file: users' numbers."""
+
+    uids: dict[str, Annotated[int, msgspec.Meta(gt=0)]]
 
 
 def directory_name(user: str) -> str:
@@ -180,19 +186,14 @@ class Numbers:
             When the file cannot be used; it is not written then either.
         """
         try:
-            document = json.loads(self._path.read_text())
+            uids = msgspec.json.decode(self._path.read_bytes(), type=_Given).uids
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
             raise ConfigError(f"{self._path} cannot be used ({error}); restore it from a backup.") from None
-        uids = document.get("uids") if isinstance(document, dict) and document.get("version") == _VERSION else None
-        if not isinstance(uids, dict) or not _are_numbers(uids):
-            raise ConfigError(f"{self._path} is no file of user ids; restore it from a backup.")
+        if len(set(uids.values())) < len(uids):
+            raise ConfigError(f"{self._path} gives a user id to two users; restore it from a backup.")
         return uids
-
-    def of(self, user: str) -> int | None:
-        """Return *user*'s number, if there is one."""
-        return self.read().get(user)
 
     def give(self, user: str) -> int:
         """Return *user*'s number, a new one if need be.
@@ -207,7 +208,7 @@ class Numbers:
             uids = self.read()
             if user not in uids:
                 uids[user] = self._next(uids)
-                replace_file(self._path, json.dumps({"version": _VERSION, "uids": uids}, indent=1))
+                replace_file(self._path, msgspec.json.format(msgspec.json.encode(_Given(uids)), indent=1))
             return uids[user]
 
     def _next(self, given: dict[str, int]) -> int:
@@ -242,7 +243,7 @@ class Accounts:
         Refused
             When there is none.
         """
-        number = None if self._numbers is None else self._numbers.of(user)
+        number = None if self._numbers is None else self._numbers.read().get(user)
         entry = self._entry(user) if number is None else None
         if entry is not None:
             groups = {*os.getgrouplist(entry.pw_name, entry.pw_gid), *self._device_groups} - {0, entry.pw_gid}
@@ -270,11 +271,6 @@ class Accounts:
         # Some databases take no account of case; to us these are two users.
         is_person = entry.pw_uid >= self._least_uid and entry.pw_uid != _OVERFLOW_UID and entry.pw_gid != 0
         return entry if entry.pw_name == user and is_person else None
-
-
-def _are_numbers(uids: dict[Any, Any]) -> bool:
-    values = list(uids.values())
-    return all(type(uid) is int and uid > 0 for uid in values) and len(set(values)) == len(values)
 
 
 def _is_account(number: int) -> bool:
