@@ -77,18 +77,17 @@ class UserServers:
         try:
             folder = self._isolation.make_servers_directory()
             path = folder / _name(user)
-            if (lock := _take(path.with_name(f"{path.name}.lock"))) is None:
+            lock_path = path.with_name(f"{path.name}.lock")
+            if (lock := _take(lock_path)) is None:
                 return str(path)
             os.close(lock)
             self._check(user)
             account = await asyncio.to_thread(self._isolation.find, user)
             # Nothing is awaited from here on, so nobody finds a lock that is taken and a socket that is not there.
-            if (lock := _take(path.with_name(f"{path.name}.lock"))) is not None:
-                try:
-                    with self._listen(path) as listener:
-                        self._start(user, account, listener.fileno(), lock)
-                finally:
-                    os.close(lock)  # the server has it now
+            if (lock := _take(lock_path)) is not None:
+                with closing_descriptor(lock), socket.socket(socket.AF_UNIX) as listener:  # the server has both now
+                    self._listen(listener, path)
+                    self._start(user, account, listener.fileno(), lock)
             return str(path)
         except OSError as error:
             raise Refused(f"your files are not served: {error.strerror or error}; try again.", reason="start") from None
@@ -108,18 +107,12 @@ class UserServers:
         if len(self._running) >= MOST_SERVERS:
             raise Refused("too many users have their files served now; try again later.", reason="start")
 
-    def _listen(self, path: Path) -> socket.socket:
-        """Return a listening socket at *path*, where nobody but the gateway's account and ours can connect."""
+    def _listen(self, listener: socket.socket, path: Path) -> None:
+        """Listen at *path*, where nobody but the gateway's account and ours can connect."""
         path.unlink(missing_ok=True)
-        listener = socket.socket(socket.AF_UNIX)
-        try:
-            listener.bind(str(path))
-            path.chmod(0o600 if self._isolation.gateway is None else 0o660)
-            listener.listen(_BACKLOG)
-        except BaseException:
-            listener.close()
-            raise
-        return listener
+        listener.bind(str(path))
+        path.chmod(0o600 if self._isolation.gateway is None else 0o660)
+        listener.listen(_BACKLOG)
 
     def _start(self, user: str, account: Account | None, listener: int, lock: int) -> None:
         self._end_group(account)  # what the last one left
