@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -282,14 +283,8 @@ class ExecutorApp(CommandApp):
 
     def _isolate(self, directory: Path, parent: Path) -> Isolation:
         options = IsolationOptions(
-            isolate=self.isolate,
-            uid_range=self.uid_range,
-            homes=self.homes,
-            gateway_user=self.gateway_user,
-            device_groups=self.device_groups,
-            user_memory=parse_bytes(self.user_memory) if self.user_memory else None,
-            user_processes=self.user_processes,
-            session_files=self.session_files,
+            **{each.name: getattr(self, each.name) for each in fields(IsolationOptions)}
+            | {"user_memory": parse_bytes(self.user_memory) if self.user_memory else None}
         )
         isolation = Isolation(options, directory, passages=[parent])
         log.log(logging.INFO if isolation.uses_accounts else logging.WARNING, "%s", isolation.sentence)

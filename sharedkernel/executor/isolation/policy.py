@@ -89,7 +89,6 @@ class Isolation:
         self._accounts: Accounts | None = None
         #: directory of users' homes; None: they have none of their own
         self.homes: Path | None = None
-        self._runtime_directory = runtime_directory
         self._passages = [*passages, runtime_directory]
         #: who may ask for anything besides the executor's own user; None: nobody
         self.gateway = _gateway_account(options, self.kind)
@@ -126,7 +125,7 @@ class Isolation:
             _lend_to_gateway(self._passages[0], self.gateway)
 
     def _open_cgroups(self) -> None:
-        name = "sharedkernel-" + hashlib.sha256(os.fsencode(self._runtime_directory)).hexdigest()[:8]
+        name = "sharedkernel-" + hashlib.sha256(os.fsencode(self._passages[-1])).hexdigest()[:8]
         try:
             self.cgroups = Cgroups(
                 find_base(name), memory_bytes=self._options.user_memory, num_processes=self._options.user_processes
