@@ -63,7 +63,7 @@ class Mps:
     def __init__(self, mode: MpsMode, uuid: str) -> None:
         self._mode = mode
         self._uuid = uuid
-        self._directory: Path | None = None
+        self._directory: Path
         #: whether a daemon serves
         self.is_on = False
         #: one sentence for status: what it costs, or why it is not on
@@ -120,7 +120,6 @@ class Mps:
         return variables
 
     def _directories(self) -> dict[str, str]:
-        assert self._directory is not None
         return {
             "CUDA_MPS_PIPE_DIRECTORY": str(self._directory / "pipe"),
             "CUDA_MPS_LOG_DIRECTORY": str(self._directory / "log"),
@@ -142,7 +141,6 @@ class Mps:
 
     async def _run(self, arguments: list[str], text: str) -> str | None:
         # Its output goes to a file: a daemon that kept a pipe open would keep us reading.
-        assert self._directory is not None
         output = self._directory / "log" / "command.txt"
         with output.open("wb") as stream:
             process = await asyncio.create_subprocess_exec(
