@@ -228,11 +228,6 @@ class _Greeting:
     #: what it said after that: it may run cells already
     later: list[Any] = field(default_factory=list)
 
-    @property
-    def counts(self) -> bool:
-        """Whether it is connected still; one that is not greets anew, and says then where it stands."""
-        return self.peer.session.transport is self.peer.transport
-
 
 class SessionAdoption:
     """Defers what adopted sessions report; needs a running event loop.
@@ -282,7 +277,7 @@ class SessionAdoption:
         return True
 
     def _finish(self) -> None:
-        greetings = [greeting for greeting in self._unheard.values() if greeting is not None and greeting.counts]
+        greetings = [greeting for greeting in self._unheard.values() if greeting is not None]
         self._unheard.clear()
         for greeting in sorted(greetings, key=lambda greeting: not greeting.hello.holding):
             self._try(greeting, self._take_over, greeting.hello)
@@ -291,14 +286,15 @@ class SessionAdoption:
                 self._try(greeting, self._handle, message)
 
     def _try(self, greeting: _Greeting, handle: Callable[[SessionHandle, Any], None], message: Any) -> None:
-        if greeting.peer.transport.is_closing():
-            return
+        process, transport = greeting.peer.session, greeting.peer.transport
+        if process.transport is not transport or transport.is_closing():
+            return  # one that is not connected greets anew, and says then where it stands
         try:
-            handle(greeting.peer.session, message)
+            handle(process, message)
         except Exception:
             # As when it comes in (see `connections.py`): the others are heard all the same.
             log.exception("hung up on process %d", greeting.peer.pid)
-            greeting.peer.transport.close()
+            transport.close()
 
 
 def _is_of(process: SessionHandle, peer: ControlConnection) -> bool:
