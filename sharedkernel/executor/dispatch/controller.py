@@ -6,6 +6,7 @@ What the core decides, `action_runner.py` does to them.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -351,7 +352,9 @@ class SessionController:
         """Return what sessions did in *window*, as *user* may see it (None: an admin), *most_rows* of them."""
         for session, process in self.sessions.items():  # a session may have been given to another notebook
             self.driver.spans.name(session, process.notebook)
-        return self.driver.timeline(window, user, most_rows=most_rows)
+        now = self.driver.now()
+        under_way = self.driver.tracker.under_way(now)
+        return self.driver.spans.recent(now, window, under_way, user=user, clock=time.time(), most_rows=most_rows)
 
 
 def _let_run(process: SessionHandle) -> None:

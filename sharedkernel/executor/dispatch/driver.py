@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Coroutine, Iterator, Sequence
@@ -29,7 +28,6 @@ from sharedkernel.scheduling.model.transitions import TRANSITIONS
 from sharedkernel.scheduling.model.types import HOLDING_STATES, SessionId, SessionState
 from sharedkernel.scheduling.scheduler import Scheduler
 from sharedkernel.scheduling.spans import SpanTracker
-from sharedkernel.status.timeline import DeviceTimeline, TimelineWindow
 from sharedkernel.system.tasks import BackgroundTasks
 
 log = logging.getLogger(__name__)
@@ -122,7 +120,8 @@ class SchedulerDriver:
         self.scheduler = scheduler
         #: the last hour, for people
         self.spans = SpanHistory()
-        self._tracker = SpanTracker(self.spans.add)
+        #: what is under way
+        self.tracker = SpanTracker(self.spans.add)
         self.counters = counters
         self._log = event_log
         self._target = target
@@ -179,7 +178,7 @@ class SchedulerDriver:
             log.exception("%r was not recorded", event)
         for action in decided:
             self._carry_out(action)
-        self._tracker.follow(now, self.scheduler, self.scheduler.touched)
+        self.tracker.follow(now, self.scheduler, self.scheduler.touched)
         if decided or not isinstance(event, _MEASUREMENTS):
             self._change.set()
             self._change.clear()
@@ -242,12 +241,6 @@ class SchedulerDriver:
         deadline = self.scheduler.next_deadline()
         if deadline is not None:
             self._timer = self._loop.call_at(deadline, self.handle, events.Tick())
-
-    def timeline(self, window: TimelineWindow, user: str | None, *, most_rows: int) -> DeviceTimeline:
-        """Return what sessions did in *window*, as *user* may see it (None: an admin), *most_rows* of them."""
-        now = self.now()
-        under_way = self._tracker.under_way(now)
-        return self.spans.recent(now, window, under_way, user=user, clock=time.time(), most_rows=most_rows)
 
     def now(self) -> float:
         """Return the time on the scheduler's axis."""

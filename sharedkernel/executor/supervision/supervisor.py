@@ -224,10 +224,9 @@ class Supervisor:
 
         def gone() -> None:
             _unwatch(process)
-            if not process.ended.is_set():
-                is_told = self._warm_parents.is_open(process.environment)
-                # Seen now, for the case that its parent does not tell in time: it may be stopped, or another one.
-                loop.call_later(_STATUS_TIMEOUT if is_told else 0, self._forget, process, seen_status(process))
+            is_told = self._warm_parents.is_open(process.environment)
+            # Seen now, for the case that its parent does not tell in time: it may be stopped, or another one.
+            loop.call_later(_STATUS_TIMEOUT if is_told else 0, self._forget, process, seen_status(process))
 
         loop.add_reader(process.pidfd, gone)
 

@@ -170,6 +170,5 @@ def open_lanes(bindings: Any, device: Device) -> LaneServer | str:
     """
     if (unshared := why_unshared(bindings)) is not None:
         return unshared
-    usable = device.capacity_bytes - device.reserve_bytes
     after = int(time.time() * 1000) * _UNITS_PER_MILLISECOND
-    return LaneServer(LaneStore(CudaDriver(0, bindings), capacity=usable, after=after))
+    return LaneServer(LaneStore(CudaDriver(0, bindings), capacity=device.usable_bytes, after=after))
