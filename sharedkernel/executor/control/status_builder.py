@@ -186,10 +186,10 @@ def _user(view: UserView, record: UserRecord, device: protocol.Device, sessions:
         shelf_bytes=view.shelf,
         quota_used_bytes=view.shelf + used_by(record.sessions.values()),
         offloaded_bytes=sum(entry.offloaded_bytes for entry in sessions),
-        attained_service_seconds=record.attained_before + view.attained,
-        iterations=record.iterations_before + sum(entry.iterations for entry in sessions),
+        attained_service_seconds=record.totals.attained + view.attained,
+        iterations=record.totals.iterations + sum(entry.iterations for entry in sessions),
         server_bytes=record.server_bytes,
-        peak_bytes=record.peak_bytes,
+        peak_bytes=record.totals.peak_bytes,
         wait_p50_seconds=wait_p50,
         wait_p95_seconds=wait_p95,
     )

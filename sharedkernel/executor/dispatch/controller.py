@@ -152,7 +152,7 @@ class SessionController:
         """Release a process that ended."""
         attained = self.driver.scheduler.sessions[id_of(process)].service.attained
         record, session = self.users.records[process.user or ""], process.session or ""
-        record.iterations_before += believe_iterations(process.page, attained)
+        record.totals.iterations += believe_iterations(process.page, attained)
         del self.sessions[session], record.sessions[session]
         self.limits.changed(process.user or "")
         if self._served.lane_server is not None:
@@ -300,7 +300,7 @@ class SessionController:
     def _measured(self, process: SessionHandle, memory: protocol.Memory) -> None:
         process.memory = memory
         record = self.users.records[process.user or ""]
-        record.peak_bytes = max(record.peak_bytes, used_by(record.sessions.values()))
+        record.totals.peak_bytes = max(record.totals.peak_bytes, used_by(record.sessions.values()))
 
     def _want(self, process: SessionHandle, growth: int = 0) -> None:
         self._wait_begins(process)

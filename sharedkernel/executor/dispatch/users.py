@@ -37,16 +37,16 @@ _WAITS_KEPT = 1000
 _INTERVAL, _USERS = 0.1, 8
 
 
-class UserTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """One user's figures."""
+class UserTotals(msgspec.Struct, kw_only=True):
+    """One user's figures, over all executors."""
 
     user: str
-    #: device-seconds of all sessions, those that live included
-    attained: float
+    #: device-seconds of sessions that had ended when this executor started; in the file of all sessions
+    attained: float = 0.0
     #: iterations of sessions that ended
-    iterations: int
-    #: most bytes that the user's sessions had at a time
-    peak_bytes: int
+    iterations: int = 0
+    #: most persistent and ephemeral bytes that the user's sessions had at a time
+    peak_bytes: int = 0
 
 
 class PastUsage(msgspec.Struct, frozen=True, tag_field="version", tag=1):
@@ -60,18 +60,13 @@ class UserRecord:
     """One user."""
 
     limits: Limits
+    totals: UserTotals
     #: not named in the quotas any more
     has_left: bool = False
     #: processes that serve the user's sessions, by session
     sessions: dict[str, SessionHandle] = field(default_factory=dict)
     #: the waits for each grant
     waits: PastWaits = field(default_factory=lambda: PastWaits(_WAITS_KEPT))
-    #: most persistent and ephemeral bytes that the user's sessions had at a time
-    peak_bytes: int = 0
-    #: iterations of sessions that ended
-    iterations_before: int = 0
-    #: device-seconds of sessions that had ended when this executor started
-    attained_before: float = 0.0
     #: memory of the machine that what serves the user's files and terminals had at the last look
     server_bytes: int = 0
 
@@ -82,17 +77,15 @@ class Users:
     def __init__(self) -> None:
         #: by user
         self.records: dict[str, UserRecord] = {}
-        #: of users who have not come yet, from earlier executors
-        self._recalled: dict[str, UserTotals] = {}
+        #: of all users, those who have not come yet too
+        self._totals: dict[str, UserTotals] = {}
 
     def set_limits(self, limits: Limits) -> None:
         """Record a user's limits, and that they have come."""
         record = self.records.get(limits.user)
         if record is None:
-            record = self.records[limits.user] = UserRecord(limits=limits)
-            if (totals := self._recalled.pop(limits.user, None)) is not None:
-                record.attained_before, record.iterations_before = totals.attained, totals.iterations
-                record.peak_bytes = totals.peak_bytes
+            totals = self._totals.setdefault(limits.user, UserTotals(user=limits.user))
+            record = self.records[limits.user] = UserRecord(limits=limits, totals=totals)
         record.limits, record.has_left = limits, False
 
     def mark_left(self, users: Iterable[str]) -> None:
@@ -111,7 +104,7 @@ class Users:
         attained
             Device-seconds of each user's sessions that are adopted: these count by themselves.
         """
-        self._recalled = {
+        self._totals = {
             found.user: msgspec.structs.replace(
                 found, attained=max(0.0, found.attained - attained.get(found.user, 0.0))
             )
@@ -120,16 +113,10 @@ class Users:
 
     def totals(self, attained: Mapping[str, float]) -> PastUsage:
         """Return what everybody has had so far; *attained*: device-seconds since this executor started, by user."""
-        come = [
-            UserTotals(
-                user=user,
-                attained=record.attained_before + attained.get(user, 0.0),
-                iterations=record.iterations_before,
-                peak_bytes=record.peak_bytes,
-            )
-            for user, record in self.records.items()
-        ]
-        return PastUsage([*self._recalled.values(), *come])
+        return PastUsage([
+            msgspec.structs.replace(had, attained=had.attained + attained.get(user, 0.0))
+            for user, had in self._totals.items()
+        ])  # fmt: skip
 
 
 def user_configured(limits: Limits) -> events.UserConfigured:
