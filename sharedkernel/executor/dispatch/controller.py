@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from sharedkernel import protocol
 from sharedkernel.errors import ConfigError, SessionNotFound
 from sharedkernel.executor.devices import ServedDevice
@@ -252,12 +254,8 @@ class SessionController:
             case protocol.Reserved(data_bytes=data_bytes):
                 process.data_bytes = data_bytes
                 self.limits.update(process)
-            case protocol.Foreseen(source=source, remaining_iterations=remaining, iteration_seconds=seconds):
-                self.programs.handle(
-                    events.WorkForeseen(
-                        session=session, source=source, remaining_iterations=remaining, iteration_seconds=seconds
-                    )
-                )
+            case protocol.Foreseen():
+                self.programs.handle(events.WorkForeseen(session=session, **msgspec.structs.asdict(message)))
             case protocol.MemoryMeasuredReport(memory=memory):
                 self._measured(process, memory)
                 self.programs.handle(events.MemoryMeasured(session=session, memory=profile_of(memory)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import signal
@@ -161,9 +162,7 @@ class Supervisor:
             process=name,
             connection_file=str(self._connection_file(name)),
             log_file=str(self._log_file(name)),
-            device_kind=traits.device_kind,
-            memory_mode=traits.memory_mode,
-            isolation=traits.isolation,
+            **dataclasses.asdict(traits),
         )
         try:
             await self._warm_parents.fork(environment, fork, process.page.descriptor)
