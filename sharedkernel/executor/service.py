@@ -197,16 +197,14 @@ class ExecutorService:
         )
         await self._served.start(path, control)
         (path / paths.EXECUTOR_SOCKET).unlink(missing_ok=True)
-        adopted = await self._supervisor.start()
+        adopted = [process for process in await self._supervisor.start() if not process.ended.is_set()]
         attained: defaultdict[str, float] = defaultdict(float)
         for process in adopted:
-            if not process.ended.is_set():  # else its service is its user's alone
-                attained[process.user or ""] += process.attained
+            attained[process.user or ""] += process.attained
         past = self._totals.read()
         self._controller.users.recall(past.users if past is not None else (), attained)
         for process in adopted:
-            if not process.ended.is_set():
-                self._adopt(process)
+            self._adopt(process)
         self._shelves.start()
         self._channel.start()
         await self._listen()
