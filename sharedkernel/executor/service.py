@@ -17,6 +17,7 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from sharedkernel import paths
@@ -43,7 +44,7 @@ from sharedkernel.executor.sessions.detached import DetachTimers
 from sharedkernel.executor.sessions.pool import SessionPool
 from sharedkernel.executor.sessions.starting import SessionLauncher
 from sharedkernel.executor.sessions.user_servers import UserServers
-from sharedkernel.executor.shelf.store import Room, ShelfStore, room_for
+from sharedkernel.executor.shelf.store import ShelfStore, room_for
 from sharedkernel.executor.supervision.environments import Environment
 from sharedkernel.executor.supervision.supervisor import ForkTraits, Supervisor
 from sharedkernel.ipc.seqpacket import allow_many_descriptors
@@ -123,7 +124,8 @@ class ExecutorService:
         )
         self._pool = SessionPool(self._supervisor, spares[0], in_demand=spares[1])
         self._detached = DetachTimers(self._controller, self._supervisor.end_soon, self._tasks)
-        self._shelves = ShelfStore(lasting.shelves, self._shelf_room, self._controller.shelf_changed)
+        find_room = partial(room_for, self._controller.sessions.values(), served.device)
+        self._shelves = ShelfStore(lasting.shelves, find_room, self._controller.shelf_changed)
         lanes = served.lane_server
         self._channel = FdServer(
             path / paths.DESCRIPTOR_SOCKET,
@@ -233,12 +235,8 @@ class ExecutorService:
         (self._directory.path / paths.EXECUTOR_SOCKET).unlink(missing_ok=True)
         await self._listen()
         self._supervisor.keep_anew()
-        self._end_spares()
-
-    def _end_spares(self) -> None:
-        """End the spares: nobody can reach their sockets any more."""
         for process in list(self._supervisor.processes.values()):
-            if process.session is None:
+            if process.session is None:  # nobody can reach its sockets any more
                 self._supervisor.end_soon(process)
         self._pool.want()
 
@@ -320,16 +318,10 @@ class ExecutorService:
         self._controller.remove(process)
         self._api.notify(died)
 
-    # --- shelves ------------------------------------------------------------------------------------------------------
-
     def _session_of(self, pid: int) -> SessionHandle | None:
         """Return the session whose process has this id; what it starts itself has others."""
         found = (process for process in self._controller.sessions.values() if process.pid == pid)
         return next((process for process in found if start_time(pid) == process.started), None)
-
-    def _shelf_room(self, user: str, shelf: int, shelves: int) -> Room:
-        sessions = self._controller.sessions.values()
-        return room_for(user, sessions, self._served.device, shelf=shelf, shelves=shelves)
 
     # --- for the next executor ----------------------------------------------------------------------------------------
 

@@ -79,9 +79,8 @@ class StatusBuilder:
     def view(self, user: str) -> WatchedStatus:
         """Return what *user*, who is no admin, may see, with the last minutes."""
         visible = self.document().visible_to(user)
-        fields = {name: getattr(visible, name) for name in visible.__struct_fields__}
         timeline = self._controller.timeline(_LAST_MINUTES, user, most_rows=_MOST_ROWS)
-        return WatchedStatus(**fields, timeline=timeline)
+        return WatchedStatus(**msgspec.structs.asdict(visible), timeline=timeline)
 
     def forget(self) -> None:
         """Build the document anew next time: something has changed that is no event of the core."""

@@ -83,17 +83,17 @@ class Room:
             raise QuotaExceeded(explain_shelf_shortage(name, size, left=self.left, use=self.use, replaced=replaced))
 
 
-def room_for(user: str, sessions: Collection[SessionHandle], device: Device, *, shelf: int, shelves: int) -> Room:
+def room_for(sessions: Collection[SessionHandle], device: Device, user: str, shelf: int, shelves: int) -> Room:
     """Return what more on a shelf has to fit into.
 
     Parameters
     ----------
-    user
-        Whose shelf it is.
     sessions
         All sessions of the device.
     device
         The device.
+    user
+        Whose shelf it is.
     shelf, shelves
         Bytes that this shelf is charged with, and all shelves together.
     """
