@@ -154,7 +154,7 @@ def _session(view: SessionView, process: SessionHandle) -> SessionStatus:
         iteration_bytes=view.ephemeral,
         framework_bytes=view.framework,
         live_bytes=live,
-        offloaded_bytes=process.offload.bytes,
+        offloaded_bytes=view.offloaded,
         offload_note=process.offload.stayed or process.offload.declined,
         offloads=process.offload.num_offloads,
         restores=process.offload.num_restores,

@@ -106,7 +106,7 @@ class SessionActions:
 
     def _restore(self, process: SessionHandle) -> None:
         self._record_wait(process)
-        process.promised_bytes = process.offload.bytes + process.growth
+        process.promised_bytes = self._scheduler.sessions[id_of(process)].offload.size + process.growth
         self._update_limits(process)
         process.send(protocol.RestoreCommand())
 

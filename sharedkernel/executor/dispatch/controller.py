@@ -242,7 +242,7 @@ class SessionController:
         self.limits.changed(process.user or "")
         match message:
             case protocol.CellOpenedReport():
-                if process.offload.bytes:  # it waits to be restored
+                if self.driver.scheduler.sessions[session].offload.size:  # it waits to be restored
                     self._wait_begins(process)
                 self.programs.handle(events.CellOpened(session=session))
                 self.limits.update(process)

@@ -80,7 +80,6 @@ class Offloads:
             answer_requests(process, None)
         else:  # its answer may have been lost with its connection, and it does not know that they still wait
             answer_requests(process, Refused("its connection was lost meanwhile; try again.", reason="busy"))
-        process.offload.bytes = hello.offloaded_bytes
         if hello.offloaded_bytes:
             memory = profile_of(hello.memory)
             offloaded = hello.offloaded_bytes
@@ -97,7 +96,7 @@ class Offloads:
     def offloaded(self, process: SessionHandle, message: protocol.OffloadedReport) -> None:
         """Handle that a session's memory was moved away."""
         offload = process.offload
-        offload.bytes, offload.stayed, offload.declined = message.offloaded_bytes, message.kept, None
+        offload.stayed, offload.declined = message.kept, None
         offload.is_unmovable = False
         offload.num_offloads += 1
         offload.offload_seconds += message.seconds
@@ -113,7 +112,6 @@ class Offloads:
 
     def restored(self, process: SessionHandle, message: protocol.RestoredReport) -> None:
         """Handle that a session's memory is back."""
-        process.offload.bytes = 0
         process.promised_bytes = process.growth  # what it lacked when it was offloaded in the middle of a cell
         process.offload.stayed = None
         process.offload.num_restores += 1

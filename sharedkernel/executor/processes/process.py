@@ -69,8 +69,6 @@ class PastWaits:
 class OffloadProgress:
     """A session's memory away from the device, and how it came there and back."""
 
-    #: moved away from the device
-    bytes: int = 0
     #: what stayed and why, for people
     stayed: str | None = None
     #: why it was last not offloaded, for people

@@ -106,6 +106,7 @@ class Notebook:
         self.words = self.process.page.words
         self.is_open = False
         self.memory = Memory()
+        self.away = 0
         controller.add(self.process)
         controller.limits.update(self.process)
 
@@ -125,10 +126,10 @@ class Notebook:
         commands, self.commands = self.commands, []
         for command in commands:
             if b"Offload" in command:
-                away, self.memory = self.memory.persistent, Memory(ephemeral=self.memory.ephemeral)
-                self.report(protocol.OffloadedReport(memory=self.memory, offloaded_bytes=away))
+                self.away, self.memory = self.memory.persistent, Memory(ephemeral=self.memory.ephemeral)
+                self.report(protocol.OffloadedReport(memory=self.memory, offloaded_bytes=self.away))
             elif b"Restore" in command:
-                self.memory = Memory(persistent=self.process.offload.bytes, ephemeral=self.memory.ephemeral)
+                self.memory = Memory(persistent=self.away, ephemeral=self.memory.ephemeral)
                 self.report(protocol.RestoredReport(memory=self.memory))
 
     def report(self, message: protocol.Message) -> None:
