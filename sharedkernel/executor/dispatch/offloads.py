@@ -76,14 +76,12 @@ class Offloads:
 
     def take_over(self, process: SessionHandle, hello: protocol.SessionHello) -> None:
         """Take over a session that may be offloaded, as its greeting says."""
-        if hello.offloaded_bytes:
-            answer_requests(process, None)
-        else:  # its answer may have been lost with its connection, and it does not know that they still wait
+        if not hello.offloaded_bytes:  # its answer may have been lost with its connection: it knows of nobody who waits
             answer_requests(process, Refused("its connection was lost meanwhile; try again.", reason="busy"))
-        if hello.offloaded_bytes:
-            memory = profile_of(hello.memory)
-            offloaded = hello.offloaded_bytes
-            self._driver.handle(events.Offloaded(session=id_of(process), memory=memory, offloaded=offloaded))
+            return
+        answer_requests(process, None)
+        memory, offloaded = profile_of(hello.memory), hello.offloaded_bytes
+        self._driver.handle(events.Offloaded(session=id_of(process), memory=memory, offloaded=offloaded))
 
     def declined(self, process: SessionHandle, message: protocol.OffloadDeclinedReport) -> None:
         """Handle that a session keeps its memory where it is."""
