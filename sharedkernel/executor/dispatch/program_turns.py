@@ -116,17 +116,14 @@ class ProgramTurns:
             if busy:
                 self._begin(process, eligible, busy)
             return
-        ran = self._take_ran(turn)
-        before = set(turn.idle)
-        turn.idle = {
-            root: 0.0 if root in busy else idle + ran for root, idle in turn.idle.items() if root in eligible
-        } | {root: 0.0 for root in busy if root not in turn.idle}
-        turn.idle = {root: idle for root, idle in turn.idle.items() if idle <= _IDLE}
+        ran, before = self._take_ran(turn), turn.idle
+        since = {root: idle + ran for root, idle in before.items() if root in eligible}
+        turn.idle = {root: idle for root, idle in since.items() if idle <= _IDLE} | dict.fromkeys(busy, 0.0)
         turn.pids = {pid for root in turn.idle for pid in eligible[root].pids}
         if not turn.idle:
             self._end(turn)
             return
-        if before - set(turn.idle):
+        if before.keys() - turn.idle.keys():
             self._run(turn)
         self._settle(turn)  # another process of theirs may have come to the device
 
