@@ -127,7 +127,7 @@ class HostLimits(ServedDevice):
                 continue
             took = loop.time() - began
             present = [process for process in sessions if not process.ended.is_set()]
-            overuse.look(present, found)
+            overuse.look(present, found, began)
 
     def _remove_leftovers(self, present: set[int]) -> None:
         """Remove the shared memory of users who have no process any more: nobody would ever be asked to free it."""

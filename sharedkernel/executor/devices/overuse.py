@@ -13,7 +13,6 @@ can have: a report that is too high counts as use, and one that is too low leave
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
@@ -43,35 +42,6 @@ class EscalationStep(IntEnum):
     ENDED = 3
 
 
-class Escalation:
-    """Decides which step is due for whom.
-
-    Parameters
-    ----------
-    patience
-        Seconds between the warning, the offloading and the end.
-    """
-
-    def __init__(self, patience: float) -> None:
-        self._patience = patience
-        self._steps: dict[str, tuple[EscalationStep, float]] = {}
-
-    def look(self, now: float, guilty: Iterable[str]) -> list[tuple[str, EscalationStep]]:
-        """Return the steps due at *now* (seconds), given all names that are beyond their quota at this moment."""
-        steps = {name: self._steps.get(name) for name in guilty}
-        self._steps = {}
-        due = []
-        for name, known in steps.items():
-            step, since = known or (EscalationStep.NOTED, now)
-            if known and (
-                step is EscalationStep.NOTED or (step < EscalationStep.ENDED and now >= since + self._patience)
-            ):
-                step, since = EscalationStep(step + 1), now
-                due.append((name, step))
-            self._steps[name] = step, since
-        return due
-
-
 class Overuse:
     """Judges all sessions of one device at each look at it.
 
@@ -89,10 +59,11 @@ class Overuse:
         self._device = device
         self._control = control
         self._patience = patience
-        self._escalation = Escalation(patience)
+        #: how far it has come with each session that exceeds a quota, by process, and when it came there
+        self._steps: dict[str, tuple[EscalationStep, float]] = {}
         self._outside = _outside_heap if device.kind == "host" else _outside_torch
 
-    def look(self, sessions: Iterable[SessionHandle], used: Mapping[int, int]) -> None:
+    def look(self, sessions: Iterable[SessionHandle], used: Mapping[int, int], now: float) -> None:
         """Take the steps that are due.
 
         Parameters
@@ -101,13 +72,21 @@ class Overuse:
             All of the device.
         used
             Bytes that each process (by its id) holds on the device.
+        now
+            Seconds.
         """
-        guilty: dict[str, tuple[SessionHandle, str]] = {}
+        before, self._steps = self._steps, {}
         for own in by_user(sessions).values():
-            if (found := self._excess(own, used)) is not None:
-                guilty[found[0].process] = found
-        for name, step in self._escalation.look(asyncio.get_running_loop().time(), guilty):
-            self._take(step, *guilty[name])
+            if (found := self._excess(own, used)) is None:
+                continue
+            process, what = found
+            known = before.get(process.process)
+            step, since = known or (EscalationStep.NOTED, now)
+            is_over = now >= since + (0.0 if step is EscalationStep.NOTED else self._patience)
+            if known and is_over and step is not EscalationStep.ENDED:
+                step, since = EscalationStep(step + 1), now
+                self._take(step, process, what)
+            self._steps[process.process] = step, since
 
     def _excess(self, own: list[SessionHandle], used: Mapping[int, int]) -> tuple[SessionHandle, str] | None:
         """Return the one session by which a user exceeds their quota outside torch, and what it holds, if they do."""

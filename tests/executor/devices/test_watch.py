@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from sharedkernel.executor.devices.cuda.monitor import GpuMonitor
-from sharedkernel.executor.devices.overuse import CONTEXT_BYTES, Escalation, EscalationStep, Overuse
+from sharedkernel.executor.devices.overuse import CONTEXT_BYTES, Overuse
 from sharedkernel.ipc.shared_page import Word
 from sharedkernel.protocol import Device, Limits, Memory
 from sharedkernel.system.nvml import Gpu, GpuSample
@@ -36,25 +38,30 @@ async def test_a_gpu_that_disappears_is_told_and_found_again() -> None:
         watch.stop()
 
 
-def test_nobody_is_warned_for_one_look() -> None:
+def accused() -> Callable[..., list[str]]:
+    """Return a look at one session, which says what is done to it then."""
+    recorder = Recorder(make_process("p", pid=7, limits=Limits(user="ada", quota_bytes=4 * GIB)))
+    overuse = Overuse(DEVICE, recorder, 30.0)
+
+    def look(now: float, *, is_beyond: bool = True) -> list[str]:
+        recorder.done.clear()
+        overuse.look(recorder.sessions(), {7: 60 * GIB if is_beyond else 0}, now)
+        return [what for what, _, _ in recorder.done]
+
+    return look
+
+
+async def test_nobody_is_warned_for_one_look() -> None:
     """An excess has to last until the next look; then steps follow, `patience` apart, up to the end."""
-    escalation = Escalation(30.0)
-    assert escalation.look(0.0, ["a"]) == []
-    assert escalation.look(1.0, ["a"]) == [("a", EscalationStep.WARNED)]
-    assert escalation.look(30.0, ["a"]) == []
-    assert escalation.look(31.0, ["a"]) == [("a", EscalationStep.OFFLOADED)]
-    assert escalation.look(61.0, ["a"]) == [("a", EscalationStep.ENDED)]
-    assert escalation.look(99.0, ["a"]) == []
+    done = list(map(accused(), (0.0, 1.0, 30.0, 31.0, 61.0, 99.0)))
+    assert done == [[], ["warn"], [], ["offload"], ["end"], []]
 
 
-def test_who_frees_it_in_time_is_forgiven() -> None:
+async def test_who_frees_it_in_time_is_forgiven() -> None:
     """The next excess begins with a warning again."""
-    escalation = Escalation(30.0)
-    for now in (0.0, 1.0):
-        escalation.look(now, ["a"])
-    escalation.look(2.0, [])
-    assert escalation.look(40.0, ["a"]) == []
-    assert escalation.look(41.0, ["a"]) == [("a", EscalationStep.WARNED)]
+    look = accused()
+    assert [look(0.0), look(1.0), look(2.0, is_beyond=False)] == [[], ["warn"], []]
+    assert [look(40.0), look(41.0)] == [[], ["warn"]]
 
 
 @pytest.mark.parametrize("beyond", [False, True])
@@ -68,8 +75,8 @@ async def test_memory_outside_torch_counts_to_the_quota(beyond: bool) -> None:
     overuse = Overuse(DEVICE, recorder, 0.0)
     outside = 5 * GIB + (1 if beyond else 0)
     used = {7: 4 * GIB + CONTEXT_BYTES + outside, 8: 60 * GIB, 9: 90 * GIB}
-    for _ in range(5):
-        overuse.look(recorder.sessions(), used)
+    for now in range(5):
+        overuse.look(recorder.sessions(), used, now)
     done = recorder.done
     assert [(what, who) for what, who, _ in done] == ([("warn", "p"), ("offload", "p"), ("end", "p")] if beyond else [])
     if beyond:
@@ -87,8 +94,8 @@ async def test_a_shelf_counts_to_the_quota(on_shelf: int, is_beyond: bool) -> No
     recorder = Recorder(process)
     recorder.shelves["ada"] = on_shelf * GIB
     overuse = Overuse(DEVICE, recorder, 30.0)
-    for _ in range(2):
-        overuse.look(recorder.sessions(), {7: 4 * GIB + CONTEXT_BYTES})
+    for now in range(2):
+        overuse.look(recorder.sessions(), {7: 4 * GIB + CONTEXT_BYTES}, now)
     assert bool(recorder.done) is is_beyond
 
 
@@ -97,6 +104,6 @@ async def test_of_a_users_sessions_the_one_that_holds_most_is_accused() -> None:
     limits = Limits(user="ada", quota_bytes=4 * GIB)
     recorder = Recorder(make_process("p", pid=7, limits=limits), make_process("q", pid=8, limits=limits))
     overuse = Overuse(DEVICE, recorder, 30.0)
-    for _ in range(2):
-        overuse.look(recorder.sessions(), {7: 3 * GIB, 8: 4 * GIB})
+    for now in range(2):
+        overuse.look(recorder.sessions(), {7: 3 * GIB, 8: 4 * GIB}, now)
     assert [(what, who) for what, who, _ in recorder.done] == [("warn", "q")]

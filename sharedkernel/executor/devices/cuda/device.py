@@ -263,7 +263,7 @@ class CudaDevice(ServedDevice):
         for gone in self._utilisations.keys() - {process.process for process in sessions}:
             del self._utilisations[gone]
         if sample.processes is not None:
-            self._overuse.look(sessions, sample.processes)
+            self._overuse.look(sessions, sample.processes, asyncio.get_running_loop().time())
         programs, used = find_programs(sessions, sample, under_mps=self._mps.is_on)
         for process in sessions:
             self._control.list_programs(process, programs.get(process.process, ()))
