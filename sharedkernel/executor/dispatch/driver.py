@@ -19,7 +19,6 @@ from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sharedkernel.errors import InvalidTransition
 from sharedkernel.executor.history.event_log import EventLog
 from sharedkernel.executor.history.span_history import SpanHistory
 from sharedkernel.protocol import Counts
@@ -162,10 +161,8 @@ class SchedulerDriver:
     def _handle_caused(self, event: events.Event) -> None:
         try:
             self._handle_one(event)
-        except InvalidTransition as error:
-            log.error("an action caused an event that is not allowed: %s", error)
         except Exception:
-            log.exception("%r was not handled", event)
+            log.exception("%r, which an action caused, was not handled", event)
 
     def _handle_one(self, event: events.Event) -> None:
         now = self._loop.time()
@@ -209,10 +206,7 @@ class SchedulerDriver:
         if session is None:
             return
         self._caused.extend(self._undone(action, session))
-        try:
-            self._target.disconnect(session)
-        except Exception:
-            log.exception("session %s could not be hung up on", session)
+        self._target.disconnect(session)
 
     def _undone(self, action: actions.Action, session_id: SessionId) -> Iterator[events.Event]:
         """Yield what is the case after *action* failed; for the others the core has deadlines, or waits for nothing."""
