@@ -102,6 +102,7 @@ def test_the_record_goes_on_when_there_is_room_again(
         filling.unlink()
         path.parent.mkdir(exist_ok=True)
         await record_until(lambda: "recorded again" in caplog.text)
+        log.record(1.0, events.CellOpened(session=SessionId("s")))
         log.close()
 
     with caplog.at_level(logging.WARNING):
