@@ -38,7 +38,7 @@ from sharedkernel.session.channels.backpressure import SessionApp, out_of_turn, 
 from sharedkernel.session.channels.direct_sends import Replies, replacing_surrogates
 from sharedkernel.session.channels.message_log import MessageLog
 from sharedkernel.session.connection import Link
-from sharedkernel.session.device_parts import make_lanes, make_meter, make_mover, make_run_ahead, operation_filter
+from sharedkernel.session.device_parts import make_parts
 from sharedkernel.session.gate import onlookers
 from sharedkernel.session.gate.gate import Gate
 from sharedkernel.session.gate.iteration_boundaries import Boundaries
@@ -114,11 +114,11 @@ class SessionRuntime:
         self._kernel.replies.begin()
         device_kind, mode = launch.device_kind, DeviceMemoryMode(launch.memory_mode)
         page = Page(launch.page_descriptor)
-        self._meter = make_meter(page, device_kind, mode)
         self._channel = DescriptorClient(launch.executor_socket)
-        self._lanes = make_lanes(self._meter, device_kind, mode, self._channel)
+        device = make_parts(device_kind, page, mode, self._channel)
+        self._meter, self._lanes = device.meter, device.lanes
         self._lease = LeaseCheck()
-        residency = Residency(make_mover(self._meter, self._lanes, device_kind, mode), self._meter)
+        residency = Residency(device.mover, self._meter)
         growth = Growth(self._meter, self._lease)
         self._forecast = forecast = Forecast(Progress())
         self._link = Link(launch.executor_socket)
@@ -142,9 +142,9 @@ class SessionRuntime:
             parts,
             check_memory=self._lease.check,
             why_busy=self._kernel.why_busy,
-            concerns=operation_filter(device_kind),
+            concerns=device.concerns,
             lanes=self._lanes,
-            run_ahead=make_run_ahead(device_kind),
+            run_ahead=device.run_ahead,
             translate=translator.translate,
         )
         boundaries = self._boundaries = Boundaries(self._gate, self._meter, forecast.progress)
