@@ -30,7 +30,6 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.paths import make_private_directory
@@ -74,18 +73,8 @@ class RestoreFailed(SharedKernelError):
     reason = "restore_failed"
 
 
-class OffloadedMemory(Protocol):
-    """Memory that is away."""
-
-    #: bytes moved away
-    size: int
-
-    def restore(self, pause: Callable[[int], None]) -> None:
-        """Bring everything back, or nothing; *pause* is called now and then with the bytes that are back."""
-
-
 class PendingOffload(ABC):
-    """Memory on its way out: written by one thread, while the main thread may go on; then left, or given up.
+    """Memory on its way out: written by one thread, while the main thread may go on; then given up, or left and away.
 
     Parameters
     ----------
@@ -94,6 +83,7 @@ class PendingOffload(ABC):
     """
 
     def __init__(self, size: int) -> None:
+        #: bytes to move, and once it is away, that were moved
         self.size = size
         #: whether :meth:`commit` is no longer possible
         self.is_stopped = False
@@ -118,99 +108,31 @@ class PendingOffload(ABC):
         """
 
     @abstractmethod
-    def commit(self) -> OffloadedMemory:
+    def commit(self) -> None:
         """Free the memory (in the main thread, when all is written and nothing changed since it began)."""
 
     @abstractmethod
     def abort(self) -> None:
         """Forget the copy; the memory was never gone."""
 
-
-class OffloadedRegions:
-    """Memory that was moved away.
-
-    Parameters
-    ----------
-    descriptor
-        Of the file; owned from now on.
-    regions
-        What lies in the file, one after the other.
-    owners
-        Held as long as it is away: the heap would write to what is freed.
-    """
-
-    def __init__(self, descriptor: int, regions: Sequence[Region], owners: Sequence[object]) -> None:
-        self._descriptor = descriptor
-        self._regions = tuple(regions)
-        self._owners = owners
-        #: bytes moved away
-        self.size = sum(region.size for region in regions)
-
+    @abstractmethod
     def restore(self, pause: Callable[[int], None]) -> None:
-        """Bring everything back.
+        """Bring everything back, or nothing.
 
         Parameters
         ----------
         pause
-            Called between two pieces with the bytes that are back; what it raises undoes all of it.
+            Called now and then with the bytes that are back; what it raises undoes all of it.
 
         Raises
         ------
         RestoreFailed
-            When the file cannot be read or the system has no memory.
+            When it cannot be brought back, and is away as before.
         """
-        done = 0
-        # What comes back was counted against the limit before it went, but together with free memory of the heap, which
-        # one that was set since then leaves out.
-        with unlimited_rlimit():
-            try:
-                for piece, offset in self._pieces():
-                    pause(done)
-                    self._bring_back(piece, offset)
-                    done += piece.size
-            except BaseException as error:
-                self._send_away(done + PIECE_BYTES)
-                if isinstance(error, OSError):
-                    reason = error.strerror or error
-                    raise RestoreFailed(
-                        f"{format_bytes(self.size)} of this notebook's memory could not be brought back from the disk: "
-                        f"{reason}. It is still there: run the cell again, or ask who runs the server to look at the "
-                        "disk."
-                    ) from error
-                raise
-            _close_meanwhile(self._descriptor)
-
-    def _pieces(self) -> Iterator[tuple[Region, int]]:
-        """Yield each piece and where it is in the file."""
-        offset = 0
-        for region in self._regions:
-            for start in range(0, region.size, PIECE_BYTES):
-                yield Region(region.address + start, min(PIECE_BYTES, region.size - start)), offset + start
-            offset += region.size
-
-    def _bring_back(self, piece: Region, offset: int) -> None:
-        _map(piece, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_ANONYMOUS, -1, 0)
-        view, done = _bytes(piece), 0
-        while done < piece.size:
-            read = os.preadv(self._descriptor, [view[done:]], offset + done)
-            if read == 0:
-                raise OSError(errno.EIO, "its file is shorter than it was")
-            done += read
-
-    def _send_away(self, size: int) -> None:
-        """Map the file over the first *size* bytes again. What cannot be mapped is back, which is as right."""
-        for piece, offset in self._pieces():
-            if offset >= size:
-                break
-            try:
-                _map(piece, mmap.PROT_READ, 0, self._descriptor, offset)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    self._bring_back(piece, offset)
 
 
 class RegionOffload(PendingOffload):
-    """Regions on their way to a file.
+    """Regions on their way to a file, or in it.
 
     Parameters
     ----------
@@ -227,7 +149,9 @@ class RegionOffload(PendingOffload):
 
     def __init__(self, survey: Survey, directory: Path) -> None:
         super().__init__(survey.size)
+        #: what lies in the file, one after the other
         self._regions = survey.regions
+        #: held as long as it is away: the heap would write to what is freed
         self._owners = survey.owners
         self._directory = directory
         self._descriptor = self._make_file()
@@ -277,7 +201,7 @@ class RegionOffload(PendingOffload):
                 buffers[0] = buffers[0][written:]
         return offset
 
-    def commit(self) -> OffloadedRegions:
+    def commit(self) -> None:
         """Free the memory; see :meth:`PendingOffload.commit`."""
         offset = 0
         gone = []
@@ -288,11 +212,62 @@ class RegionOffload(PendingOffload):
                 break
             offset += region.size
             gone.append(region)
-        return OffloadedRegions(self._descriptor, gone, self._owners)
+        self._regions, self.size = gone, offset
 
     def abort(self) -> None:
         """Forget the file."""
         os.close(self._descriptor)
+
+    def restore(self, pause: Callable[[int], None]) -> None:
+        """Bring everything back from the file; see :meth:`PendingOffload.restore`."""
+        done = 0
+        # What comes back was counted against the limit before it went, but together with free memory of the heap, which
+        # one that was set since then leaves out.
+        with unlimited_rlimit():
+            try:
+                for piece, offset in self._pieces():
+                    pause(done)
+                    self._bring_back(piece, offset)
+                    done += piece.size
+            except BaseException as error:
+                self._send_away(done + PIECE_BYTES)
+                if isinstance(error, OSError):
+                    reason = error.strerror or error
+                    raise RestoreFailed(
+                        f"{format_bytes(self.size)} of this notebook's memory could not be brought back from the disk: "
+                        f"{reason}. It is still there: run the cell again, or ask who runs the server to look at the "
+                        "disk."
+                    ) from error
+                raise
+            _close_meanwhile(self._descriptor)
+
+    def _pieces(self) -> Iterator[tuple[Region, int]]:
+        """Yield each piece and where it is in the file."""
+        offset = 0
+        for region in self._regions:
+            for start in range(0, region.size, PIECE_BYTES):
+                yield Region(region.address + start, min(PIECE_BYTES, region.size - start)), offset + start
+            offset += region.size
+
+    def _bring_back(self, piece: Region, offset: int) -> None:
+        _map(piece, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_ANONYMOUS, -1, 0)
+        view, done = _bytes(piece), 0
+        while done < piece.size:
+            read = os.preadv(self._descriptor, [view[done:]], offset + done)
+            if read == 0:
+                raise OSError(errno.EIO, "its file is shorter than it was")
+            done += read
+
+    def _send_away(self, size: int) -> None:
+        """Map the file over the first *size* bytes again. What cannot be mapped is back, which is as right."""
+        for piece, offset in self._pieces():
+            if offset >= size:
+                break
+            try:
+                _map(piece, mmap.PROT_READ, 0, self._descriptor, offset)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self._bring_back(piece, offset)
 
 
 def _unlinked_file(directory: Path) -> int:

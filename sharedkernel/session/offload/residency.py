@@ -29,13 +29,7 @@ from sharedkernel import protocol
 from sharedkernel.paths import offload_directory
 from sharedkernel.session.memory.meters import Meter
 from sharedkernel.session.offload import idleness, storages
-from sharedkernel.session.offload.host import (
-    CannotOffload,
-    OffloadedMemory,
-    PendingOffload,
-    RegionOffload,
-    RestoreFailed,
-)
+from sharedkernel.session.offload.host import CannotOffload, PendingOffload, RegionOffload, RestoreFailed
 from sharedkernel.system.deferred_signals import InterruptSafeEvent
 from sharedkernel.units import format_bytes
 
@@ -141,9 +135,8 @@ class _Nothing(PendingOffload):
     def write(self) -> None:
         """Do nothing."""
 
-    def commit(self) -> OffloadedMemory:
-        """Return what restores nothing."""
-        return self
+    def commit(self) -> None:
+        """Do nothing."""
 
     def abort(self) -> None:
         """Do nothing."""
@@ -196,7 +189,7 @@ class Residency:
         self._mover = mover
         self._meter = meter
         self._pending: PendingOffload | None = None
-        self._offloaded: OffloadedMemory | None = None
+        self._offloaded: PendingOffload | None = None
         self.answer = RestoreAnswer()
 
     @property
@@ -292,11 +285,12 @@ class Residency:
             pending.check_not_stopped()
             check()
             left = True
-            self._offloaded = pending.commit()
-            self._meter.record_offload(self._offloaded.size)
+            pending.commit()
+            self._offloaded = pending
+            self._meter.record_offload(pending.size)
             return protocol.OffloadedReport(
                 memory=self._meter.memory,
-                offloaded_bytes=self._offloaded.size,
+                offloaded_bytes=pending.size,
                 kept=self._mover.why_kept(),
                 seconds=time.monotonic() - began,
             )
@@ -327,7 +321,7 @@ class Residency:
         offloaded = self._offloaded
         assert offloaded is not None
         began = time.monotonic()
-        bring_back(offloaded, lambda done: pause(done, offloaded.size))
+        bring_back(offloaded.restore, lambda done: pause(done, offloaded.size))
 
         def note() -> protocol.RestoredReport:
             self._offloaded = None
@@ -337,15 +331,15 @@ class Residency:
         return note
 
 
-def bring_back(offloaded: OffloadedMemory, pause: Callable[[int], None]) -> None:
+def bring_back(restore: Callable[[Callable[[int], None]], None], pause: Callable[[int], None]) -> None:
     """Restore memory; try again where that fails, since the room for it is lost with the last try.
 
     A driver's call can fail for a moment, and a GiB takes thousands of them.
 
     Parameters
     ----------
-    offloaded
-        The memory.
+    restore
+        See :meth:`.PendingOffload.restore`.
     pause
         Called now and then with the bytes that are back; what it raises undoes the rest.
 
@@ -356,7 +350,7 @@ def bring_back(offloaded: OffloadedMemory, pause: Callable[[int], None]) -> None
     """
     for tries_left in reversed(range(_RESTORE_TRIES)):
         try:
-            offloaded.restore(pause)
+            restore(pause)
         except RestoreFailed as error:
             if not tries_left:
                 raise
