@@ -24,7 +24,7 @@ from sharedkernel.session.gate.passage import Passage
 from sharedkernel.session.gate.standing import GatePart, GateParts, Standing, wait_for_answer
 from sharedkernel.session.offload.host import CannotOffload, RestoreFailed
 from sharedkernel.session.offload.idleness import is_pythons
-from sharedkernel.session.wait_display import RestoreProgress
+from sharedkernel.session.wait_display import NOTICE_AFTER, REFRESH_INTERVAL
 from sharedkernel.system.deferred_signals import interrupts_let_through, signals_held
 
 log = logging.getLogger(__name__)
@@ -145,12 +145,15 @@ class SessionEviction(GatePart):
             try:
                 wait_for_answer(self._residency.answer.came, self._notice, self._link)
                 self._residency.answer.check()
-                progress = RestoreProgress(self._notice)
+                due = time.monotonic() + (0.0 if self._notice.is_shown else NOTICE_AFTER)
 
                 def pause(done: int, total: int) -> None:
+                    nonlocal due
                     with interrupts_let_through():
                         pass
-                    progress.tell(done, total)
+                    if (now := time.monotonic()) >= due:
+                        due = now + REFRESH_INTERVAL
+                        self._notice.show_restored(done, total)
 
                 note = self._residency.restore(pause)
             finally:
