@@ -212,21 +212,6 @@ _NO_OUTPUT = ("status", "execute_input")
 _LOCK_PATIENCE = 1.0
 
 
-def show_sentence(kernel: Any, text: str) -> None:
-    """Show what the executor has to say to the user, below the cell that runs or ran last (any thread).
-
-    Parameters
-    ----------
-    kernel
-        The session's.
-    text
-        One sentence.
-    """
-    content = {"name": "stderr", "text": f"⚠ {text}\n"}
-    topic = f"kernel.{kernel.ident}.stream".encode()
-    kernel.session.send(kernel.iopub_socket, "stream", content, parent=kernel.get_parent("shell"), ident=topic)
-
-
 class WaitDisplay:
     """Shows waits of one kernel's cells as a display that is cleared when the wait ends.
 

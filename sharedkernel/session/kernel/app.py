@@ -47,13 +47,14 @@ from sharedkernel.session.kernel import own_log, packages, user_account
 from sharedkernel.session.kernel.activity import BackgroundActivity
 from sharedkernel.session.kernel.kernel import GatedKernel
 from sharedkernel.session.kernel.restart import Launch, asked_variables, start_afresh
+from sharedkernel.session.memory import reclaimable
 from sharedkernel.session.memory.growth import Growth
 from sharedkernel.session.memory.host_meter import set_up_heap
 from sharedkernel.session.memory.lease_check import ErrorTranslator, LeaseCheck
 from sharedkernel.session.memory.reservations import Reservations
 from sharedkernel.session.offload.residency import Residency
 from sharedkernel.session.progress.progress import Forecast, Progress
-from sharedkernel.session.wait_display import WaitDisplay, show_sentence
+from sharedkernel.session.wait_display import WaitDisplay
 from sharedkernel.system import processes
 
 log = logging.getLogger(__name__)
@@ -134,7 +135,7 @@ class SessionRuntime:
         translator = ErrorTranslator(
             self._lease,
             used=lambda: self._gate.used_bytes,
-            describe_results=self._kernel.describe_results,
+            describe_results=lambda: reclaimable.describe_results(self._kernel.shell.user_ns),
             on_failure=lambda error: self._gate.allocation_failed(error),
             has_gpu=device_kind == "cuda",
         )
@@ -193,7 +194,7 @@ class SessionRuntime:
             self._meter.allow(message)
         elif isinstance(message, protocol.Notice):
             if not current_session.on_answer(message) and message.text:
-                show_sentence(self._kernel, message.text)
+                self._kernel.show_sentence(message.text)
         elif isinstance(message, protocol.View | protocol.Welcome):
             self._refused_since = self._refusal = None
             if isinstance(message, protocol.Welcome) and self._awaited is not None:
