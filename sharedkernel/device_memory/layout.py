@@ -44,9 +44,6 @@ class UnitInfo:
 class LaneLayout:
     """A lane's units in the order of their addresses: those for small blocks first."""
 
-    lane: int
-    #: changes whenever the units do
-    version: int
     units: tuple[UnitInfo, ...]
 
     @property

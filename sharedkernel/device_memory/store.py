@@ -76,7 +76,7 @@ class LaneStore:
         units = self._obtain_for_lane(lane, Counter(plan_lane(size)))
         at_hand = by_size(units)
         units = [at_hand[each].pop() for each in plan_lane(size)]
-        self._lanes[lane] = StoredLane(lane, 1, units, is_dirty=not self._driver.is_new_memory_clean)
+        self._lanes[lane] = StoredLane(lane, units, is_dirty=not self._driver.is_new_memory_clean)
         return self.layout(lane)
 
     def resize_lane(self, lane: int, size: int) -> LaneLayout:
@@ -97,7 +97,6 @@ class LaneStore:
         units = [at_hand[each].pop() for each in sizes]
         if units != entry.units:
             entry.units = units
-            entry.version += 1
             entry.is_dirty |= bool(missing) and not self._driver.is_new_memory_clean
             self._part_with(unit for units in at_hand.values() for unit in units)
         return self.layout(lane)
@@ -190,8 +189,7 @@ class LaneStore:
 
     def layout(self, lane: int) -> LaneLayout:
         """Return what the lane is made of now."""
-        entry = self._lane(lane)
-        return LaneLayout(lane, entry.version, tuple(unit.info for unit in entry.units))
+        return LaneLayout(tuple(unit.info for unit in self._lane(lane).units))
 
     def begin_turn(self, lane: int, session: str, user: str) -> bool:
         """Let a session's iterations use the lane; return whether it has to scrub it first.
@@ -279,7 +277,6 @@ class LaneStore:
             unit.place, unit.owner = UnitPlace.PRIVATE, session
         self._part_with(unit for unit in entry.units if unit.place is UnitPlace.LANE)
         entry.units = []
-        entry.version += 1
 
     def exported(self, units: Iterable[UnitInfo]) -> Iterator[tuple[list[UnitInfo], list[int]]]:
         """Yield units with their descriptors, as many at a time as one message carries.

@@ -86,7 +86,6 @@ class StoredLane:
 
     #: its number
     lane: int
-    version: int
     units: list[StoredUnit]
     occupant: str | None = None
     #: whose bytes are in it

@@ -254,7 +254,7 @@ class LaneTurns:
         taken = None
         try:
             taken, _ = self._channel.request(protocol.TakeLane(request=self._channel.number()))
-            layout = LaneLayout(taken.lane, taken.version, tuple(UnitInfo(unit, size) for unit, size in taken.units))
+            layout = LaneLayout(tuple(UnitInfo(unit, size) for unit, size in taken.units))
             has = self._memory.lane_units
             missing = [unit.unit for unit in layout.units if unit.unit not in has]
             with signals_held_between_waits():
