@@ -34,10 +34,10 @@ from sharedkernel.device_memory.driver import (
     InvalidMapping,
 )
 from sharedkernel.device_memory.generations import HandOver, LaneGenerations
-from sharedkernel.device_memory.layout import GivenUnit, LaneLayout
+from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, PageBytes
 from sharedkernel.device_memory.offload import ArenaOffload, ArenaResidency, BackingStore, sizes_away
 from sharedkernel.device_memory.ranges import LiveRanges
-from sharedkernel.device_memory.segments import Figures, Generation, Segments, Supplier
+from sharedkernel.device_memory.segments import Generation, Segments, Supplier
 from sharedkernel.device_memory.torch_pool import TorchPools
 from sharedkernel.system.deferred_signals import signals_held
 
@@ -121,11 +121,12 @@ class LaneMemory:
         return self._pools.is_idle()
 
     def leave_lane(self) -> None:
-        """Release the lane's units; what is allocated from now on is private."""
+        """Release the lane's units, also of one that came in part only; what is allocated from now on is private."""
         self._check_no_turn("the lane cannot be left")
         self._layout = None
-        with self._segments.lock:
-            self._arena.drop_lane(self._arena.lane_units)
+        if self.lane_units:
+            with self._segments.lock:
+                self._arena.drop_lane(self.lane_units)
 
     def turn_off(self, reason: str) -> None:
         """Begin no iteration in a lane any more; status shows the reason."""
@@ -273,7 +274,7 @@ class LaneMemory:
     def give_turn_up(self) -> None:
         """End the turn after the device was lost: what is in the lane can be neither moved out nor used."""
         self.end_iteration()
-        self.has_turn = False
+        self.has_turn, self._layout = False, None
 
     def _begin(self, generation: Generation) -> None:
         self._pools.begin(generation.pool)
@@ -315,9 +316,10 @@ class LaneMemory:
         """Notice pools of the user's own from now on; called before user code runs."""
         self._pools.watch_user_pools()
 
-    def figures(self) -> Figures:
+    def figures(self) -> PageBytes:
         """Return where this session's bytes are."""
-        return self._segments.figures([self._persistent, *self._generations])
+        lane = 0 if self._layout is None else self._layout.size
+        return self._segments.figures([self._persistent, *self._generations], lane)
 
     # --- going away and coming back -----------------------------------
 

@@ -66,6 +66,20 @@ class GivenUnit:
         return UnitInfo(self.unit, self.size)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageBytes:
+    """The place of a session's memory that comes by page, in bytes."""
+
+    #: mapped, and private to the session: what is charged to it
+    private: int = 0
+    #: of the lane that is mapped
+    lane: int = 0
+    #: moved off the device at unchanged addresses, which torch still counts
+    away: int = 0
+    #: what torch counts as held of all this, whether or not anything is mapped there
+    held: int = 0
+
+
 def lane_bytes(need: int) -> int:
     """Return the size of a lane for iterations that need *need* bytes: what the ledger has to charge."""
     return max(LEAST_LANE, round_up(need, SMALL_UNIT))

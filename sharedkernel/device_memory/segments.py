@@ -23,6 +23,7 @@ from sharedkernel.device_memory.layout import (
     SMALL_UNIT,
     GivenUnit,
     LaneLayout,
+    PageBytes,
     plan_private,
     small_bytes,
 )
@@ -59,18 +60,6 @@ class Supplier(Protocol):
 
     def release_units(self, units: Sequence[int]) -> None:
         """Notify the executor that this process has released these units; does not wait."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """A session's device memory by page, in bytes."""
-
-    #: private units mapped: what is charged to the session
-    private: int
-    #: offloaded; not on the device
-    away: int
-    #: what torch counts as held of all this, lanes included, whether or not anything is mapped there
-    held: int
 
 
 @dataclass(eq=False)
@@ -209,21 +198,20 @@ class Segments:
             if is_empty and self._drop(generation):
                 self.retired.remove(generation)
 
-    def figures(self, generations: Sequence[Generation]) -> Figures:
+    def figures(self, generations: Sequence[Generation], lane: int) -> PageBytes:
         """Return where this session's bytes are.
 
         Parameters
         ----------
         generations
             Those from which torch may allocate; the retired ones are counted as well.
+        lane
+            Bytes of the lane.
         """
         with self.lock:
             pools = [generation.pool for generation in (*generations, *self.retired)]
-            return Figures(
-                private=self._arena.private_bytes,
-                away=self._arena.away_bytes,
-                held=sum(sum(list(pool.segments.values())) for pool in pools),
-            )
+            held = sum(sum(list(pool.segments.values())) for pool in pools)
+            return PageBytes(private=self._arena.private_bytes, lane=lane, away=self._arena.away_bytes, held=held)
 
     def has_overflow(self, generation: Generation) -> bool:
         """Return whether torch has segments for a lane's generation that are not in the lane."""

@@ -32,12 +32,11 @@ from typing import Any, Literal
 from sharedkernel import protocol
 from sharedkernel.device_memory.driver import ArenaBroken, DeviceFaulted, OutOfDeviceMemory
 from sharedkernel.device_memory.lane_memory import LaneMemory
-from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, UnitInfo
+from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, PageBytes, UnitInfo
 from sharedkernel.device_memory.offload import ArenaOffload
 from sharedkernel.errors import QuotaExceeded, Refused, SharedKernelError
 from sharedkernel.ipc.fd_client import DescriptorClient
 from sharedkernel.ipc.seqpacket import MAX_DESCRIPTORS
-from sharedkernel.session.memory.cuda_meter import PageBytes
 from sharedkernel.status.refusal_text import explain_private_memory
 from sharedkernel.system.deferred_signals import interruptible_wait, signals_held, signals_held_between_waits, wait_for
 
@@ -176,8 +175,6 @@ class LaneTurns:
         self._supplier = supplier
         self._channel = channel
         self._allocated = allocated
-        #: what the lane is made of that this process has mapped; None: none
-        self._layout: LaneLayout | None = None
 
     @property
     def off_reason(self) -> str | None:
@@ -199,15 +196,9 @@ class LaneTurns:
         """The bytes that are charged to the session, by page."""
         return self._memory.figures().private
 
-    @property
-    def lane_bytes(self) -> int:
-        """Bytes of the lane that this process has mapped."""
-        return 0 if self._layout is None else self._layout.size
-
     def look(self) -> PageBytes:
         """Return where this session's bytes are."""
-        figures = self._memory.figures()
-        return PageBytes(private=figures.private, lane=self.lane_bytes, away=figures.away, held=figures.held)
+        return self._memory.figures()
 
     def check_limit(self, size: int) -> None:
         """Refuse *size* more private bytes if they exceed the limit.
@@ -224,7 +215,6 @@ class LaneTurns:
 
     def prepare_offload(self) -> ArenaOffload:
         """Begin to move everything off the device, to the host's memory; raises DeviceMemoryError."""
-        self._leave()
         return self._memory.prepare_offload()
 
     def restore(self) -> None:
@@ -249,7 +239,7 @@ class LaneTurns:
         if self.has_turn:  # the grant went without it
             return
         if self.off_reason is not None or not has_lane:
-            self._leave()
+            self._memory.leave_lane()
             return
         taken = None
         try:
@@ -259,7 +249,6 @@ class LaneTurns:
             missing = [unit.unit for unit in layout.units if unit.unit not in has]
             with signals_held_between_waits():
                 self._memory.set_lane(layout, self._supplier.lane_units(missing))
-            self._layout = layout
             self._memory.begin_turn(must_scrub=taken.must_scrub)
         except Refused as error:
             log.info("this turn is without a lane: %s", error)
@@ -273,7 +262,7 @@ class LaneTurns:
     def _did_not_begin(self, taken: Any) -> None:
         if taken is not None:
             self._say_handed_over(unused=True)
-        self._leave()
+        self._memory.leave_lane()
 
     def _say_handed_over(self, *, unused: bool = False) -> None:
         try:
@@ -321,7 +310,7 @@ class LaneTurns:
             if had_turn and not self.has_turn:
                 self._say_handed_over()
         if at != "boundary" or handed_over.is_lane_kept:
-            self._leave()
+            self._memory.leave_lane()
         if at == "cell" or not had_turn:
             self._give_back(WORTH_FREEING)
         return True
@@ -330,7 +319,7 @@ class LaneTurns:
         """Give back what the section has freed, also since its last grant."""
         self._memory.drop_parked()
         if not self.has_turn:  # the last grant may have ended at a boundary
-            self._leave()
+            self._memory.leave_lane()
         self._give_back(WORTH_FREEING_AT_REST)
 
     def memory_freed(self) -> None:
@@ -340,16 +329,9 @@ class LaneTurns:
     def device_lost(self) -> None:
         """Leave the lane to others: after a fault nothing of this process runs on the device any more."""
         self._memory.give_turn_up()
-        self._layout = None
         self._say_handed_over()
 
     def _give_back(self, least: int) -> None:
         """Release private memory in which nothing lives, if it is *least* bytes: others were promised it."""
         if self.private_bytes - self._allocated() >= least:
             self._memory.trim()
-
-    def _leave(self) -> None:
-        """Release all units of the lane, also those of one that could be taken in part only."""
-        if self._layout is not None or self._memory.lane_units:
-            self._layout = None
-            self._memory.leave_lane()

@@ -23,12 +23,11 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
-from sharedkernel.device_memory.layout import lane_for
+from sharedkernel.device_memory.layout import PageBytes, lane_for
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.ipc.shared_page import Page, Word
 from sharedkernel.protocol import Allowance, Memory
@@ -53,20 +52,6 @@ def find_gpu() -> Gpu | None:
     except SharedKernelError as error:
         log.warning("framework memory is estimated: %s", error)
         return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageBytes:
-    """The place of torch's memory that comes by page, in bytes."""
-
-    #: mapped, and private to the session
-    private: int = 0
-    #: of the lane that is mapped
-    lane: int = 0
-    #: moved off the device at unchanged addresses, which torch still counts
-    away: int = 0
-    #: what torch counts as held of all this
-    held: int = 0
 
 
 class Pages(Protocol):

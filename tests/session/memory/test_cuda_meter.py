@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from sharedkernel.device_memory.layout import PageBytes
 from sharedkernel.ipc.shared_page import Page, Word
 from sharedkernel.protocol import Allowance, Memory
-from sharedkernel.session.memory.cuda_meter import USUAL_CONTEXT_BYTES, CudaMeter, PageBytes
+from sharedkernel.session.memory.cuda_meter import USUAL_CONTEXT_BYTES, CudaMeter
 from sharedkernel.session.memory.torch_cuda import TorchCuda
 from sharedkernel.system.nvml import Gpu, NvmlUnavailable
 from tests.fake_nvml import FakeGpu, FakeNvml
