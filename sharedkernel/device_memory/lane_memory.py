@@ -33,7 +33,7 @@ from sharedkernel.device_memory.driver import (
     HandOverPostponed,
     InvalidMapping,
 )
-from sharedkernel.device_memory.generations import HandOver, LaneGenerations
+from sharedkernel.device_memory.generations import LaneGenerations
 from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, PageBytes
 from sharedkernel.device_memory.offload import ArenaOffload, ArenaResidency, BackingStore, sizes_away
 from sharedkernel.device_memory.ranges import LiveRanges
@@ -195,7 +195,7 @@ class LaneMemory:
         in_lane = self._current is not None and self._generations.is_warm
         return (in_lane or not self.has_turn) and not self._pools.has_put_off
 
-    def next_iteration(self) -> HandOver:
+    def next_iteration(self) -> None:
         """Handle a boundary at which the lane is kept; :meth:`hand_over` is for the others.
 
         At the warm-up's end this waits for the device, and for private units.
@@ -205,16 +205,15 @@ class LaneMemory:
         SharedKernelError, KeyboardInterrupt
             What :meth:`Supplier.private_units` raises; the warm-up then goes on.
         """
-        result = HandOver()
         if self._pools.is_capturing():
-            return result
+            return
         self._pools.boundary_passed()
         if not self.has_turn:
-            return result
+            return
         if self._generations.is_warm_up_ending:
             self.end_iteration()
             try:
-                result = self._generations.take_out_survivors(self._settle())
+                self._generations.take_out_survivors(self._settle())
                 self._generations.count_iteration()
                 self._generations.tidy(self._live)
             finally:
@@ -222,9 +221,8 @@ class LaneMemory:
         else:
             self._generations.count_iteration()
         self.begin_iteration()
-        return result
 
-    def hand_over(self, at: Literal["boundary", "cell", "yield"] = "boundary") -> HandOver:
+    def hand_over(self, at: Literal["boundary", "cell", "yield"] = "boundary") -> bool:
         """Take everything that lives out of the lane, so that others may write there.
 
         Parameters
@@ -232,6 +230,11 @@ class LaneMemory:
         at
             Where the grant is given back. With "yield", in the middle of an iteration, what lives is mostly that
             iteration's: its pages show the lane again once nothing lives in them.
+
+        Returns
+        -------
+        bool
+            Whether pages of the lane were kept, which has no units now and should be left.
 
         Raises
         ------
@@ -243,13 +246,13 @@ class LaneMemory:
             Whether the lane is still this session's, :attr:`has_turn` says.
         """
         if not self.has_turn:
-            return HandOver()
+            return False
         if self._pools.is_capturing():
             raise HandOverPostponed("the lane can be handed over only once the CUDA graph is captured.")
         current = self._current
         self.end_iteration()
         try:
-            result = self._generations.take_out_survivors(self._settle(), is_parked=at == "yield", may_keep=True)
+            is_lane_kept = self._generations.take_out_survivors(self._settle(), is_parked=at == "yield", may_keep=True)
         except BaseException:
             if current is not None:
                 self._begin(current)
@@ -269,7 +272,7 @@ class LaneMemory:
             raise
         except DeviceMemoryError as error:
             log.warning("what the lane does not need any more is given back at the next hand-over: %s", error)
-        return result
+        return is_lane_kept
 
     def give_turn_up(self) -> None:
         """End the turn after the device was lost: what is in the lane can be neither moved out nor used."""

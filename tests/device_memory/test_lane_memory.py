@@ -70,7 +70,8 @@ def test_an_iteration_can_be_parked_in_its_middle(make_session):
         warm_up(session)
     a.begin()
     activations = [a.allocate(size, 40 + number) for number, size in enumerate((512, MIB, 3 * MIB, 12 * MIB))]
-    assert a.hand_over("yield").num_pages > 5
+    a.hand_over("yield")
+    assert len(a.supplier.moved()) > 5
     assert not a.torch.under_way[1:], "a parked session allocates from the lane"
     b.begin()
     b.allocate(60 * MIB, 200)

@@ -300,7 +300,7 @@ class LaneTurns:
         """
         had_turn = self.has_turn
         try:
-            handed_over = self._memory.hand_over(at)
+            is_lane_kept = self._memory.hand_over(at)
         except (ArenaBroken, DeviceFaulted):
             raise
         except SharedKernelError as error:
@@ -309,7 +309,7 @@ class LaneTurns:
         finally:
             if had_turn and not self.has_turn:
                 self._say_handed_over()
-        if at != "boundary" or handed_over.is_lane_kept:
+        if at != "boundary" or is_lane_kept:
             self._memory.leave_lane()
         if at == "cell" or not had_turn:
             self._give_back(WORTH_FREEING)
