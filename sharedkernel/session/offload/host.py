@@ -28,7 +28,7 @@ import mmap
 import os
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from sharedkernel.errors import ConfigError, SharedKernelError
@@ -37,12 +37,8 @@ from sharedkernel.session.memory.host_meter import unlimited_rlimit
 from sharedkernel.session.offload.storages import Region, Survey
 from sharedkernel.units import format_bytes
 
-#: bytes written by one call, between two looks at whether to stop
-WRITE_BYTES = 16 << 20
-#: bytes that come back as one piece, between two looks at whether to stop
+#: bytes that go or come back as one piece, between two looks at whether to stop
 PIECE_BYTES = 4 << 20
-#: buffers of one call (IOV_MAX)
-_MOST_BUFFERS = 1024
 _MAP_FIXED = 0x10
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
@@ -179,27 +175,17 @@ class RegionOffload(PendingOffload):
 
     def write(self) -> None:
         """Write everything to the disk; see :meth:`PendingOffload.write`."""
-        offset = 0
         try:
-            for buffers in _batches(self._regions):
-                if self.is_stopped:
-                    break
-                offset = self._write_whole(buffers, offset)
-            if not self.is_stopped:
-                os.fdatasync(self._descriptor)
+            for piece, offset in self._pieces():
+                self.check_not_stopped()
+                view, done = _bytes(piece), 0
+                while done < piece.size:
+                    done += os.pwrite(self._descriptor, view[done:], offset + done)
+            self.check_not_stopped()
+            os.fdatasync(self._descriptor)
         except OSError as error:
             raise self._cannot_write(error) from error
         self.check_not_stopped()
-
-    def _write_whole(self, buffers: list[memoryview], offset: int) -> int:
-        while buffers:
-            written = os.pwritev(self._descriptor, buffers, offset)
-            offset += written
-            while buffers and written >= len(buffers[0]):
-                written -= len(buffers.pop(0))
-            if buffers:
-                buffers[0] = buffers[0][written:]
-        return offset
 
     def commit(self) -> None:
         """Free the memory; see :meth:`PendingOffload.commit`."""
@@ -293,23 +279,6 @@ def _close_meanwhile(descriptor: int) -> None:
         _thread.start_new_thread(os.close, (descriptor,))
     except (RuntimeError, MemoryError):  # the system has no room for one more thread
         os.close(descriptor)
-
-
-def _batches(regions: Sequence[Region]) -> Iterator[list[memoryview]]:
-    """Yield the memory of *regions* in order, as much at a time as one call should write."""
-    batch: list[memoryview] = []
-    room = WRITE_BYTES
-    for region in regions:
-        view = _bytes(region)
-        while view:
-            batch.append(view[:room])
-            room -= len(batch[-1])
-            view = view[len(batch[-1]) :]
-            if not room or len(batch) == _MOST_BUFFERS:
-                yield batch
-                batch, room = [], WRITE_BYTES
-    if batch:
-        yield batch
 
 
 def _bytes(region: Region) -> memoryview:
