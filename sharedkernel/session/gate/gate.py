@@ -239,20 +239,18 @@ class Gate(GatePart):
         if isinstance(message, protocol.Waiting):
             self.standing.is_room_coming = message.is_room_coming
             self._notice.update(message)
-            return
-        if isinstance(message, protocol.AskIdle):
+        elif isinstance(message, protocol.AskIdle):
             lanes = self.sections.lanes
             if self.standing.is_held and lanes is not None and lanes.is_device_idle():
                 self._link.send(protocol.IdleReport())
-            return
-        if isinstance(message, protocol.RestoreCommand) or (
+        elif isinstance(message, protocol.RestoreCommand) or (
             isinstance(message, protocol.RefusedGrant) and self._residency.is_away
         ):
             with self._link.lock:
                 if self.standing.num_sections and self._residency.is_away:  # else it crossed with the section's end
                     self._residency.answer.give(None if isinstance(message, protocol.RestoreCommand) else message)
-            return
-        self.standing.handle(message)
+        else:
+            self.standing.handle(message)
 
     def allocation_failed(self, error: BaseException) -> bool:
         """Record that *error* ends the cell, or a thread's operation.

@@ -126,9 +126,7 @@ class Passage:
         is_outermost = thread not in self.held
         if is_outermost:
             self.held[thread] = owner
-        self.inside.pop(thread, None)
-        if self.closer is not None:
-            self._left.set()
+        self.leave()
         try:
             yield
         finally:

@@ -108,8 +108,9 @@ class Growth:
 
     @property
     def is_lease_exceeded(self) -> bool:
-        """Whether more is in use at a boundary than was leased."""
-        return self._lease.is_lease_exceeded(self._meter.memory)
+        """Whether more is in use at a boundary than was leased, so that the executor has to lease more."""
+        allowance = self._lease.allowance
+        return allowance is not None and self._meter.memory.persistent > allowance.limit_bytes
 
     def _is_scarce(self, used: int) -> bool:
         allowance = self._lease.allowance
