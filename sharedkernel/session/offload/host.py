@@ -27,7 +27,6 @@ import errno
 import mmap
 import os
 import tempfile
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -69,8 +68,10 @@ class RestoreFailed(SharedKernelError):
     reason = "restore_failed"
 
 
-class PendingOffload(ABC):
+class PendingOffload:
     """Memory on its way out: written by one thread, while the main thread may go on; then given up, or left and away.
+
+    Each way to move memory extends it. By itself it is that of a session that keeps none between its iterations.
 
     Parameters
     ----------
@@ -93,7 +94,6 @@ class PendingOffload(ABC):
         if self.is_stopped:
             raise CannotOffload("Its code runs.", reason="busy")
 
-    @abstractmethod
     def write(self) -> None:
         """Copy everything away (any thread).
 
@@ -103,15 +103,12 @@ class PendingOffload(ABC):
             When that fails, or was stopped.
         """
 
-    @abstractmethod
     def commit(self) -> None:
         """Free the memory (in the main thread, when all is written and nothing changed since it began)."""
 
-    @abstractmethod
     def abort(self) -> None:
         """Forget the copy; the memory was never gone."""
 
-    @abstractmethod
     def restore(self, pause: Callable[[int], None]) -> None:
         """Bring everything back, or nothing.
 
@@ -125,6 +122,7 @@ class PendingOffload(ABC):
         RestoreFailed
             When it cannot be brought back, and is away as before.
         """
+        pause(0)
 
 
 class RegionOffload(PendingOffload):

@@ -129,23 +129,6 @@ class NoMover:
         return None
 
 
-class _Nothing(PendingOffload):
-    """The memory of a session that keeps none between its iterations."""
-
-    def write(self) -> None:
-        """Do nothing."""
-
-    def commit(self) -> None:
-        """Do nothing."""
-
-    def abort(self) -> None:
-        """Do nothing."""
-
-    def restore(self, pause: Callable[[int], None]) -> None:
-        """Let *pause* end it."""
-        pause(0)
-
-
 class RestoreAnswer:
     """The executor's answer to a session that waits to be restored."""
 
@@ -276,7 +259,7 @@ class Residency:
         except CannotOffload as error:
             if not is_iterating or error.reason != "nothing":
                 raise
-            pending = _Nothing(0)
+            pending = PendingOffload(0)
         self._pending = pending
         left = False
 
