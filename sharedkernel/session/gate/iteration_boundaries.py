@@ -288,16 +288,11 @@ class Boundaries:
             File and line where this is said: what is learned of a loop holds for its next run.
         """
         number = hash(place)
-        counter = self._progress.say(place, len(iterable)) if isinstance(iterable, Sized) else None
-        try:
+        with self._progress.said(place, len(iterable) if isinstance(iterable, Sized) else None) as counter:
             for item in iterable:
-                if counter is not None:
-                    counter.started += 1
+                counter.started += 1
                 self.passed("iterations", number)
                 yield item
-        finally:
-            if counter is not None:
-                self._progress.unsay(counter)
 
 
 def _notify(owner: type, name: str, note: Callable[[Any], None], *, first: bool = False) -> None:
