@@ -79,13 +79,9 @@ class CudaMeter(Meter):
         Torch's allocator.
     find_device
         Opens NVML, at CUDA's first use; None where that fails.
-    gives_back
-        Free what torch keeps whenever the grant is given back.
     """
 
-    def __init__(
-        self, page: Page, cuda: TorchCuda, find_device: Callable[[], Gpu | None] = find_gpu, *, gives_back: bool = True
-    ) -> None:
+    def __init__(self, page: Page, cuda: TorchCuda, find_device: Callable[[], Gpu | None] = find_gpu) -> None:
         super().__init__(page)
         self._pages: Pages | None = None
         self._words = page.words
@@ -93,7 +89,6 @@ class CudaMeter(Meter):
         self.cuda = cuda
         self._find_device = find_device
         self._device: Gpu | None = None
-        self._gives_back = gives_back
         self._allowance: Allowance | None = None
         #: bytes of pages that no tensor has, when that was measured last
         self._slack = 0
@@ -207,7 +202,7 @@ class CudaMeter(Meter):
     def _give_back(self) -> None:
         """Free what torch keeps, if it is much and the memory comes by no page; the others were promised it."""
         now = self.cuda.look()
-        if self._gives_back and self._pages is None and now.reserved - now.allocated >= _WORTH_FREEING_BYTES:
+        if self._pages is None and now.reserved - now.allocated >= _WORTH_FREEING_BYTES:
             with contextlib.suppress(RuntimeError):
                 self.cuda.give_back()
 
