@@ -64,15 +64,8 @@ def _is_backwards(native_id: int | None) -> bool:
 
 def user_tasks(loop: asyncio.AbstractEventLoop) -> list[str]:
     """Return names for what will run in *loop*, or in an event loop of another thread, without a cell."""
-    loops = [loop, *_loops_of_threads()]
-    return [name for each in loops for name in (*_tasks(each), *_timers(each))]
-
-
-def _loops_of_threads() -> Iterator[asyncio.AbstractEventLoop]:
-    for thread in threading.enumerate():
-        loop = getattr(getattr(thread, "io_loop", None), "asyncio_loop", None)
-        if loop is not None:
-            yield loop
+    others = (getattr(getattr(thread, "io_loop", None), "asyncio_loop", None) for thread in threading.enumerate())
+    return [name for each in (loop, *filter(None, others)) for name in (*_tasks(each), *_timers(each))]
 
 
 def _tasks(loop: asyncio.AbstractEventLoop) -> Iterator[str]:
