@@ -315,10 +315,6 @@ class LaneMemory:
         if current is not None:
             self._begin(current)
 
-    def watch_user_pools(self) -> None:
-        """Notice pools of the user's own from now on; called before user code runs."""
-        self._pools.watch_user_pools()
-
     def figures(self) -> PageBytes:
         """Return where this session's bytes are."""
         lane = 0 if self._layout is None else self._layout.size

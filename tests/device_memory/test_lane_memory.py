@@ -247,7 +247,7 @@ def test_a_graph_under_capture_postpones_the_hand_over(make_session):
 def test_a_pool_of_the_users_is_used_as_it_was_meant(make_session):
     """An iteration that begins within it stays out of the lane."""
     session = make_session("a")
-    session.memory.watch_user_pools()
+    session.memory._pools.watch_user_pools()
     warm_up(session)
     session.begin_turn()
     pool = session.torch.cuda.MemPool()

@@ -12,7 +12,7 @@ a section ends            :meth:`LaneTurns.section_ended`, with or without a gra
 
 Where a lane cannot be had, iterations use memory of the session's own: never wrong, only dearer. What they leave
 unused of it goes back when the grant does. Once the lane has failed this session, it stays off, with the reason in
-`off_reason`.
+:attr:`.LaneMemory.off_reason`.
 
 Units come with a descriptor each to map them by; `executor/devices/lane_server.py` answers what is asked here, and by
 torch's pools. The limit on a session is checked when torch's allocator asks for more pages: torch's own figures count a
@@ -171,34 +171,25 @@ class LaneTurns:
     ) -> None:
         #: bytes that may be private to the session before an allocation fails; None: any number
         self.limit_bytes: int | None = None
-        self._memory = memory
+        #: the lane, private memory and pools
+        self.memory = memory
         self._supplier = supplier
         self._channel = channel
         self._allocated = allocated
 
     @property
-    def off_reason(self) -> str | None:
-        """Why this session shares no lane; None: it may."""
-        return self._memory.off_reason
-
-    @property
     def has_turn(self) -> bool:
         """Whether something of this session's iteration may be in a lane."""
-        return self._memory.has_turn
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether :meth:`boundary_passed` need not be called for some time: nothing is put off to a boundary."""
-        return self._memory.is_settled
+        return self.memory.has_turn
 
     @property
     def private_bytes(self) -> int:
         """The bytes that are charged to the session, by page."""
-        return self._memory.figures().private
+        return self.memory.figures().private
 
     def look(self) -> PageBytes:
         """Return where this session's bytes are."""
-        return self._memory.figures()
+        return self.memory.figures()
 
     def check_limit(self, size: int) -> None:
         """Refuse *size* more private bytes if they exceed the limit.
@@ -215,7 +206,7 @@ class LaneTurns:
 
     def prepare_offload(self) -> ArenaOffload:
         """Begin to move everything off the device, to the host's memory; raises DeviceMemoryError."""
-        return self._memory.prepare_offload()
+        return self.memory.prepare_offload()
 
     def restore(self) -> None:
         """Bring everything back.
@@ -226,43 +217,38 @@ class LaneTurns:
             When there is no room, or the copy fails; everything is away as before.
         """
         with signals_held_between_waits():  # an interrupt in between would leave the units to nobody
-            self._memory.restore(self._supplier.private_units(self._memory.sizes_away(), mid_iteration=False))
+            self.memory.restore(self._supplier.private_units(self.memory.sizes_away(), mid_iteration=False))
 
     # --- what the gate says ---------------------------------------------------------------------------------------
 
     def section_began(self) -> None:
         """Prepare for other code than before."""
-        self._memory.start_job()
+        self.memory.start_job()
 
     def turn_began(self, *, has_lane: bool = True) -> None:
         """Take the lane that the grant is for, if there is one, and let iterations use it."""
         if self.has_turn:  # the grant went without it
             return
-        if self.off_reason is not None or not has_lane:
-            self._memory.leave_lane()
+        if self.memory.off_reason is not None or not has_lane:
+            self.memory.leave_lane()
             return
         taken = None
         try:
             taken, _ = self._channel.request(protocol.TakeLane(request=self._channel.number()))
             layout = LaneLayout(tuple(UnitInfo(unit, size) for unit, size in taken.units))
-            has = self._memory.lane_units
+            has = self.memory.lane_units
             missing = [unit.unit for unit in layout.units if unit.unit not in has]
             with signals_held_between_waits():
-                self._memory.set_lane(layout, self._supplier.lane_units(missing))
-            self._memory.begin_turn(must_scrub=taken.must_scrub)
-        except Refused as error:
-            log.info("this turn is without a lane: %s", error)
-            self._did_not_begin(taken)
+                self.memory.set_lane(layout, self._supplier.lane_units(missing))
+            self.memory.begin_turn(must_scrub=taken.must_scrub)
         except SharedKernelError as error:
-            log.warning("this turn is without a lane: %s", error)
-            self._did_not_begin(taken)
+            level = logging.INFO if isinstance(error, Refused) else logging.WARNING
+            log.log(level, "this turn is without a lane: %s", error)
+            if taken is not None:
+                self._say_handed_over(unused=True)
+            self.memory.leave_lane()
         else:
-            self._memory.begin_iteration()
-
-    def _did_not_begin(self, taken: Any) -> None:
-        if taken is not None:
-            self._say_handed_over(unused=True)
-        self._memory.leave_lane()
+            self.memory.begin_iteration()
 
     def _say_handed_over(self, *, unused: bool = False) -> None:
         try:
@@ -279,7 +265,7 @@ class LaneTurns:
             When the user interrupts a wait for memory; nothing is lost.
         """
         try:
-            self._memory.next_iteration()
+            self.memory.next_iteration()
         except SharedKernelError as error:  # no room for what the first iterations left: they go on as they are
             log.info("the lane's first iterations go on: %s", error)
 
@@ -300,7 +286,7 @@ class LaneTurns:
         """
         had_turn = self.has_turn
         try:
-            is_lane_kept = self._memory.hand_over(at)
+            is_lane_kept = self.memory.hand_over(at)
         except (ArenaBroken, DeviceFaulted):
             raise
         except SharedKernelError as error:
@@ -310,16 +296,16 @@ class LaneTurns:
             if had_turn and not self.has_turn:
                 self._say_handed_over()
         if at != "boundary" or is_lane_kept:
-            self._memory.leave_lane()
+            self.memory.leave_lane()
         if at == "cell" or not had_turn:
             self._give_back(WORTH_FREEING)
         return True
 
     def section_ended(self) -> None:
         """Give back what the section has freed, also since its last grant."""
-        self._memory.drop_parked()
+        self.memory.drop_parked()
         if not self.has_turn:  # the last grant may have ended at a boundary
-            self._memory.leave_lane()
+            self.memory.leave_lane()
         self._give_back(WORTH_FREEING_AT_REST)
 
     def memory_freed(self) -> None:
@@ -328,10 +314,10 @@ class LaneTurns:
 
     def device_lost(self) -> None:
         """Leave the lane to others: after a fault nothing of this process runs on the device any more."""
-        self._memory.give_turn_up()
+        self.memory.give_turn_up()
         self._say_handed_over()
 
     def _give_back(self, least: int) -> None:
         """Release private memory in which nothing lives, if it is *least* bytes: others were promised it."""
         if self.private_bytes - self._allocated() >= least:
-            self._memory.trim()
+            self.memory.trim()
