@@ -143,32 +143,27 @@ class Segments:
             generation.large.add(area.address + small, area.size - small)
         return generation
 
-    def grow(self, size: int, *, mid_iteration: bool) -> None:
-        """Add *size* bytes, side by side, to the headroom.
+    def _segment(self, generation: Generation, size: int) -> int:
+        """Return an address for a segment, for which the headroom may have to grow (torch's callback, any thread).
 
         Raises
         ------
         SharedKernelError, KeyboardInterrupt
             What :meth:`Supplier.private_units` raises.
         """
-        # an interrupt in between would leave units or the area to nobody
-        with signals_held_between_waits():
-            given = self._supplier.private_units(plan_private(size), mid_iteration=mid_iteration)
-            with self.lock:
-                area = self._arena.add_private_area(given)
-                self._headroom.add(area.address, area.size)
-
-    def _segment(self, generation: Generation, size: int) -> int:
-        """Return an address for a segment (torch's callback, any thread)."""
         with self.lock:
             if size == SMALL_UNIT and generation.small:
                 return generation.small.pop()
             address = generation.large.take(size) or self._headroom.take(size)
-        while address is None:
-            self.grow(size, mid_iteration=True)
+        if address is not None:
+            return address
+        with signals_held_between_waits():  # an interrupt in between would leave units or the area to nobody
+            given = self._supplier.private_units(plan_private(size), mid_iteration=True)
             with self.lock:
-                address = self._headroom.take(size)
-        return address
+                area = self._arena.add_private_area(given)
+                self._headroom.add(area.address, area.size)
+                self._headroom.remove(area.address, size)
+        return area.address
 
     # --- taking back -----------------------------------
 
