@@ -327,27 +327,6 @@ class LaneMemory:
         """Whether the session's memory is offloaded."""
         return self._residency.is_away
 
-    def offload(self, make_backing: Callable[[int], BackingStore] = BackingStore) -> int:
-        """Move everything off the device; return the bytes that this freed.
-
-        Parameters
-        ----------
-        make_backing
-            Makes a backing store for so many bytes.
-
-        Raises
-        ------
-        BackingStoreFull, DeviceMemoryError, KeyboardInterrupt
-            Everything is where it was, unless :attr:`is_away` says otherwise; but the lane has to be set again.
-        """
-        pending = self.prepare_offload(make_backing)
-        try:
-            pending.write()
-        except BaseException:
-            pending.abort()
-            raise
-        return pending.commit()
-
     def prepare_offload(self, make_backing: Callable[[int], BackingStore] = BackingStore) -> ArenaOffload:
         """Begin to move everything off the device, in steps; the lane has to be set again in any case.
 

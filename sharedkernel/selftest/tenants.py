@@ -252,7 +252,9 @@ class Tenant:
 
     def away(self) -> list[int]:
         """Move everything off the device; return the addresses of what is kept."""
-        self._memory.offload()
+        pending = self._memory.prepare_offload()
+        pending.write()
+        pending.commit()
         return [tensor.data_ptr() for tensor, _ in self._kept.values()]
 
     def back(self) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -169,6 +169,12 @@ class Session(Tenant):
         self.store.end_turn(lane, self.name)
         self.check_nothing_lives_in_lane()
         return result
+
+    def offload(self, make_backing: Callable[[int], BackingStore] = BackingStore) -> None:
+        """Move everything off the device."""
+        pending = self.memory.prepare_offload(make_backing)
+        pending.write()
+        pending.commit()
 
     def validate(self) -> None:
         self.arena.validate()

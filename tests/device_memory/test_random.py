@@ -122,7 +122,7 @@ class Sessions(RuleBasedStateMachine):
     def offload(self, number: int, is_asked: bool) -> None:
         session = self._pick(number)
         if is_asked and session is not self.holder and not session.memory.is_away:
-            session.memory.offload()
+            session.offload()
             session.validate()
 
     @precondition(lambda self: self.holder is None)
