@@ -111,8 +111,8 @@ class MemoryDriver(Protocol):
     def map(self, address: int, size: int, handle: Handle, offset: int = 0) -> None:
         """Map a handle at an address, inaccessible at first."""
 
-    def set_access(self, address: int, size: int, *, accessible: bool = True) -> None:
-        """Let the device read and write whole mappings, or not."""
+    def set_access(self, address: int, size: int) -> None:
+        """Let the device read and write whole mappings."""
 
     def unmap(self, address: int, size: int) -> None:
         """Unmap whole mappings; the device must be idle in this process."""
