@@ -126,22 +126,18 @@ class UnitFetcher:
     @signals_held_between_waits()
     def _receive(self, message: Any, given: list[GivenUnit]) -> None:
         """Ask for units and add them to *given*; an interrupt ends the wait, wherever it comes, and loses none."""
-        coming: Future[Any] | None = None
-        is_over = False
+        coming = self._channel.start(message)
         try:
-            coming = self._channel.start(message)
             with interruptible_wait():
                 wait_for(coming)
-            answer, descriptors = coming.result()
-            given += [
-                GivenUnit(unit, size, os.dup(descriptor.fileno()))
-                for (unit, size), descriptor in zip(answer.units, descriptors, strict=True)
-            ]
-            is_over = True
-        except KeyboardInterrupt:
-            if coming is not None and not is_over:
-                coming.add_done_callback(self._let_go_unheeded)
+        except BaseException:
+            coming.add_done_callback(self._let_go_unheeded)
             raise
+        answer, descriptors = coming.result()
+        given += [
+            GivenUnit(unit, size, os.dup(descriptor.fileno()))
+            for (unit, size), descriptor in zip(answer.units, descriptors, strict=True)
+        ]
 
     def _let_go_unheeded(self, coming: Future[Any]) -> None:
         """Release units that came after their wait was interrupted."""
