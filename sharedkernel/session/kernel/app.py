@@ -119,18 +119,16 @@ class SessionRuntime:
         device = make_parts(device_kind, page, mode, self._channel)
         self._meter, self._lanes = device.meter, device.lanes
         self._lease = LeaseCheck()
-        residency = Residency(device.mover, self._meter)
-        growth = Growth(self._meter, self._lease)
-        self._forecast = forecast = Forecast(Progress())
+        self._forecast = Forecast(Progress())
         self._link = Link(launch.executor_socket)
         parts = GateParts(
             page=page,
             meter=self._meter,
             link=self._link,
             notice=self._notice,
-            residency=residency,
-            growth=growth,
-            forecast=forecast,
+            residency=Residency(device.mover, self._meter),
+            growth=Growth(self._meter, self._lease),
+            forecast=self._forecast,
         )
         translator = ErrorTranslator(
             self._lease,
@@ -148,10 +146,10 @@ class SessionRuntime:
             run_ahead=device.run_ahead,
             translate=translator.translate,
         )
-        boundaries = self._boundaries = Boundaries(self._gate, self._meter, forecast.progress)
+        boundaries = self._boundaries = Boundaries(self._gate, self._meter, self._forecast.progress)
         boundaries.install()
         onlookers.install(self._gate)
-        forecast.progress.install()
+        self._forecast.progress.install()
         self._kernel.attach(self._gate, self._lease, translator, notice=self._notice, message_log=message_log)
         if device_kind == "host":
             self._kernel.reservations = Reservations(self._meter, self._link)
@@ -303,22 +301,22 @@ class SessionRuntime:
         user_account.open_profile(self._app)
 
 
-def _make_app(connection_file: str, log_stream: TextIO, *, is_apart: bool, with_history: bool) -> IPKernelApp:
+def _make_app(launch: Launch, log_stream: TextIO) -> IPKernelApp:
     app: IPKernelApp = SessionApp.instance(
         kernel_class=GatedKernel,
         outstream_class="sharedkernel.session.channels.backpressure.PacedStream",
         transport="ipc",
-        connection_file=connection_file,
+        connection_file=launch.connection_file,
         # Without a parent to watch, the kernel outlives whatever forked it.
         parent_handle=0,
     )
-    if not with_history:
-        user_account.keep_no_history(app)
-    app.initialize(["-f", connection_file])
+    if launch.isolation != "none":  # it is not known yet whose history it would be
+        app.config.HistoryManager.enabled = False
+    app.initialize(["-f", launch.connection_file])
     # jupyter_client prefers orjson where a library has brought it, and that crashes where it gets no memory (3.13.0)
     app.session.packer = app.session.unpacker = "json"
     app.session.serialize = replacing_surrogates(app.session.serialize)
-    if is_apart:
+    if launch.isolation == "users":
         app.kernel.why_no_debugger = _NO_DEBUGGER
     own_log.take_over(logging.getLogger(type(app).__name__), log_stream, int(str(app.log_level)))
     return app
@@ -364,6 +362,4 @@ def run(launch: Launch, *, assign: protocol.Assign | None = None) -> None:
     likeness.take_arguments(launch.connection_file)
     _reseed()
     set_up_heap()
-    is_apart, with_history = launch.isolation == "users", launch.isolation == "none"
-    app = _make_app(launch.connection_file, log_stream, is_apart=is_apart, with_history=with_history)
-    SessionRuntime(launch, app, assign=assign).run()
+    SessionRuntime(launch, _make_app(launch, log_stream), assign=assign).run()
