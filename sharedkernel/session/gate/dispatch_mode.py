@@ -253,7 +253,7 @@ class Interception:
         if self.mode.is_in and self._may_leave() and not is_transform_under_way():
             with signals_held():
                 # a force signal may have ended it meanwhile
-                was_inside = self._passage.is_main_inside
+                was_inside = self._main in self._passage.inside
                 is_open = self._passage.enter()
                 if not (is_open and self._standing.is_held and self.mode.take_out()) and not was_inside:
                     self._passage.leave()

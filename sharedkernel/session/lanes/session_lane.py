@@ -57,11 +57,7 @@ class SessionLane:
     """
 
     def __init__(
-        self,
-        torch: Any,
-        meter: CudaMeter,
-        channel: DescriptorClient,
-        user_threads: Callable[[], list[str]],
+        self, torch: Any, meter: CudaMeter, channel: DescriptorClient, user_threads: Callable[[], list[str]]
     ) -> None:
         self._torch = torch
         #: torch's allocator
