@@ -65,16 +65,8 @@ class LaneOccupied(DeviceMemoryError):
     reason = "lane_occupied"
 
 
-class HandOverPostponed(DeviceMemoryError):
-    """The lane cannot be handed over now, but at a later boundary it can."""
-
-    reason = "hand_over_postponed"
-
-
 class ArenaBroken(DeviceMemoryError):
     """An error could not be undone: what this process has on the device is lost, and it has to end."""
-
-    reason = "arena_broken"
 
 
 class MemoryDriver(Protocol):

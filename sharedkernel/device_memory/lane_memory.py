@@ -26,13 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from sharedkernel.device_memory.arena import Arena
-from sharedkernel.device_memory.driver import (
-    ArenaBroken,
-    DeviceFaulted,
-    DeviceMemoryError,
-    HandOverPostponed,
-    InvalidMapping,
-)
+from sharedkernel.device_memory.driver import ArenaBroken, DeviceFaulted, DeviceMemoryError, InvalidMapping
 from sharedkernel.device_memory.generations import LaneGenerations
 from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, PageBytes
 from sharedkernel.device_memory.offload import ArenaOffload, ArenaResidency, BackingStore, sizes_away
@@ -238,17 +232,16 @@ class LaneMemory:
 
         Raises
         ------
-        HandOverPostponed
-            While a CUDA graph is captured. The lane is still this session's.
         SharedKernelError, KeyboardInterrupt
-            What :meth:`Supplier.private_units` raises. The lane is still this session's.
+            What :meth:`Supplier.private_units` raises; and while a CUDA graph is captured. The lane is still this
+            session's, and can be handed over at a later boundary.
         ArenaBroken, DeviceFaulted
             Whether the lane is still this session's, :attr:`has_turn` says.
         """
         if not self.has_turn:
             return False
         if self._pools.is_capturing():
-            raise HandOverPostponed("the lane can be handed over only once the CUDA graph is captured.")
+            raise DeviceMemoryError("the lane can be handed over only once the CUDA graph is captured.")
         current = self._current
         self.end_iteration()
         try:

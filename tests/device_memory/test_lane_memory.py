@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from sharedkernel.device_memory.driver import MIB, DeviceMemoryError, HandOverPostponed, InvalidMapping, LaneOccupied
+from sharedkernel.device_memory.driver import MIB, DeviceMemoryError, InvalidMapping, LaneOccupied
 from sharedkernel.device_memory.mapper import SlotState
 from tests.device_memory.faults import FaultyDriver
 from tests.device_memory.pool_model import OutOfMemoryError
@@ -235,7 +235,7 @@ def test_a_graph_under_capture_postpones_the_hand_over(make_session):
     session.allocate(MIB, 1)
     session.torch.is_capturing = True
     calls = len(session.torch.calls)
-    with pytest.raises(HandOverPostponed):
+    with pytest.raises(DeviceMemoryError, match="once the CUDA graph is captured"):
         session.memory.hand_over()
     session.memory.next_iteration()
     session.memory.trim()

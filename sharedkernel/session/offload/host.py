@@ -65,8 +65,6 @@ class CannotOffload(SharedKernelError):
 class RestoreFailed(SharedKernelError):
     """The memory could not be brought back, and is away as before."""
 
-    reason = "restore_failed"
-
 
 class PendingOffload:
     """Memory on its way out: written by one thread, while the main thread may go on; then given up, or left and away.
