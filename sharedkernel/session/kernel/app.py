@@ -106,10 +106,10 @@ class SessionRuntime:
         self._app = app
         self._kernel: GatedKernel = self._app.kernel
         self._kernel.replies = Replies(self._kernel)  # first, since the others wrap what it sends
-        message_log = MessageLog()
-        message_log.attend(self._app)
+        self._kernel.message_log = MessageLog()
+        self._kernel.message_log.attend(self._app)
         pace(self._app)
-        self._notice = WaitDisplay(self._kernel, out_of_turn)
+        self._kernel.notice = self._notice = WaitDisplay(self._kernel, out_of_turn)
         self._notice.attend(self._app)
         refuse_long(self._app)
         self._kernel.replies.begin()
@@ -118,7 +118,7 @@ class SessionRuntime:
         self._channel = DescriptorClient(launch.executor_socket)
         device = make_parts(device_kind, page, mode, self._channel)
         self._meter, self._lanes = device.meter, device.lanes
-        self._lease = LeaseCheck()
+        self._kernel.lease = self._lease = LeaseCheck()
         self._forecast = Forecast(Progress())
         self._link = Link(launch.executor_socket)
         parts = GateParts(
@@ -150,7 +150,7 @@ class SessionRuntime:
         boundaries.install()
         onlookers.install(self._gate)
         self._forecast.progress.install()
-        self._kernel.attach(self._gate, self._lease, translator, notice=self._notice, message_log=message_log)
+        self._kernel.attach(self._gate, translator)
         if device_kind == "host":
             self._kernel.reservations = Reservations(self._meter, self._link)
             self._kernel.reservations.install()

@@ -78,6 +78,7 @@ class GatedKernel(IPythonKernel):
     shell_stream: ZMQStream  # type: ignore[assignment]
     control_stream: ZMQStream  # type: ignore[assignment]
     gate: Gate
+    #: how much memory the session may have
     lease: LeaseCheck
     #: shows why cells wait
     notice: WaitDisplay
@@ -115,30 +116,9 @@ class GatedKernel(IPythonKernel):
         if getattr(self, "debugger", None) is not None:
             self.debugger.kernel_modules = imported_files
 
-    def attach(
-        self,
-        gate: Gate,
-        lease: LeaseCheck,
-        translator: ErrorTranslator,
-        *,
-        notice: WaitDisplay,
-        message_log: MessageLog,
-    ) -> None:
-        """Run all user code behind the gate from now on.
-
-        Parameters
-        ----------
-        gate, lease
-            The session's.
-        translator
-            Translates the errors of user code.
-        notice
-            Shows why cells wait.
-        message_log
-            Has the messages that gateways may have missed.
-        """
-        self.gate, self.lease, self.notice, self.message_log = gate, lease, notice, message_log
-        self.shell.translator = translator
+    def attach(self, gate: Gate, translator: ErrorTranslator) -> None:
+        """Run all user code behind *gate* from now on, its errors translated by *translator*."""
+        self.gate, self.shell.translator = gate, translator
         manager = self.shell_channel_thread.manager
         find = manager.get_shell_channel_to_subshell_socket
         manager.get_shell_channel_to_subshell_socket = lambda subshell: find(subshell or self._subshell_beside)
