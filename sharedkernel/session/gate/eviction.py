@@ -82,8 +82,8 @@ class SessionEviction(GatePart):
         self._standing = standing
         self._passage = passage
         self._sections = sections
-        #: the kernel's event loop, once it runs
-        self.loop: asyncio.AbstractEventLoop | None = None
+        #: the kernel's event loop, from :meth:`.Gate.enforce` on
+        self.loop: asyncio.AbstractEventLoop
         self._why_kernel_busy = why_busy
         #: the executor asked for it, and has no answer yet
         self.is_asked = False
@@ -178,7 +178,6 @@ class SessionEviction(GatePart):
         with self._passage.moving():
             try:
                 self._summon_main()
-                assert self.loop is not None
                 with (
                     self._residency.offload_at_once(self.loop, self._passage.held, self._why_others_run) as commit,
                     self._link.lock,
