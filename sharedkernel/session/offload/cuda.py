@@ -139,9 +139,7 @@ class StorageMover:
 
     def why_kept(self) -> str | None:
         """Return one sentence about what stayed, the largest part first."""
-        self._meter.measure_idle()
-        counted = sum(self._kept.values())
-        return kept_sentence({**self._kept, "that Python cannot see": self._meter.memory.persistent - counted})
+        return kept_sentence(self._meter, self._kept, "that Python cannot see")
 
 
 def _check_size(size: int) -> None:

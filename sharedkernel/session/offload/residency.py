@@ -56,14 +56,21 @@ class Mover(Protocol):
         """Return one sentence about what stayed when the memory was last moved away, and why; None if nothing did."""
 
 
-def kept_sentence(parts: Mapping[str, int]) -> str | None:
+def kept_sentence(meter: Meter, kept: Mapping[str, int], elsewhere: str) -> str | None:
     """Return one sentence about what stays, the largest part first; None if nothing does.
 
     Parameters
     ----------
-    parts
+    meter
+        Tells how much that is.
+    kept
         Bytes by what they are and why they stay.
+    elsewhere
+        Where the rest is.
     """
+    meter.measure_idle()
+    counted = sum(size for reason, size in kept.items() if reason not in (storages.SHARED, storages.MAPPED))
+    parts = {**kept, elsewhere: meter.memory.persistent - counted}
     told = sorted(((size, reason) for reason, size in parts.items() if size >= SMALLEST_OFFLOAD), reverse=True)
     return "It keeps " + ", ".join(f"{format_bytes(size)} {reason}" for size, reason in told) + "." if told else None
 
@@ -103,10 +110,7 @@ class HostMover:
 
     def why_kept(self) -> str | None:
         """Return one sentence about what stays, the largest part first."""
-        self._meter.measure_idle()
-        counted = sum(size for reason, size in self._kept.items() if reason not in (storages.SHARED, storages.MAPPED))
-        other = self._meter.memory.persistent - counted
-        return kept_sentence({**self._kept, _ELSEWHERE: other})
+        return kept_sentence(self._meter, self._kept, _ELSEWHERE)
 
 
 class NoMover:
