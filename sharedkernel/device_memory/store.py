@@ -130,8 +130,11 @@ class LaneStore:
                 f"{total} bytes of device memory do not fit: {self.used} of {self._capacity} are in use "
                 f"({describe(self._units.values())})."
             )
-        units = [self._add(StoredUnit(self._last_number + 1, size, None, UnitPlace.STOCK)) for size in sizes]
+        units = [StoredUnit(number, size) for number, size in enumerate(sizes, self._last_number + 1)]
+        self._units.update((unit.unit, unit) for unit in units)
         self._ordered.update(units)
+        self._last_number += len(units)
+        self.used += total
         return units
 
     def make(self, units: Iterable[StoredUnit]) -> None:
@@ -352,12 +355,6 @@ class LaneStore:
             self.cancel(units)
             raise
         return units
-
-    def _add(self, unit: StoredUnit) -> StoredUnit:
-        self._units[unit.unit] = unit
-        self.used += unit.size
-        self._last_number = max(self._last_number, unit.unit)
-        return unit
 
     def _release(self, unit: StoredUnit) -> None:
         if unit.descriptor is not None:

@@ -64,9 +64,9 @@ class StoredUnit:
     unit: int
     size: int
     #: None: only sessions have it, or it is not made yet
-    handle: Handle | None
+    handle: Handle | None = None
     #: the account it is in
-    place: UnitPlace
+    place: UnitPlace = UnitPlace.STOCK
     #: sessions that were given it and have not released it
     holders: set[str] = field(default_factory=set)
     #: as long as there is a handle: each export takes the driver a millisecond
