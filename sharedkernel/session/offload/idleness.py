@@ -44,7 +44,8 @@ def user_threads(held: Collection[int] = ()) -> list[str]:
 
 def serves_the_kernel(thread: threading.Thread) -> bool:
     """Return whether *thread* runs no code of the user by itself, but for messages of a subshell."""
-    return _module_of_thread(thread).startswith(_KNOWN)
+    target = getattr(thread, "_target", None)
+    return _module(type(thread) if target is None else target).startswith(_KNOWN)
 
 
 def is_pythons(ident: int) -> bool:
@@ -82,11 +83,6 @@ def _timers(loop: asyncio.AbstractEventLoop) -> Iterator[str]:
         # asyncio's own timers end waits of tasks, which are looked at themselves
         if not _module(callback).startswith((*_KNOWN, "asyncio.")):
             yield getattr(callback, "__qualname__", repr(callback))
-
-
-def _module_of_thread(thread: threading.Thread) -> str:
-    target = getattr(thread, "_target", None)
-    return _module(type(thread) if target is None else target)
 
 
 def _module_of_coroutine(coroutine: Any) -> str:
