@@ -166,10 +166,8 @@ def touches_cuda(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
     arguments, keywords
         As a dispatch mode gets them. Of lists (as `torch.cat` and fused optimizers have) every element counts.
     """
-    device = keywords.get("device")
-    if device is not None and getattr(device, "type", None) == "cuda":
-        return True
-    return any(map(_is_on_gpu, arguments)) or any(map(_is_on_gpu, keywords.values()))
+    is_made_there = getattr(keywords.get("device"), "type", None) == "cuda"
+    return is_made_there or any(map(_is_on_gpu, arguments)) or any(map(_is_on_gpu, keywords.values()))
 
 
 def _is_on_gpu(value: Any) -> bool:
