@@ -33,7 +33,6 @@ from sharedkernel import protocol
 from sharedkernel.device_memory.driver import ArenaBroken, DeviceFaulted, OutOfDeviceMemory
 from sharedkernel.device_memory.lane_memory import LaneMemory
 from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, PageBytes, UnitInfo
-from sharedkernel.device_memory.offload import ArenaOffload
 from sharedkernel.errors import QuotaExceeded, Refused, SharedKernelError
 from sharedkernel.ipc.fd_client import DescriptorClient
 from sharedkernel.ipc.seqpacket import MAX_DESCRIPTORS
@@ -199,10 +198,6 @@ class LaneTurns:
             raise QuotaExceeded(explain_private_memory(size, self.private_bytes, self.limit_bytes))
 
     # --- going away and coming back ---------------------------------------------------------------------------------
-
-    def prepare_offload(self) -> ArenaOffload:
-        """Begin to move everything off the device, to the host's memory; raises DeviceMemoryError."""
-        return self.memory.prepare_offload()
 
     def restore(self) -> None:
         """Bring everything back.

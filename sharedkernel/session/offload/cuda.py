@@ -166,7 +166,7 @@ class PageOffload(PendingOffload):
 
     Parameters
     ----------
-    pages, leaving
+    pages, pending
         Whose, and the steps of it.
     """
 
@@ -237,7 +237,7 @@ class PageMover:
         size = pages.private_bytes
         _check_size(size)
         try:
-            return PageOffload(pages, pages.prepare_offload())
+            return PageOffload(pages, pages.memory.prepare_offload())
         except (SharedKernelError, RuntimeError) as error:
             raise CannotOffload(f"Its memory cannot be moved now: {error}", reason="memory") from error
 
