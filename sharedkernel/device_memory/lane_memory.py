@@ -309,9 +309,9 @@ class LaneMemory:
             self._begin(current)
 
     def figures(self) -> PageBytes:
-        """Return where this session's bytes are."""
-        lane = 0 if self._layout is None else self._layout.size
-        return self._segments.figures([self._persistent, *self._generations], lane)
+        """Return where this session's bytes are (any thread)."""
+        layout = self._layout  # the main thread may leave the lane meanwhile
+        return self._segments.figures([self._persistent, *self._generations], 0 if layout is None else layout.size)
 
     # --- going away and coming back -----------------------------------
 
