@@ -24,7 +24,7 @@ from sharedkernel.errors import SharedKernelError
 from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.local_stack import LocalStack
 from sharedkernel.paths import offload_directory
-from sharedkernel.session.offload.host import PIECE_BYTES, WRITE_BYTES
+from sharedkernel.session.offload.host import PIECE_BYTES
 from sharedkernel.units import format_bytes
 
 _TENSORS, _TENSOR_BYTES = 128, 4 << 20
@@ -111,8 +111,8 @@ async def _offload_and_restore(
 
 def _random_memory(size: int) -> memoryview:
     memory = memoryview(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-    for start in range(0, size, WRITE_BYTES):
-        part = memory[start : start + WRITE_BYTES]
+    for start in range(0, size, PIECE_BYTES):
+        part = memory[start : start + PIECE_BYTES]
         part[:] = os.urandom(len(part))
     return memory
 
@@ -121,8 +121,8 @@ def _write_and_read(source: memoryview, writes: list[float], reads: list[float])
     directory: Path = offload_directory()
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
         began = time.perf_counter()
-        for start in range(0, len(source), WRITE_BYTES):
-            _all(file.write(source[start : start + WRITE_BYTES]), len(source[start : start + WRITE_BYTES]))
+        for start in range(0, len(source), PIECE_BYTES):
+            _all(file.write(source[start : start + PIECE_BYTES]), len(source[start : start + PIECE_BYTES]))
         os.fdatasync(file.fileno())
         writes.append(time.perf_counter() - began)
         file.seek(0)

@@ -23,7 +23,7 @@ import os
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 from sharedkernel.device_memory.driver import (
     DeviceMemoryError,
@@ -42,21 +42,18 @@ from sharedkernel.system.deferred_signals import interruptible_wait, signals_hel
 ADDRESSES = (1 << 42, 1 << 39)
 
 
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-def _change(
-    method: Callable[Concatenate[Arena, _Arguments], _Result],
-) -> Callable[Concatenate[Arena, _Arguments], _Result]:
+def _change(method: _Method) -> _Method:
     """Let signals wait until a change is done, and report the units that it released."""
 
     @functools.wraps(method)
-    def change(self: Arena, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+    def change(self: Arena, *args: Any, **kwargs: Any) -> Any:
         with signals_held(), self._reporting():
             return method(self, *args, **kwargs)
 
-    return change
+    return cast("_Method", change)
 
 
 class Arena:

@@ -25,6 +25,7 @@ from sharedkernel.device_memory.driver import (
     address_of,
 )
 from sharedkernel.distribution import install_hint
+from sharedkernel.system.atomic_file import closing_descriptor
 
 #: what the device must have: attribute, and what it means for people
 _NEEDED = {
@@ -124,11 +125,8 @@ class CudaDriver:
         try:
             handle = self.create(self.granularity)
             try:
-                descriptor = self.export(handle)
-                try:
+                with closing_descriptor(self.export(handle)) as descriptor:
                     self.release(self.import_(descriptor, self.granularity))
-                finally:
-                    os.close(descriptor)
             finally:
                 self.release(handle)
         except DeviceMemoryError as error:
@@ -172,16 +170,13 @@ class CudaDriver:
         """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         self._call_within(self._cuda.cuMemMap, address, size, offset, handle, 0)
 
-    def set_access(self, address: int, size: int, *, accessible: bool = True) -> None:
+    def set_access(self, address: int, size: int) -> None:
         """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         self._enter()
-        flags = self._cuda.CUmemAccess_flags
         description = self._cuda.CUmemAccessDesc()
         description.location.type = self._cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         description.location.id = self._number
-        description.flags = (
-            flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE if accessible else flags.CU_MEM_ACCESS_FLAGS_PROT_NONE
-        )
+        description.flags = self._cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         self._call(self._cuda.cuMemSetAccess, address, size, [description], 1)
 
     def unmap(self, address: int, size: int) -> None:

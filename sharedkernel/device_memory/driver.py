@@ -65,16 +65,8 @@ class LaneOccupied(DeviceMemoryError):
     reason = "lane_occupied"
 
 
-class HandOverPostponed(DeviceMemoryError):
-    """The lane cannot be handed over now, but at a later boundary it can."""
-
-    reason = "hand_over_postponed"
-
-
 class ArenaBroken(DeviceMemoryError):
     """An error could not be undone: what this process has on the device is lost, and it has to end."""
-
-    reason = "arena_broken"
 
 
 class MemoryDriver(Protocol):
@@ -111,8 +103,8 @@ class MemoryDriver(Protocol):
     def map(self, address: int, size: int, handle: Handle, offset: int = 0) -> None:
         """Map a handle at an address, inaccessible at first."""
 
-    def set_access(self, address: int, size: int, *, accessible: bool = True) -> None:
-        """Let the device read and write whole mappings, or not."""
+    def set_access(self, address: int, size: int) -> None:
+        """Let the device read and write whole mappings."""
 
     def unmap(self, address: int, size: int) -> None:
         """Unmap whole mappings; the device must be idle in this process."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from sharedkernel.device_memory.arena import Arena
 from sharedkernel.device_memory.driver import MIB, OutOfDeviceMemory
@@ -35,17 +34,6 @@ STICKY = 64 * MIB
 _KEPT_WARM = 8 * MIB
 #: segments for small blocks in a lane, per segment that the warm-up needed
 _SMALL_MARGIN = 1.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandOver:
-    """The outcome of a hand-over, or of the end of a warm-up."""
-
-    #: pages that became private, and their bytes: charged to persistent memory from now on
-    num_pages: int = 0
-    private_bytes: int = 0
-    #: they are units that were the lane's, which has none now: it should be left
-    is_lane_kept: bool = False
 
 
 class LaneGenerations:
@@ -138,7 +126,7 @@ class LaneGenerations:
     # --- boundaries -----------------------------------
 
     @signals_held_between_waits()
-    def take_out_survivors(self, live: LiveRanges, *, is_parked: bool = False, may_keep: bool = False) -> HandOver:
+    def take_out_survivors(self, live: LiveRanges, *, is_parked: bool = False, may_keep: bool = False) -> bool:
         """Make every page of the lane private in which something lives.
 
         The lane is shared by many, so what lives is copied to other units. On a full device that would wait for memory
@@ -153,6 +141,11 @@ class LaneGenerations:
         may_keep
             Whether pages may be kept where there is no room for copies.
 
+        Returns
+        -------
+        bool
+            Whether they were kept: the lane has no units now, and should be left.
+
         Raises
         ------
         SharedKernelError, KeyboardInterrupt
@@ -163,25 +156,25 @@ class LaneGenerations:
             for slot in self._arena.slots_within(start, end - start):
                 if slot.state is SlotState.LANE:
                     found[slot] = None
-        slots = list(found)
-        is_lane_kept = False
-        if slots:
-            try:
-                given = self._supplier.private_units([slot.size for slot in slots], mid_iteration=False)
-            except SharedKernelError as error:
-                if not may_keep or error.reason != OutOfDeviceMemory.reason:
-                    raise
-                log.info("there is no room to copy %d pages out of the lane, so they are kept: %s", len(slots), error)
-                with self._segments.lock:
-                    self._arena.keep(slots, self._supplier.keep_units)
-                is_lane_kept = True
+        slots, is_lane_kept = list(found), False
+        if not slots:
+            return False
+        try:
+            given = self._supplier.private_units([slot.size for slot in slots], mid_iteration=False)
+        except SharedKernelError as error:
+            if not may_keep or error.reason != OutOfDeviceMemory.reason:
+                raise
+            log.info("there is no room to copy %d pages out of the lane, so they are kept: %s", len(slots), error)
+            is_lane_kept = True
+        with self._segments.lock:
+            if is_lane_kept:
+                self._arena.keep(slots, self._supplier.keep_units)
             else:
-                with self._segments.lock:
-                    self._arena.make_private(slots, given)
-            if is_parked:
-                for generation in self:
-                    generation.parked.update(slots)
-        return HandOver(num_pages=len(slots), private_bytes=sum(slot.size for slot in slots), is_lane_kept=is_lane_kept)
+                self._arena.make_private(slots, given)
+        if is_parked:
+            for generation in self:
+                generation.parked.update(slots)
+        return is_lane_kept
 
     def tidy(self, live: LiveRanges) -> None:
         """After survivors were taken out, retire a warm-up that is over, and release pages in which nothing lives.

@@ -26,18 +26,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from sharedkernel.device_memory.arena import Arena
-from sharedkernel.device_memory.driver import (
-    ArenaBroken,
-    DeviceFaulted,
-    DeviceMemoryError,
-    HandOverPostponed,
-    InvalidMapping,
-)
-from sharedkernel.device_memory.generations import HandOver, LaneGenerations
-from sharedkernel.device_memory.layout import GivenUnit, LaneLayout
+from sharedkernel.device_memory.driver import ArenaBroken, DeviceFaulted, DeviceMemoryError, InvalidMapping
+from sharedkernel.device_memory.generations import LaneGenerations
+from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, PageBytes
 from sharedkernel.device_memory.offload import ArenaOffload, ArenaResidency, BackingStore, sizes_away
 from sharedkernel.device_memory.ranges import LiveRanges
-from sharedkernel.device_memory.segments import Figures, Generation, Segments, Supplier
+from sharedkernel.device_memory.segments import Generation, Segments, Supplier
 from sharedkernel.device_memory.torch_pool import TorchPools
 from sharedkernel.system.deferred_signals import signals_held
 
@@ -121,11 +115,12 @@ class LaneMemory:
         return self._pools.is_idle()
 
     def leave_lane(self) -> None:
-        """Release the lane's units; what is allocated from now on is private."""
+        """Release the lane's units, also of one that came in part only; what is allocated from now on is private."""
         self._check_no_turn("the lane cannot be left")
         self._layout = None
-        with self._segments.lock:
-            self._arena.drop_lane(self._arena.lane_units)
+        if self.lane_units:
+            with self._segments.lock:
+                self._arena.drop_lane(self.lane_units)
 
     def turn_off(self, reason: str) -> None:
         """Begin no iteration in a lane any more; status shows the reason."""
@@ -194,7 +189,7 @@ class LaneMemory:
         in_lane = self._current is not None and self._generations.is_warm
         return (in_lane or not self.has_turn) and not self._pools.has_put_off
 
-    def next_iteration(self) -> HandOver:
+    def next_iteration(self) -> None:
         """Handle a boundary at which the lane is kept; :meth:`hand_over` is for the others.
 
         At the warm-up's end this waits for the device, and for private units.
@@ -204,16 +199,15 @@ class LaneMemory:
         SharedKernelError, KeyboardInterrupt
             What :meth:`Supplier.private_units` raises; the warm-up then goes on.
         """
-        result = HandOver()
         if self._pools.is_capturing():
-            return result
+            return
         self._pools.boundary_passed()
         if not self.has_turn:
-            return result
+            return
         if self._generations.is_warm_up_ending:
             self.end_iteration()
             try:
-                result = self._generations.take_out_survivors(self._settle())
+                self._generations.take_out_survivors(self._settle())
                 self._generations.count_iteration()
                 self._generations.tidy(self._live)
             finally:
@@ -221,9 +215,8 @@ class LaneMemory:
         else:
             self._generations.count_iteration()
         self.begin_iteration()
-        return result
 
-    def hand_over(self, at: Literal["boundary", "cell", "yield"] = "boundary") -> HandOver:
+    def hand_over(self, at: Literal["boundary", "cell", "yield"] = "boundary") -> bool:
         """Take everything that lives out of the lane, so that others may write there.
 
         Parameters
@@ -232,23 +225,27 @@ class LaneMemory:
             Where the grant is given back. With "yield", in the middle of an iteration, what lives is mostly that
             iteration's: its pages show the lane again once nothing lives in them.
 
+        Returns
+        -------
+        bool
+            Whether pages of the lane were kept, which has no units now and should be left.
+
         Raises
         ------
-        HandOverPostponed
-            While a CUDA graph is captured. The lane is still this session's.
         SharedKernelError, KeyboardInterrupt
-            What :meth:`Supplier.private_units` raises. The lane is still this session's.
+            What :meth:`Supplier.private_units` raises; and while a CUDA graph is captured. The lane is still this
+            session's, and can be handed over at a later boundary.
         ArenaBroken, DeviceFaulted
             Whether the lane is still this session's, :attr:`has_turn` says.
         """
         if not self.has_turn:
-            return HandOver()
+            return False
         if self._pools.is_capturing():
-            raise HandOverPostponed("the lane can be handed over only once the CUDA graph is captured.")
+            raise DeviceMemoryError("the lane can be handed over only once the CUDA graph is captured.")
         current = self._current
         self.end_iteration()
         try:
-            result = self._generations.take_out_survivors(self._settle(), is_parked=at == "yield", may_keep=True)
+            is_lane_kept = self._generations.take_out_survivors(self._settle(), is_parked=at == "yield", may_keep=True)
         except BaseException:
             if current is not None:
                 self._begin(current)
@@ -268,12 +265,12 @@ class LaneMemory:
             raise
         except DeviceMemoryError as error:
             log.warning("what the lane does not need any more is given back at the next hand-over: %s", error)
-        return result
+        return is_lane_kept
 
     def give_turn_up(self) -> None:
         """End the turn after the device was lost: what is in the lane can be neither moved out nor used."""
         self.end_iteration()
-        self.has_turn = False
+        self.has_turn, self._layout = False, None
 
     def _begin(self, generation: Generation) -> None:
         self._pools.begin(generation.pool)
@@ -311,13 +308,10 @@ class LaneMemory:
         if current is not None:
             self._begin(current)
 
-    def watch_user_pools(self) -> None:
-        """Notice pools of the user's own from now on; called before user code runs."""
-        self._pools.watch_user_pools()
-
-    def figures(self) -> Figures:
-        """Return where this session's bytes are."""
-        return self._segments.figures([self._persistent, *self._generations])
+    def figures(self) -> PageBytes:
+        """Return where this session's bytes are (any thread)."""
+        layout = self._layout  # the main thread may leave the lane meanwhile
+        return self._segments.figures([self._persistent, *self._generations], 0 if layout is None else layout.size)
 
     # --- going away and coming back -----------------------------------
 
@@ -325,27 +319,6 @@ class LaneMemory:
     def is_away(self) -> bool:
         """Whether the session's memory is offloaded."""
         return self._residency.is_away
-
-    def offload(self, make_backing: Callable[[int], BackingStore] = BackingStore) -> int:
-        """Move everything off the device; return the bytes that this freed.
-
-        Parameters
-        ----------
-        make_backing
-            Makes a backing store for so many bytes.
-
-        Raises
-        ------
-        BackingStoreFull, DeviceMemoryError, KeyboardInterrupt
-            Everything is where it was, unless :attr:`is_away` says otherwise; but the lane has to be set again.
-        """
-        pending = self.prepare_offload(make_backing)
-        try:
-            pending.write()
-        except BaseException:
-            pending.abort()
-            raise
-        return pending.commit()
 
     def prepare_offload(self, make_backing: Callable[[int], BackingStore] = BackingStore) -> ArenaOffload:
         """Begin to move everything off the device, in steps; the lane has to be set again in any case.

@@ -44,9 +44,6 @@ class UnitInfo:
 class LaneLayout:
     """A lane's units in the order of their addresses: those for small blocks first."""
 
-    lane: int
-    #: changes whenever the units do
-    version: int
     units: tuple[UnitInfo, ...]
 
     @property
@@ -67,6 +64,20 @@ class GivenUnit:
     def info(self) -> UnitInfo:
         """The unit by name."""
         return UnitInfo(self.unit, self.size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageBytes:
+    """The place of a session's memory that comes by page, in bytes."""
+
+    #: mapped, and private to the session: what is charged to it
+    private: int = 0
+    #: of the lane that is mapped
+    lane: int = 0
+    #: moved off the device at unchanged addresses, which torch still counts
+    away: int = 0
+    #: what torch counts as held of all this, whether or not anything is mapped there
+    held: int = 0
 
 
 def lane_bytes(need: int) -> int:

@@ -30,8 +30,6 @@ from sharedkernel.system.deferred_signals import signals_held
 class BackingStoreFull(DeviceMemoryError):
     """There is no room to keep what was to be offloaded; it stays on the device."""
 
-    reason = "shelter_full"
-
 
 class BackingStore:
     """Host memory, taken as it is written; several threads may use it at a time, each for other bytes.

@@ -92,9 +92,6 @@ class LiveRanges:
                 self._starts.append(start)
                 self._ends.append(start + size)
 
-    def __bool__(self) -> bool:
-        return bool(self._starts)
-
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return iter(list(zip(self._starts, self._ends, strict=True)))
 

@@ -23,6 +23,7 @@ from sharedkernel.device_memory.layout import (
     SMALL_UNIT,
     GivenUnit,
     LaneLayout,
+    PageBytes,
     plan_private,
     small_bytes,
 )
@@ -59,18 +60,6 @@ class Supplier(Protocol):
 
     def release_units(self, units: Sequence[int]) -> None:
         """Notify the executor that this process has released these units; does not wait."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """A session's device memory by page, in bytes."""
-
-    #: private units mapped: what is charged to the session
-    private: int
-    #: offloaded; not on the device
-    away: int
-    #: what torch counts as held of all this, lanes included, whether or not anything is mapped there
-    held: int
 
 
 @dataclass(eq=False)
@@ -154,32 +143,27 @@ class Segments:
             generation.large.add(area.address + small, area.size - small)
         return generation
 
-    def grow(self, size: int, *, mid_iteration: bool) -> None:
-        """Add *size* bytes, side by side, to the headroom.
+    def _segment(self, generation: Generation, size: int) -> int:
+        """Return an address for a segment, for which the headroom may have to grow (torch's callback, any thread).
 
         Raises
         ------
         SharedKernelError, KeyboardInterrupt
             What :meth:`Supplier.private_units` raises.
         """
-        # an interrupt in between would leave units or the area to nobody
-        with signals_held_between_waits():
-            given = self._supplier.private_units(plan_private(size), mid_iteration=mid_iteration)
-            with self.lock:
-                area = self._arena.add_private_area(given)
-                self._headroom.add(area.address, area.size)
-
-    def _segment(self, generation: Generation, size: int) -> int:
-        """Return an address for a segment (torch's callback, any thread)."""
         with self.lock:
             if size == SMALL_UNIT and generation.small:
                 return generation.small.pop()
             address = generation.large.take(size) or self._headroom.take(size)
-        while address is None:
-            self.grow(size, mid_iteration=True)
+        if address is not None:
+            return address
+        with signals_held_between_waits():  # an interrupt in between would leave units or the area to nobody
+            given = self._supplier.private_units(plan_private(size), mid_iteration=True)
             with self.lock:
-                address = self._headroom.take(size)
-        return address
+                area = self._arena.add_private_area(given)
+                self._headroom.add(area.address, area.size)
+                self._headroom.remove(area.address, size)
+        return area.address
 
     # --- taking back -----------------------------------
 
@@ -209,21 +193,20 @@ class Segments:
             if is_empty and self._drop(generation):
                 self.retired.remove(generation)
 
-    def figures(self, generations: Sequence[Generation]) -> Figures:
+    def figures(self, generations: Sequence[Generation], lane: int) -> PageBytes:
         """Return where this session's bytes are.
 
         Parameters
         ----------
         generations
             Those from which torch may allocate; the retired ones are counted as well.
+        lane
+            Bytes of the lane.
         """
         with self.lock:
             pools = [generation.pool for generation in (*generations, *self.retired)]
-            return Figures(
-                private=self._arena.private_bytes,
-                away=self._arena.away_bytes,
-                held=sum(sum(list(pool.segments.values())) for pool in pools),
-            )
+            held = sum(sum(list(pool.segments.values())) for pool in pools)
+            return PageBytes(private=self._arena.private_bytes, lane=lane, away=self._arena.away_bytes, held=held)
 
     def has_overflow(self, generation: Generation) -> bool:
         """Return whether torch has segments for a lane's generation that are not in the lane."""

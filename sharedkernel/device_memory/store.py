@@ -1,9 +1,10 @@
 """The executor's side of device memory: it creates every unit, and knows which account each one is in.
 
-A unit is in exactly one account: a *lane*, *private* to a session, in *stock*, or *releasing*. In stock are units that
-are being created, or were for a lane before it is made or changed: to create and export many takes the driver long. A
-unit is releasing when its lane has no use for it any more but sessions still have it mapped: memory is free when it is
-gone from every process, not when somebody asked for it. So what the accounts add up to is what the device really lacks.
+A unit is in exactly one account: *ordered*, in *stock*, a *lane*, *private* to a session, or *releasing*. Ordered are
+units that are being created, and in stock those that were for a lane before it is made or changed: to create and export
+many takes the driver long. A unit is releasing when its lane has no use for it any more but sessions still have it
+mapped: memory is free when it is gone from every process, not when somebody asked for it. So what the accounts add up
+to is what the device really lacks.
 
 The store keeps the handles of lanes' units, to give them to more sessions. Of private units it lets go as soon as
 their session has them: then they vanish with its process, whatever happens to the executor. Memory that a user had
@@ -53,8 +54,6 @@ class LaneStore:
         self._lanes: dict[int, StoredLane] = {}
         #: units that were created for a lane in advance
         self._stock: dict[int, list[StoredUnit]] = {}
-        #: units that are ordered
-        self._ordered: set[StoredUnit] = set()
         #: every unit there is
         self._units: dict[int, StoredUnit] = {}
         #: bytes of device memory that are in units
@@ -76,7 +75,7 @@ class LaneStore:
         units = self._obtain_for_lane(lane, Counter(plan_lane(size)))
         at_hand = by_size(units)
         units = [at_hand[each].pop() for each in plan_lane(size)]
-        self._lanes[lane] = StoredLane(lane, 1, units, is_dirty=not self._driver.is_new_memory_clean)
+        self._lanes[lane] = StoredLane(lane, units, is_dirty=not self._driver.is_new_memory_clean)
         return self.layout(lane)
 
     def resize_lane(self, lane: int, size: int) -> LaneLayout:
@@ -97,7 +96,6 @@ class LaneStore:
         units = [at_hand[each].pop() for each in sizes]
         if units != entry.units:
             entry.units = units
-            entry.version += 1
             entry.is_dirty |= bool(missing) and not self._driver.is_new_memory_clean
             self._part_with(unit for units in at_hand.values() for unit in units)
         return self.layout(lane)
@@ -131,8 +129,10 @@ class LaneStore:
                 f"{total} bytes of device memory do not fit: {self.used} of {self._capacity} are in use "
                 f"({describe(self._units.values())})."
             )
-        units = [self._add(StoredUnit(self._last_number + 1, size, None, UnitPlace.STOCK)) for size in sizes]
-        self._ordered.update(units)
+        units = [StoredUnit(number, size) for number, size in enumerate(sizes, self._last_number + 1)]
+        self._units.update((unit.unit, unit) for unit in units)
+        self._last_number += len(units)
+        self.used += total
         return units
 
     def make(self, units: Iterable[StoredUnit]) -> None:
@@ -148,21 +148,19 @@ class LaneStore:
             unit.descriptor = self._driver.export(unit.handle)
 
     def cancel(self, units: Iterable[StoredUnit]) -> None:
-        """Free ordered units, made or not."""
+        """Free units that were ordered, made or not, or are in stock."""
         for unit in units:
-            self._ordered.discard(unit)
             self._forget(unit)
 
     def stock(self, lane: int, units: Iterable[StoredUnit]) -> None:
         """Put made units into the stock of a lane."""
         for unit in units:
-            self._ordered.discard(unit)
+            unit.place = UnitPlace.STOCK
             self._stock.setdefault(lane, []).append(unit)
 
     def drop_stock(self, lane: int) -> None:
         """Free the units that were created for a lane and are not in it."""
-        for unit in self._stock.pop(lane, ()):
-            self._forget(unit)
+        self.cancel(self._stock.pop(lane, ()))
 
     def _stocked(self, lane: int) -> Counter[int]:
         return Counter(unit.size for unit in self._stock.get(lane, ()))
@@ -176,22 +174,18 @@ class LaneStore:
         """Return units of these sizes, out of stock as far as it has them; the rest of the stock is freed."""
         stocked = self._stocked(lane)
         new = self._obtain(list((sizes - stocked).elements()))
-        at_hand = by_size(self._stock.get(lane, ()))
+        at_hand = by_size(self._stock.pop(lane, ()))
         taken = [at_hand[size].pop() for size in (sizes & stocked).elements()]
-        for unit in taken:
-            self._stock[lane].remove(unit)
         for unit in [*taken, *new]:
-            self._ordered.discard(unit)
             unit.place = UnitPlace.LANE
-        self.drop_stock(lane)
+        self.cancel(unit for units in at_hand.values() for unit in units)
         return [*taken, *new]
 
     # --- turns -----------------------------------
 
     def layout(self, lane: int) -> LaneLayout:
         """Return what the lane is made of now."""
-        entry = self._lane(lane)
-        return LaneLayout(lane, entry.version, tuple(unit.info for unit in entry.units))
+        return LaneLayout(tuple(unit.info for unit in self._lane(lane).units))
 
     def begin_turn(self, lane: int, session: str, user: str) -> bool:
         """Let a session's iterations use the lane; return whether it has to scrub it first.
@@ -253,7 +247,6 @@ class LaneStore:
     def give(self, session: str, units: Sequence[StoredUnit]) -> list[UnitInfo]:
         """Make units that were ordered and made private to a session."""
         for unit in units:
-            self._ordered.discard(unit)
             unit.place, unit.owner = UnitPlace.PRIVATE, session
             unit.holders.add(session)
         return [unit.info for unit in units]
@@ -279,7 +272,6 @@ class LaneStore:
             unit.place, unit.owner = UnitPlace.PRIVATE, session
         self._part_with(unit for unit in entry.units if unit.place is UnitPlace.LANE)
         entry.units = []
-        entry.version += 1
 
     def exported(self, units: Iterable[UnitInfo]) -> Iterator[tuple[list[UnitInfo], list[int]]]:
         """Yield units with their descriptors, as many at a time as one message carries.
@@ -336,9 +328,9 @@ class LaneStore:
                 case UnitPlace.RELEASING:
                     assert unit.holders, unit
                     assert unit.handle is None, unit
-                case UnitPlace.STOCK:
+                case UnitPlace.ORDERED | UnitPlace.STOCK:
                     assert not unit.holders, unit
-        in_stock = [unit for units in (self._ordered, *self._stock.values()) for unit in units]
+        in_stock = [unit for units in self._stock.values() for unit in units]
         assert set(in_stock) == {unit for unit in self._units.values() if unit.place is UnitPlace.STOCK}
         account = self.account()
         assert account.total == self.used == sum(unit.size for unit in self._units.values()), account
@@ -355,12 +347,6 @@ class LaneStore:
             self.cancel(units)
             raise
         return units
-
-    def _add(self, unit: StoredUnit) -> StoredUnit:
-        self._units[unit.unit] = unit
-        self.used += unit.size
-        self._last_number = max(self._last_number, unit.unit)
-        return unit
 
     def _release(self, unit: StoredUnit) -> None:
         if unit.descriptor is not None:

@@ -27,18 +27,16 @@ class UnitAccount:
     @classmethod
     def of(cls, units: Iterable[StoredUnit], lanes: Iterable[StoredLane]) -> UnitAccount:
         """Return the account of all units and lanes of a store."""
-        private: dict[str, int] = {}
-        sums = dict.fromkeys(UnitPlace, 0)
+        sums, private = Counter[UnitPlace](), Counter[str]()
         for unit in units:
             sums[unit.place] += unit.size
-            if unit.place is UnitPlace.PRIVATE:
-                assert unit.owner is not None
-                private[unit.owner] = private.get(unit.owner, 0) + unit.size
+            if unit.owner is not None:
+                private[unit.owner] += unit.size
         return cls(
             lanes={lane.lane: lane.size for lane in lanes},
-            private=private,
+            private=dict(private),
             releasing=sums[UnitPlace.RELEASING],
-            stock=sums[UnitPlace.STOCK],
+            stock=sums[UnitPlace.ORDERED] + sums[UnitPlace.STOCK],
         )
 
     @property
@@ -50,6 +48,7 @@ class UnitAccount:
 class UnitPlace(StrEnum):
     """The account that a unit is in."""
 
+    ORDERED = "ordered"
     LANE = "lane"
     PRIVATE = "private"
     RELEASING = "releasing"
@@ -64,9 +63,9 @@ class StoredUnit:
     unit: int
     size: int
     #: None: only sessions have it, or it is not made yet
-    handle: Handle | None
+    handle: Handle | None = None
     #: the account it is in
-    place: UnitPlace
+    place: UnitPlace = UnitPlace.ORDERED
     #: sessions that were given it and have not released it
     holders: set[str] = field(default_factory=set)
     #: as long as there is a handle: each export takes the driver a millisecond
@@ -86,7 +85,6 @@ class StoredLane:
 
     #: its number
     lane: int
-    version: int
     units: list[StoredUnit]
     occupant: str | None = None
     #: whose bytes are in it

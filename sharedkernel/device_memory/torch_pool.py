@@ -213,7 +213,7 @@ class TorchPools:
         self._unnoticed = unnoticed
         self._has_threads = has_threads
         #: the allocator does not look at events while a pool of ours is begun
-        self._is_blind = _version(torch.__version__) < (2, 13)
+        self._is_blind = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
         self._num_user_pools = 0
         #: CUDA graphs that are being captured, in any thread
         self._captures: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -478,8 +478,3 @@ class TorchPools:
     def _empty(self, size: int) -> Any:
         with self._unnoticed():
             return self._torch.empty(size, dtype=self._torch.uint8, device=f"cuda:{self._device}")
-
-
-def _version(text: str) -> tuple[int, int]:
-    major, minor = text.split(".")[:2]
-    return int(major), int(minor)

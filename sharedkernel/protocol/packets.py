@@ -103,9 +103,6 @@ class UnitsLetGo(Numbered, frozen=True, kw_only=True):
 class LaneTaken(Numbered, frozen=True, kw_only=True):
     """The session's lane: its units by number and size, in the order of their addresses. Their sum is its size."""
 
-    lane: int
-    #: changes whenever the units do
-    version: int
     units: list[tuple[int, int]]
     #: another user's bytes are in it, and are to be written over before anything is read
     must_scrub: bool

@@ -81,9 +81,8 @@ def make_lane_memory(supplier: Supplier, **options: Any) -> tuple[Arena, LaneMem
     torch.cuda.init()
     pools = TorchPools(torch, 0, has_threads=lambda: threading.active_count() > 1)
     arena = Arena(CudaDriver(0), supplier.release_units)
-    memory = LaneMemory(arena, pools, supplier, **options)
-    memory.watch_user_pools()
-    return arena, memory
+    pools.watch_user_pools()
+    return arena, LaneMemory(arena, pools, supplier, **options)
 
 
 class LaneProcess:

@@ -184,9 +184,9 @@ class Tenant:
             else:
                 send(self._connection, {"done": answer})
 
-    def set_lane(self, lane: int, version: int, units: list[list[int]], count: int) -> None:
+    def set_lane(self, units: list[list[int]], count: int) -> None:
         """Show a lane."""
-        layout = LaneLayout(lane, version, tuple(UnitInfo(*unit) for unit in units))
+        layout = LaneLayout(tuple(UnitInfo(*unit) for unit in units))
         self._memory.set_lane(layout, receive_units(self._connection, count))
 
     def begin_turn(self, must_scrub: bool) -> None:
@@ -252,7 +252,9 @@ class Tenant:
 
     def away(self) -> list[int]:
         """Move everything off the device; return the addresses of what is kept."""
-        self._memory.offload()
+        pending = self._memory.prepare_offload()
+        pending.write()
+        pending.commit()
         return [tensor.data_ptr() for tensor, _ in self._kept.values()]
 
     def back(self) -> list[int]:
@@ -315,8 +317,7 @@ class TenantConnection:
     def _set_lane(self) -> None:
         """Let the session show the lane as it is now."""
         layout, new = self.store.layout(LANE), self.store.share_lane(LANE, self.name)
-        lane = {"lane": LANE, "version": layout.version, "units": _names(layout.units), "count": len(new)}
-        send(self.connection, {"do": "set_lane", **lane})
+        send(self.connection, {"do": "set_lane", "units": _names(layout.units), "count": len(new)})
         self._send_units(new)
         self.answer()
 

@@ -7,6 +7,7 @@ on a GPU those that touch it. Only what is needed is imported, after the fork: t
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sharedkernel.device_memory.mode import DeviceMemoryMode
@@ -21,121 +22,56 @@ if TYPE_CHECKING:
     from sharedkernel.session.lanes.session_lane import SessionLane
 
 
-def make_meter(page: Page, device_kind: str, mode: DeviceMemoryMode = DeviceMemoryMode.SHARED) -> Meter:
-    """Return the meter for a device.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceParts:
+    """The parts of a session that depend on its device."""
+
+    meter: Meter
+    #: moves the session's memory
+    mover: Mover
+    #: the session's way to lanes whose bytes are shared; None where none are
+    lanes: SessionLane | None = None
+    #: called at each boundary, to keep a session from queuing ever more work; None where nothing is queued
+    run_ahead: Callable[[], None] | None = None
+    #: recognises the device's operations by their arguments; None: all are
+    concerns: OperationFilter | None = None
+
+
+def make_parts(device_kind: str, page: Page, mode: DeviceMemoryMode, channel: DescriptorClient) -> DeviceParts:
+    """Return the parts for a device.
 
     Parameters
     ----------
+    device_kind
+        ``"host"`` or ``"cuda"``.
     page
         The session's, for figures that the executor reads.
-    device_kind
-        ``"host"`` or ``"cuda"``.
-    mode
-        How a GPU's memory is shared.
-    """
-    if device_kind == "cuda":
-        import torch
-
-        from sharedkernel.session.memory.cuda_meter import CudaMeter
-        from sharedkernel.session.memory.torch_cuda import TorchCuda
-
-        return CudaMeter(page, TorchCuda(torch, public_only=mode is DeviceMemoryMode.PLAIN))
-    from sharedkernel.session.memory.host_meter import HostMeter
-
-    return HostMeter(page)
-
-
-def make_lanes(meter: Meter, device_kind: str, mode: DeviceMemoryMode, channel: DescriptorClient) -> SessionLane | None:
-    """Return a session's way to lanes whose bytes are shared.
-
-    Parameters
-    ----------
-    meter
-        The session's.
-    device_kind
-        ``"host"`` or ``"cuda"``.
     mode
         How a GPU's memory is shared.
     channel
         To the executor, for descriptors of units.
-
-    Returns
-    -------
-    SessionLane | None
-        None on a device, or in a mode, where no bytes are shared.
-    """
-    if device_kind != "cuda" or mode is not DeviceMemoryMode.SHARED:
-        return None
-    import torch
-
-    from sharedkernel.session.lanes.session_lane import SessionLane
-    from sharedkernel.session.memory.cuda_meter import CudaMeter
-
-    assert isinstance(meter, CudaMeter)
-    return SessionLane(torch, meter, channel, user_threads)
-
-
-def make_mover(
-    meter: Meter, lanes: SessionLane | None, device_kind: str, mode: DeviceMemoryMode = DeviceMemoryMode.SHARED
-) -> Mover:
-    """Return what moves the memory of a session.
-
-    Parameters
-    ----------
-    meter
-        Measures what stays.
-    lanes
-        The session's way to its lane, if lanes are shared.
-    device_kind
-        ``"host"`` or ``"cuda"``.
-    mode
-        How the session has memory on a GPU.
     """
     if device_kind != "cuda":
-        return HostMover(meter)
-    if mode is DeviceMemoryMode.PLAIN:
-        return NoMover()
-    from sharedkernel.session.memory.cuda_meter import CudaMeter
-    from sharedkernel.session.offload.cuda import PageMover, StorageMover
+        from sharedkernel.session.memory.host_meter import HostMeter
 
-    assert isinstance(meter, CudaMeter)
-    storages = StorageMover(meter, meter.cuda.give_back)
-    return storages if lanes is None else PageMover(lambda: lanes.turns, storages, meter)
-
-
-def make_run_ahead(device_kind: str) -> Callable[[], None] | None:
-    """Return what keeps a session from queuing ever more work on its device.
-
-    Parameters
-    ----------
-    device_kind
-        ``"host"`` or ``"cuda"``.
-
-    Returns
-    -------
-    Callable | None
-        Called at each boundary; None where nothing is queued.
-    """
-    if device_kind != "cuda":
-        return None
+        host = HostMeter(page)
+        return DeviceParts(meter=host, mover=HostMover(host))
     import torch
 
-    from sharedkernel.session.memory.torch_cuda import RunAhead
+    from sharedkernel.session.memory.cuda_meter import CudaMeter
+    from sharedkernel.session.memory.torch_cuda import RunAhead, TorchCuda
 
-    return RunAhead(torch.cuda).boundary_passed
+    meter = CudaMeter(page, TorchCuda(torch, public_only=mode is DeviceMemoryMode.PLAIN))
+    lanes: SessionLane | None = None
+    mover: Mover = NoMover()
+    if mode is not DeviceMemoryMode.PLAIN:
+        from sharedkernel.session.offload.cuda import PageMover, StorageMover
 
+        mover = storages = StorageMover(meter, meter.cuda.give_back)
+        if mode is DeviceMemoryMode.SHARED:
+            from sharedkernel.session.lanes.session_lane import SessionLane
 
-def operation_filter(device_kind: str) -> OperationFilter | None:
-    """Return a filter that recognises the device's operations by their arguments.
-
-    Parameters
-    ----------
-    device_kind
-        ``"host"`` or ``"cuda"``.
-
-    Returns
-    -------
-    OperationFilter | None
-        None where all operations are the device's.
-    """
-    return touches_cuda if device_kind == "cuda" else None
+            lanes = lane = SessionLane(torch, meter, channel, user_threads)
+            mover = PageMover(lambda: lane.turns, storages, meter)
+    run_ahead = RunAhead(torch.cuda).boundary_passed
+    return DeviceParts(meter=meter, mover=mover, lanes=lanes, run_ahead=run_ahead, concerns=touches_cuda)

@@ -212,21 +212,6 @@ _NO_OUTPUT = ("status", "execute_input")
 _LOCK_PATIENCE = 1.0
 
 
-def show_sentence(kernel: Any, text: str) -> None:
-    """Show what the executor has to say to the user, below the cell that runs or ran last (any thread).
-
-    Parameters
-    ----------
-    kernel
-        The session's.
-    text
-        One sentence.
-    """
-    content = {"name": "stderr", "text": f"⚠ {text}\n"}
-    topic = f"kernel.{kernel.ident}.stream".encode()
-    kernel.session.send(kernel.iopub_socket, "stream", content, parent=kernel.get_parent("shell"), ident=topic)
-
-
 class WaitDisplay:
     """Shows waits of one kernel's cells as a display that is cleared when the wait ends.
 
@@ -321,7 +306,7 @@ class WaitDisplay:
             self._wait = self._new_wait()
 
     def show(self, *, has_executor: bool = True) -> None:
-        """Show the line in the cell that runs in this thread, if that has no output yet.
+        """Show the line in the cell that runs in this thread, if that has no output yet, with its bar moved on.
 
         Parameters
         ----------
@@ -337,11 +322,6 @@ class WaitDisplay:
             now = time.monotonic()
             self._wait.take(message, now)
             self._change(self._wait.line(now))
-
-    def refresh(self, *, has_executor: bool = True) -> None:
-        """Move its bar on with the time, if it is shown; *has_executor* as in :meth:`show`."""
-        with self._lock:
-            self._change(self._wait.line(time.monotonic(), has_executor=has_executor))
 
     def show_restored(self, done: int, total: int) -> None:
         """Show that *done* of *total* bytes are back."""
@@ -390,21 +370,6 @@ class WaitDisplay:
                 kernel.session.send(kernel.iopub_socket, kind, content, parent=self._parent, ident=ident)
         finally:
             self._sender = None
-
-
-class RestoreProgress:
-    """Tells in *notice* how far the way back of a session's memory has come, unless it is quick."""
-
-    def __init__(self, notice: WaitDisplay) -> None:
-        self._notice = notice
-        self._next = time.monotonic() + (0.0 if notice.is_shown else NOTICE_AFTER)
-
-    def tell(self, done: int, total: int) -> None:
-        """Show that *done* of *total* bytes are back, unless that was shown a moment ago."""
-        now = time.monotonic()
-        if now >= self._next:
-            self._next = now + REFRESH_INTERVAL
-            self._notice.show_restored(done, total)
 
 
 def _id(request: dict[str, Any]) -> str:

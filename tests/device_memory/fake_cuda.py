@@ -158,8 +158,8 @@ class FakeCuda:
 
     def _cuMemSetAccess(self, address: int, size: int, descriptions: list[_Access], count: int) -> tuple[()]:
         (description,) = descriptions
-        assert (description.location.type, description.location.id, count) == ("device", 0, 1)
-        self._memory.set_access(address, size, accessible=description.flags == 3)
+        assert (description.location.type, description.location.id, count, description.flags) == ("device", 0, 1, 3)
+        self._memory.set_access(address, size)
         return ()
 
     def _cuMemUnmap(self, address: int, size: int) -> tuple[()]:

@@ -157,11 +157,11 @@ class MemfdDriver:
         self._mappings[address] = _Mapping(size)
         insort(self._starts, address)
 
-    def set_access(self, address: int, size: int, *, accessible: bool = True) -> None:
+    def set_access(self, address: int, size: int) -> None:
         """See :class:`~sharedkernel.device_memory.driver.MemoryDriver`."""
         for _, mapping in self._whole(address, size):
-            mapping.is_accessible = accessible
-        if _libc.mprotect(address, size, _PROT_BOTH if accessible else _PROT_NONE):
+            mapping.is_accessible = True
+        if _libc.mprotect(address, size, _PROT_BOTH):
             raise DeviceMemoryError(f"access cannot be set: {os.strerror(ctypes.get_errno())}.")
 
     def unmap(self, address: int, size: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,6 +65,8 @@ class StoreSupplier(LocalSupplier):
         #: bytes that are still given; None: any number
         self.allowance: int | None = None
         self.is_device_full = False
+        #: sizes of the units that were given for what lived in the lane
+        self._moved: list[int] = []
 
     def private_units(self, sizes: Sequence[int], *, mid_iteration: bool) -> list[GivenUnit]:
         if self.is_device_full:
@@ -73,7 +75,14 @@ class StoreSupplier(LocalSupplier):
             if sum(sizes) > self.allowance:
                 raise DeviceMemoryError("no room, says the test.")
             self.allowance -= sum(sizes)
-        return super().private_units(sizes, mid_iteration=mid_iteration)
+        given = super().private_units(sizes, mid_iteration=mid_iteration)
+        self._moved += () if mid_iteration else sizes
+        return given
+
+    def moved(self) -> list[int]:
+        """Return the sizes of the pages that became private since this was asked last."""
+        moved, self._moved = self._moved, []
+        return moved
 
 
 class Tenant:
@@ -160,6 +169,12 @@ class Session(Tenant):
         self.store.end_turn(lane, self.name)
         self.check_nothing_lives_in_lane()
         return result
+
+    def offload(self, make_backing: Callable[[int], BackingStore] = BackingStore) -> None:
+        """Move everything off the device."""
+        pending = self.memory.prepare_offload(make_backing)
+        pending.write()
+        pending.commit()
 
     def validate(self) -> None:
         self.arena.validate()

@@ -20,10 +20,12 @@ def test_a_static_loop_has_one_survivor_page_at_most_and_none_later(make_session
     assert replay.iterate()
     session.memory.next_iteration()
     assert replay.iterate()
-    assert session.memory.next_iteration().num_pages > 0, "nothing was born in the warm-up"
+    session.memory.next_iteration()
+    assert session.supplier.moved(), "nothing was born in the warm-up"
     pages, callbacks = [], []
     while replay.iterate():
-        pages.append(session.hand_over().num_pages)
+        session.hand_over()
+        pages.append(len(session.supplier.moved()))
         callbacks.append(session.torch.num_callbacks)
         session.begin()
     assert len(pages) == 6
@@ -40,9 +42,11 @@ def test_varying_shapes_keep_little_of_the_lane(make_session):
     for _ in range(WARM_UP):
         assert replay.iterate()
         session.memory.next_iteration()
+    session.supplier.moved()
     kept = num = 0
     while replay.iterate():
-        kept += session.hand_over().private_bytes
+        session.hand_over()
+        kept += sum(session.supplier.moved())
         num += 1
         session.begin()
     assert num == 20
@@ -59,8 +63,7 @@ def test_on_a_full_device_a_session_keeps_the_pages_of_the_lane_in_which_somethi
     kept = a.allocate(30 * MIB, 40)
     a.allocate(1000, 50)
     a.supplier.is_device_full = True
-    handed_over = a.hand_over(at)
-    assert handed_over.is_lane_kept
+    assert a.hand_over(at), "the lane is not kept"
     a.memory.leave_lane()
     a.validate()
     assert store.account().lanes == {LANE: 0}
@@ -95,7 +98,7 @@ def test_a_page_is_not_kept_that_the_executor_refuses(store, make_session):
     assert session.memory.has_turn
     session.begin_turn()
     session.check_all()
-    assert session.hand_over().is_lane_kept
+    assert session.hand_over(), "the lane is not kept"
     session.memory.leave_lane()
 
 
@@ -128,7 +131,8 @@ def test_without_room_for_survivors_the_lane_stays_with_its_session(store, make_
     session.check(block)
     session.validate()
     session.supplier.allowance = None
-    assert session.hand_over().num_pages == 2
+    session.hand_over()
+    assert len(session.supplier.moved()) == 2
 
 
 def test_a_warm_up_without_room_goes_on(make_session):
@@ -142,5 +146,6 @@ def test_a_warm_up_without_room_goes_on(make_session):
         session.memory.next_iteration()
     session.allocate(4 * MIB, 6)
     session.supplier.allowance = None
-    assert session.memory.next_iteration().num_pages > 0
+    session.memory.next_iteration()
+    assert session.supplier.moved()
     session.hand_over()

@@ -195,11 +195,11 @@ def test_a_session_that_cannot_be_offloaded_goes_on(make_session, tmp_path, monk
         raise BackingStoreFull("no room.")
 
     with pytest.raises(BackingStoreFull):
-        session.memory.offload(full)
+        session.offload(full)
     assert not session.memory.is_away
     session.check(block)
     session.set_lane()
-    session.memory.offload()
+    session.offload()
     for sizes in ([2 * MIB], []):
         with pytest.raises(DeviceMemoryError):
             session.memory.restore(session.supplier.private_units(sizes, mid_iteration=False))
@@ -219,7 +219,7 @@ def test_dead_pages_are_not_copied(make_session):
         sizes.append(size)
         return BackingStore(size)
 
-    session.memory.offload(make)
+    session.offload(make)
     assert sizes == [2 * MIB]
     assert sum(offloading.sizes_away(session.arena)) == 66 * MIB
     session.memory.restore(session.supplier.private_units(session.memory.sizes_away(), mid_iteration=False))

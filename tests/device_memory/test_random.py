@@ -76,7 +76,7 @@ class Sessions(RuleBasedStateMachine):
         assert self.holder is not None
         session, self.holder = self.holder, None
         session.supplier.is_device_full = is_full
-        if session.hand_over(at).is_lane_kept:
+        if session.hand_over(at):
             session.memory.leave_lane()
             self.store.resize_lane(LANE, 24 * MIB)
             self.is_stale.update(self.sessions)
@@ -122,7 +122,7 @@ class Sessions(RuleBasedStateMachine):
     def offload(self, number: int, is_asked: bool) -> None:
         session = self._pick(number)
         if is_asked and session is not self.holder and not session.memory.is_away:
-            session.memory.offload()
+            session.offload()
             session.validate()
 
     @precondition(lambda self: self.holder is None)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from sharedkernel.session.device_parts import operation_filter
+from sharedkernel.device_memory.mode import DeviceMemoryMode
+from sharedkernel.ipc.fd_client import DescriptorClient
+from sharedkernel.ipc.shared_page import Page
+from sharedkernel.session.device_parts import make_parts
 from sharedkernel.session.gate.dispatch_mode import DeviceMode, touches_cuda
 
 
@@ -36,9 +39,11 @@ def test_an_operation_is_the_gpus_if_it_has_or_makes_a_tensor_there() -> None:
 
 def test_on_a_gpu_operations_of_the_processor_do_not_pass_the_gate() -> None:
     """Data loading and pandas are nobody's turn; on the host every operation is the device's."""
+    channel = DescriptorClient("executor.sock")
     for kind, expected in (("cuda", 0), ("host", 2)):
+        concerns = make_parts(kind, Page.create("test"), DeviceMemoryMode.PLAIN, channel).concerns
         noticed: list[int] = []
-        mode = DeviceMode(lambda noticed=noticed: noticed.append(1), concerns=operation_filter(kind))  # type: ignore[misc]
+        mode = DeviceMode(lambda noticed=noticed: noticed.append(1), concerns=concerns)  # type: ignore[misc]
         mode.put_in()
         torch.ones(2).add_(1)
         mode.take_out()

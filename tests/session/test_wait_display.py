@@ -279,7 +279,7 @@ def test_the_line_makes_way_for_the_first_output(published: Published, kind: str
     with published.notice.cell():
         published.notice.show()
         published.publish(kind, {})
-        published.notice.refresh(has_executor=False)
+        published.notice.show(has_executor=False)
         published.notice.end()
         published.notice.show()
     assert published.heard() == ["display_data", "clear_output", kind]

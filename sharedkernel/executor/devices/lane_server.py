@@ -221,16 +221,8 @@ class LaneServer:
             raise Refused("this session has not handed over the lane it had before.", reason="no_lane")
         must_scrub = self._store.begin_turn(lane, process.process, process.user or "")
         self._turns[process.process] = lane
-        layout = self._store.layout(lane)
-        return FdReply(
-            protocol.LaneTaken(
-                request=message.request,
-                lane=lane,
-                version=layout.version,
-                units=[(unit.unit, unit.size) for unit in layout.units],
-                must_scrub=must_scrub,
-            )
-        )
+        units = [(unit.unit, unit.size) for unit in self._store.layout(lane).units]
+        return FdReply(protocol.LaneTaken(request=message.request, units=units, must_scrub=must_scrub))
 
     def _fetch(self, process: SessionHandle, message: protocol.FetchUnits, _: list[int]) -> FdReply:
         lane = self._lane_of(process)

@@ -166,10 +166,8 @@ def touches_cuda(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
     arguments, keywords
         As a dispatch mode gets them. Of lists (as `torch.cat` and fused optimizers have) every element counts.
     """
-    device = keywords.get("device")
-    if device is not None and getattr(device, "type", None) == "cuda":
-        return True
-    return any(map(_is_on_gpu, arguments)) or any(map(_is_on_gpu, keywords.values()))
+    is_made_there = getattr(keywords.get("device"), "type", None) == "cuda"
+    return is_made_there or any(map(_is_on_gpu, arguments)) or any(map(_is_on_gpu, keywords.values()))
 
 
 def _is_on_gpu(value: Any) -> bool:
@@ -253,7 +251,7 @@ class Interception:
         if self.mode.is_in and self._may_leave() and not is_transform_under_way():
             with signals_held():
                 # a force signal may have ended it meanwhile
-                was_inside = self._passage.is_main_inside
+                was_inside = self._main in self._passage.inside
                 is_open = self._passage.enter()
                 if not (is_open and self._standing.is_held and self.mode.take_out()) and not was_inside:
                     self._passage.leave()

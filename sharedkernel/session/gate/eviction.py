@@ -24,7 +24,7 @@ from sharedkernel.session.gate.passage import Passage
 from sharedkernel.session.gate.standing import GatePart, GateParts, Standing, wait_for_answer
 from sharedkernel.session.offload.host import CannotOffload, RestoreFailed
 from sharedkernel.session.offload.idleness import is_pythons
-from sharedkernel.session.wait_display import RestoreProgress
+from sharedkernel.session.wait_display import NOTICE_AFTER, REFRESH_INTERVAL
 from sharedkernel.system.deferred_signals import interrupts_let_through, signals_held
 
 log = logging.getLogger(__name__)
@@ -82,8 +82,8 @@ class SessionEviction(GatePart):
         self._standing = standing
         self._passage = passage
         self._sections = sections
-        #: the kernel's event loop, once it runs
-        self.loop: asyncio.AbstractEventLoop | None = None
+        #: the kernel's event loop, from :meth:`.Gate.enforce` on
+        self.loop: asyncio.AbstractEventLoop
         self._why_kernel_busy = why_busy
         #: the executor asked for it, and has no answer yet
         self.is_asked = False
@@ -145,12 +145,15 @@ class SessionEviction(GatePart):
             try:
                 wait_for_answer(self._residency.answer.came, self._notice, self._link)
                 self._residency.answer.check()
-                progress = RestoreProgress(self._notice)
+                due = time.monotonic() + (0.0 if self._notice.is_shown else NOTICE_AFTER)
 
                 def pause(done: int, total: int) -> None:
+                    nonlocal due
                     with interrupts_let_through():
                         pass
-                    progress.tell(done, total)
+                    if (now := time.monotonic()) >= due:
+                        due = now + REFRESH_INTERVAL
+                        self._notice.show_restored(done, total)
 
                 note = self._residency.restore(pause)
             finally:
@@ -175,7 +178,6 @@ class SessionEviction(GatePart):
         with self._passage.moving():
             try:
                 self._summon_main()
-                assert self.loop is not None
                 with (
                     self._residency.offload_at_once(self.loop, self._passage.held, self._why_others_run) as commit,
                     self._link.lock,

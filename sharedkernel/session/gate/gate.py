@@ -98,7 +98,8 @@ class Gate(GatePart):
         self._run_ahead = run_ahead
         self._concerns = concerns
         self._check_memory = check_memory
-        self._observer: GateObserver | None = None
+        #: learns what happens here, from :meth:`enforce` on
+        self._observer: GateObserver
         self.standing = Standing(parts, self._turn_changed)
         self._passage = Passage(lambda: parts.residency.is_away or parts.residency.is_moving)
         self._interception = Interception(
@@ -123,7 +124,7 @@ class Gate(GatePart):
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
-    def enforce(self, observer: GateObserver, loop: asyncio.AbstractEventLoop | None = None) -> None:
+    def enforce(self, observer: GateObserver, loop: asyncio.AbstractEventLoop) -> None:
         """Put the gate in force: from now on no operation of a Python thread passes without a grant.
 
         Parameters
@@ -131,7 +132,7 @@ class Gate(GatePart):
         observer
             Learns what happens here.
         loop
-            The kernel's event loop, whose tasks may use memory; None: there is none.
+            The kernel's event loop, whose tasks may use memory.
         """
         self._observer = observer
         self.sections.eviction.loop = loop
@@ -143,8 +144,7 @@ class Gate(GatePart):
     def _turn_changed(self, begins: bool) -> None:
         if not begins:
             self._passage.has_main_passed = False
-        if self._observer is not None:
-            self._observer.turn_changed(begins)
+        self._observer.turn_changed(begins)
 
     def _disable_in_child(self) -> None:
         # A forked child (a DataLoader's worker) has the mode, the page and the socket, and is not the session.
@@ -239,20 +239,18 @@ class Gate(GatePart):
         if isinstance(message, protocol.Waiting):
             self.standing.is_room_coming = message.is_room_coming
             self._notice.update(message)
-            return
-        if isinstance(message, protocol.AskIdle):
+        elif isinstance(message, protocol.AskIdle):
             lanes = self.sections.lanes
             if self.standing.is_held and lanes is not None and lanes.is_device_idle():
                 self._link.send(protocol.IdleReport())
-            return
-        if isinstance(message, protocol.RestoreCommand) or (
+        elif isinstance(message, protocol.RestoreCommand) or (
             isinstance(message, protocol.RefusedGrant) and self._residency.is_away
         ):
             with self._link.lock:
                 if self.standing.num_sections and self._residency.is_away:  # else it crossed with the section's end
                     self._residency.answer.give(None if isinstance(message, protocol.RestoreCommand) else message)
-            return
-        self.standing.handle(message)
+        else:
+            self.standing.handle(message)
 
     def allocation_failed(self, error: BaseException) -> bool:
         """Record that *error* ends the cell, or a thread's operation.
@@ -362,8 +360,7 @@ class Gate(GatePart):
             if self._mode.is_in:
                 self._passage.leave()
             return
-        if self._observer is not None:
-            self._observer.force_signalled()
+        self._observer.force_signalled()
         if is_transform_under_way():
             return  # the mode may neither come nor go
         match AT_FORCE_SIGNAL[self._reason()][self._interception.look]:
@@ -429,8 +426,7 @@ class Gate(GatePart):
         thread = self.sections.threads.current
         if self.standing.is_disabled or (thread is None and threading.get_ident() != self._main):
             return
-        if self._observer is not None:
-            self._observer.look_began()
+        self._observer.look_began()
         if thread is not None:
             self.pass_device(thread)
             thread.look_began()

@@ -32,6 +32,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import dataloader
+from torch.utils.hooks import RemovableHandle
 
 from sharedkernel.ipc.shared_page import FORCE_SIGNAL, Turn
 from sharedkernel.session.gate.gate import Gate
@@ -98,12 +99,8 @@ class Boundaries:
         self._longest_quiet = 0
         #: grants in a row in which none was passed
         self._quiet_turns = 0
-        self._remove_forward_hook: Callable[[], None] | None = None
-
-    @property
-    def learned(self) -> str | None:
-        """The kind of the boundary, once it is known."""
-        return self._kind or None
+        #: on all modules
+        self._forward_hooks: list[RemovableHandle] = []
 
     def install(self) -> None:
         """Put the hooks that cost next to nothing in place, for the life of the process."""
@@ -189,7 +186,7 @@ class Boundaries:
         else:
             self._quiet_ticks += 1
             self._look_further()
-        if self._kind == "forward" and self._remove_forward_hook is None and not self._is_looked_at():
+        if self._kind == "forward" and not self._forward_hooks and not self._is_looked_at():
             self._watch_forwards()
         none_lately = self._is_silent() and self._quiet_ticks >= RELEASE_AFTER
         last_resort = self._kind in LAST_RESORT and self._ticks >= RELEASE_AFTER
@@ -203,7 +200,7 @@ class Boundaries:
         patience = self._patience
         if self._quiet_ticks >= patience and loops.watched() is None:
             loops.watch(self._loop_passed)
-        elif self._quiet_ticks >= 2 * patience and self._remove_forward_hook is None and not self._is_looked_at():
+        elif self._quiet_ticks >= 2 * patience and not self._forward_hooks and not self._is_looked_at():
             self._watch_forwards()
 
     @property
@@ -251,16 +248,10 @@ class Boundaries:
             nonlocal depth
             depth = max(0, depth - 1)
 
-        hooks = [
+        self._forward_hooks = [
             register_module_forward_pre_hook(before),
             torch.nn.modules.module.register_module_forward_hook(after, always_call=True),
         ]
-
-        def remove() -> None:
-            for hook in hooks:
-                hook.remove()
-
-        self._remove_forward_hook = remove
 
     def _may_be_outermost(self, module: torch.nn.Module) -> bool:
         """Whether a forward that is seen first may be the outermost: hooks may be put in while another one runs."""
@@ -271,9 +262,9 @@ class Boundaries:
         self._stop_watching_forwards()
 
     def _stop_watching_forwards(self) -> None:
-        if self._remove_forward_hook is not None:
-            self._remove_forward_hook()
-            self._remove_forward_hook = None
+        hooks, self._forward_hooks = self._forward_hooks, []
+        for hook in hooks:
+            hook.remove()
 
     # --- said by the user ---------------------------------------------------------------------------------------------
 
@@ -288,16 +279,11 @@ class Boundaries:
             File and line where this is said: what is learned of a loop holds for its next run.
         """
         number = hash(place)
-        counter = self._progress.say(place, len(iterable)) if isinstance(iterable, Sized) else None
-        try:
+        with self._progress.said(place, len(iterable) if isinstance(iterable, Sized) else None) as counter:
             for item in iterable:
-                if counter is not None:
-                    counter.started += 1
+                counter.started += 1
                 self.passed("iterations", number)
                 yield item
-        finally:
-            if counter is not None:
-                self._progress.unsay(counter)
 
 
 def _notify(owner: type, name: str, note: Callable[[Any], None], *, first: bool = False) -> None:

@@ -76,11 +76,6 @@ class Passage:
         if self.closer is not None:
             self._left.set()
 
-    @property
-    def is_main_inside(self) -> bool:
-        """Whether the main thread is inside an operation, or computes without the gate's notice."""
-        return self._main in self.inside
-
     @contextlib.contextmanager
     def closed(self, patience: float = math.inf) -> Iterator[None]:
         """Close the gate and wait until nobody else is inside; nothing passes in the body.
@@ -126,9 +121,7 @@ class Passage:
         is_outermost = thread not in self.held
         if is_outermost:
             self.held[thread] = owner
-        self.inside.pop(thread, None)
-        if self.closer is not None:
-            self._left.set()
+        self.leave()
         try:
             yield
         finally:

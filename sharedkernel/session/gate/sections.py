@@ -237,15 +237,12 @@ class Sections(GatePart):
         torch.OutOfMemoryError
             When the request is refused.
         """
-        if thread is not None:
-            return self._acquire(thread=thread)
-        missed = self._growth.take_missed(self._forecast.source)
-        if missed:
+        if thread is None and (missed := self._growth.take_missed(self._forecast.source)):
             try:
                 return self._acquire(missed)
             except torch.OutOfMemoryError as error:
                 log.info("runs without more memory: %s", error)
-        return self._acquire()
+        return self._acquire(thread=thread)
 
     def _acquire(
         self, growth: int = 0, spare: int = 0, *, thread: UserThread | None = None, patience: float = math.inf

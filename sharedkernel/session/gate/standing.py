@@ -117,15 +117,15 @@ def wait_for_answer(
     is_shown
         Whether the notice is shown.
     """
-    show, due = notice.show, time.monotonic() + NOTICE_AFTER if is_shown else math.inf
+    due = time.monotonic() + NOTICE_AFTER if is_shown else math.inf
     while True:
         with interrupts_let_through():
             if answered.wait(_CHECK_INTERVAL):
                 return
             check()
         if time.monotonic() >= due:
-            show(has_executor=link.is_connected)
-            show, due = notice.refresh, time.monotonic() + REFRESH_INTERVAL
+            notice.show(has_executor=link.is_connected)
+            due = time.monotonic() + REFRESH_INTERVAL
 
 
 class Standing(GatePart):

@@ -114,18 +114,13 @@ def _listening() -> dict[int, str]:
 def _locked() -> set[tuple[int, int]]:
     """Return device and inode of each file that this process has locked."""
     locked = set()
-    for line in _lines("/proc/locks"):
-        fields = line.split()
-        if len(fields) >= 8 and fields[1] != "->" and fields[4] == str(os.getpid()):
-            major, minor, inode = fields[5].split(":")
-            locked.add((os.makedev(int(major, 16), int(minor, 16)), int(inode)))
-    return locked
-
-
-def _lines(path: str) -> list[str]:
     with contextlib.suppress(OSError):  # this system has no such table
-        return Path(path).read_text(errors="replace").splitlines()
-    return []
+        for line in Path("/proc/locks").read_text(errors="replace").splitlines():
+            fields = line.split()
+            if len(fields) >= 8 and fields[1] != "->" and fields[4] == str(os.getpid()):
+                major, minor, inode = fields[5].split(":")
+                locked.add((os.makedev(int(major, 16), int(minor, 16)), int(inode)))
+    return locked
 
 
 def reap_adopted() -> None:

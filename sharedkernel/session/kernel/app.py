@@ -38,7 +38,7 @@ from sharedkernel.session.channels.backpressure import SessionApp, out_of_turn, 
 from sharedkernel.session.channels.direct_sends import Replies, replacing_surrogates
 from sharedkernel.session.channels.message_log import MessageLog
 from sharedkernel.session.connection import Link
-from sharedkernel.session.device_parts import make_lanes, make_meter, make_mover, make_run_ahead, operation_filter
+from sharedkernel.session.device_parts import make_parts
 from sharedkernel.session.gate import onlookers
 from sharedkernel.session.gate.gate import Gate
 from sharedkernel.session.gate.iteration_boundaries import Boundaries
@@ -47,13 +47,14 @@ from sharedkernel.session.kernel import own_log, packages, user_account
 from sharedkernel.session.kernel.activity import BackgroundActivity
 from sharedkernel.session.kernel.kernel import GatedKernel
 from sharedkernel.session.kernel.restart import Launch, asked_variables, start_afresh
+from sharedkernel.session.memory import reclaimable
 from sharedkernel.session.memory.growth import Growth
 from sharedkernel.session.memory.host_meter import set_up_heap
 from sharedkernel.session.memory.lease_check import ErrorTranslator, LeaseCheck
 from sharedkernel.session.memory.reservations import Reservations
 from sharedkernel.session.offload.residency import Residency
 from sharedkernel.session.progress.progress import Forecast, Progress
-from sharedkernel.session.wait_display import WaitDisplay, show_sentence
+from sharedkernel.session.wait_display import WaitDisplay
 from sharedkernel.system import processes
 
 log = logging.getLogger(__name__)
@@ -105,36 +106,34 @@ class SessionRuntime:
         self._app = app
         self._kernel: GatedKernel = self._app.kernel
         self._kernel.replies = Replies(self._kernel)  # first, since the others wrap what it sends
-        message_log = MessageLog()
-        message_log.attend(self._app)
+        self._kernel.message_log = MessageLog()
+        self._kernel.message_log.attend(self._app)
         pace(self._app)
-        self._notice = WaitDisplay(self._kernel, out_of_turn)
+        self._kernel.notice = self._notice = WaitDisplay(self._kernel, out_of_turn)
         self._notice.attend(self._app)
         refuse_long(self._app)
         self._kernel.replies.begin()
         device_kind, mode = launch.device_kind, DeviceMemoryMode(launch.memory_mode)
         page = Page(launch.page_descriptor)
-        self._meter = make_meter(page, device_kind, mode)
         self._channel = DescriptorClient(launch.executor_socket)
-        self._lanes = make_lanes(self._meter, device_kind, mode, self._channel)
-        self._lease = LeaseCheck()
-        residency = Residency(make_mover(self._meter, self._lanes, device_kind, mode), self._meter)
-        growth = Growth(self._meter, self._lease)
-        self._forecast = forecast = Forecast(Progress())
+        device = make_parts(device_kind, page, mode, self._channel)
+        self._meter, self._lanes = device.meter, device.lanes
+        self._kernel.lease = self._lease = LeaseCheck()
+        self._forecast = Forecast(Progress())
         self._link = Link(launch.executor_socket)
         parts = GateParts(
             page=page,
             meter=self._meter,
             link=self._link,
             notice=self._notice,
-            residency=residency,
-            growth=growth,
-            forecast=forecast,
+            residency=Residency(device.mover, self._meter),
+            growth=Growth(self._meter, self._lease),
+            forecast=self._forecast,
         )
         translator = ErrorTranslator(
             self._lease,
             used=lambda: self._gate.used_bytes,
-            describe_results=self._kernel.describe_results,
+            describe_results=lambda: reclaimable.describe_results(self._kernel.shell.user_ns),
             on_failure=lambda error: self._gate.allocation_failed(error),
             has_gpu=device_kind == "cuda",
         )
@@ -142,16 +141,16 @@ class SessionRuntime:
             parts,
             check_memory=self._lease.check,
             why_busy=self._kernel.why_busy,
-            concerns=operation_filter(device_kind),
+            concerns=device.concerns,
             lanes=self._lanes,
-            run_ahead=make_run_ahead(device_kind),
+            run_ahead=device.run_ahead,
             translate=translator.translate,
         )
-        boundaries = self._boundaries = Boundaries(self._gate, self._meter, forecast.progress)
+        boundaries = self._boundaries = Boundaries(self._gate, self._meter, self._forecast.progress)
         boundaries.install()
         onlookers.install(self._gate)
-        forecast.progress.install()
-        self._kernel.attach(self._gate, self._lease, translator, notice=self._notice, message_log=message_log)
+        self._forecast.progress.install()
+        self._kernel.attach(self._gate, translator)
         if device_kind == "host":
             self._kernel.reservations = Reservations(self._meter, self._link)
             self._kernel.reservations.install()
@@ -193,7 +192,7 @@ class SessionRuntime:
             self._meter.allow(message)
         elif isinstance(message, protocol.Notice):
             if not current_session.on_answer(message) and message.text:
-                show_sentence(self._kernel, message.text)
+                self._kernel.show_sentence(message.text)
         elif isinstance(message, protocol.View | protocol.Welcome):
             self._refused_since = self._refusal = None
             if isinstance(message, protocol.Welcome) and self._awaited is not None:
@@ -302,22 +301,22 @@ class SessionRuntime:
         user_account.open_profile(self._app)
 
 
-def _make_app(connection_file: str, log_stream: TextIO, *, is_apart: bool, with_history: bool) -> IPKernelApp:
+def _make_app(launch: Launch, log_stream: TextIO) -> IPKernelApp:
     app: IPKernelApp = SessionApp.instance(
         kernel_class=GatedKernel,
         outstream_class="sharedkernel.session.channels.backpressure.PacedStream",
         transport="ipc",
-        connection_file=connection_file,
+        connection_file=launch.connection_file,
         # Without a parent to watch, the kernel outlives whatever forked it.
         parent_handle=0,
     )
-    if not with_history:
-        user_account.keep_no_history(app)
-    app.initialize(["-f", connection_file])
+    if launch.isolation != "none":  # it is not known yet whose history it would be
+        app.config.HistoryManager.enabled = False
+    app.initialize(["-f", launch.connection_file])
     # jupyter_client prefers orjson where a library has brought it, and that crashes where it gets no memory (3.13.0)
     app.session.packer = app.session.unpacker = "json"
     app.session.serialize = replacing_surrogates(app.session.serialize)
-    if is_apart:
+    if launch.isolation == "users":
         app.kernel.why_no_debugger = _NO_DEBUGGER
     own_log.take_over(logging.getLogger(type(app).__name__), log_stream, int(str(app.log_level)))
     return app
@@ -363,6 +362,4 @@ def run(launch: Launch, *, assign: protocol.Assign | None = None) -> None:
     likeness.take_arguments(launch.connection_file)
     _reseed()
     set_up_heap()
-    is_apart, with_history = launch.isolation == "users", launch.isolation == "none"
-    app = _make_app(launch.connection_file, log_stream, is_apart=is_apart, with_history=with_history)
-    SessionRuntime(launch, app, assign=assign).run()
+    SessionRuntime(launch, _make_app(launch, log_stream), assign=assign).run()

@@ -22,7 +22,8 @@ import torch
 import zmq
 from ipykernel.ipkernel import IPythonKernel
 from jupyter_client.session import DELIM
-from traitlets import Instance, Type
+from jupyter_client.session import Session as MessageSession
+from traitlets import Type
 from zmq.eventloop.zmqstream import ZMQStream
 
 from sharedkernel.ipc import current_session
@@ -71,14 +72,20 @@ class GatedKernel(IPythonKernel):
     """
 
     shell_class = Type(SessionShell)
-    gate = Instance(Gate, allow_none=True)
-    lease = Instance(LeaseCheck, allow_none=True)
+    # given by its application before anything is handled
+    session: MessageSession  # type: ignore[assignment]
+    shell: SessionShell  # type: ignore[assignment]
+    shell_stream: ZMQStream  # type: ignore[assignment]
+    control_stream: ZMQStream  # type: ignore[assignment]
+    gate: Gate
+    #: how much memory the session may have
+    lease: LeaseCheck
     #: shows why cells wait
-    notice = Instance(WaitDisplay, allow_none=True)
+    notice: WaitDisplay
     #: has what gateways may have missed
-    message_log = Instance(MessageLog, allow_none=True)
+    message_log: MessageLog
     #: sends what it replies
-    replies = Instance(Replies, allow_none=True)
+    replies: Replies
     #: of memory besides tensors; None: on a device where private memory has no limit
     reservations: Reservations | None = None
     #: a sentence; None: the debugger can be used
@@ -109,31 +116,9 @@ class GatedKernel(IPythonKernel):
         if getattr(self, "debugger", None) is not None:
             self.debugger.kernel_modules = imported_files
 
-    def attach(
-        self,
-        gate: Gate,
-        lease: LeaseCheck,
-        translator: ErrorTranslator,
-        *,
-        notice: WaitDisplay,
-        message_log: MessageLog,
-    ) -> None:
-        """Run all user code behind the gate from now on.
-
-        Parameters
-        ----------
-        gate, lease
-            The session's.
-        translator
-            Translates the errors of user code.
-        notice
-            Shows why cells wait.
-        message_log
-            Has the messages that gateways may have missed.
-        """
-        assert isinstance(self.shell, SessionShell)
-        self.gate, self.lease, self.notice, self.message_log = gate, lease, notice, message_log
-        self.shell.translator = translator
+    def attach(self, gate: Gate, translator: ErrorTranslator) -> None:
+        """Run all user code behind *gate* from now on, its errors translated by *translator*."""
+        self.gate, self.shell.translator = gate, translator
         manager = self.shell_channel_thread.manager
         find = manager.get_shell_channel_to_subshell_socket
         manager.get_shell_channel_to_subshell_socket = lambda subshell: find(subshell or self._subshell_beside)
@@ -206,7 +191,6 @@ class GatedKernel(IPythonKernel):
 
     async def shell_channel_thread_main(self, msg: Any) -> None:
         """Pass a message of the shell channel on to the thread that handles it, or answer that too much waits there."""
-        assert self.session is not None
         identities, frames = self.session.feed_identities(msg, copy=False)
         try:
             request = self.session.deserialize(frames, content=False, copy=False)
@@ -216,7 +200,7 @@ class GatedKernel(IPythonKernel):
         subshells = self.shell_channel_thread.manager.list_subshell()
         subshell = None if request is None else request["header"].get("subshell_id")
         is_passed_on = request is not None and (subshell is None or subshell in subshells)
-        if self.message_log is not None and identities:
+        if identities:
             self.message_log.meet(bytes(identities[0]))
         if request is None or not is_passed_on or self._request_limit.add(msg, subshell, subshells):
             self._has_refused = False
@@ -250,9 +234,7 @@ class GatedKernel(IPythonKernel):
         A relay repeats what it has no reply to when its gateway is back. A reply that this session sent before it had
         seen the new gateway's connection went to the one that is gone.
         """
-        assert self.session is not None
-        assert self.shell_stream is not None
-        if self.message_log is None or not identities or len(frames) < _FEWEST_FRAMES:
+        if not identities or len(frames) < _FEWEST_FRAMES:
             return
         if bytes(frames[0]) not in self.session.digest_history:  # nobody asks for what others were answered
             return
@@ -262,7 +244,6 @@ class GatedKernel(IPythonKernel):
 
     def _refuse(self, identities: Any, request: dict[str, Any]) -> None:
         """Answer a request that too much waits already; what has no answer is told of once, until there is room."""
-        assert self.session is not None
         kind, _, suffix = request["header"]["msg_type"].rpartition("_")
         sentence = (
             f"this session is busy, and {format_bytes(self._request_limit.limit_bytes)} of messages wait for it "
@@ -281,8 +262,11 @@ class GatedKernel(IPythonKernel):
             self._has_refused = True
         self._publish_status("idle", "shell", parent=request)
 
+    def show_sentence(self, text: str) -> None:
+        """Show what the executor has to say to the user, below the cell that runs or ran last (any thread)."""
+        self._publish(self.get_parent("shell"), "stream", {"name": "stderr", "text": f"⚠ {text}\n"})
+
     def _publish(self, request: dict[str, Any], kind: str, content: dict[str, Any]) -> None:
-        assert self.session is not None
         self.session.send(self.iopub_socket, kind, content, request, ident=self._topic(kind))
 
     def _publish_status(self, status: str, channel: str, parent: dict[str, Any] | None = None) -> None:
@@ -311,8 +295,7 @@ class GatedKernel(IPythonKernel):
         if subshell_id is None:
             current_session.wait_for_place()
         self._request_limit.take(msg)
-        if self.gate is not None:
-            self.gate.guard_thread()
+        self.gate.guard_thread()
         # From before its client hears that it runs: that may interrupt it at once.
         if not concurrent:
             self.interrupts.begin()
@@ -326,7 +309,6 @@ class GatedKernel(IPythonKernel):
 
     async def dispatch_control(self, msg: Any) -> None:
         """Handle a message of the control channel; what a gateway asks is nobody else's business, and not published."""
-        assert self.session is not None
         identities, frames = self.session.feed_identities(msg, copy=False)
         try:
             request = self.session.deserialize(frames, content=False, copy=False)
@@ -335,8 +317,6 @@ class GatedKernel(IPythonKernel):
         if request.get("msg_type") != REQUEST:
             await super().dispatch_control(msg)
             return
-        assert self.message_log is not None
-        assert self.control_stream is not None
         request = self.session.deserialize(frames, copy=False)
         asked = request["content"]
         missed = self.message_log.since(
@@ -374,7 +354,6 @@ class GatedKernel(IPythonKernel):
 
         async def handle_in_section(stream: Any, identities: Any, request: dict[str, Any]) -> None:
             with contextlib.ExitStack() as section:
-                assert self.gate is not None
                 # The main thread's operations outside cells open a section of their own.
                 if self.gate.sections.is_needed or threading.current_thread() is not threading.main_thread():
                     try:
@@ -390,46 +369,39 @@ class GatedKernel(IPythonKernel):
 
     def _reply_failed(self, stream: Any, identities: Any, request: dict[str, Any], error: BaseException) -> None:
         kind, _, suffix = request["header"]["msg_type"].rpartition("_")
-        if suffix == "request" and self.session is not None:
+        if suffix == "request":
             content = {"status": "error", "ename": type(error).__name__, "evalue": str(error), "traceback": []}
             self.session.send(stream, f"{kind}_reply", content, request, ident=identities)
 
     async def do_execute(self, code: str, silent: bool, *args: Any, **kwargs: Any) -> Any:
         """Run a cell; wherever an interrupt comes, there is a reply."""
         try:
-            with contextlib.nullcontext() if silent or self.notice is None else self.notice.cell():
+            with contextlib.nullcontext() if silent else self.notice.cell():
                 reply = await self._execute_in_section(code, silent, *args, **kwargs)
-        except KeyboardInterrupt as error:
+        except _NOT_OPENED as error:
             self.interrupts.hold()
             reply = self._fail({"execution_count": self.execution_count, "payload": []}, error)
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, PacedStream):
                 stream.drain()
-        if self.replies is not None and threading.current_thread() is threading.main_thread():
+        if threading.current_thread() is threading.main_thread():
             self.replies.are_direct = reply["status"] == "ok"
             self.awaits = False
         return reply
 
     async def _execute_in_section(self, code: str, silent: bool, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        assert self.gate is not None
         if self.greeting is not None and not silent:
             self.send_response(self.iopub_socket, "stream", {"name": "stdout", "text": self.greeting + "\n"})
             self.greeting = None
         section = contextlib.ExitStack()
-        try:
-            with self.interrupts.let_through():
-                section.enter_context(self.gate.sections.open())
-        except _NOT_OPENED as error:
-            return self._fail({"execution_count": self.execution_count, "payload": []}, error)
+        with self.interrupts.let_through():
+            section.enter_context(self.gate.sections.open())
         self._renew_limit()
         used_before = self.gate.used_bytes
-        assert isinstance(self.shell, SessionShell)
         self.shell.transformed = None
-        excess = None
         try:
             reply: dict[str, Any] = await super().do_execute(code, silent, *args, **kwargs)
-            if reply["status"] == "ok":
-                excess = self._excess(self.gate, used_before)
+            excess = self._excess(used_before) if reply["status"] == "ok" else None
         finally:
             section.close()
             reap_adopted()
@@ -440,24 +412,16 @@ class GatedKernel(IPythonKernel):
         if self.reservations is not None:
             self.reservations.renew()
 
-    def _excess(self, gate: Gate, used_before: int) -> BaseException | None:
+    def _excess(self, used_before: int) -> BaseException | None:
         """Return an error if the cell leaves too much, also without what nobody needs: that goes with its section."""
-        assert self.lease is not None
-        error = self.lease.excess(used_before, gate.used_bytes)
-        if error is not None:
-            reclaimable.free()
-            error = self.lease.excess(used_before, gate.used_bytes)
-        return error
-
-    def describe_results(self) -> str:
-        """Return a sentence about results that were shown and hold much memory, or nothing."""
-        assert self.shell is not None
-        return reclaimable.describe_results(self.shell.user_ns)
+        if self.lease.excess(used_before, self.gate.used_bytes) is None:
+            return None
+        reclaimable.free()
+        return self.lease.excess(used_before, self.gate.used_bytes)
 
     def _fail(self, reply: dict[str, Any], error: BaseException) -> dict[str, Any]:
         """Show *error* as a cell's, raised by none of its lines; return *reply* as that of a cell that failed."""
         shell = self.shell
-        assert shell is not None
         shell._showtraceback(type(error), error, shell.InteractiveTB.get_exception_only(type(error), error))
         return {
             **reply,

@@ -16,6 +16,8 @@ import os
 from pathlib import Path
 from typing import TextIO
 
+from sharedkernel.system.atomic_file import closing_descriptor
+
 _NAME = "sharedkernel"
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -99,8 +101,8 @@ def move(log_descriptor: int, path: Path) -> None:
         When that cannot be written.
     """
     old = os.fstat(log_descriptor)
-    new = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    with closing_descriptor(os.open(path, flags, 0o600)) as new:
         for descriptor in map(int, os.listdir("/proc/self/fd")):
             try:
                 found = os.fstat(descriptor)
@@ -108,8 +110,6 @@ def move(log_descriptor: int, path: Path) -> None:
                 continue
             if (found.st_dev, found.st_ino) == (old.st_dev, old.st_ino):
                 os.dup2(new, descriptor, inheritable=os.get_inheritable(descriptor))
-    finally:
-        os.close(new)
 
 
 def _handler(stream: TextIO) -> _UnlockedHandler:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import queue
 import threading
 import time
 import traceback
@@ -23,7 +24,6 @@ from sharedkernel.session.memory import reclaimable
 from sharedkernel.session.memory.host_meter import unlimited_rlimit
 from sharedkernel.session.memory.lease_check import ErrorTranslator
 from sharedkernel.status.document import WatchedStatus
-from sharedkernel.system.deferred_signals import InterruptSafeEvent
 
 #: seconds to wait for the device's answer
 _ANSWER_TIMEOUT = 2.0
@@ -49,48 +49,40 @@ class SharedMagics(Magics):
             For a part that there is not.
         """
         shell: Any = self.shell
-        if words.split() == ["attach"]:
-            print(current_session.want_earlier(_ANSWER_TIMEOUT) or _NO_ANSWER)  # noqa: T201
-            return
-        if words.split() == ["help"]:
-            print(inspect.cleandoc(SharedMagics.shared.__doc__ or "").partition("\n\nRaises")[0])  # noqa: T201
-            return
-        if words.split() == ["free"]:
-            reclaimable.forget_results(shell)
-            shell.kernel.gate.report_freed()
-            print("The last error, results that were shown, and garbage hold no memory any more.")  # noqa: T201
-            return
-        parts = words.split() or list(_PARTS)
-        if unknown := [part for part in parts if part not in _PARTS]:
-            raise UsageError(
-                f"%shared has no part {unknown[0]!r}; write %shared, or one of {', '.join(_PARTS)}, attach, free, help."
-            )
-        shell.kernel.gate.report_freed()
-        status = _newest_status()
-        if status is None:
-            print(_NO_ANSWER)  # noqa: T201
-            return
-        # Here, because nothing of it is needed before somebody asks.
-        from sharedkernel.widgets.render import as_text
+        match words.split():
+            case ["attach"]:
+                text = current_session.want_earlier(_ANSWER_TIMEOUT) or _NO_ANSWER
+            case ["help"]:
+                text = inspect.cleandoc(SharedMagics.shared.__doc__ or "").partition("\n\nRaises")[0]
+            case ["free"]:
+                reclaimable.forget_results(shell)
+                shell.kernel.gate.report_freed()
+                text = "The last error, results that were shown, and garbage hold no memory any more."
+            case parts:
+                if unknown := [part for part in parts if part not in _PARTS]:
+                    known = ", ".join(_PARTS)
+                    raise UsageError(
+                        f"%shared has no part {unknown[0]!r}; write %shared, or one of {known}, attach, free, help."
+                    )
+                shell.kernel.gate.report_freed()
+                # Here, because nothing of it is needed before somebody asks.
+                from sharedkernel.widgets.render import as_text
 
-        print(as_text(parts, status, current_session.session_id()))  # noqa: T201
+                status = _newest_status()
+                text = as_text(parts or _PARTS, status, current_session.session_id()) if status else _NO_ANSWER
+        print(text)  # noqa: T201
 
 
 def _newest_status() -> WatchedStatus | None:
     """Return the status document of this moment; None when it does not come in time."""
-    answered = InterruptSafeEvent()
-    documents: list[WatchedStatus] = []
-
-    def take(status: WatchedStatus) -> None:
-        documents.append(status)
-        answered.set()
-
-    unsubscribe = current_session.subscribe(take)
+    documents: queue.SimpleQueue[WatchedStatus] = queue.SimpleQueue()
+    unsubscribe = current_session.subscribe(documents.put)
     try:
-        answered.wait(_ANSWER_TIMEOUT)
+        return documents.get(timeout=_ANSWER_TIMEOUT)
+    except queue.Empty:
+        return None
     finally:
         unsubscribe()
-    return documents[-1] if documents else None
 
 
 # ipykernel asks for it at each cell; Python would look at the function's code each time.

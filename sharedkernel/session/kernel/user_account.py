@@ -59,11 +59,6 @@ def open_profile(app: IPKernelApp) -> None:
     app._run_startup_files()
 
 
-def keep_no_history(app: IPKernelApp) -> None:
-    """Open no history in *app* while it is not known whose it would be."""
-    app.config.HistoryManager.enabled = False
-
-
 def enter_directory(cwd: str | None, notebook: str | None, *, own_home: bool) -> str | None:
     """Go to the notebook's folder, or else home; return what the user should be told about it.
 

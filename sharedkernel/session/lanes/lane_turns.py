@@ -12,7 +12,7 @@ a section ends            :meth:`LaneTurns.section_ended`, with or without a gra
 
 Where a lane cannot be had, iterations use memory of the session's own: never wrong, only dearer. What they leave
 unused of it goes back when the grant does. Once the lane has failed this session, it stays off, with the reason in
-`off_reason`.
+:attr:`.LaneMemory.off_reason`.
 
 Units come with a descriptor each to map them by; `executor/devices/lane_server.py` answers what is asked here, and by
 torch's pools. The limit on a session is checked when torch's allocator asks for more pages: torch's own figures count a
@@ -32,12 +32,10 @@ from typing import Any, Literal
 from sharedkernel import protocol
 from sharedkernel.device_memory.driver import ArenaBroken, DeviceFaulted, OutOfDeviceMemory
 from sharedkernel.device_memory.lane_memory import LaneMemory
-from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, UnitInfo
-from sharedkernel.device_memory.offload import ArenaOffload
+from sharedkernel.device_memory.layout import GivenUnit, LaneLayout, PageBytes, UnitInfo
 from sharedkernel.errors import QuotaExceeded, Refused, SharedKernelError
 from sharedkernel.ipc.fd_client import DescriptorClient
 from sharedkernel.ipc.seqpacket import MAX_DESCRIPTORS
-from sharedkernel.session.memory.cuda_meter import PageBytes
 from sharedkernel.status.refusal_text import explain_private_memory
 from sharedkernel.system.deferred_signals import interruptible_wait, signals_held, signals_held_between_waits, wait_for
 
@@ -127,22 +125,18 @@ class UnitFetcher:
     @signals_held_between_waits()
     def _receive(self, message: Any, given: list[GivenUnit]) -> None:
         """Ask for units and add them to *given*; an interrupt ends the wait, wherever it comes, and loses none."""
-        coming: Future[Any] | None = None
-        is_over = False
+        coming = self._channel.start(message)
         try:
-            coming = self._channel.start(message)
             with interruptible_wait():
                 wait_for(coming)
-            answer, descriptors = coming.result()
-            given += [
-                GivenUnit(unit, size, os.dup(descriptor.fileno()))
-                for (unit, size), descriptor in zip(answer.units, descriptors, strict=True)
-            ]
-            is_over = True
-        except KeyboardInterrupt:
-            if coming is not None and not is_over:
-                coming.add_done_callback(self._let_go_unheeded)
+        except BaseException:
+            coming.add_done_callback(self._let_go_unheeded)
             raise
+        answer, descriptors = coming.result()
+        given += [
+            GivenUnit(unit, size, os.dup(descriptor.fileno()))
+            for (unit, size), descriptor in zip(answer.units, descriptors, strict=True)
+        ]
 
     def _let_go_unheeded(self, coming: Future[Any]) -> None:
         """Release units that came after their wait was interrupted."""
@@ -172,42 +166,25 @@ class LaneTurns:
     ) -> None:
         #: bytes that may be private to the session before an allocation fails; None: any number
         self.limit_bytes: int | None = None
-        self._memory = memory
+        #: the lane, private memory and pools
+        self.memory = memory
         self._supplier = supplier
         self._channel = channel
         self._allocated = allocated
-        #: what the lane is made of that this process has mapped; None: none
-        self._layout: LaneLayout | None = None
-
-    @property
-    def off_reason(self) -> str | None:
-        """Why this session shares no lane; None: it may."""
-        return self._memory.off_reason
 
     @property
     def has_turn(self) -> bool:
         """Whether something of this session's iteration may be in a lane."""
-        return self._memory.has_turn
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether :meth:`boundary_passed` need not be called for some time: nothing is put off to a boundary."""
-        return self._memory.is_settled
+        return self.memory.has_turn
 
     @property
     def private_bytes(self) -> int:
         """The bytes that are charged to the session, by page."""
-        return self._memory.figures().private
-
-    @property
-    def lane_bytes(self) -> int:
-        """Bytes of the lane that this process has mapped."""
-        return 0 if self._layout is None else self._layout.size
+        return self.memory.figures().private
 
     def look(self) -> PageBytes:
         """Return where this session's bytes are."""
-        figures = self._memory.figures()
-        return PageBytes(private=figures.private, lane=self.lane_bytes, away=figures.away, held=figures.held)
+        return self.memory.figures()
 
     def check_limit(self, size: int) -> None:
         """Refuse *size* more private bytes if they exceed the limit.
@@ -222,11 +199,6 @@ class LaneTurns:
 
     # --- going away and coming back ---------------------------------------------------------------------------------
 
-    def prepare_offload(self) -> ArenaOffload:
-        """Begin to move everything off the device, to the host's memory; raises DeviceMemoryError."""
-        self._leave()
-        return self._memory.prepare_offload()
-
     def restore(self) -> None:
         """Bring everything back.
 
@@ -236,44 +208,38 @@ class LaneTurns:
             When there is no room, or the copy fails; everything is away as before.
         """
         with signals_held_between_waits():  # an interrupt in between would leave the units to nobody
-            self._memory.restore(self._supplier.private_units(self._memory.sizes_away(), mid_iteration=False))
+            self.memory.restore(self._supplier.private_units(self.memory.sizes_away(), mid_iteration=False))
 
     # --- what the gate says ---------------------------------------------------------------------------------------
 
     def section_began(self) -> None:
         """Prepare for other code than before."""
-        self._memory.start_job()
+        self.memory.start_job()
 
     def turn_began(self, *, has_lane: bool = True) -> None:
         """Take the lane that the grant is for, if there is one, and let iterations use it."""
         if self.has_turn:  # the grant went without it
             return
-        if self.off_reason is not None or not has_lane:
-            self._leave()
+        if self.memory.off_reason is not None or not has_lane:
+            self.memory.leave_lane()
             return
         taken = None
         try:
             taken, _ = self._channel.request(protocol.TakeLane(request=self._channel.number()))
-            layout = LaneLayout(taken.lane, taken.version, tuple(UnitInfo(unit, size) for unit, size in taken.units))
-            has = self._memory.lane_units
+            layout = LaneLayout(tuple(UnitInfo(unit, size) for unit, size in taken.units))
+            has = self.memory.lane_units
             missing = [unit.unit for unit in layout.units if unit.unit not in has]
             with signals_held_between_waits():
-                self._memory.set_lane(layout, self._supplier.lane_units(missing))
-            self._layout = layout
-            self._memory.begin_turn(must_scrub=taken.must_scrub)
-        except Refused as error:
-            log.info("this turn is without a lane: %s", error)
-            self._did_not_begin(taken)
+                self.memory.set_lane(layout, self._supplier.lane_units(missing))
+            self.memory.begin_turn(must_scrub=taken.must_scrub)
         except SharedKernelError as error:
-            log.warning("this turn is without a lane: %s", error)
-            self._did_not_begin(taken)
+            level = logging.INFO if isinstance(error, Refused) else logging.WARNING
+            log.log(level, "this turn is without a lane: %s", error)
+            if taken is not None:
+                self._say_handed_over(unused=True)
+            self.memory.leave_lane()
         else:
-            self._memory.begin_iteration()
-
-    def _did_not_begin(self, taken: Any) -> None:
-        if taken is not None:
-            self._say_handed_over(unused=True)
-        self._leave()
+            self.memory.begin_iteration()
 
     def _say_handed_over(self, *, unused: bool = False) -> None:
         try:
@@ -290,7 +256,7 @@ class LaneTurns:
             When the user interrupts a wait for memory; nothing is lost.
         """
         try:
-            self._memory.next_iteration()
+            self.memory.next_iteration()
         except SharedKernelError as error:  # no room for what the first iterations left: they go on as they are
             log.info("the lane's first iterations go on: %s", error)
 
@@ -311,7 +277,7 @@ class LaneTurns:
         """
         had_turn = self.has_turn
         try:
-            handed_over = self._memory.hand_over(at)
+            is_lane_kept = self.memory.hand_over(at)
         except (ArenaBroken, DeviceFaulted):
             raise
         except SharedKernelError as error:
@@ -320,17 +286,17 @@ class LaneTurns:
         finally:
             if had_turn and not self.has_turn:
                 self._say_handed_over()
-        if at != "boundary" or handed_over.is_lane_kept:
-            self._leave()
+        if at != "boundary" or is_lane_kept:
+            self.memory.leave_lane()
         if at == "cell" or not had_turn:
             self._give_back(WORTH_FREEING)
         return True
 
     def section_ended(self) -> None:
         """Give back what the section has freed, also since its last grant."""
-        self._memory.drop_parked()
+        self.memory.drop_parked()
         if not self.has_turn:  # the last grant may have ended at a boundary
-            self._leave()
+            self.memory.leave_lane()
         self._give_back(WORTH_FREEING_AT_REST)
 
     def memory_freed(self) -> None:
@@ -339,17 +305,10 @@ class LaneTurns:
 
     def device_lost(self) -> None:
         """Leave the lane to others: after a fault nothing of this process runs on the device any more."""
-        self._memory.give_turn_up()
-        self._layout = None
+        self.memory.give_turn_up()
         self._say_handed_over()
 
     def _give_back(self, least: int) -> None:
         """Release private memory in which nothing lives, if it is *least* bytes: others were promised it."""
         if self.private_bytes - self._allocated() >= least:
-            self._memory.trim()
-
-    def _leave(self) -> None:
-        """Release all units of the lane, also those of one that could be taken in part only."""
-        if self._layout is not None or self._memory.lane_units:
-            self._layout = None
-            self._memory.leave_lane()
+            self.memory.trim()

@@ -57,11 +57,7 @@ class SessionLane:
     """
 
     def __init__(
-        self,
-        torch: Any,
-        meter: CudaMeter,
-        channel: DescriptorClient,
-        user_threads: Callable[[], list[str]],
+        self, torch: Any, meter: CudaMeter, channel: DescriptorClient, user_threads: Callable[[], list[str]]
     ) -> None:
         self._torch = torch
         #: torch's allocator
@@ -74,8 +70,7 @@ class SessionLane:
         #: what the executor was last told
         self._note: str | None = None
         self._supplier = UnitFetcher(channel, self._check_limit)
-        #: the session's device memory and its turns, once they are set up
-        self._memory: LaneMemory | None = None
+        #: the session's turns, with its device memory, once they are set up
         self.turns: LaneTurns | None = None
 
     def enable(self, *, check_lanes: bool) -> None:
@@ -96,11 +91,11 @@ class SessionLane:
     @property
     def is_settled(self) -> bool:
         """Whether boundaries at which the grant is kept need not be told for some time."""
-        return self.turns is None or self.turns.is_settled
+        return self.turns is None or self.turns.memory.is_settled
 
     def is_device_idle(self) -> bool:
         """Return whether nothing of this session runs on the device (any thread); False where that is not known."""
-        return self._memory is not None and self._memory.is_device_idle()
+        return self.turns is not None and self.turns.memory.is_device_idle()
 
     is_called_back = staticmethod(is_called_back)
 
@@ -120,24 +115,21 @@ class SessionLane:
             return
         note = _threads_alive(self._user_threads())
         if note is None:
-            self._safely("take its lane", functools.partial(self.turns.turn_began, has_lane=has_lane))
-            note = self.turns.off_reason
+            self._safely("take its lane", lambda turns: turns.turn_began(has_lane=has_lane))
+            note = self.turns.memory.off_reason
         self._tell(note)
 
     def boundary_passed(self) -> None:
         """Handle a boundary at which the grant is kept."""
-        if self.turns is not None:
-            self._safely("go on in its lane", self.turns.boundary_passed)
+        self._safely("go on in its lane", LaneTurns.boundary_passed)
 
     def section_ended(self) -> None:
         """Give back what the section has freed."""
-        if self.turns is not None:
-            self._safely("give memory back", self.turns.section_ended)
+        self._safely("give memory back", LaneTurns.section_ended)
 
     def memory_freed(self) -> None:
         """Give back what was freed in the middle of a section: another of torch's pools may need it."""
-        if self.turns is not None:
-            self._safely("give memory back", self.turns.memory_freed)
+        self._safely("give memory back", LaneTurns.memory_freed)
 
     def hand_over(self, at: Literal["boundary", "cell", "yield"]) -> bool:
         """Take everything that lives out of the lane; return whether the grant may go.
@@ -150,7 +142,7 @@ class SessionLane:
         if self.turns.has_turn and (note := _threads_alive(self._user_threads())) is not None:
             self._tell(note)
             return True
-        result = self._safely("hand its lane over", functools.partial(self.turns.hand_over, at))
+        result = self._safely("hand its lane over", lambda turns: turns.hand_over(at))
         if result is None and self.turns.has_turn and self._is_device_lost():
             self.turns.device_lost()
         return True if result is None else result
@@ -178,14 +170,14 @@ class SessionLane:
                     has_threads=lambda: bool(self._user_threads()),
                 )
                 arena = Arena(CudaDriver(DEVICE), self._supplier.release_units)
-                self._memory = LaneMemory(arena, pools, self._supplier, check_lanes=self._check_lanes)
+                memory = LaneMemory(arena, pools, self._supplier, check_lanes=self._check_lanes)
         except (SharedKernelError, RuntimeError, AttributeError) as error:  # torch and bindings may lack calls
             log.warning("lanes cannot be used", exc_info=True)
             self._tell(f"lanes cannot be used in its process: {error}")
             return
-        self._memory.watch_user_pools()
-        self._empty_cache_by_page(self._memory)
-        self.turns = LaneTurns(self._memory, self._supplier, self._channel, lambda: self.cuda.look().allocated)
+        pools.watch_user_pools()
+        self._empty_cache_by_page(memory)
+        self.turns = LaneTurns(memory, self._supplier, self._channel, lambda: self.cuda.look().allocated)
         self._meter.count_pages(self.turns)
 
     def _check_limit(self, size: int) -> None:
@@ -205,20 +197,21 @@ class SessionLane:
 
         cuda.empty_cache = cuda.memory.empty_cache = empty_cache
 
-    def _safely(self, what: str, step: Callable[[], Any]) -> Any:
-        """Do one step; if it fails, leave lanes alone from now on, and go on with memory of the session's own.
+    def _safely(self, what: str, step: Callable[[LaneTurns], Any]) -> Any:
+        """Do one step, if lanes are set up; if it fails, leave them alone from now on, and go on with own memory.
 
         If the device itself failed, the user's next operation raises a clearer error.
         """
-        assert self._memory is not None
+        if self.turns is None:
+            return None
         try:
             # What torch is asked for on the way is no operation of the user's, whose modes must not see it.
             with _disable_current_modes():
-                return step()
+                return step(self.turns)
         except (SharedKernelError, RuntimeError) as error:
             log.exception("could not %s", what)
-            self._memory.turn_off(f"it could not {what}: {str(error).splitlines()[0] if str(error) else error!r}")
-            self._tell(self._memory.off_reason)
+            self.turns.memory.turn_off(f"it could not {what}: {str(error).splitlines()[0] if str(error) else error!r}")
+            self._tell(self.turns.memory.off_reason)
             return None
 
     def _tell(self, note: str | None) -> None:

@@ -23,12 +23,11 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
-from sharedkernel.device_memory.layout import lane_for
+from sharedkernel.device_memory.layout import PageBytes, lane_for
 from sharedkernel.errors import SharedKernelError
 from sharedkernel.ipc.shared_page import Page, Word
 from sharedkernel.protocol import Allowance, Memory
@@ -53,20 +52,6 @@ def find_gpu() -> Gpu | None:
     except SharedKernelError as error:
         log.warning("framework memory is estimated: %s", error)
         return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageBytes:
-    """The place of torch's memory that comes by page, in bytes."""
-
-    #: mapped, and private to the session
-    private: int = 0
-    #: of the lane that is mapped
-    lane: int = 0
-    #: moved off the device at unchanged addresses, which torch still counts
-    away: int = 0
-    #: what torch counts as held of all this
-    held: int = 0
 
 
 class Pages(Protocol):
@@ -94,13 +79,9 @@ class CudaMeter(Meter):
         Torch's allocator.
     find_device
         Opens NVML, at CUDA's first use; None where that fails.
-    gives_back
-        Free what torch keeps whenever the grant is given back.
     """
 
-    def __init__(
-        self, page: Page, cuda: TorchCuda, find_device: Callable[[], Gpu | None] = find_gpu, *, gives_back: bool = True
-    ) -> None:
+    def __init__(self, page: Page, cuda: TorchCuda, find_device: Callable[[], Gpu | None] = find_gpu) -> None:
         super().__init__(page)
         self._pages: Pages | None = None
         self._words = page.words
@@ -108,7 +89,6 @@ class CudaMeter(Meter):
         self.cuda = cuda
         self._find_device = find_device
         self._device: Gpu | None = None
-        self._gives_back = gives_back
         self._allowance: Allowance | None = None
         #: bytes of pages that no tensor has, when that was measured last
         self._slack = 0
@@ -222,7 +202,7 @@ class CudaMeter(Meter):
     def _give_back(self) -> None:
         """Free what torch keeps, if it is much and the memory comes by no page; the others were promised it."""
         now = self.cuda.look()
-        if self._gives_back and self._pages is None and now.reserved - now.allocated >= _WORTH_FREEING_BYTES:
+        if self._pages is None and now.reserved - now.allocated >= _WORTH_FREEING_BYTES:
             with contextlib.suppress(RuntimeError):
                 self.cuda.give_back()
 

@@ -108,8 +108,9 @@ class Growth:
 
     @property
     def is_lease_exceeded(self) -> bool:
-        """Whether more is in use at a boundary than was leased."""
-        return self._lease.is_lease_exceeded(self._meter.memory)
+        """Whether more is in use at a boundary than was leased, so that the executor has to lease more."""
+        allowance = self._lease.allowance
+        return allowance is not None and self._meter.memory.persistent > allowance.limit_bytes
 
     def _is_scarce(self, used: int) -> bool:
         allowance = self._lease.allowance
@@ -133,13 +134,10 @@ class Growth:
             return self.is_measured
         now = time.monotonic()
         if now >= self._next_answer:
-            self._may_leave = self._is_quiet or self._has_ample_room()
+            is_quiet = self._meter.is_stable and not self._is_scarce(self._meter.used_bytes)
+            self._may_leave = is_quiet or self._has_ample_room()
             self._next_answer = now + LOOK_INTERVAL
         return self._may_leave
-
-    @property
-    def _is_quiet(self) -> bool:
-        return self._meter.is_stable and not self._is_scarce(self._meter.used_bytes)
 
     @property
     def is_crowded(self) -> bool:

@@ -291,16 +291,12 @@ class HostMeter(Meter):
             return
         self._figures.set_framework(framework)
 
-    @property
-    def _patience(self) -> float | None:
-        """The time to wait for the next grant."""
-        return SETTLE_INTERVAL if self._is_unsettled or self._figures.has_live else None
-
     def _watch(self, on_clock: Callable[[], None], on_sample: Callable[[int], None]) -> None:
         self._is_unsettled = True
         last_tick = sample_at = now = 0.0
         while True:
-            if not self._holding.is_set() and self._holding.wait(self._patience):
+            patience = SETTLE_INTERVAL if self._is_unsettled or self._figures.has_live else None
+            if not self._holding.is_set() and self._holding.wait(patience):
                 time.sleep(YOUNG_INTERVAL)  # what waited for the grant gets on first, and may be done by then
             if not self._holding.is_set():
                 is_settled = time.monotonic() >= now + SETTLE_INTERVAL

@@ -72,10 +72,6 @@ class LeaseCheck:
             return None
         return torch.OutOfMemoryError(explain_lease(f"{what} {format_bytes(size)}", allowance))
 
-    def is_lease_exceeded(self, memory: protocol.Memory) -> bool:
-        """Whether *memory* is more than was leased, so that the executor has to lease more."""
-        return self.allowance is not None and memory.persistent > self.allowance.limit_bytes
-
     @staticmethod
     def is_allocation_failure(error: BaseException) -> bool:
         """Whether *error* says that an allocation failed."""

@@ -47,8 +47,6 @@ class TorchCuda:
         self._torch = torch
         self._cuda = torch.cuda
         self._public_only = public_only
-        self._stats: Callable[[int], dict[str, Any]]
-        self._reset: Callable[[int], None]
         if public_only:
             self._stats, self._reset = self._cuda.memory_stats_as_nested_dict, self._cuda.reset_peak_memory_stats
         else:

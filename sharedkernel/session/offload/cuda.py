@@ -24,7 +24,7 @@ from sharedkernel.errors import SharedKernelError
 from sharedkernel.session.lanes.lane_turns import LaneTurns
 from sharedkernel.session.memory.meters import Meter
 from sharedkernel.session.offload import storages
-from sharedkernel.session.offload.host import CannotOffload, OffloadedMemory, PendingOffload, RestoreFailed
+from sharedkernel.session.offload.host import CannotOffload, PendingOffload, RestoreFailed
 from sharedkernel.session.offload.residency import SMALLEST_OFFLOAD, kept_sentence
 from sharedkernel.units import format_bytes
 
@@ -35,57 +35,9 @@ _LEFT_FREE = 0.1
 #: bytes of torch's own pool that are ours: the segment that its events are looked at with
 _OURS = 2 << 20
 
-Pair = tuple[torch.UntypedStorage, torch.UntypedStorage]
-
-
-class OffloadedStorages:
-    """Storages that are empty, and what was in them.
-
-    Parameters
-    ----------
-    pairs
-        Each storage, and its bytes in the host's memory.
-    """
-
-    def __init__(self, pairs: list[Pair]) -> None:
-        self._pairs = pairs
-        #: bytes moved away
-        self.size = sum(kept.nbytes() for _, kept in pairs)
-
-    def restore(self, pause: Callable[[int], None]) -> None:
-        """Bring everything back.
-
-        Parameters
-        ----------
-        pause
-            Called between two storages with the bytes that are back; what it raises undoes all of it.
-
-        Raises
-        ------
-        RestoreFailed
-            When the device has no room.
-        """
-        done = 0
-        try:
-            for storage, kept in self._pairs:
-                pause(done)
-                # no operation of the user's, for which the gate would want a grant
-                with _disable_current_modes():
-                    storage.resize_(kept.nbytes())
-                    storage.copy_(kept)
-                done += kept.nbytes()
-        except BaseException as error:
-            # Nobody has written to what is back, so it can go again without another copy.
-            for storage, _ in self._pairs:
-                storage.resize_(0)
-            if isinstance(error, RuntimeError):
-                raise _not_back(self.size, str(error).splitlines()[0]) from error
-            raise
-        self._pairs.clear()
-
 
 class StorageOffload(PendingOffload):
-    """Storages on their way out.
+    """Storages on their way out, or empty, with what was in them in the host's memory.
 
     Parameters
     ----------
@@ -115,17 +67,35 @@ class StorageOffload(PendingOffload):
             first_line = str(error).splitlines()[0]
             raise CannotOffload(f"Its memory could not be copied to the host: {first_line}", reason="memory") from error
 
-    def commit(self) -> OffloadedMemory:
+    def commit(self) -> None:
         """Free the memory; see :meth:`PendingOffload.commit`."""
-        pairs = list(zip(self._found, self._copies, strict=True))
-        for storage, _ in pairs:
-            storage.resize_(0)
+        self._empty()
         self._give_back()
-        return OffloadedStorages(pairs)
+
+    def _empty(self) -> None:
+        for storage in self._found:
+            storage.resize_(0)
 
     def abort(self) -> None:
         """Forget the copies."""
         self._copies.clear()
+
+    def restore(self, pause: Callable[[int], None]) -> None:
+        """Fill all storages again; see :meth:`PendingOffload.restore`."""
+        done = 0
+        try:
+            for storage, kept in zip(self._found, self._copies, strict=True):
+                pause(done)
+                # no operation of the user's, for which the gate would want a grant
+                with _disable_current_modes():
+                    storage.resize_(kept.nbytes())
+                    storage.copy_(kept)
+                done += kept.nbytes()
+        except BaseException as error:
+            self._empty()  # nobody has written to what is back, so it can go again without another copy
+            if isinstance(error, RuntimeError):
+                raise _not_back(self.size, str(error).splitlines()[0]) from error
+            raise
 
 
 class StorageMover:
@@ -169,9 +139,7 @@ class StorageMover:
 
     def why_kept(self) -> str | None:
         """Return one sentence about what stayed, the largest part first."""
-        self._meter.measure_idle()
-        counted = sum(self._kept.values())
-        return kept_sentence({**self._kept, "that Python cannot see": self._meter.memory.persistent - counted})
+        return kept_sentence(self._meter, self._kept, "that Python cannot see")
 
 
 def _check_size(size: int) -> None:
@@ -193,46 +161,12 @@ def _not_back(size: int, error: object) -> RestoreFailed:
     )
 
 
-class OffloadedPages:
-    """Pages that are away.
-
-    Parameters
-    ----------
-    pages, size
-        Whose, and how many bytes of the device they had.
-    """
-
-    def __init__(self, pages: LaneTurns, size: int) -> None:
-        self._pages = pages
-        #: bytes moved away
-        self.size = size
-
-    def restore(self, pause: Callable[[int], None]) -> None:
-        """Bring everything back.
-
-        Parameters
-        ----------
-        pause
-            Called once before; what it raises leaves everything away.
-
-        Raises
-        ------
-        RestoreFailed
-            When the device has no room.
-        """
-        pause(0)
-        try:
-            self._pages.restore()
-        except (SharedKernelError, RuntimeError) as error:
-            raise _not_back(self.size, error) from error
-
-
 class PageOffload(PendingOffload):
-    """Pages on their way out.
+    """Pages on their way out, or away.
 
     Parameters
     ----------
-    pages, leaving
+    pages, pending
         Whose, and the steps of it.
     """
 
@@ -249,13 +183,21 @@ class PageOffload(PendingOffload):
             raise CannotOffload(f"Its memory could not be copied to the host: {error}", reason="memory") from error
         self.check_not_stopped()
 
-    def commit(self) -> OffloadedMemory:
+    def commit(self) -> None:
         """Free the memory; see :meth:`PendingOffload.commit`."""
-        return OffloadedPages(self._pages, self._pending.commit())
+        self.size = self._pending.commit()
 
     def abort(self) -> None:
         """Forget the copy."""
         self._pending.abort()
+
+    def restore(self, pause: Callable[[int], None]) -> None:
+        """Bring all pages back; *pause* is called once before. See :meth:`PendingOffload.restore`."""
+        pause(0)
+        try:
+            self._pages.restore()
+        except (SharedKernelError, RuntimeError) as error:
+            raise _not_back(self.size, error) from error
 
 
 class PageMover:
@@ -295,7 +237,7 @@ class PageMover:
         size = pages.private_bytes
         _check_size(size)
         try:
-            return PageOffload(pages, pages.prepare_offload())
+            return PageOffload(pages, pages.memory.prepare_offload())
         except (SharedKernelError, RuntimeError) as error:
             raise CannotOffload(f"Its memory cannot be moved now: {error}", reason="memory") from error
 

@@ -27,10 +27,8 @@ import errno
 import mmap
 import os
 import tempfile
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.paths import make_private_directory
@@ -38,12 +36,8 @@ from sharedkernel.session.memory.host_meter import unlimited_rlimit
 from sharedkernel.session.offload.storages import Region, Survey
 from sharedkernel.units import format_bytes
 
-#: bytes written by one call, between two looks at whether to stop
-WRITE_BYTES = 16 << 20
-#: bytes that come back as one piece, between two looks at whether to stop
+#: bytes that go or come back as one piece, between two looks at whether to stop
 PIECE_BYTES = 4 << 20
-#: buffers of one call (IOV_MAX)
-_MOST_BUFFERS = 1024
 _MAP_FIXED = 0x10
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
@@ -71,21 +65,11 @@ class CannotOffload(SharedKernelError):
 class RestoreFailed(SharedKernelError):
     """The memory could not be brought back, and is away as before."""
 
-    reason = "restore_failed"
 
+class PendingOffload:
+    """Memory on its way out: written by one thread, while the main thread may go on; then given up, or left and away.
 
-class OffloadedMemory(Protocol):
-    """Memory that is away."""
-
-    #: bytes moved away
-    size: int
-
-    def restore(self, pause: Callable[[int], None]) -> None:
-        """Bring everything back, or nothing; *pause* is called now and then with the bytes that are back."""
-
-
-class PendingOffload(ABC):
-    """Memory on its way out: written by one thread, while the main thread may go on; then left, or given up.
+    Each way to move memory extends it. By itself it is that of a session that keeps none between its iterations.
 
     Parameters
     ----------
@@ -94,6 +78,7 @@ class PendingOffload(ABC):
     """
 
     def __init__(self, size: int) -> None:
+        #: bytes to move, and once it is away, that were moved
         self.size = size
         #: whether :meth:`commit` is no longer possible
         self.is_stopped = False
@@ -107,7 +92,6 @@ class PendingOffload(ABC):
         if self.is_stopped:
             raise CannotOffload("Its code runs.", reason="busy")
 
-    @abstractmethod
     def write(self) -> None:
         """Copy everything away (any thread).
 
@@ -117,48 +101,107 @@ class PendingOffload(ABC):
             When that fails, or was stopped.
         """
 
-    @abstractmethod
-    def commit(self) -> OffloadedMemory:
+    def commit(self) -> None:
         """Free the memory (in the main thread, when all is written and nothing changed since it began)."""
 
-    @abstractmethod
     def abort(self) -> None:
         """Forget the copy; the memory was never gone."""
 
-
-class OffloadedRegions:
-    """Memory that was moved away.
-
-    Parameters
-    ----------
-    descriptor
-        Of the file; owned from now on.
-    regions
-        What lies in the file, one after the other.
-    owners
-        Held as long as it is away: the heap would write to what is freed.
-    """
-
-    def __init__(self, descriptor: int, regions: Sequence[Region], owners: Sequence[object]) -> None:
-        self._descriptor = descriptor
-        self._regions = tuple(regions)
-        self._owners = owners
-        #: bytes moved away
-        self.size = sum(region.size for region in regions)
-
     def restore(self, pause: Callable[[int], None]) -> None:
-        """Bring everything back.
+        """Bring everything back, or nothing.
 
         Parameters
         ----------
         pause
-            Called between two pieces with the bytes that are back; what it raises undoes all of it.
+            Called now and then with the bytes that are back; what it raises undoes all of it.
 
         Raises
         ------
         RestoreFailed
-            When the file cannot be read or the system has no memory.
+            When it cannot be brought back, and is away as before.
         """
+        pause(0)
+
+
+class RegionOffload(PendingOffload):
+    """Regions on their way to a file, or in it.
+
+    Parameters
+    ----------
+    survey
+        What to move.
+    directory
+        Where the file is made (0700, created when it is not there).
+
+    Raises
+    ------
+    CannotOffload
+        When the directory cannot be used, or has no room.
+    """
+
+    def __init__(self, survey: Survey, directory: Path) -> None:
+        super().__init__(survey.size)
+        #: what lies in the file, one after the other
+        self._regions = survey.regions
+        #: held as long as it is away: the heap would write to what is freed
+        self._owners = survey.owners
+        self._directory = directory
+        self._descriptor = self._make_file()
+
+    def _make_file(self) -> int:
+        descriptor = -1
+        try:
+            make_private_directory(self._directory, named_by="SHAREDKERNEL_OFFLOAD_DIR")
+            descriptor = _unlinked_file(self._directory)
+            os.posix_fallocate(descriptor, 0, self.size)  # no room is said here, before anything is written
+        except ConfigError as error:
+            raise CannotOffload(f"Memory cannot be moved to the disk: {error}", reason="disk") from None
+        except OSError as error:
+            if descriptor >= 0:
+                os.close(descriptor)
+            raise self._cannot_write(error) from error
+        return descriptor
+
+    def _cannot_write(self, error: OSError) -> CannotOffload:
+        return CannotOffload(
+            f"{format_bytes(self.size)} cannot be moved to {self._directory}: {error.strerror or error}; "
+            "free space there, or name another directory by SHAREDKERNEL_OFFLOAD_DIR.",
+            reason="disk",
+        )
+
+    def write(self) -> None:
+        """Write everything to the disk; see :meth:`PendingOffload.write`."""
+        try:
+            for piece, offset in self._pieces():
+                self.check_not_stopped()
+                view, done = _bytes(piece), 0
+                while done < piece.size:
+                    done += os.pwrite(self._descriptor, view[done:], offset + done)
+            self.check_not_stopped()
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        self.check_not_stopped()
+
+    def commit(self) -> None:
+        """Free the memory; see :meth:`PendingOffload.commit`."""
+        offset = 0
+        gone = []
+        for region in self._regions:
+            try:
+                _map(region, mmap.PROT_READ, 0, self._descriptor, offset)
+            except OSError:  # no more mappings to be had: the rest stays
+                break
+            offset += region.size
+            gone.append(region)
+        self._regions, self.size = gone, offset
+
+    def abort(self) -> None:
+        """Forget the file."""
+        os.close(self._descriptor)
+
+    def restore(self, pause: Callable[[int], None]) -> None:
+        """Bring everything back from the file; see :meth:`PendingOffload.restore`."""
         done = 0
         # What comes back was counted against the limit before it went, but together with free memory of the heap, which
         # one that was set since then leaves out.
@@ -209,92 +252,6 @@ class OffloadedRegions:
                     self._bring_back(piece, offset)
 
 
-class RegionOffload(PendingOffload):
-    """Regions on their way to a file.
-
-    Parameters
-    ----------
-    survey
-        What to move.
-    directory
-        Where the file is made (0700, created when it is not there).
-
-    Raises
-    ------
-    CannotOffload
-        When the directory cannot be used, or has no room.
-    """
-
-    def __init__(self, survey: Survey, directory: Path) -> None:
-        super().__init__(survey.size)
-        self._regions = survey.regions
-        self._owners = survey.owners
-        self._directory = directory
-        self._descriptor = self._make_file()
-
-    def _make_file(self) -> int:
-        descriptor = -1
-        try:
-            make_private_directory(self._directory, named_by="SHAREDKERNEL_OFFLOAD_DIR")
-            descriptor = _unlinked_file(self._directory)
-            os.posix_fallocate(descriptor, 0, self.size)  # no room is said here, before anything is written
-        except ConfigError as error:
-            raise CannotOffload(f"Memory cannot be moved to the disk: {error}", reason="disk") from None
-        except OSError as error:
-            if descriptor >= 0:
-                os.close(descriptor)
-            raise self._cannot_write(error) from error
-        return descriptor
-
-    def _cannot_write(self, error: OSError) -> CannotOffload:
-        return CannotOffload(
-            f"{format_bytes(self.size)} cannot be moved to {self._directory}: {error.strerror or error}; "
-            "free space there, or name another directory by SHAREDKERNEL_OFFLOAD_DIR.",
-            reason="disk",
-        )
-
-    def write(self) -> None:
-        """Write everything to the disk; see :meth:`PendingOffload.write`."""
-        offset = 0
-        try:
-            for buffers in _batches(self._regions):
-                if self.is_stopped:
-                    break
-                offset = self._write_whole(buffers, offset)
-            if not self.is_stopped:
-                os.fdatasync(self._descriptor)
-        except OSError as error:
-            raise self._cannot_write(error) from error
-        self.check_not_stopped()
-
-    def _write_whole(self, buffers: list[memoryview], offset: int) -> int:
-        while buffers:
-            written = os.pwritev(self._descriptor, buffers, offset)
-            offset += written
-            while buffers and written >= len(buffers[0]):
-                written -= len(buffers.pop(0))
-            if buffers:
-                buffers[0] = buffers[0][written:]
-        return offset
-
-    def commit(self) -> OffloadedRegions:
-        """Free the memory; see :meth:`PendingOffload.commit`."""
-        offset = 0
-        gone = []
-        for region in self._regions:
-            try:
-                _map(region, mmap.PROT_READ, 0, self._descriptor, offset)
-            except OSError:  # no more mappings to be had: the rest stays
-                break
-            offset += region.size
-            gone.append(region)
-        return OffloadedRegions(self._descriptor, gone, self._owners)
-
-    def abort(self) -> None:
-        """Forget the file."""
-        os.close(self._descriptor)
-
-
 def _unlinked_file(directory: Path) -> int:
     """Open a file that has no name, is ours alone, and is closed in every program started from here."""
     try:
@@ -318,23 +275,6 @@ def _close_meanwhile(descriptor: int) -> None:
         _thread.start_new_thread(os.close, (descriptor,))
     except (RuntimeError, MemoryError):  # the system has no room for one more thread
         os.close(descriptor)
-
-
-def _batches(regions: Sequence[Region]) -> Iterator[list[memoryview]]:
-    """Yield the memory of *regions* in order, as much at a time as one call should write."""
-    batch: list[memoryview] = []
-    room = WRITE_BYTES
-    for region in regions:
-        view = _bytes(region)
-        while view:
-            batch.append(view[:room])
-            room -= len(batch[-1])
-            view = view[len(batch[-1]) :]
-            if not room or len(batch) == _MOST_BUFFERS:
-                yield batch
-                batch, room = [], WRITE_BYTES
-    if batch:
-        yield batch
 
 
 def _bytes(region: Region) -> memoryview:

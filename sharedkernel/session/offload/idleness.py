@@ -44,7 +44,8 @@ def user_threads(held: Collection[int] = ()) -> list[str]:
 
 def serves_the_kernel(thread: threading.Thread) -> bool:
     """Return whether *thread* runs no code of the user by itself, but for messages of a subshell."""
-    return _module_of_thread(thread).startswith(_KNOWN)
+    target = getattr(thread, "_target", None)
+    return _module(type(thread) if target is None else target).startswith(_KNOWN)
 
 
 def is_pythons(ident: int) -> bool:
@@ -64,15 +65,8 @@ def _is_backwards(native_id: int | None) -> bool:
 
 def user_tasks(loop: asyncio.AbstractEventLoop) -> list[str]:
     """Return names for what will run in *loop*, or in an event loop of another thread, without a cell."""
-    loops = [loop, *_loops_of_threads()]
-    return [name for each in loops for name in (*_tasks(each), *_timers(each))]
-
-
-def _loops_of_threads() -> Iterator[asyncio.AbstractEventLoop]:
-    for thread in threading.enumerate():
-        loop = getattr(getattr(thread, "io_loop", None), "asyncio_loop", None)
-        if loop is not None:
-            yield loop
+    others = (getattr(getattr(thread, "io_loop", None), "asyncio_loop", None) for thread in threading.enumerate())
+    return [name for each in (loop, *filter(None, others)) for name in (*_tasks(each), *_timers(each))]
 
 
 def _tasks(loop: asyncio.AbstractEventLoop) -> Iterator[str]:
@@ -89,11 +83,6 @@ def _timers(loop: asyncio.AbstractEventLoop) -> Iterator[str]:
         # asyncio's own timers end waits of tasks, which are looked at themselves
         if not _module(callback).startswith((*_KNOWN, "asyncio.")):
             yield getattr(callback, "__qualname__", repr(callback))
-
-
-def _module_of_thread(thread: threading.Thread) -> str:
-    target = getattr(thread, "_target", None)
-    return _module(type(thread) if target is None else target)
 
 
 def _module_of_coroutine(coroutine: Any) -> str:

@@ -29,13 +29,7 @@ from sharedkernel import protocol
 from sharedkernel.paths import offload_directory
 from sharedkernel.session.memory.meters import Meter
 from sharedkernel.session.offload import idleness, storages
-from sharedkernel.session.offload.host import (
-    CannotOffload,
-    OffloadedMemory,
-    PendingOffload,
-    RegionOffload,
-    RestoreFailed,
-)
+from sharedkernel.session.offload.host import CannotOffload, PendingOffload, RegionOffload, RestoreFailed
 from sharedkernel.system.deferred_signals import InterruptSafeEvent
 from sharedkernel.units import format_bytes
 
@@ -62,14 +56,21 @@ class Mover(Protocol):
         """Return one sentence about what stayed when the memory was last moved away, and why; None if nothing did."""
 
 
-def kept_sentence(parts: Mapping[str, int]) -> str | None:
+def kept_sentence(meter: Meter, kept: Mapping[str, int], elsewhere: str) -> str | None:
     """Return one sentence about what stays, the largest part first; None if nothing does.
 
     Parameters
     ----------
-    parts
+    meter
+        Tells how much that is.
+    kept
         Bytes by what they are and why they stay.
+    elsewhere
+        Where the rest is.
     """
+    meter.measure_idle()
+    counted = sum(size for reason, size in kept.items() if reason not in (storages.SHARED, storages.MAPPED))
+    parts = {**kept, elsewhere: meter.memory.persistent - counted}
     told = sorted(((size, reason) for reason, size in parts.items() if size >= SMALLEST_OFFLOAD), reverse=True)
     return "It keeps " + ", ".join(f"{format_bytes(size)} {reason}" for size, reason in told) + "." if told else None
 
@@ -109,10 +110,7 @@ class HostMover:
 
     def why_kept(self) -> str | None:
         """Return one sentence about what stays, the largest part first."""
-        self._meter.measure_idle()
-        counted = sum(size for reason, size in self._kept.items() if reason not in (storages.SHARED, storages.MAPPED))
-        other = self._meter.memory.persistent - counted
-        return kept_sentence({**self._kept, _ELSEWHERE: other})
+        return kept_sentence(self._meter, self._kept, _ELSEWHERE)
 
 
 class NoMover:
@@ -133,24 +131,6 @@ class NoMover:
     def why_kept(self) -> str | None:
         """Return None: nothing was ever moved."""
         return None
-
-
-class _Nothing(PendingOffload):
-    """The memory of a session that keeps none between its iterations."""
-
-    def write(self) -> None:
-        """Do nothing."""
-
-    def commit(self) -> OffloadedMemory:
-        """Return what restores nothing."""
-        return self
-
-    def abort(self) -> None:
-        """Do nothing."""
-
-    def restore(self, pause: Callable[[int], None]) -> None:
-        """Let *pause* end it."""
-        pause(0)
 
 
 class RestoreAnswer:
@@ -196,7 +176,7 @@ class Residency:
         self._mover = mover
         self._meter = meter
         self._pending: PendingOffload | None = None
-        self._offloaded: OffloadedMemory | None = None
+        self._offloaded: PendingOffload | None = None
         self.answer = RestoreAnswer()
 
     @property
@@ -283,7 +263,7 @@ class Residency:
         except CannotOffload as error:
             if not is_iterating or error.reason != "nothing":
                 raise
-            pending = _Nothing(0)
+            pending = PendingOffload(0)
         self._pending = pending
         left = False
 
@@ -292,11 +272,12 @@ class Residency:
             pending.check_not_stopped()
             check()
             left = True
-            self._offloaded = pending.commit()
-            self._meter.record_offload(self._offloaded.size)
+            pending.commit()
+            self._offloaded = pending
+            self._meter.record_offload(pending.size)
             return protocol.OffloadedReport(
                 memory=self._meter.memory,
-                offloaded_bytes=self._offloaded.size,
+                offloaded_bytes=pending.size,
                 kept=self._mover.why_kept(),
                 seconds=time.monotonic() - began,
             )
@@ -327,7 +308,7 @@ class Residency:
         offloaded = self._offloaded
         assert offloaded is not None
         began = time.monotonic()
-        bring_back(offloaded, lambda done: pause(done, offloaded.size))
+        bring_back(offloaded.restore, lambda done: pause(done, offloaded.size))
 
         def note() -> protocol.RestoredReport:
             self._offloaded = None
@@ -337,15 +318,15 @@ class Residency:
         return note
 
 
-def bring_back(offloaded: OffloadedMemory, pause: Callable[[int], None]) -> None:
+def bring_back(restore: Callable[[Callable[[int], None]], None], pause: Callable[[int], None]) -> None:
     """Restore memory; try again where that fails, since the room for it is lost with the last try.
 
     A driver's call can fail for a moment, and a GiB takes thousands of them.
 
     Parameters
     ----------
-    offloaded
-        The memory.
+    restore
+        See :meth:`.PendingOffload.restore`.
     pause
         Called now and then with the bytes that are back; what it raises undoes the rest.
 
@@ -356,7 +337,7 @@ def bring_back(offloaded: OffloadedMemory, pause: Callable[[int], None]) -> None
     """
     for tries_left in reversed(range(_RESTORE_TRIES)):
         try:
-            offloaded.restore(pause)
+            restore(pause)
         except RestoreFailed as error:
             if not tries_left:
                 raise

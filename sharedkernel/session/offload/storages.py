@@ -183,18 +183,15 @@ def _select(spans: set[tuple[int, int]], found: Survey) -> None:
     found.regions = sorted(whole[:MOST_REGIONS])
 
 
-def _merged(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield *spans* in order, those that overlap as one (arrays of NumPy may be seen by several storages)."""
-    current: tuple[int, int] | None = None
+def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return *spans* in order, those that overlap as one (arrays of NumPy may be seen by several storages)."""
+    merged: list[tuple[int, int]] = []
     for start, end in sorted(spans):
-        if current is None or start >= current[1]:
-            if current is not None:
-                yield current
-            current = (start, end)
+        if merged and start < merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
-            current = (current[0], max(current[1], end))
-    if current is not None:
-        yield current
+            merged.append((start, end))
+    return merged
 
 
 class Mappings:

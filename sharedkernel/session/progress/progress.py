@@ -223,24 +223,25 @@ class Progress:
         self._said.clear()
         self._counted.clear()
 
-    def say(self, place: Hashable, total: int) -> Counter:
-        """Return a counter for a loop that counts by itself, until :meth:`unsay`.
+    @contextlib.contextmanager
+    def said(self, place: Hashable, total: int | None) -> Iterator[Counter]:
+        """Yield a counter for a loop that counts by itself, which counts while the body runs.
 
         Parameters
         ----------
         place
             What identifies the loop.
         total
-            Its number of iterations.
+            Its number of iterations; None: not known, and nobody is shown it.
         """
-        counter = Counter(place, time.time(), total, 0)
-        self._said.append(counter)
-        return counter
-
-    def unsay(self, counter: Counter) -> None:
-        """Remove the *counter* of a loop that has ended."""
-        with contextlib.suppress(ValueError):  # its section is over
-            self._said.remove(counter)
+        counter = Counter(place, time.time(), total or 0, 0)
+        if total is not None:
+            self._said.append(counter)
+        try:
+            yield counter
+        finally:
+            with contextlib.suppress(ValueError):  # its section is over
+                self._said.remove(counter)
 
     def counters(self) -> list[Counter]:
         """Return what counts in the running section, the outermost first (in the thread that runs it)."""

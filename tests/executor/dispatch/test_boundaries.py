@@ -19,7 +19,7 @@ loader = DataLoader(data, batch_size=32)
 inputs, targets = data.tensors
 boundaries = sys.modules['sharedkernel.session.kernel.app'].boundaries
 """
-LEARNED = "boundaries.learned"
+LEARNED = "boundaries._kind"
 #: passes of a boundary after it was learned, in loops where that takes time
 PASSES = 20
 
@@ -53,7 +53,7 @@ BARE_LOOP = f"""
 a, passes = torch.randn(256, 256), 0
 while passes < {PASSES}:
     a = torch.tanh(a @ a)
-    passes += boundaries.learned is not None
+    passes += bool(boundaries._kind)
 """
 FOREIGN_LOOP = f"""
 namespace = {{}}
@@ -62,7 +62,7 @@ def infer(model, inputs):
     passes = 0
     while passes < {PASSES}:
         model(inputs)
-        passes += boundaries.learned is not None
+        passes += bool(boundaries._kind)
 ''', globals(), namespace)
 with torch.no_grad():
     namespace["infer"](model, inputs)

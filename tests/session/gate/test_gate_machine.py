@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import os
@@ -48,7 +49,6 @@ class NoDisplay:
     def wait_begins(self) -> None: ...
     def show(self, *, has_executor: bool = True) -> None: ...
     def update(self, message: protocol.Waiting) -> None: ...
-    def refresh(self, *, has_executor: bool = True) -> None: ...
     def show_restored(self, done: int, total: int) -> None: ...
     def end(self) -> None: ...
 
@@ -88,7 +88,8 @@ class GateUnderTest:
         self.gate = Gate(parts, check_memory=self.lease.check, why_busy=lambda: None)
         self._before = {number: signal.getsignal(number) for number in (FORCE_SIGNAL, signal.SIGINT)}
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background process ignores it
-        self.gate.enforce(NoObserver())
+        self._loop = asyncio.new_event_loop()
+        self.gate.enforce(NoObserver(), self._loop)
         (self.mode,) = _get_current_dispatch_mode_stack()
         self._executor = threading.Thread(target=self._serve, daemon=True)
         self._executor.start()
@@ -161,6 +162,7 @@ class GateUnderTest:
     def close(self) -> None:
         """Leave this process as it was."""
         self.gate.standing.disable()
+        self._loop.close()
         self.mode.take_out()  # type: ignore[attr-defined]
         for number, handler in self._before.items():
             signal.signal(number, handler)

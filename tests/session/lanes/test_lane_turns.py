@@ -148,7 +148,7 @@ def test_at_a_cells_end_the_lane_is_left(desk: Desk, tmp_path: Path) -> None:
     desk.grant(session, 32 * MIB)
     session.iterate(1)
     desk.release(session, "cell")
-    assert session.cuda.lane_bytes == 0
+    assert session.cuda.look().lane == 0
     other = Session(desk, tmp_path, "q")
     desk.call(lambda: desk.desk.removed(LANE))
     desk.grant(other, 48 * MIB, lane=LANE + 1)
@@ -198,14 +198,14 @@ def _ask(session: Session) -> Any:
 def test_a_lane_shrinks_once_much_less_was_needed_for_some_seconds(desk: Desk, tmp_path: Path) -> None:
     """Each change costs a pool; needs that vary a little from turn to turn change nothing."""
     session = Session(desk, tmp_path, "p")
-    versions = set()
+    layouts = set()
     for seconds, size in enumerate((110, 106, 96, 94, 86, 30, 100, 30)):
         desk.time = float(seconds)
         desk.grant(session, size * MIB)
         session.iterate(7)
         desk.release(session)
-        versions.add(desk.store.layout(LANE).version)
-    assert versions == {1}
+        layouts.add(desk.store.layout(LANE))
+    assert len(layouts) == 1
     desk.time += 6
     desk.grant(session, 30 * MIB)
     desk.release(session)
@@ -231,7 +231,7 @@ def test_without_room_for_survivors_their_pages_are_kept(desk: Desk, tmp_path: P
     left = CAPACITY - desk.store.account().total
     hoard = desk.call(lambda: desk.store.give_private("hoarder", [2 * MIB] * (left // (2 * MIB))))
     assert session.cuda.hand_over("boundary")
-    assert (session.cuda.has_turn, session.cuda.lane_bytes) == (False, 0)
+    assert (session.cuda.has_turn, session.cuda.look().lane) == (False, 0)
     session.tenant.check_all()
     deadline = time.monotonic() + PATIENCE
     while desk.store.account().total > CAPACITY - 32 * MIB:
@@ -241,7 +241,7 @@ def test_without_room_for_survivors_their_pages_are_kept(desk: Desk, tmp_path: P
     assert desk.store.account().private["p"] == session.cuda.private_bytes > 0
     desk.call(lambda: desk.store.take_back("hoarder", [unit.unit for unit in hoard]))
     desk.grant(session, 64 * MIB)
-    assert session.cuda.lane_bytes == 64 * MIB
+    assert session.cuda.look().lane == 64 * MIB
     session.iterate(5)
     desk.release(session)
     session.tenant.check(kept)
@@ -279,7 +279,7 @@ def test_a_lane_that_cannot_be_made_is_done_without(desk: Desk, tmp_path: Path) 
     """Iterations use memory of the session's own then."""
     session = Session(desk, tmp_path, "p")
     desk.grant(session, 2 * CAPACITY)
-    assert session.cuda.lane_bytes == 0
+    assert session.cuda.look().lane == 0
     kept = session.iterate(3, keep=True)
     desk.release(session)
     session.tenant.check(kept)
@@ -304,13 +304,13 @@ def test_a_lane_that_was_not_handed_over_is_nobody_elses(desk: Desk, tmp_path: P
     desk.grant(stopped, 64 * MIB)
     live = stopped.iterate(5, keep=True)
     desk.grant(other, 64 * MIB)
-    assert other.cuda.lane_bytes == 0
+    assert other.cuda.look().lane == 0
     other.iterate(6, keep=True)
     desk.release(other)
     stopped.tenant.check(live)
     desk.release(stopped, "yield")
     desk.grant(other, 64 * MIB)
-    assert other.cuda.lane_bytes == lane_bytes(64 * MIB)
+    assert other.cuda.look().lane == lane_bytes(64 * MIB)
 
 
 def test_what_a_dead_session_had_is_free(desk: Desk, tmp_path: Path) -> None:

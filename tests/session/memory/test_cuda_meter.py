@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from sharedkernel.device_memory.layout import PageBytes
 from sharedkernel.ipc.shared_page import Page, Word
 from sharedkernel.protocol import Allowance, Memory
-from sharedkernel.session.memory.cuda_meter import USUAL_CONTEXT_BYTES, CudaMeter, PageBytes
+from sharedkernel.session.memory.cuda_meter import USUAL_CONTEXT_BYTES, CudaMeter
 from sharedkernel.session.memory.torch_cuda import TorchCuda
 from sharedkernel.system.nvml import Gpu, NvmlUnavailable
 from tests.fake_nvml import FakeGpu, FakeNvml
@@ -22,7 +23,7 @@ MIB = 1 << 20
 class Session:
     """A meter on a stand-in for torch and NVML."""
 
-    def __init__(self, *, host_pids: bool = True, nvml: bool = True, **options: Any) -> None:
+    def __init__(self, *, host_pids: bool = True, nvml: bool = True) -> None:
         self.torch = FakeTorch()
         self.gpu = FakeGpu(uuid="GPU-1", total=self.torch.total, reserved=0)
         self.page = Page.create("test")  # never closed: the clock's thread holds its words for life
@@ -33,7 +34,7 @@ class Session:
             return Gpu("GPU-1", library=FakeNvml(self.gpu), host_pids=host_pids) if nvml else None
 
         self.cuda = TorchCuda(self.torch)
-        self.meter = CudaMeter(self.page, self.cuda, find, **options)
+        self.meter = CudaMeter(self.page, self.cuda, find)
         #: set at each tick of the meter's clock
         self.ticked = threading.Event()
         self.meter.start(self.ticked.set)
@@ -115,8 +116,9 @@ def test_the_device_is_waited_for_before_the_grant_goes(session: Session) -> Non
 
 def test_where_lanes_are_shared_torch_keeps_what_it_has() -> None:
     """The lane's bytes are the others' as well, so there is nothing to give back."""
-    session = Session(gives_back=False)
+    session = Session()
     session.use()
+    session.meter.count_pages(FakePages())
     session.meter.grant_began()
     session.torch.allocate(GIB)
     session.torch.free(GIB)

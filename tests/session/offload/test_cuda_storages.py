@@ -14,8 +14,7 @@ from sharedkernel.ipc.shared_page import Page
 from sharedkernel.session.memory.host_meter import HostMeter
 from sharedkernel.session.offload import storages
 from sharedkernel.session.offload.cuda import StorageMover
-from sharedkernel.session.offload.host import CannotOffload, RestoreFailed
-from sharedkernel.session.offload.residency import OffloadedMemory
+from sharedkernel.session.offload.host import CannotOffload, PendingOffload, RestoreFailed
 
 MIB = 1 << 20
 
@@ -25,10 +24,11 @@ def mover() -> StorageMover:
     return StorageMover(HostMeter(Page.create("test")), lambda: None, kind="cpu")
 
 
-def away(mover: StorageMover) -> OffloadedMemory:
+def away(mover: StorageMover) -> PendingOffload:
     pending = mover.prepare()
     pending.write()
-    return pending.commit()
+    pending.commit()
+    return pending
 
 
 class Training:

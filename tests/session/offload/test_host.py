@@ -17,16 +17,17 @@ import pytest
 import torch
 
 from sharedkernel.session.offload import host
-from sharedkernel.session.offload.host import CannotOffload, OffloadedRegions, RegionOffload
+from sharedkernel.session.offload.host import CannotOffload, RegionOffload
 from sharedkernel.session.offload.storages import survey
 
 MIB = 1 << 20
 
 
-def send_away(directory: Path) -> OffloadedRegions:
+def send_away(directory: Path) -> RegionOffload:
     pending = RegionOffload(survey(), directory)
     pending.write()
-    return pending.commit()
+    pending.commit()
+    return pending
 
 
 def nothing(done: int) -> None:
@@ -272,7 +273,8 @@ from sharedkernel.session.offload.storages import survey
 def send_away():
     pending = RegionOffload(survey(), Path(sys.argv[1]))
     pending.write()
-    return pending.commit()
+    pending.commit()
+    return pending
 """
 
 

@@ -11,8 +11,6 @@ from sharedkernel.session.offload.residency import bring_back
 class FailingMemory:
     """Offloaded memory whose first *num_failures* restores fail with *error*."""
 
-    size = 1 << 20
-
     def __init__(self, num_failures: int, error: type[BaseException] = RestoreFailed) -> None:
         self.num_failures = num_failures
         self.error = error
@@ -28,7 +26,7 @@ class FailingMemory:
 def test_a_restore_that_fails_for_a_moment_is_tried_again(num_failures: int, num_tries: int) -> None:
     """The room for it is kept meanwhile."""
     memory = FailingMemory(num_failures)
-    bring_back(memory, print)
+    bring_back(memory.restore, print)
     assert memory.num_tries == num_tries
 
 
@@ -36,7 +34,7 @@ def test_a_restore_that_keeps_failing_is_given_up() -> None:
     """With its own error."""
     memory = FailingMemory(10)
     with pytest.raises(RestoreFailed, match="the driver refuses"):
-        bring_back(memory, print)
+        bring_back(memory.restore, print)
     assert memory.num_tries == 3
 
 
@@ -45,5 +43,5 @@ def test_what_is_no_failure_of_the_device_is_raised_at_once(error: type[BaseExce
     """Above all an interrupt."""
     memory = FailingMemory(1, error)
     with pytest.raises(error):
-        bring_back(memory, print)
+        bring_back(memory.restore, print)
     assert memory.num_tries == 1

@@ -74,9 +74,9 @@ def test_the_loss_is_the_same_to_the_bit(times: int, directory: Path) -> None:
     def move_away_and_back() -> None:
         pending = RegionOffload(survey(), directory)
         pending.write()
-        away = pending.commit()
-        moved.append(away.size)
-        away.restore(lambda done: None)
+        pending.commit()
+        moved.append(pending.size)
+        pending.restore(lambda done: None)
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -66,11 +66,11 @@ def test_what_is_said_long_after_a_look_counts_what_passed_since() -> None:
     progress = Progress()
     forecast = Forecast(progress)
     forecast.section_began()
-    counter = progress.say("loop", 100)
     forecast.grant_began(0)
-    for iterations in (0, 10):
-        counter.started = 1 + iterations
-        forecast.look(iterations)
+    with progress.said("loop", 100) as counter:
+        for iterations in (0, 10):
+            counter.started = 1 + iterations
+            forecast.look(iterations)
     first = forecast.news(10)
     forecast.source_read("x = 1")  # news of another kind
     later = forecast.news(70)
