@@ -31,7 +31,6 @@ class LaneView:
     """A lane."""
 
     id: LaneId
-    domain: str
     #: bytes
     size: int
     #: the session that holds a grant in it
@@ -42,12 +41,10 @@ class LaneView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserView:
-    """A user; bytes are sums over the user's sessions."""
+    """A user."""
 
     id: UserId
     share: float
-    #: the shelf included, as it counts to the quota
-    persistent: int
     #: bytes on the shelf
     shelf: int
     #: device-seconds held under grants
@@ -80,7 +77,6 @@ class SessionView:
     room_from: SessionId | None = None
     #: memory of others is on its way out for it
     is_room_coming: bool = False
-    domain: str
     lane: LaneId | None
     #: bytes
     persistent: int
@@ -88,11 +84,6 @@ class SessionView:
     ephemeral: int | None
     #: bytes
     framework: int
-    #: bytes charged for an interrupted iteration beside its lane
-    parked: int
-    #: bytes that are moved away
-    offloaded: int
-    iterations: int
     #: device-seconds held under grants
     attained: float
     #: how busy it keeps the device alone (0 to 1), as measured of the source that runs and of the one before; None: it
@@ -109,11 +100,7 @@ class SessionView:
 class Snapshot:
     """A scheduler at one moment."""
 
-    #: seconds
-    now: float
-    #: bytes charged: what sessions hold, lanes and what is parked, without the reserve
-    used: int
-    #: bytes on all shelves, in `used` too
+    #: bytes on all shelves
     shelf: int
     lanes: tuple[LaneView, ...]
     users: tuple[UserView, ...]
@@ -145,7 +132,6 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
         lanes.append(
             LaneView(
                 id=lane.id,
-                domain=lane.domain,
                 size=lane.size,
                 holder=None if lane.holder is None else lane.holder.id,
                 queue=tuple(sorted(queue, key=positions.__getitem__)),
@@ -155,7 +141,6 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
         UserView(
             id=user.id,
             share=user.share,
-            persistent=user.persistent,
             shelf=user.shelf,
             attained=user.service.attained + elapsed * user.num_held,
         )
@@ -167,15 +152,11 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
         SessionView(
             id=session.id,
             user=session.user.id,
-            domain=session.domain,
             state=session.state,
             lane=None if session.lane is None else session.lane.id,
             persistent=session.memory.persistent,
             ephemeral=session.memory.ephemeral,
             framework=session.memory.framework,
-            parked=session.iteration.parked,
-            offloaded=session.offload.size,
-            iterations=session.stats.iterations,
             iteration_seconds=session.stats.expected_iteration_seconds,
             attained=session.service.attained + (elapsed if session.state in HOLDING_STATES else 0.0),
             queue_position=positions.get(session.id),
@@ -190,15 +171,7 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
         )
         for session in records.sessions.values()
     ]
-    ledger = records.ledger
-    return Snapshot(
-        now=now,
-        used=ledger.used,
-        shelf=ledger.shelf,
-        lanes=tuple(lanes),
-        users=tuple(users),
-        sessions=tuple(sessions),
-    )
+    return Snapshot(shelf=records.ledger.shelf, lanes=tuple(lanes), users=tuple(users), sessions=tuple(sessions))
 
 
 def _lack(records: Records, session: Session) -> dict[str, Any]:

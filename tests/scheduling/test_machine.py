@@ -483,7 +483,7 @@ class Machine(RuleBasedStateMachine):
             self.send(SessionEnded(session=session))
         validate(self.scheduler)
         snapshot = self.scheduler.snapshot(self.now)
-        assert (snapshot.used, snapshot.lanes, snapshot.sessions) == (snapshot.shelf, (), ())
+        assert (self.scheduler.ledger.used, snapshot.lanes, snapshot.sessions) == (snapshot.shelf, (), ())
         assert self.scheduler.next_deadline() is None
         assert self.lanes == {}
         assert self.granted == {}

@@ -90,7 +90,8 @@ def test_a_measurement_that_crossed_with_a_release_says_nothing(make_sched: Make
     sched = make_sched()
     sched.ready("ada")
     measure(sched, "ada", 10, 0.5)
-    assert (sched.view("ada").iterations, sched.view("ada").utilisation) == (0, None)
+    stats = sched.session("ada").stats
+    assert (stats.iterations, stats.utilisation) == (0, None)
 
 
 def test_what_is_left_counts_down_while_the_device_is_held(make_sched: MakeSched) -> None:
