@@ -42,8 +42,6 @@ from sharedkernel.simulator.traces import TraceJob
 
 #: seconds that do not count: sums of times are not exact
 _ROUNDING = 1e-6
-#: least ratio of successive stages' ends: finer ones preempt more and gain next to nothing
-_GRAIN = 1.25
 
 
 class Cluster:
@@ -241,6 +239,6 @@ def _policy(name: str, jobs: Sequence[TraceJob], options: ClusterOptions, histor
         case JobPolicyName.LAS:
             return LasJobs(learned_levels(distribution) if distribution else history.levels, promotion=promotion)
         case JobPolicyName.GITTINS:
-            stages = distribution.stages(grain=_GRAIN) if distribution else history.stages
+            stages = distribution.stages() if distribution else history.stages
             return GittinsJobs(stages, promotion=promotion)
     raise ConfigError(f"there is no policy {name!r} for whole jobs; choose one of {', '.join(JobPolicyName)}.")
