@@ -262,16 +262,15 @@ def _spread(notebooks: Sequence[Sequence[TraceJob]], options: SharedOptions) -> 
     models = [model for model in TRAINING.values() if model.peak <= options.capacity]
     if not models:
         raise ConfigError(f"no published model fits a device of {options.capacity} bytes; give it more memory.")
-    rule = PLACEMENTS[options.placement]()
     places = [_Place(id=DeviceId(str(number))) for number in range(options.devices)]
     for number, cells in enumerate(sorted(notebooks, key=lambda cells: cells[0].submitted)):
         model = rng.choice(models)
         began, ended = _present(cells)
         busy = sum(cell.duration for cell in cells) / (ended - began)
         states = [place.state(options.capacity, began) for place in places]
-        chosen = rule.place(Demand(memory=model.peak, utilisation=min(1.0, busy)), states)
+        chosen = PLACEMENTS[options.placement](Demand(memory=model.peak, utilisation=min(1.0, busy)), states)
         assert chosen is not None, "every device has room for a model that fits it"
-        place = places[int(chosen[0])]
+        place = places[int(chosen.id)]
         place.present.append((ended, model.persistent, busy))
         place.sessions.append(
             SimulatedSession(
