@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling.policies.levels import (
     Levels,
     Promotion,
@@ -28,7 +27,6 @@ from sharedkernel.scheduling.policies.levels import (
 )
 from sharedkernel.scheduling.policies.whole_jobs import (
     FifoJobs,
-    GittinsJobs,
     Job,
     JobId,
     JobPolicy,
@@ -170,7 +168,7 @@ class ClusterOptions:
         With a sentence that says which value cannot be used.
     """
 
-    #: how many like devices there are
+    #: how many like devices there are, at least one
     devices: int
     #: with `fifo`: whether later jobs that fit overtake
     backfill: bool = False
@@ -184,8 +182,6 @@ class ClusterOptions:
     promotion: float = math.inf
 
     def __post_init__(self) -> None:
-        if self.devices < 1:
-            raise ConfigError(f"a cluster of {self.devices} devices runs nothing; give at least 1.")
         if self.las_thresholds is not None:
             Levels(thresholds=self.las_thresholds)
         Promotion(knob=self.promotion)
@@ -210,20 +206,17 @@ def simulate_cluster(
         How.
     on_progress
         Told how many jobs are done whenever one is.
-
-    Raises
-    ------
-    ConfigError
-        When there is no such policy.
     """
     history = ServiceHistory(lambda: cluster.ages())
-    made = _policy(policy, jobs, options, history)
+    made = _policy(JobPolicyName(policy), jobs, options, history)
     cluster = Cluster(jobs, devices=options.devices, policy=made, on_finished=history.add, on_progress=on_progress)
     label = f"{policy} with backfill" if policy == JobPolicyName.FIFO and options.backfill else policy
     return result_of(cluster.run(), label, devices=options.devices)
 
 
-def _policy(name: str, jobs: Sequence[TraceJob], options: ClusterOptions, history: ServiceHistory) -> JobPolicy:
+def _policy(
+    name: JobPolicyName, jobs: Sequence[TraceJob], options: ClusterOptions, history: ServiceHistory
+) -> JobPolicy:
     promotion = Promotion(knob=options.promotion)
     samples = options.samples
     if samples is None and options.from_trace:
@@ -240,5 +233,4 @@ def _policy(name: str, jobs: Sequence[TraceJob], options: ClusterOptions, histor
             return LasJobs(learned_levels(distribution) if distribution else history.levels, promotion=promotion)
         case JobPolicyName.GITTINS:
             stages = distribution.stages() if distribution else history.stages
-            return GittinsJobs(stages, promotion=promotion)
-    raise ConfigError(f"there is no policy {name!r} for whole jobs; choose one of {', '.join(JobPolicyName)}.")
+            return LasJobs(stages, promotion=promotion)

@@ -63,7 +63,7 @@ class SharedOptions:
         With a sentence that says which value cannot be used.
     """
 
-    #: how many there are
+    #: how many there are, at least one
     devices: int
     #: memory of each, bytes
     capacity: int
@@ -76,8 +76,6 @@ class SharedOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.devices < 1:
-            raise ConfigError(f"{self.devices} devices cannot be shared; give at least 1.")
         if self.placement not in PLACEMENTS:
             raise ConfigError(f"there is no placement {self.placement!r}; choose one of {', '.join(PLACEMENTS)}.")
         self.config()
@@ -240,19 +238,18 @@ class _Place:
 
     id: DeviceId
     sessions: list[SimulatedSession] = field(default_factory=list)
-    #: (end of its presence, persistent bytes, utilisation) of each notebook on it
-    present: list[tuple[float, int, float]] = field(default_factory=list)
+    #: (end of its presence, utilisation) of each notebook on it
+    present: list[tuple[float, float]] = field(default_factory=list)
 
     def state(self, capacity: int, now: float) -> DeviceState:
         self.present = [entry for entry in self.present if entry[0] > now]
         return DeviceState(
             id=self.id,
             capacity=capacity,
-            # What is idle can be offloaded: no notebook is turned away for memory.
-            free=max(capacity, capacity - sum(entry[1] for entry in self.present)),
+            free=capacity,  # what is idle can be offloaded: no notebook is turned away for memory
             active=len(self.present),
-            utilisation=sum(entry[2] for entry in self.present),
-            backlog=sum(entry[2] for entry in self.present),
+            utilisation=sum(busy for _, busy in self.present),
+            backlog=sum(busy for _, busy in self.present),
         )
 
 
@@ -271,7 +268,7 @@ def _spread(notebooks: Sequence[Sequence[TraceJob]], options: SharedOptions) -> 
         chosen = PLACEMENTS[options.placement](Demand(memory=model.peak, utilisation=min(1.0, busy)), states)
         assert chosen is not None, "every device has room for a model that fits it"
         place = places[int(chosen.id)]
-        place.present.append((ended, model.persistent, busy))
+        place.present.append((ended, busy))
         place.sessions.append(
             SimulatedSession(
                 name=f"notebook-{number}",

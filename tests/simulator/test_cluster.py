@@ -93,7 +93,6 @@ def test_nothing_finished_has_no_figures() -> None:
 @pytest.mark.parametrize(
     ("values", "what"),
     [
-        ({"devices": 0}, "give at least 1"),
         ({"devices": 1, "las_thresholds": (2.0, 1.0)}, "increase"),
         ({"devices": 1, "promotion": -1.0}, "greater than 0"),
     ],
@@ -102,12 +101,6 @@ def test_options_that_cannot_be_used_are_refused(values: dict[str, object], what
     """With one sentence."""
     with pytest.raises(ConfigError, match=what):
         ClusterOptions(**values)  # type: ignore[arg-type]
-
-
-def test_an_unknown_policy_is_refused() -> None:
-    """The sentence names those there are."""
-    with pytest.raises(ConfigError, match="choose one of fifo, srtf, las, gittins"):
-        simulate_cluster(jobs_of((0, 1, 1)), "lottery", ClusterOptions(devices=1))
 
 
 described_jobs = st.lists(st.tuples(st.floats(0, 50), st.floats(0.5, 80), st.integers(1, 4)), min_size=1, max_size=15)

@@ -141,6 +141,10 @@ class LasJobs(JobPolicy):
     Those of a queue that run come before those that wait, so that they go on until a higher queue needs their devices,
     or they leave the queue. So it is in Tiresias's published simulator, to the job.
 
+    With the stages of a distribution of service as levels it is largest Gittins index first: Tiresias's 2D-Gittins,
+    done right. Tiresias's published simulator looks ahead by one fixed amount of service; here each stage ends where
+    the index drops, so that stages are queues: inside one the index of a job that runs is at least that of its start.
+
     Parameters
     ----------
     levels
@@ -176,14 +180,6 @@ class LasJobs(JobPolicy):
         running = set(chosen)
         for place, job in enumerate(sorted(ranked, key=lambda job: job not in running)):
             job.queue, job.place = self.levels.level(job.age), place
-
-
-class GittinsJobs(LasJobs):
-    """Largest Gittins index first, in the stages of a distribution of service: Tiresias's 2D-Gittins, done right.
-
-    Tiresias's published simulator looks ahead by one fixed amount of service; here each stage ends where the index
-    drops, so that stages are queues: inside one the index of a job that runs is at least that of its start.
-    """
 
 
 def choose(policy: JobPolicy, jobs: Iterable[Job], devices: int) -> list[Job]:
