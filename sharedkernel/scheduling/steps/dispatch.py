@@ -25,14 +25,18 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from sharedkernel.scheduling.memory.lanes import LanePlanner, Spot
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.session import Session, User
 from sharedkernel.scheduling.model.types import LaneId, SessionId, SessionState, UserId
 from sharedkernel.scheduling.policies.base import Policy, Rank
+
+if TYPE_CHECKING:
+    from sharedkernel.scheduling.steps.records import Records
 
 #: ranks are never equal, so sessions are never compared
 Entry = tuple[Rank, Session]
@@ -213,40 +217,17 @@ class DispatchPlan:
     is_unfinished: bool = False
 
 
-def choose(
-    *,
-    config: SchedulerConfig,
-    policy: Policy,
-    lanes: LanePlanner,
-    run_queue: RunQueue,
-    keepers: Iterable[Session],
-    holders: Iterable[Session],
-    may_move: Callable[[], bool],
-    now: float,
-) -> DispatchPlan:
-    """Return which grants to give and to revoke.
-
-    Parameters
-    ----------
-    config, policy, lanes
-        The scheduler's.
-    run_queue
-        The sessions that want a grant and have a lane.
-    keepers
-        Sessions that want none now but keep their place, see :meth:`.Policy.keeps_place`.
-    holders
-        Sessions that hold a grant, their service accrued.
-    may_move
-        Whether no session in the memory queue could use the lane memory that a move takes.
-    now
-        Seconds.
-    """
+def choose(records: Records) -> DispatchPlan:
+    """Return which grants to give and to revoke, the holders' service being accrued."""
+    config, policy, lanes, now = records.config, records.policy, records.lanes, records.clock.now
     turns = DispatchPlan()
     free = lanes.ledger.free
-    running = list(holders)
+    running = list(records.clock.holders.values())
+    # sessions that want no grant now but keep their place
+    keepers = [keeper for keeper in records.ready.values() if policy.keeps_place(keeper)] if policy.reserves else []
     places = [(policy.rank(keeper), keeper) for keeper in keepers]
     before: set[LaneId] = set()
-    for rank, session in run_queue.firsts(running):
+    for rank, session in records.run_queue.firsts(running):
         lane = session.lane
         assert lane is not None
         ahead = [keeper for place, keeper in places if place < rank]
@@ -255,7 +236,8 @@ def choose(
         before.add(lane.id)
         has_place = len(running) + len(ahead) < config.parallel_lanes and _is_bearable(session, running, config)
         if lane.holder is not None:
-            can_move = config.parallel_lanes > 1 and lanes.is_movable(session) and may_move()
+            # No session in the memory queue could use the lane memory that a move takes.
+            can_move = config.parallel_lanes > 1 and lanes.is_movable(session) and records.admission.is_served(now)
             spot = None
             if can_move and has_place:
                 kept = before.union(keeper.lane.id for keeper in ahead if keeper.lane is not None)
@@ -275,7 +257,7 @@ def choose(
                 free -= lane.occupant.iteration.unparked
             turns.grants.append(session)
             running.append(session)
-            if run_queue.has_others(session):
+            if records.run_queue.has_others(session):
                 turns.is_unfinished = True  # of each lane only the first is looked at
         else:
             if all(holder.preemption.force_at == math.inf for holder in running) and not ahead:

@@ -235,20 +235,7 @@ class Reconciler:
     # --- turns -----------------------------------
 
     def _dispatch(self) -> None:
-        records = self._records
-        keepers: list[Session] = []
-        if records.policy.reserves:
-            keepers = [session for session in records.ready.values() if records.policy.keeps_place(session)]
-        chosen = dispatch.choose(
-            config=records.config,
-            policy=records.policy,
-            lanes=records.lanes,
-            run_queue=records.run_queue,
-            keepers=keepers,
-            holders=records.clock.holders.values(),
-            may_move=lambda: records.admission.is_served(records.clock.now),
-            now=records.clock.now,
-        )
+        chosen = dispatch.choose(self._records)
         self._turn_deadline = chosen.deadline
         for session in chosen.asked:
             self._decisions.revoke(session)
@@ -257,6 +244,6 @@ class Reconciler:
         for session in chosen.grants:
             self._decisions.grant(session)
         if chosen.move is not None:
-            records.lanes.move(*chosen.move)
+            self._records.lanes.move(*chosen.move)
         if chosen.is_unfinished:
             self._dispatch()
