@@ -80,18 +80,14 @@ class Offloading:
 
     def is_coming(self) -> bool:
         """Return whether memory is being offloaded, or will be without another event."""
-        if self.choice.offloadable_at is not None:
-            return True
-        return any(s.offload.is_asked for some in (self.idle, self.demand.open) for s in some.values())
+        asked = (s.offload.is_asked for some in (self.idle, self.demand.open) for s in some.values())
+        return self.choice.offloadable_at is not None or any(asked)
 
     def own(self, user: User) -> int:
         """Return the bytes that *user*'s idle sessions can offload, or are offloading, of those that count."""
-        idle = self._counted_idle(user)
-        return sum(session.memory.persistent for session in idle if session.offload.is_asked or may_ask(session))
-
-    def _counted_idle(self, user: User) -> list[Session]:
         own = user.sessions.values()
-        return [session for session in own if session.state is SessionState.IDLE and not session.is_detached]
+        idle = [session for session in own if session.state is SessionState.IDLE and not session.is_detached]
+        return _sum(session for session in idle if session.offload.is_asked or may_ask(session))
 
     def choose(self, queue: list[Session], now: float, *, queue_until: Callable[[float], float]) -> list[Session]:
         """Return the sessions to ask to offload for the memory queue.
@@ -105,16 +101,9 @@ class Offloading:
         queue_until
             Returns until when, seconds, the queue stays the same, see :meth:`.Admission.same_until`.
         """
-        choice = self._choices.get(now, lambda: self._compute(queue, now, queue_until))
+        choice = self._choices.get(now, lambda: self._choose(queue, now, queue_until))
         self._apply(choice)
         return choice.sessions
-
-    def _compute(
-        self, queue: list[Session], now: float, queue_until: Callable[[float], float]
-    ) -> tuple[OffloadChoice, float]:
-        choice = self._choose(queue, now)
-        due_at = math.inf if choice.eviction.due_at is None else choice.eviction.due_at
-        return choice, min(self._same_until(now), queue_until(now), due_at)
 
     def expected_waits(self, queue: list[Session], now: float) -> dict[SessionId, float]:
         """Return how many seconds queued sessions may still wait for memory; those without an estimate are missing.
@@ -164,7 +153,10 @@ class Offloading:
             self.demand.ledger.revision += 1
         self.choice = choice
 
-    def _choose(self, queue: list[Session], now: float) -> OffloadChoice:
+    def _choose(
+        self, queue: list[Session], now: float, queue_until: Callable[[float], float]
+    ) -> tuple[OffloadChoice, float]:
+        """Return what to offload, and until when that is so if nothing happens, seconds."""
         over = [session for session in queue if session.is_over_quota]
         choice = OffloadChoice(
             sessions=list(dict.fromkeys(other for session in over for other in self._for_quota(session)))
@@ -180,7 +172,8 @@ class Offloading:
             choice.eviction = self.turns.choose(staying, coming, choice.sessions, now)
             if choice.eviction.waiting is not None:
                 choice.helped.add(choice.eviction.waiting)
-        return choice
+        due_at = math.inf if choice.eviction.due_at is None else choice.eviction.due_at
+        return choice, min(self._same_until(now), queue_until(now), due_at)
 
     def _coming(self, choice: OffloadChoice, now: float) -> int:
         """Return the bytes that are being offloaded, or will be with *choice*."""
