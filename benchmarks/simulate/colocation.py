@@ -33,7 +33,7 @@ from sharedkernel.scheduling.placement import (
     excess,
     least_interference,
 )
-from sharedkernel.simulator.report import JobSpan, SimulationResult
+from sharedkernel.simulator.report import JobRun, JobSpan, SimulationResult
 
 #: the rule that knows nothing
 RANDOM = "random"
@@ -299,18 +299,9 @@ def simulate_colocation(
         "p95_slowdown": float(numpy.percentile(slowdowns, 95)),
         "avg_slowdown": float(numpy.mean(slowdowns)),
     }
-    return SimulationResult(
-        policy=rule,
-        jobs=len(jobs),
-        completion_times=[span.ended for span in spans],
-        waits=[span.started for span in spans],
-        durations=[job.duration for job in jobs],
-        began=0.0,
-        ended=max(span.ended for span in spans),
-        preemptions=0,
-        devices=2 * devices,
-        used=sum(span.ended - span.started for span in spans),
-        services=[1 / slowdown for slowdown in slowdowns],
-        added=added,
-        spans=spans,
-    )
+    runs = [
+        JobRun(came=0.0, duration=job.duration, ended=span.ended, stretches=[(span.started, span.ended)])
+        for job, span in zip(jobs, spans, strict=True)
+    ]
+    services = [1 / slowdown for slowdown in slowdowns]
+    return SimulationResult(policy=rule, runs=runs, devices=2 * devices, services=services, added=added)

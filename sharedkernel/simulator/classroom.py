@@ -175,7 +175,7 @@ def forecast_class(
         "p95_delay_seconds": _finite(forecast.p95),
         "p95_stretch": _finite(forecast.stretch),
     }
-    return forecast, outcome_of(runs, plan.policy, added=added)
+    return forecast, outcome_of(runs, plan.policy, added)
 
 
 def _within(found: Sequence[float], bounds: Sequence[float]) -> bool:

@@ -35,7 +35,7 @@ from sharedkernel.scheduling.policies.whole_jobs import (
     SrtfJobs,
     choose,
 )
-from sharedkernel.simulator.report import JobRun, SimulationResult, result_of
+from sharedkernel.simulator.report import JobRun, SimulationResult
 from sharedkernel.simulator.traces import TraceJob
 
 #: seconds that do not count: sums of times are not exact
@@ -211,7 +211,7 @@ def simulate_cluster(
     made = _policy(JobPolicyName(policy), jobs, options, history)
     cluster = Cluster(jobs, devices=options.devices, policy=made, on_finished=history.add, on_progress=on_progress)
     label = f"{policy} with backfill" if policy == JobPolicyName.FIFO and options.backfill else policy
-    return result_of(cluster.run(), label, devices=options.devices)
+    return SimulationResult(policy=label, runs=cluster.run(), devices=options.devices)
 
 
 def _policy(

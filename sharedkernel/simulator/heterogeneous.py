@@ -28,7 +28,7 @@ import numpy
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling.matching import AlloX, MatchedDevice, MatchedJob
-from sharedkernel.simulator.report import JobRun, SimulationResult, result_of
+from sharedkernel.simulator.report import JobRun, SimulationResult
 from sharedkernel.simulator.traces import TraceJob
 
 #: which jobs the idle devices start now: (waiting, devices, attained by user, now) -> device id -> job
@@ -177,9 +177,9 @@ def _outcome(policy: str, started: Sequence[tuple[MatchedJob, JobRun]], devices:
     for job, run in in_order:
         by_user.setdefault(job.user, []).append((run.jct, run.jct / job.best))
     means = [numpy.mean(values, axis=0) for values in by_user.values()]
-    return result_of(
-        [run for _, run in in_order],
-        policy,
+    return SimulationResult(
+        policy=policy,
+        runs=[run for _, run in in_order],
         devices=devices,
         services=[1 / float(slowdown) for _, slowdown in means],
         added={

@@ -32,7 +32,7 @@ from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.scheduling.model.config import DEFAULT_POLICY
 from sharedkernel.scheduling.placement import PLACEMENTS, Demand, DeviceId, DeviceState, PlacementName
 from sharedkernel.simulator.device import CellRun, SimulatedCell, SimulatedDevice, SimulatedSession
-from sharedkernel.simulator.device_runs import TRAINING, outcome_of
+from sharedkernel.simulator.device_runs import TRAINING
 from sharedkernel.simulator.report import Figure, SimulationResult
 from sharedkernel.simulator.traces import TraceJob
 
@@ -320,5 +320,5 @@ def _outcome(
         "p50_slowdown": float(numpy.percentile(slowdowns, 50)) if ended else None,
         "p95_slowdown": float(numpy.percentile(slowdowns, 95)) if ended else None,
     }
-    outcome = outcome_of(runs, options.policy, added=added)
-    return replace(outcome, devices=options.devices, used=sum(run.duration for run in ended))
+    used = sum(run.duration for run in ended)
+    return SimulationResult(policy=options.policy, runs=runs, devices=options.devices, used=used, added=added)
