@@ -125,18 +125,17 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
         Seconds, not before the last event.
     """
     elapsed = max(0.0, now - records.clock.now)
-    positions = {session.id: position for position, session in enumerate(_in_order(records), start=1)}
-    lanes = []
-    for lane in records.lanes.by_id.values():
-        queue = [session.id for session in lane.sessions.values() if session.state is SessionState.QUEUED]
-        lanes.append(
-            LaneView(
-                id=lane.id,
-                size=lane.size,
-                holder=None if lane.holder is None else lane.holder.id,
-                queue=tuple(sorted(queue, key=positions.__getitem__)),
-            )
+    wanting = sorted([*records.queued.values(), *records.admission.waiting.values()], key=records.policy.rank)
+    positions = {session.id: position for position, session in enumerate(wanting, start=1)}
+    lanes = [
+        LaneView(
+            id=lane.id,
+            size=lane.size,
+            holder=None if lane.holder is None else lane.holder.id,
+            queue=tuple(sorted(records.queued.keys() & lane.sessions.keys(), key=positions.__getitem__)),
         )
+        for lane in records.lanes.by_id.values()
+    ]
     users = [
         UserView(
             id=user.id,
@@ -186,11 +185,6 @@ def _lack(records: Records, session: Session) -> dict[str, Any]:
         "room_from": None if maker is None or maker is session else maker.id,
         "is_room_coming": maker is not None and records.offloading.is_leaving(maker),
     }
-
-
-def _in_order(records: Records) -> list[Session]:
-    """Return the sessions that want the device or memory in the order in which they would be served now."""
-    return sorted([*records.queued.values(), *records.admission.waiting.values()], key=records.policy.rank)
 
 
 def _waiting_for(session: Session, *, is_queued: bool) -> WaitingFor | None:

@@ -88,7 +88,6 @@ class Records:
         self.policy = make_policy(config, self.predictions)
         self.admission.config, self.admission.policy = config, self.policy
         self.turns.config, self.turns.policy = config, self.policy
-        self.reclaimer.policy = self.policy
         self.run_queue.rebuild(self.policy, self.queued.values())
 
     def begin(self, event: Event) -> None:
