@@ -99,11 +99,6 @@ class CellRun(JobRun):
     refused: str = ""
 
 
-def shared_in_proportion(utilisations: Sequence[float]) -> float:
-    """Return the speed of sessions that run at once: full while their utilisations sum to at most 1."""
-    return 1.0 / max(1.0, sum(utilisations))
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Actor:
     """A session at work."""
@@ -384,8 +379,8 @@ class SimulatedDevice:
     # --- speed -----------------------------------
 
     def _set_speed(self) -> None:
-        utilisations = [actor.session.utilisation for actor in self._running.values()]
-        speed = shared_in_proportion(utilisations) if len(utilisations) > 1 else 1.0
+        # full while the utilisations of those that run sum to at most 1
+        speed = 1.0 / max(1.0, sum(actor.session.utilisation for actor in self._running.values()))
         if speed != self._speed:
             self._speed = speed
             for actor in self._running.values():
