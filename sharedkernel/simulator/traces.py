@@ -1,8 +1,9 @@
 """Traces: jobs and cell events, read from CSV files or generated.
 
 One layout is read, Tiresias's: ``job_id,num_gpu,submit_time,iterations,model_name,duration,interval``, in any order of
-columns. Others are ignored, but for ``user`` and, on clusters of unlike devices, ``duration_KIND``. Only ``job_id``,
-``num_gpu``, ``submit_time`` and ``duration`` must be there. Times are in the unit the caller names; seconds come out.
+columns; the number of iterations and the model are of no use here. Others are ignored, but for ``user`` and, on
+clusters of unlike devices, ``duration_KIND``. Only ``job_id``, ``num_gpu``, ``submit_time`` and ``duration`` must be
+there. Times are in the unit the caller names; seconds come out.
 
 A row that cannot be used is an error that names file, line and column, or is skipped and counted if the caller says so.
 Nothing is guessed: a job that never ends, needs no device, or comes before time 0 is a bad row.
@@ -62,10 +63,6 @@ class TraceJob:
     submitted: float
     #: how long it runs when it is never interrupted, seconds
     duration: float
-    #: iterations in all; 0 where the trace does not say
-    iterations: int = 0
-    #: name of its model; empty where the trace does not say
-    model: str = ""
     #: who sent it; empty where the trace does not say
     user: str = ""
     #: its duration by kind of device, seconds, where the trace tells kinds apart
@@ -100,8 +97,6 @@ def read_trace(path: Path | str, *, time_unit: str = "s", skip_bad: bool = False
         When the file cannot be read, has no usable row, or has a bad one, with file, line and column.
     """
     path = Path(path)
-    if time_unit not in TIME_UNITS:
-        raise TraceError(f"{time_unit!r} is no unit of time for a trace; use one of {', '.join(TIME_UNITS)}.")
     skipped: list[str] = []
     jobs: list[TraceJob] = []
     for row in _rows(path, f"the trace {path}", TIME_UNITS[time_unit]):
@@ -166,15 +161,12 @@ class _Row:
     _unit: float
 
     def job(self) -> TraceJob:
-        devices = self.whole("num_gpu", least=1)
         kinds = [name for name in self._row if name.startswith(_KIND_PREFIX) and self._row[name]]
         return TraceJob(
             id=self.text("job_id"),
-            devices=devices,
+            devices=self.whole("num_gpu", least=1),
             submitted=self.number("submit_time") * self._unit,
             duration=self.number("duration", above=0.0) * self._unit,
-            iterations=self.whole("iterations") if self._row.get("iterations") else 0,
-            model=(self._row.get("model_name") or "").strip(),
             user=(self._row.get("user") or "").strip(),
             durations={name.removeprefix(_KIND_PREFIX): self.number(name, above=0.0) * self._unit for name in kinds},
         )
@@ -196,7 +188,7 @@ class _Row:
             self._refuse(column, f"{text!r} is not {wanted}")
         return value
 
-    def whole(self, column: str, *, least: int = 0) -> int:
+    def whole(self, column: str, *, least: int) -> int:
         text = self.text(column)
         if not text.isdecimal() or int(text) < least:
             self._refuse(column, f"{text!r} is not a whole number of at least {least}")
