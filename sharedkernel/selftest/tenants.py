@@ -338,18 +338,14 @@ class TenantConnection:
         self._set_lane()
         self.do("begin_turn", must_scrub=self.store.begin_turn(LANE, self.name, self._user))
 
-    def hand_over(self, at: Literal["boundary", "cell", "yield"] = "boundary") -> None:
-        """Take the lane from it."""
+    @contextlib.contextmanager
+    def turn(self, at: Literal["boundary", "cell", "yield"] = "boundary") -> Iterator[None]:
+        """Give it the lane for a while, and take it back."""
+        self.begin_turn()
+        yield
         self.do("hand_over", at=at)
         self.store.end_turn(LANE, self.name)
         self.store.validate()
-
-    @contextlib.contextmanager
-    def turn(self, at: Literal["boundary", "cell", "yield"] = "boundary") -> Iterator[None]:
-        """Give it the lane for a while."""
-        self.begin_turn()
-        yield
-        self.hand_over(at)
 
     def warm_up(self) -> None:
         """Let the first iterations of a job pass."""
