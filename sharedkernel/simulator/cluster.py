@@ -1,7 +1,7 @@
 """Whole jobs on a cluster of like devices, under simulated time.
 
 The policies of `scheduling/policies/whole_jobs.py` are asked whenever something changes: a job comes, ends, crosses a
-threshold or is promoted. Between two such moments nothing does, so time jumps from one to the next. Preempting costs
+threshold. Between two such moments nothing does, so time jumps from one to the next. Preempting costs
 nothing, and running beside others slows nobody: like Tiresias's own simulator, so figures can be compared, and like it
 kind to policies that preempt.
 
@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 from sharedkernel.scheduling.policies.levels import (
     Levels,
-    Promotion,
     ServiceDistribution,
     ServiceHistory,
     learned_levels,
@@ -86,7 +85,6 @@ class Cluster:
         while self._coming or self._active:
             self._pass_time(self._next_moment())
             self._finish()
-            self._promote()
             while self._coming and self._coming[0][0].submitted <= self.now + _ROUNDING:
                 self._come(*self._coming.popleft())
             self._take_turns()
@@ -98,22 +96,18 @@ class Cluster:
 
     def _next_moment(self) -> float:
         moments = [self._coming[0][0].submitted] if self._coming else []
-        for job in self._active:
-            if job.is_running:
-                moments.append(self.now + min(job.remaining, self.policy.changes_in(job)))
-            else:
-                moments.append(self.policy.promoted_at(job))
+        moments += [self.now + min(job.remaining, self.policy.changes_in(job)) for job in self._running]
         return max(self.now, min(moments))
 
     def _pass_time(self, until: float) -> None:
         elapsed = until - self.now
         for job in self._running:
             job.executed += elapsed
-            job.recent += elapsed
+            job.aged += elapsed
             job.remaining -= elapsed
             # A threshold that was aimed at is reached, whatever the rounding.
             if 0 < self.policy.changes_in(job) <= _ROUNDING:
-                job.recent += _ROUNDING
+                job.aged += _ROUNDING
         self.now = until
 
     def _finish(self) -> None:
@@ -125,17 +119,9 @@ class Cluster:
             self._on_finished(job.executed * job.devices)
             self._on_progress(self._done)
 
-    def _promote(self) -> None:
-        for job in self._active:
-            if not job.is_running and self.policy.promoted_at(job) <= self.now + _ROUNDING:
-                job.recent = 0.0
-
     def _come(self, job: TraceJob, run: JobRun) -> None:
         arrival = len(self._active) + self._done
-        active = Job(
-            id=JobId(job.id), devices=job.devices, arrival=arrival, remaining=job.duration, waiting_since=self.now
-        )
-        self._active[active] = run
+        self._active[Job(id=JobId(job.id), devices=job.devices, arrival=arrival, remaining=job.duration)] = run
 
     def _take_turns(self) -> None:
         chosen = choose(self.policy, self._active, self.devices)
@@ -144,7 +130,6 @@ class Cluster:
             run = self._active[job]
             run.preemptions += 1
             self._stop(job, run)
-            job.waiting_since = self.now
         for job in chosen:
             if not job.is_running:
                 job.is_running = True
@@ -178,13 +163,10 @@ class ClusterOptions:
     samples: tuple[float, ...] | None = None
     #: whether what is learned is taken from the whole trace instead of the run so far
     from_trace: bool = False
-    #: with `las` and `gittins`: Tiresias's knob, see :class:`.Promotion`; infinite: off
-    promotion: float = math.inf
 
     def __post_init__(self) -> None:
         if self.las_thresholds is not None:
             Levels(thresholds=self.las_thresholds)
-        Promotion(knob=self.promotion)
 
 
 def simulate_cluster(
@@ -217,7 +199,6 @@ def simulate_cluster(
 def _policy(
     name: JobPolicyName, jobs: Sequence[TraceJob], options: ClusterOptions, history: ServiceHistory
 ) -> JobPolicy:
-    promotion = Promotion(knob=options.promotion)
     samples = options.samples
     if samples is None and options.from_trace:
         samples = tuple(job.duration * job.devices for job in jobs)
@@ -228,9 +209,9 @@ def _policy(
         case JobPolicyName.SRTF:
             return SrtfJobs()
         case JobPolicyName.LAS if options.las_thresholds is not None:
-            return LasJobs(Levels(thresholds=options.las_thresholds), promotion=promotion)
+            return LasJobs(Levels(thresholds=options.las_thresholds))
         case JobPolicyName.LAS:
-            return LasJobs(learned_levels(distribution) if distribution else history.levels, promotion=promotion)
+            return LasJobs(learned_levels(distribution) if distribution else history.levels)
         case JobPolicyName.GITTINS:
             stages = distribution.stages() if distribution else history.stages
-            return LasJobs(stages, promotion=promotion)
+            return LasJobs(stages)

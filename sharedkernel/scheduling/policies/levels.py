@@ -2,9 +2,7 @@
 
 Least attained service first, taken literally, switches whenever two jobs draw level, which is time-sharing. Tiresias
 (NSDI'19 §4.3) cuts attained service into K levels: a job starts in the highest queue, is *demoted* when its service
-crosses a threshold, and those of the same queue take their turns in a fixed order. Optionally a job that has waited
-long enough since it last ran, compared with what it was served, is *promoted*: put back to the highest queue with its
-age forgotten (Tiresias's knob), so that no job waits for ever.
+crosses a threshold, and those of the same queue take their turns in a fixed order.
 
 Thresholds are given, or learned of what was seen, at the ages where the Gittins index drops. Known is a sample of the
 service that jobs needed in all, never how much a given job will need. The *Gittins index* of a job that has attained
@@ -191,36 +189,6 @@ def doubling_levels(first: float, *, largest: float = 1e9) -> Levels:
     """
     powers = itertools.takewhile(lambda value: value <= largest, (first * 2**k for k in itertools.count()))
     return Levels(thresholds=tuple(powers))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Promotion:
-    """The rule by which a waiting job is put back to the highest queue.
-
-    Raises
-    ------
-    ConfigError
-        When the knob is not greater than 0.
-    """
-
-    #: how many times its executed time it must have waited since it last ran; infinite: never
-    knob: float = math.inf
-
-    def __post_init__(self) -> None:
-        if not self.knob > 0:
-            raise ConfigError(f"the promotion knob is {self.knob}; it must be greater than 0 (infinite: never).")
-
-    def due_at(self, *, waiting_since: float, executed: float) -> float:
-        """Return when a job that has run for *executed* seconds since its last promotion is promoted.
-
-        Parameters
-        ----------
-        waiting_since
-            When it last stopped running, seconds.
-        executed
-            Seconds that it ran since it came or was promoted; one that never ran is in the highest queue anyway.
-        """
-        return waiting_since + self.knob * executed if executed > 0 else math.inf
 
 
 #: finished jobs from which on something is learned

@@ -15,7 +15,7 @@ from sharedkernel.scheduling.policies.whole_jobs import (
 
 def job(arrival: int, devices: int = 1, *, ran: float = 0.0, left: float = 100.0, is_running: bool = False) -> Job:
     made = Job(id=JobId(str(arrival)), devices=devices, arrival=arrival, remaining=left, is_running=is_running)
-    made.executed = made.recent = ran
+    made.executed = made.aged = ran
     return made
 
 
@@ -35,7 +35,7 @@ def test_las_puts_whoever_is_demoted_at_the_end_of_the_queue() -> None:
     las = LasJobs(Levels(thresholds=(100.0,)))
     first, second = job(0), job(1)
     assert names(las, [first, second], 1) == ["0"]
-    first.recent = 100.0
+    first.aged = 100.0
     assert names(las, [first, second], 1) == ["1"]
-    second.recent = 100.0
+    second.aged = 100.0
     assert names(las, [first, second], 1) == ["0"]
