@@ -88,7 +88,6 @@ class ClassPlan:
             now += length + pause
         return SimulatedSession(
             name=name,
-            user=name,
             cells=cells,
             persistent=self.persistent,
             ephemeral=self.ephemeral,

@@ -64,11 +64,9 @@ class SimulatedCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedSession:
-    """One session and all that it will do."""
+    """One session, of a user of its own, and all that it will do."""
 
     name: str
-    #: whose it is
-    user: str
     cells: Sequence[SimulatedCell]
     #: bytes that it keeps between iterations, from its first one on
     persistent: int = 0
@@ -91,8 +89,6 @@ class SimulatedSession:
 class CellRun(JobRun):
     """The outcome of one cell, which came when it was sent."""
 
-    session: SimulatedSession
-    cell: SimulatedCell
     #: when it was first granted the device; infinite: it was not
     granted: float = math.inf
     #: why it was refused; empty: it was not
@@ -228,7 +224,7 @@ class SimulatedDevice:
     # --- what sessions do -----------------------------------
 
     def _arrive(self, actor: _Actor) -> None:
-        user, framework = UserId(actor.session.user), actor.session.framework
+        user, framework = UserId(actor.session.name), actor.session.framework
         self._tell(SessionStarted(session=actor.id, user=user, domain="all", framework=framework))
         self._send(actor)
 
@@ -238,7 +234,7 @@ class SimulatedDevice:
             self._tell(OffloadDeclined(session=actor.id, for_now=True))
         actor.turn += 1
         actor.done, actor.reported = 0.0, 0
-        actor.run = CellRun(session=actor.session, cell=actor.cell, came=self.now, duration=actor.cell.seconds)
+        actor.run = CellRun(came=self.now, duration=actor.cell.seconds)
         self.runs.append(actor.run)
         self._tell(CellOpened(session=actor.id))
         if not actor.offloaded:

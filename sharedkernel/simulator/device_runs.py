@@ -12,7 +12,7 @@ trace-100
     lengths from the one, five and ten minutes that were measured of each, all alike likely, arrivals a Poisson process
     of two a minute, as in Tiresias's published trace.
 
-A session is one job, in a trust domain with all others, of a user of its own.
+A session is one job, in a trust domain with all others.
 
 Models are those whose memory and speed Salus's authors published beside "Salus: Fine-Grained GPU Sharing Primitives for
 Deep Learning Applications" (MLSys 2020), measured on a P100 of 16 GB with TensorFlow 1: what a model keeps between
@@ -219,7 +219,6 @@ def _session(
 ) -> SimulatedSession:
     return SimulatedSession(
         name=name,
-        user=name,
         cells=cells,
         persistent=model.persistent,
         ephemeral=model.ephemeral,

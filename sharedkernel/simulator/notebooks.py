@@ -272,7 +272,6 @@ def _spread(notebooks: Sequence[Sequence[TraceJob]], options: SharedOptions) -> 
         place.sessions.append(
             SimulatedSession(
                 name=f"notebook-{number}",
-                user=f"user-{number}",
                 cells=_cells(cells),
                 persistent=model.persistent,
                 ephemeral=model.ephemeral,

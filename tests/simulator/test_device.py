@@ -17,7 +17,7 @@ from tests.scheduling.invariants import validate
 
 def session(name: str, seconds: float, *, iteration: float = 0.01, pause: float = 0.0, **more: object) -> object:
     cell = SimulatedCell(seconds=seconds, iteration=iteration, pause=pause)
-    values = {"user": name, "persistent": 10, "ephemeral": 10, **more}
+    values = {"persistent": 10, "ephemeral": 10, **more}
     return SimulatedSession(name=name, cells=[cell], **values)  # type: ignore[arg-type]
 
 
@@ -57,7 +57,7 @@ def test_idle_sessions_are_offloaded_and_restored() -> None:
         SimulatedCell(seconds=1.0, iteration=0.1),
         SimulatedCell(seconds=1.0, iteration=0.1, pause=100.0),
     ]
-    idle = SimulatedSession(name="idle", user="idle", cells=cells, persistent=600 * mebibyte, ephemeral=mebibyte)
+    idle = SimulatedSession(name="idle", cells=cells, persistent=600 * mebibyte, ephemeral=mebibyte)
     other = session("other", 1.0, pause=50.0, persistent=600 * mebibyte, ephemeral=mebibyte)
     config = SchedulerConfig(capacity=1000 * mebibyte, preempt_patience=PATIENCE)
     device = SimulatedDevice(config, [idle, other], bandwidth=600 * mebibyte)  # type: ignore[list-item]
@@ -104,9 +104,9 @@ def test_every_cell_ends_after_its_time(
         held = sum(until - since for since, until in cell.stretches)
         assert cell.ended < math.inf
         # With one lane, what it held is what it needed; several slow each other.
-        assert held >= cell.cell.seconds - 1e-6
+        assert held >= cell.duration - 1e-6
         if lanes == 1:
-            assert held == pytest.approx(cell.cell.seconds, abs=1e-6)
+            assert held == pytest.approx(cell.duration, abs=1e-6)
 
 
 notebooks = st.lists(
@@ -129,7 +129,6 @@ def test_cells_begin_and_end_while_memory_is_moved(
     sessions = [
         SimulatedSession(
             name=f"s{number}",
-            user=f"s{number}",
             cells=[SimulatedCell(seconds=seconds, iteration=0.5, pause=pause) for seconds, pause in cells],
             persistent=kept * gibibyte,
             ephemeral=gibibyte,
