@@ -159,7 +159,10 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
             iteration_seconds=session.stats.expected_iteration_seconds,
             attained=session.service.attained + (elapsed if session.state in HOLDING_STATES else 0.0),
             queue_position=positions.get(session.id),
-            waiting_for=_waiting_for(session, is_queued=session.id in positions),
+            # One beyond its quota is restored once others of its user are offloaded.
+            waiting_for="quota"
+            if session.id in positions and session.is_over_quota
+            else _WAITING_FOR.get(session.state),
             **_rest(records, session, elapsed),
             utilisation=session.stats.utilisation,
             utilisation_predicted=session.stats.earlier_utilisation,
@@ -185,11 +188,6 @@ def _lack(records: Records, session: Session) -> dict[str, Any]:
         "room_from": None if maker is None or maker is session else maker.id,
         "is_room_coming": maker is not None and records.offloading.is_leaving(maker),
     }
-
-
-def _waiting_for(session: Session, *, is_queued: bool) -> WaitingFor | None:
-    """Return what *session* waits for; one beyond its quota is restored once others of its user are offloaded."""
-    return "quota" if is_queued and session.is_over_quota else _WAITING_FOR.get(session.state)
 
 
 def _rest(records: Records, session: Session, elapsed: float) -> dict[str, Any]:

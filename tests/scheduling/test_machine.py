@@ -142,7 +142,7 @@ class Machine(RuleBasedStateMachine):
         actions = self.scheduler.handle(event, now=self.now)
         self.follow()
         for action in actions:
-            self.may_revoke = self.scheduler.policy.is_preemptive
+            self.may_revoke = POLICIES[self.scheduler.config.policy].is_preemptive
             self.carry_out(action)
 
     def follow(self) -> None:

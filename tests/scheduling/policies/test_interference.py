@@ -120,7 +120,7 @@ def test_what_an_earlier_scheduler_learned_holds(make_sched: MakeSched) -> None:
     sched = make_sched(policy="las")
     cells = [(UserId("ada"), "abc", 7.0), *((UserId("bob"), None, 0.5 * n) for n in range(1, 41))]
     sched.send(HistoryRecalled(cells=tuple(cells)))
-    policy = sched.scheduler.policy
+    policy = sched.scheduler._records.policy
     assert isinstance(policy, Las)
     assert max(policy.levels.thresholds) == 20.0
     sched.send(SessionStarted(session=SessionId("ada1"), user=UserId("ada"), domain="all"))
