@@ -163,7 +163,7 @@ class SelfTest:
         load_seconds: float = LOAD_SECONDS,
     ) -> None:
         self._identity = identity
-        self._trust = None if trust is None else TrustFile(trust)
+        self._trust = [] if trust is None else [TrustFile(trust)]
         self._python = python
         self._seconds = seconds
         self._load_seconds = load_seconds
@@ -187,10 +187,9 @@ class SelfTest:
             Whether that is trusted as well, since sessions of the executor before this are still on the card.
         """
         notes: dict[str, None] = {}
-        theirs = [] if self._trust is None else [self._trust]
         ours = [] if own is None else [TrustFile(own)]
         trusted: set[str] = set()
-        for file in (*theirs, *(ours if trusts_own else ())):
+        for file in (*self._trust, *(ours if trusts_own else ())):
             try:
                 trusted |= file.passed(self._identity)
             except TrustUnusable as error:
@@ -200,7 +199,7 @@ class SelfTest:
         results += await self._try([name for name in steps if name not in trusted])
         # also steps that were not to be tried now: they passed when they were
         passed = trusted | {result.step for result in results if result.outcome is Outcome.PASSED}
-        for file in (*theirs, *ours):
+        for file in (*self._trust, *ours):
             try:
                 file.record(self._identity, passed)
             except TrustUnusable as error:

@@ -224,7 +224,7 @@ def choose(records: Records) -> DispatchPlan:
     free = lanes.ledger.free
     running = list(records.clock.holders.values())
     # sessions that want no grant now but keep their place
-    keepers = [keeper for keeper in records.ready.values() if policy.keeps_place(keeper)] if policy.reserves else []
+    keepers = [session for session in records.ready.values() if session.cell.started] if policy.reserves else []
     places = [(policy.rank(keeper), keeper) for keeper in keepers]
     before: set[LaneId] = set()
     for rank, session in records.run_queue.firsts(running):
