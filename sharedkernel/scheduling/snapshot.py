@@ -138,10 +138,7 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
     ]
     users = [
         UserView(
-            id=user.id,
-            share=user.share,
-            shelf=user.shelf,
-            attained=user.service.attained + elapsed * user.num_held,
+            id=user.id, share=user.share, shelf=user.shelf, attained=user.service.attained + elapsed * user.num_held
         )
         for user in records.users.values()
     ]

@@ -18,16 +18,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sharedkernel.scheduling.policies.levels import (
-    Levels,
-    ServiceDistribution,
-    ServiceHistory,
-    learned_levels,
-)
+from sharedkernel.scheduling.policies.levels import Levels, ServiceDistribution, ServiceHistory, learned_levels
 from sharedkernel.scheduling.policies.whole_jobs import (
     FifoJobs,
     Job,
-    JobId,
     JobPolicy,
     JobPolicyName,
     LasJobs,
@@ -121,7 +115,7 @@ class Cluster:
 
     def _come(self, job: TraceJob, run: JobRun) -> None:
         arrival = len(self._active) + self._done
-        self._active[Job(id=JobId(job.id), devices=job.devices, arrival=arrival, remaining=job.duration)] = run
+        self._active[Job(devices=job.devices, arrival=arrival, remaining=job.duration)] = run
 
     def _take_turns(self) -> None:
         chosen = choose(self.policy, self._active, self.devices)

@@ -271,10 +271,7 @@ def _spread(notebooks: Sequence[Sequence[TraceJob]], options: SharedOptions) -> 
         place.present.append((ended, busy))
         place.sessions.append(
             SimulatedSession(
-                name=f"notebook-{number}",
-                cells=_cells(cells),
-                persistent=model.persistent,
-                ephemeral=model.ephemeral,
+                name=f"notebook-{number}", cells=_cells(cells), persistent=model.persistent, ephemeral=model.ephemeral
             )
         )
     return [place.sessions for place in places]

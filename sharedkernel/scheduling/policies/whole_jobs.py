@@ -27,11 +27,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, NewType
+from typing import ClassVar
 
 from sharedkernel.scheduling.policies.levels import Levels
 
-JobId = NewType("JobId", str)
 #: what jobs are sorted by, smaller first
 JobRank = tuple[float, ...]
 
@@ -49,7 +48,6 @@ class JobPolicyName(StrEnum):
 class Job:
     """A job as the policies see it. What it will need in all is known to `srtf` alone."""
 
-    id: JobId
     #: devices it needs, all of them at once
     devices: int
     #: number of its arrival, counted over all jobs
