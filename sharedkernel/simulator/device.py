@@ -22,7 +22,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sharedkernel.scheduling import MemoryProfile, Scheduler, SchedulerConfig, SessionId, UserId
 from sharedkernel.scheduling.model.actions import Action, ForceYield, Grant, Offload, Refuse, Restore, Revoke
@@ -110,8 +110,8 @@ class _Actor:
     done: float = 0.0
     #: iterations of it that were reported
     reported: int = 0
-    #: since when it runs; negative: it does not
-    since: float = -1.0
+    #: since when it runs, or when it did last
+    since: float = 0.0
     is_revoked: bool = False
     #: whether its memory is as it will be: its first iteration is over
     is_settled: bool = False
@@ -281,7 +281,6 @@ class SimulatedDevice:
     def _release(self, actor: _Actor, at: ReleasePoint, *, live: int = 0) -> None:
         actor.run.stretches.append((actor.since, self.now))
         del self._running[actor.id]
-        actor.since = -1.0
         actor.turn += 1
         self._set_speed()
         iterations = max(actor.iterations, 1) if at == "cell" else actor.iterations
@@ -318,10 +317,7 @@ class SimulatedDevice:
     def _offloaded(self, actor: _Actor) -> None:
         self.num_offloads += 1
         actor.is_leaving = False
-        actor.offloaded, actor.profile = (
-            actor.profile.persistent,
-            MemoryProfile(ephemeral=actor.profile.ephemeral, framework=actor.profile.framework),
-        )
+        actor.offloaded, actor.profile = actor.profile.persistent, replace(actor.profile, persistent=0)
         self._tell(Offloaded(session=actor.id, memory=actor.profile, offloaded=actor.offloaded))
 
     def _restored(self, actor: _Actor) -> None:
