@@ -102,22 +102,22 @@ class SimulationResult:
 
     @property
     def completion_times(self) -> list[float]:
-        """From each finished job's coming to its being done."""
+        """Time from each finished job's coming to its being done."""
         return [run.jct for run in self.finished]
 
     @property
     def began(self) -> float:
-        """When the first job came."""
+        """Time at which the first job came."""
         return min((run.came for run in self.runs), default=0.0)
 
     @property
     def ended(self) -> float:
-        """When the last job was done."""
+        """Time at which the last job was done."""
         return max((run.ended for run in self.finished), default=0.0)
 
     @property
     def spans(self) -> list[JobSpan]:
-        """Who ran when."""
+        """The stretches in which jobs ran, job by job."""
         return [
             JobSpan(job=number, started=started, ended=ended, devices=run.devices)
             for number, run in enumerate(self.runs)

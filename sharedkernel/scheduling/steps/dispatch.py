@@ -27,16 +27,13 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from sharedkernel.scheduling.memory.admission import Admission
 from sharedkernel.scheduling.memory.lanes import LanePlanner, Spot
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.session import Session, User
 from sharedkernel.scheduling.model.types import LaneId, SessionId, SessionState, UserId
 from sharedkernel.scheduling.policies.base import Policy, Rank
-
-if TYPE_CHECKING:
-    from sharedkernel.scheduling.steps.records import Records
 
 #: ranks are never equal, so sessions are never compared
 Entry = tuple[Rank, Session]
@@ -217,17 +214,27 @@ class DispatchPlan:
     is_unfinished: bool = False
 
 
-def choose(records: Records) -> DispatchPlan:
-    """Return which grants to give and to revoke, the holders' service being accrued."""
-    config, policy, lanes, now = records.config, records.policy, records.lanes, records.clock.now
+def choose(admission: Admission, run_queue: RunQueue, ready: Iterable[Session], now: float) -> DispatchPlan:
+    """Return which grants to give and to revoke.
+
+    Parameters
+    ----------
+    admission, run_queue
+        The scheduler's; the service of holders is accrued.
+    ready
+        All sessions that are `ready`.
+    now
+        Seconds.
+    """
+    config, policy, lanes = admission.config, admission.policy, admission.lanes
     turns = DispatchPlan()
     free = lanes.ledger.free
-    running = list(records.clock.holders.values())
+    running = list(admission.holders.values())
     # sessions that want no grant now but keep their place
-    keepers = [session for session in records.ready.values() if session.cell.started] if policy.reserves else []
+    keepers = [session for session in ready if session.cell.started] if policy.reserves else []
     places = [(policy.rank(keeper), keeper) for keeper in keepers]
     before: set[LaneId] = set()
-    for rank, session in records.run_queue.firsts(running):
+    for rank, session in run_queue.firsts(running):
         lane = session.lane
         assert lane is not None
         ahead = [keeper for place, keeper in places if place < rank]
@@ -237,7 +244,7 @@ def choose(records: Records) -> DispatchPlan:
         has_place = len(running) + len(ahead) < config.parallel_lanes and _is_bearable(session, running, config)
         if lane.holder is not None:
             # No session in the memory queue could use the lane memory that a move takes.
-            can_move = config.parallel_lanes > 1 and lanes.is_movable(session) and records.admission.is_served(now)
+            can_move = config.parallel_lanes > 1 and lanes.is_movable(session) and admission.is_served(now)
             spot = None
             if can_move and has_place:
                 kept = before.union(keeper.lane.id for keeper in ahead if keeper.lane is not None)
@@ -257,7 +264,7 @@ def choose(records: Records) -> DispatchPlan:
                 free -= lane.occupant.iteration.unparked
             turns.grants.append(session)
             running.append(session)
-            if records.run_queue.has_others(session):
+            if run_queue.has_others(session):
                 turns.is_unfinished = True  # of each lane only the first is looked at
         else:
             if all(holder.preemption.force_at == math.inf for holder in running) and not ahead:

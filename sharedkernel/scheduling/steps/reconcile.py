@@ -225,7 +225,8 @@ class Reconciler:
     # --- turns -----------------------------------
 
     def _dispatch(self) -> None:
-        chosen = dispatch.choose(self._records)
+        records = self._records
+        chosen = dispatch.choose(records.admission, records.run_queue, records.ready.values(), records.clock.now)
         self._turn_deadline = chosen.deadline
         for session in chosen.asked:
             self._decisions.revoke(session)
@@ -234,6 +235,6 @@ class Reconciler:
         for session in chosen.grants:
             self._decisions.grant(session)
         if chosen.move is not None:
-            self._records.lanes.move(*chosen.move)
+            records.lanes.move(*chosen.move)
         if chosen.is_unfinished:
             self._dispatch()
