@@ -87,7 +87,6 @@ LARGE_CLASSES = frozenset(
         "scheduling.memory.admission.Admission",
         "scheduling.memory.demand.MemoryDemand",
         "scheduling.memory.lanes.LanePlanner",
-        "scheduling.steps.records.Records",
         "session.memory.meters.Meter",
     }
 )

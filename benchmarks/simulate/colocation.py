@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,11 +28,12 @@ from sharedkernel.scheduling.placement import (
     Demand,
     DeviceId,
     DeviceState,
-    LeastInterference,
     PlacementName,
     PlacementRule,
+    excess,
+    least_interference,
 )
-from sharedkernel.simulator.report import JobSpan, SimulationResult
+from sharedkernel.simulator.report import JobRun, JobSpan, SimulationResult
 
 #: the rule that knows nothing
 RANDOM = "random"
@@ -139,17 +140,6 @@ class PairJob:
     duration: float
 
 
-class RandomPlacement(PlacementRule):
-    """Any device, whatever runs there: what others are compared with."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-
-    def place(self, demand: Demand, devices: Sequence[DeviceState]) -> tuple[DeviceId, ...] | None:
-        """See :meth:`.PlacementRule.place`."""
-        return (self._rng.choice(devices).id,) if devices else None
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Running:
     number: int
@@ -221,10 +211,10 @@ class Colocation:
 
     def _place(self, number: int, job: PairJob) -> bool:
         able = [self._state(device) for device in self._devices if self._fits(device, job)]
-        chosen = self._rule.place(Demand(utilisation=self._utilisations[job.kind]), able)
+        chosen = self._rule(Demand(utilisation=self._utilisations[job.kind]), able)
         if chosen is None:
             return False
-        device = self._devices[int(chosen[0])]
+        device = self._devices[int(chosen.id)]
         device.running.append(_Running(number=number, job=job, started=self.now, left=job.duration))
         return True
 
@@ -289,32 +279,29 @@ def simulate_colocation(
     ConfigError
         When there is no such rule.
     """
-    rules: dict[str, Callable[[], PlacementRule]] = {
+    rng = random.Random(seed)
+
+    def tolerable(demand: Demand, devices: Sequence[DeviceState]) -> DeviceState | None:
+        able = [device for device in devices if not device.active or excess(demand, device) <= tolerance]
+        return least_interference(demand, able)
+
+    rules: dict[str, PlacementRule] = {
         **PLACEMENTS,
-        RANDOM: lambda: RandomPlacement(random.Random(seed)),
-        PlacementName.HORUS: lambda: LeastInterference(tolerance=tolerance),
+        RANDOM: lambda demand, devices: rng.choice(devices) if devices else None,
+        PlacementName.HORUS: tolerable,
     }
     if rule not in rules:
         raise ConfigError(f"there is no placement {rule!r}; choose one of {', '.join(rules)}.")
-    spans = Colocation(table, utilisations, devices=devices, rule=rules[rule](), window=window).run(jobs)
+    spans = Colocation(table, utilisations, devices=devices, rule=rules[rule], window=window).run(jobs)
     slowdowns = [(span.ended - span.started) / jobs[span.job].duration for span in spans]
     added: Mapping[str, float] = {
         "worst_slowdown": max(slowdowns),
         "p95_slowdown": float(numpy.percentile(slowdowns, 95)),
         "avg_slowdown": float(numpy.mean(slowdowns)),
     }
-    return SimulationResult(
-        policy=rule,
-        jobs=len(jobs),
-        completion_times=[span.ended for span in spans],
-        waits=[span.started for span in spans],
-        durations=[job.duration for job in jobs],
-        began=0.0,
-        ended=max(span.ended for span in spans),
-        preemptions=0,
-        devices=2 * devices,
-        used=sum(span.ended - span.started for span in spans),
-        services=[1 / slowdown for slowdown in slowdowns],
-        added=added,
-        spans=spans,
-    )
+    runs = [
+        JobRun(came=0.0, duration=job.duration, ended=span.ended, stretches=[(span.started, span.ended)])
+        for job, span in zip(jobs, spans, strict=True)
+    ]
+    services = [1 / slowdown for slowdown in slowdowns]
+    return SimulationResult(policy=rule, runs=runs, devices=2 * devices, services=services, added=added)

@@ -20,7 +20,6 @@ def run(sessions: int, iterations: int, quantum: float) -> tuple[float, int, int
     made = [
         SimulatedSession(
             name=f"session-{number}",
-            user=f"user-{number}",
             cells=[SimulatedCell(seconds=each, iteration=0.01)],
             persistent=1,
             ephemeral=1,

@@ -128,7 +128,6 @@ def at_once(durations: Sequence[float]) -> list[SimulatedSession]:
     return [
         SimulatedSession(
             name=f"job-{number}",
-            user=f"user-{number}",
             cells=[SimulatedCell(seconds=duration, iteration=min(1.0, duration))],
             persistent=1,
             ephemeral=1,

@@ -20,14 +20,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy
 
 from sharedkernel.errors import ConfigError
 
-#: jobs that take part in one matching, by default: its cost grows with their cube
-MOST_JOBS = 50
+#: most jobs that take part in one matching: its cost grows with their cube
+_MOST_JOBS = 50
 #: what weighs against places behind one another, relative to times: of schedules with the same mean, the one that
 #: spreads jobs over more devices is done sooner
 _EVENNESS = 1e-6
@@ -41,12 +41,8 @@ class MatchedJob:
     user: str = ""
     #: when it came, seconds
     arrived: float = 0.0
-    #: seconds it takes by kind of device; kinds that are missing cannot run it
+    #: seconds it takes by kind of device, for each that there is
     seconds: Mapping[str, float]
-
-    def __post_init__(self) -> None:
-        if not self.seconds or not all(0 < value < math.inf for value in self.seconds.values()):
-            raise ValueError(f"job {self.id} needs a time greater than 0 on at least one kind of device.")
 
     @property
     def best(self) -> float:
@@ -74,8 +70,6 @@ def match(jobs: Sequence[MatchedJob], devices: Sequence[MatchedDevice]) -> dict[
 
     Raises
     ------
-    ValueError
-        When a job can run on none of the devices.
     ConfigError
         When scipy is missing.
     """
@@ -86,10 +80,7 @@ def match(jobs: Sequence[MatchedJob], devices: Sequence[MatchedDevice]) -> dict[
     plan: dict[str, list[MatchedJob]] = {device.id: [] for device in devices}
     if not jobs:
         return plan
-    times = numpy.array([[job.seconds.get(device.kind, math.inf) for device in devices] for job in jobs])
-    for job, row in zip(jobs, times, strict=True):
-        if not numpy.isfinite(row).any():
-            raise ValueError(f"job {job.id} can run on none of the devices.")
+    times = numpy.array([[job.seconds[device.kind] for device in devices] for job in jobs])
     available = numpy.array([device.available for device in devices])
     arrived = numpy.array([job.arrived for job in jobs])
     places = numpy.arange(1, len(jobs) + 1)
@@ -111,34 +102,25 @@ class AlloX:
     Raises
     ------
     ConfigError
-        When alpha is not in (0, 1] or no job may take part.
+        When alpha is not in (0, 1].
     """
 
     #: part of the users whose jobs take part, those who attained least
     alpha: float = 1.0
-    #: most jobs that take part
-    most_jobs: int = MOST_JOBS
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha <= 1:
             raise ConfigError(f"alpha is {self.alpha}; it is the part of the users who take part, above 0 and up to 1.")
-        if self.most_jobs < 1:
-            raise ConfigError(f"most_jobs is {self.most_jobs}; at least one job must take part.")
 
     def start(
-        self,
-        waiting: Sequence[MatchedJob],
-        devices: Sequence[MatchedDevice],
-        *,
-        attained: Mapping[str, float],
-        now: float,
+        self, waiting: Sequence[MatchedJob], devices: Sequence[MatchedDevice], attained: Mapping[str, float], now: float
     ) -> dict[str, MatchedJob]:
         """Return which job each idle device is to start now; devices that are better left to a later job are left out.
 
         Parameters
         ----------
         waiting
-            Jobs that have not started. Each can run on at least one device.
+            Jobs that have not started.
         devices
             All, those available later included.
         attained
@@ -152,12 +134,8 @@ class AlloX:
         alpha = self.alpha
         while True:
             eligible = set(users[: math.ceil(alpha * len(users) - 1e-9)])
-            jobs = shortest_by_kind([job for job in waiting if job.user in eligible], self.most_jobs)
-            present = [
-                MatchedDevice(id=device.id, kind=device.kind, available=max(now, device.available))
-                for device in devices
-            ]
-            plan = match(jobs, present)
+            jobs = shortest_by_kind([job for job in waiting if job.user in eligible], _MOST_JOBS)
+            plan = match(jobs, [replace(device, available=max(now, device.available)) for device in devices])
             started = {d.id: plan[d.id][0] for d in devices if d.available <= now and plan[d.id]}
             if started or alpha >= 1:
                 return started
@@ -177,10 +155,7 @@ def shortest_by_kind(jobs: Sequence[MatchedJob], most: int) -> list[MatchedJob]:
     if len(jobs) <= most:
         return list(jobs)
     kinds = sorted({kind for job in jobs for kind in job.seconds})
-    orders = [
-        iter(sorted((job for job in jobs if kind in job.seconds), key=lambda job: (job.seconds[kind], job.arrived)))
-        for kind in kinds
-    ]
+    orders = [iter(sorted(jobs, key=lambda job: (job.seconds[kind], job.arrived))) for kind in kinds]
     chosen: dict[str, MatchedJob] = {}
     while len(chosen) < most:
         for order in orders:

@@ -1,15 +1,14 @@
 """Placement: which of several devices a session or a job gets.
 
-A rule takes a demand and the state of the devices, and returns devices, or None if nothing suits now. It changes
+A rule takes a demand and the state of the devices, and returns a device, or None if nothing suits now. It changes
 nothing; its caller keeps the state. Memory is never promised twice: a device whose free memory is
 less than what is wanted is out of the question for every rule.
 
 least-loaded
     The device with the least to do: fewest active sessions for its speed, then most free memory.
 tiresias
-    For jobs on several devices (NSDI'19 §4.4). A model whose largest tensor makes up much of it loses by being spread
-    over nodes, so it is *consolidated* on as few as possible, and waits if they are not free; others take what is left
-    over on the fullest nodes, so that whole nodes stay free for those.
+    For jobs with a device of their own (NSDI'19 §4.4): an idle device, on the node that is fullest, so that whole nodes
+    stay free. Jobs on several devices, which Tiresias spreads by their models' tensors, are not placed here.
 allox
     For devices of different speeds: where what is waiting there now, and then this, ends soonest. It is the matching of
     `matching.py` for a single newcomer that must be placed at once.
@@ -23,19 +22,14 @@ Not covered: when to place (`matching.py`, `policies/whole_jobs.py`), and moving
 
 from __future__ import annotations
 
-import itertools
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
 DeviceId = NewType("DeviceId", str)
-
-#: part of a model that its largest tensor makes up, from which on the model is consolidated: VGG and AlexNet (0.7 and
-#: more) are, ResNet and Inception (less than 0.1) are not
-_SKEWED = 0.3
 
 
 class PlacementName(StrEnum):
@@ -84,110 +78,50 @@ class DeviceState:
 class Demand:
     """The needs of a session or a job that is placed on a device."""
 
-    #: bytes it will need on each device
+    #: bytes it will need there
     memory: int = 0
-    #: devices it needs, all at once
-    devices: int = 1
     #: expected utilisation of a device on its own, 0 to 1
     utilisation: float = 1.0
-    #: its largest tensor's part of the model, 0 to 1: how much it loses by being spread over nodes
-    skew: float = 0.0
     #: seconds it needs by kind of device; empty: not known, and in inverse proportion to speed
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
-class PlacementRule(ABC):
-    """Chooses devices."""
-
-    @abstractmethod
-    def place(self, demand: Demand, devices: Sequence[DeviceState]) -> tuple[DeviceId, ...] | None:
-        """Return the devices for a demand, as many as it needs; None: nothing suits now.
-
-        Called once for each session or job that starts. Ties end in the order of the devices.
-
-        Parameters
-        ----------
-        demand
-            To be placed.
-        devices
-            All devices, as they are now.
-        """
+#: returns the device for a demand, of all as they are now; None: nothing suits now. Ties end in the devices' order
+PlacementRule = Callable[[Demand, Sequence[DeviceState]], DeviceState | None]
 
 
-class LeastLoaded(PlacementRule):
-    """The devices with the least to do."""
-
-    def place(self, demand: Demand, devices: Sequence[DeviceState]) -> tuple[DeviceId, ...] | None:
-        """See :meth:`PlacementRule.place`."""
-        order = sorted(fitting(demand, devices), key=lambda device: (device.active / device.speed, -device.free))
-        return _first(order, demand.devices)
+def least_loaded(demand: Demand, devices: Sequence[DeviceState]) -> DeviceState | None:
+    """Return the device with the least to do: fewest active sessions for its speed, then most free memory."""
+    able = fitting(demand, devices)
+    return min(able, key=lambda device: (device.active / device.speed, -device.free), default=None)
 
 
-class Consolidating(PlacementRule):
-    """Tiresias: skewed models on as few nodes as possible, others where they leave whole nodes free."""
-
-    def place(self, demand: Demand, devices: Sequence[DeviceState]) -> tuple[DeviceId, ...] | None:
-        """See :meth:`PlacementRule.place`: devices that are not shared, those with nothing to do."""
-        idle: dict[str, list[DeviceState]] = {}
-        sizes: dict[str, int] = {}
-        for device in devices:
-            sizes[device.node] = sizes.get(device.node, 0) + 1
-        for device in fitting(demand, devices):
-            if not device.active:
-                idle.setdefault(device.node, []).append(device)
-        enough = [node for node, free in idle.items() if len(free) >= demand.devices]
-        if enough:
-            # The node that it fills best, so that larger holes stay.
-            return _first(idle[min(enough, key=lambda node: len(idle[node]))], demand.devices)
-        fullest_first = sorted(idle, key=lambda node: len(idle[node]))
-        if demand.skew < _SKEWED:
-            return _first([device for node in fullest_first for device in idle[node]], demand.devices)
-        # over how many nodes the devices must be spread, were all of them free
-        totals = itertools.accumulate(sorted(sizes.values(), reverse=True))
-        nodes = 1 + sum(total < demand.devices for total in totals)
-        chosen = sorted(idle, key=lambda node: -len(idle[node]))[:nodes]
-        return _first([device for node in chosen for device in idle[node]], demand.devices)
+def consolidated(demand: Demand, devices: Sequence[DeviceState]) -> DeviceState | None:
+    """Return an idle device of the node that has the fewest of them, so that larger holes stay: Tiresias."""
+    idle = [device for device in fitting(demand, devices) if not device.active]
+    free = Counter(device.node for device in idle)
+    return min(idle, key=lambda device: free[device.node], default=None)
 
 
-class SoonestDone(PlacementRule):
-    """AlloX for one newcomer: where it ends soonest, after what waits there and as fast as that kind of device is."""
+def soonest_done(demand: Demand, devices: Sequence[DeviceState]) -> DeviceState | None:
+    """Return where it ends soonest, after what waits there and as fast as that kind of device is: AlloX for one."""
 
-    def place(self, demand: Demand, devices: Sequence[DeviceState]) -> tuple[DeviceId, ...] | None:
-        """See :meth:`PlacementRule.place`."""
+    def done_in(device: DeviceState) -> float:
+        seconds = demand.seconds.get(device.kind, math.inf) if demand.seconds else 1 / device.speed
+        return device.backlog + seconds
 
-        def done_in(device: DeviceState) -> float:
-            seconds = demand.seconds.get(device.kind, math.inf) if demand.seconds else 1 / device.speed
-            return device.backlog + seconds
-
-        able = [device for device in fitting(demand, devices) if done_in(device) < math.inf]
-        return _first(sorted(able, key=lambda device: (done_in(device), device.active)), demand.devices)
+    able = [device for device in fitting(demand, devices) if done_in(device) < math.inf]
+    return min(able, key=lambda device: (done_in(device), device.active), default=None)
 
 
-class LeastInterference(PlacementRule):
-    """Horus: least utilisation beyond what a device can give, then the tightest fit of memory.
+def least_interference(demand: Demand, devices: Sequence[DeviceState]) -> DeviceState | None:
+    """Return where least utilisation is beyond what the device can give, then the tightest fit of memory: Horus."""
 
-    Parameters
-    ----------
-    tolerance
-        Utilisation beyond 1 that is borne; a device that would have more is not shared. Infinite: any is borne.
-    """
+    def cost(device: DeviceState) -> tuple[float, float]:
+        misfit = (device.free - demand.memory) / device.capacity
+        return (excess(demand, device) / device.speed, misfit)
 
-    def __init__(self, *, tolerance: float = math.inf) -> None:
-        self._tolerance = tolerance
-
-    def place(self, demand: Demand, devices: Sequence[DeviceState]) -> tuple[DeviceId, ...] | None:
-        """See :meth:`PlacementRule.place`."""
-        able = [
-            device
-            for device in fitting(demand, devices)
-            if not device.active or excess(demand, device) <= self._tolerance
-        ]
-
-        def cost(device: DeviceState) -> tuple[float, float]:
-            misfit = (device.free - demand.memory) / device.capacity
-            return (excess(demand, device) / device.speed, misfit)
-
-        return _first(sorted(able, key=cost), demand.devices)
+    return min(fitting(demand, devices), key=cost, default=None)
 
 
 def place_session(rule: str, demand: Demand, devices: Sequence[DeviceState]) -> DeviceId:
@@ -205,8 +139,8 @@ def place_session(rule: str, demand: Demand, devices: Sequence[DeviceState]) -> 
     """
     little = Demand(utilisation=0.0, seconds=demand.seconds)
     for name, wanted in ((rule, demand), (rule, little), (PlacementName.LEAST_LOADED, little)):
-        if (chosen := PLACEMENTS[name]().place(wanted, devices)) is not None:
-            return chosen[0]
+        if (chosen := PLACEMENTS[name](wanted, devices)) is not None:
+            return chosen.id
     return devices[0].id
 
 
@@ -236,16 +170,10 @@ def fitting(demand: Demand, devices: Sequence[DeviceState]) -> list[DeviceState]
     return [device for device in devices if device.free >= demand.memory]
 
 
-def _first(devices: Sequence[DeviceState], count: int) -> tuple[DeviceId, ...] | None:
-    if len(devices) < count:
-        return None
-    return tuple(device.id for device in devices[:count])
-
-
 #: every rule by its name
-PLACEMENTS: Mapping[str, type[PlacementRule]] = {
-    PlacementName.LEAST_LOADED: LeastLoaded,
-    PlacementName.TIRESIAS: Consolidating,
-    PlacementName.ALLOX: SoonestDone,
-    PlacementName.HORUS: LeastInterference,
+PLACEMENTS: Mapping[str, PlacementRule] = {
+    PlacementName.LEAST_LOADED: least_loaded,
+    PlacementName.TIRESIAS: consolidated,
+    PlacementName.ALLOX: soonest_done,
+    PlacementName.HORUS: least_interference,
 }

@@ -89,7 +89,6 @@ from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.events import Event, SessionEvent
 from sharedkernel.scheduling.model.transitions import TRANSITIONS
 from sharedkernel.scheduling.model.types import LaneId, SessionId, SessionState
-from sharedkernel.scheduling.policies.base import Policy
 from sharedkernel.scheduling.snapshot import Snapshot, take_snapshot
 from sharedkernel.scheduling.steps.apply import Decisions
 from sharedkernel.scheduling.steps.handlers import EventHandlers
@@ -169,11 +168,6 @@ class Scheduler:
     def touched(self) -> Collection[SessionId]:
         """The sessions that the last event concerned, or changed the state of; one that ended is among them."""
         return self._records.touched
-
-    @property
-    def policy(self) -> Policy:
-        """The policy that ranks now."""
-        return self._records.policy
 
     def snapshot(self, now: float) -> Snapshot:
         """Return the views of all sessions, users and lanes at *now*, seconds; changes nothing."""

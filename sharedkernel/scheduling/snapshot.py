@@ -31,7 +31,6 @@ class LaneView:
     """A lane."""
 
     id: LaneId
-    domain: str
     #: bytes
     size: int
     #: the session that holds a grant in it
@@ -42,12 +41,10 @@ class LaneView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserView:
-    """A user; bytes are sums over the user's sessions."""
+    """A user."""
 
     id: UserId
     share: float
-    #: the shelf included, as it counts to the quota
-    persistent: int
     #: bytes on the shelf
     shelf: int
     #: device-seconds held under grants
@@ -80,7 +77,6 @@ class SessionView:
     room_from: SessionId | None = None
     #: memory of others is on its way out for it
     is_room_coming: bool = False
-    domain: str
     lane: LaneId | None
     #: bytes
     persistent: int
@@ -88,11 +84,6 @@ class SessionView:
     ephemeral: int | None
     #: bytes
     framework: int
-    #: bytes charged for an interrupted iteration beside its lane
-    parked: int
-    #: bytes that are moved away
-    offloaded: int
-    iterations: int
     #: device-seconds held under grants
     attained: float
     #: how busy it keeps the device alone (0 to 1), as measured of the source that runs and of the one before; None: it
@@ -109,11 +100,7 @@ class SessionView:
 class Snapshot:
     """A scheduler at one moment."""
 
-    #: seconds
-    now: float
-    #: bytes charged: what sessions hold, lanes and what is parked, without the reserve
-    used: int
-    #: bytes on all shelves, in `used` too
+    #: bytes on all shelves
     shelf: int
     lanes: tuple[LaneView, ...]
     users: tuple[UserView, ...]
@@ -138,26 +125,20 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
         Seconds, not before the last event.
     """
     elapsed = max(0.0, now - records.clock.now)
-    positions = {session.id: position for position, session in enumerate(_in_order(records), start=1)}
-    lanes = []
-    for lane in records.lanes.by_id.values():
-        queue = [session.id for session in lane.sessions.values() if session.state is SessionState.QUEUED]
-        lanes.append(
-            LaneView(
-                id=lane.id,
-                domain=lane.domain,
-                size=lane.size,
-                holder=None if lane.holder is None else lane.holder.id,
-                queue=tuple(sorted(queue, key=positions.__getitem__)),
-            )
+    wanting = sorted([*records.queued.values(), *records.admission.waiting.values()], key=records.policy.rank)
+    positions = {session.id: position for position, session in enumerate(wanting, start=1)}
+    lanes = [
+        LaneView(
+            id=lane.id,
+            size=lane.size,
+            holder=None if lane.holder is None else lane.holder.id,
+            queue=tuple(sorted(records.queued.keys() & lane.sessions.keys(), key=positions.__getitem__)),
         )
+        for lane in records.lanes.by_id.values()
+    ]
     users = [
         UserView(
-            id=user.id,
-            share=user.share,
-            persistent=user.persistent,
-            shelf=user.shelf,
-            attained=user.service.attained + elapsed * user.num_held,
+            id=user.id, share=user.share, shelf=user.shelf, attained=user.service.attained + elapsed * user.num_held
         )
         for user in records.users.values()
     ]
@@ -167,19 +148,18 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
         SessionView(
             id=session.id,
             user=session.user.id,
-            domain=session.domain,
             state=session.state,
             lane=None if session.lane is None else session.lane.id,
             persistent=session.memory.persistent,
             ephemeral=session.memory.ephemeral,
             framework=session.memory.framework,
-            parked=session.iteration.parked,
-            offloaded=session.offload.size,
-            iterations=session.stats.iterations,
             iteration_seconds=session.stats.expected_iteration_seconds,
             attained=session.service.attained + (elapsed if session.state in HOLDING_STATES else 0.0),
             queue_position=positions.get(session.id),
-            waiting_for=_waiting_for(session, is_queued=session.id in positions),
+            # One beyond its quota is restored once others of its user are offloaded.
+            waiting_for="quota"
+            if session.id in positions and session.is_over_quota
+            else _WAITING_FOR.get(session.state),
             **_rest(records, session, elapsed),
             utilisation=session.stats.utilisation,
             utilisation_predicted=session.stats.earlier_utilisation,
@@ -190,15 +170,7 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
         )
         for session in records.sessions.values()
     ]
-    ledger = records.ledger
-    return Snapshot(
-        now=now,
-        used=ledger.used,
-        shelf=ledger.shelf,
-        lanes=tuple(lanes),
-        users=tuple(users),
-        sessions=tuple(sessions),
-    )
+    return Snapshot(shelf=records.ledger.shelf, lanes=tuple(lanes), users=tuple(users), sessions=tuple(sessions))
 
 
 def _lack(records: Records, session: Session) -> dict[str, Any]:
@@ -213,16 +185,6 @@ def _lack(records: Records, session: Session) -> dict[str, Any]:
         "room_from": None if maker is None or maker is session else maker.id,
         "is_room_coming": maker is not None and records.offloading.is_leaving(maker),
     }
-
-
-def _in_order(records: Records) -> list[Session]:
-    """Return the sessions that want the device or memory in the order in which they would be served now."""
-    return sorted([*records.queued.values(), *records.admission.waiting.values()], key=records.policy.rank)
-
-
-def _waiting_for(session: Session, *, is_queued: bool) -> WaitingFor | None:
-    """Return what *session* waits for; one beyond its quota is restored once others of its user are offloaded."""
-    return "quota" if is_queued and session.is_over_quota else _WAITING_FOR.get(session.state)
 
 
 def _rest(records: Records, session: Session, elapsed: float) -> dict[str, Any]:

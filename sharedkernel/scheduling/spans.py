@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from sharedkernel.scheduling.model.session import Session
@@ -59,7 +59,7 @@ _ACTIVITIES: dict[SessionState, Activity | None] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class Span:
     """One activity of one session, from `begin` to `end`: seconds on the clock of the records' source."""
 
@@ -67,6 +67,7 @@ class Span:
     user: str
     activity: Activity
     begin: float
+    #: the same as `begin` while it is under way
     end: float
     #: lane and track it ran in; None for everything but running
     lane: int | None = None
@@ -83,17 +84,11 @@ class Span:
 class _Doing:
     """The present activity of a session."""
 
-    user: str
-    activity: Activity | None
-    begin: float
-    lane: int | None
-    track: int | None
+    span: Span
     #: iterations it had completed when it began
     iterations: int
-    revoked_at: float | None = None
     #: whether its present grant was revoked when it was last looked at
-    is_revoked: bool = False
-    needed: int | None = None
+    is_revoked: bool
 
 
 class SpanTracker:
@@ -126,45 +121,39 @@ class SpanTracker:
         """
         self._remove_lanes(scheduler.removed_lanes)
         for name in touched:
-            session = scheduler.sessions.get(name)
-            if session is None:
-                self._end(now, name)
+            session, doing = scheduler.sessions.get(name), self._doing.get(name)
+            activity = None if session is None else activity_of(session)
+            if doing is not None and doing.span.activity is not activity:
+                del self._doing[name]
+                if now > doing.span.begin:
+                    iterations = doing.iterations if session is None else session.stats.iterations
+                    doing.span.end, doing.span.iterations = now, max(0, iterations - doing.iterations)
+                    self._take(doing.span)
+                doing = None
+            if session is None or activity is None:
                 continue
-            doing, activity = self._doing.get(name), activity_of(session)
-            if doing is None or doing.activity is not activity:
-                doing = self._change(now, session, activity)
+            is_revoked = session.state is SessionState.PREEMPTING
+            if doing is None:
+                span = self._begin(now, session, activity)
                 if activity in _MEMORY_WAITS:
-                    doing.needed = scheduler.needed(name)
-            elif session.state is SessionState.PREEMPTING and not doing.is_revoked:
-                doing.revoked_at = now
-            doing.is_revoked = session.state is SessionState.PREEMPTING
+                    span.needed = scheduler.needed(name)
+                self._doing[name] = _Doing(span=span, iterations=session.stats.iterations, is_revoked=is_revoked)
+                continue
+            if is_revoked and not doing.is_revoked:
+                doing.span.revoked_at = now
+            doing.is_revoked = is_revoked
 
-    def _change(self, now: float, session: Session, activity: Activity | None) -> _Doing:
-        """Record that *session* does something else from *now* on; None for what is not told."""
-        self._close(now, session.id, session.stats.iterations)
+    def _begin(self, now: float, session: Session, activity: Activity) -> Span:
         lane = session.lane.id if activity is Activity.RUNNING and session.lane is not None else None
-        doing = self._doing[session.id] = _Doing(
-            user=session.user.id,
-            activity=activity,
-            begin=now,
-            lane=lane,
-            track=None if lane is None else self._track(lane),
-            iterations=session.stats.iterations,
-        )
-        return doing
-
-    def _end(self, now: float, session: str) -> None:
-        """Record that *session* is gone since *now*, seconds."""
-        if session in self._doing:
-            self._close(now, session, self._doing[session].iterations)
-            del self._doing[session]
+        track = None if lane is None else self._track(lane)
+        user = session.user.id
+        return Span(session=session.id, user=user, activity=activity, begin=now, end=now, lane=lane, track=track)
 
     def under_way(self, now: float) -> Iterator[Span]:
         """Yield what has not come to its end as if it ended at *now*, seconds."""
-        for session in self._doing:
-            span = self._span(now, session, self._doing[session].iterations)
-            if span is not None:
-                yield span
+        for doing in self._doing.values():
+            if now > doing.span.begin:
+                yield replace(doing.span, end=now)
 
     def _remove_lanes(self, lanes: Iterable[int]) -> None:
         """Record that there are no such lanes any more, so that others can have their tracks."""
@@ -177,28 +166,6 @@ class SpanTracker:
         if lane not in self._tracks:
             self._tracks[lane] = heapq.heappop(self._free) if self._free else len(self._tracks) + 1
         return self._tracks[lane]
-
-    def _close(self, now: float, session: str, iterations: int) -> None:
-        span = self._span(now, session, iterations)
-        if span is not None:
-            self._take(span)
-
-    def _span(self, now: float, session: str, iterations: int) -> Span | None:
-        doing = self._doing.get(session)
-        if doing is None or doing.activity is None or now <= doing.begin:
-            return None
-        return Span(
-            session=session,
-            user=doing.user,
-            activity=doing.activity,
-            begin=doing.begin,
-            end=now,
-            lane=doing.lane,
-            track=doing.track,
-            iterations=max(0, iterations - doing.iterations),
-            revoked_at=doing.revoked_at,
-            needed=doing.needed,
-        )
 
 
 def activity_of(session: Session) -> Activity | None:

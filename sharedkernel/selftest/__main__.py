@@ -103,9 +103,8 @@ def _ends_within(handle: int, seconds: float) -> bool:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    text = lines[0] if lines else type(error).__name__
-    return text[:300].rstrip(".")
+    first, *_ = (*str(error).strip().splitlines(), type(error).__name__)
+    return first[:300].rstrip(".")
 
 
 def main(names: Sequence[str]) -> None:

@@ -41,13 +41,11 @@ class LocalSupplier:
 
     def given(self, units: Iterable[UnitInfo]) -> list[GivenUnit]:
         """Return units as they would arrive over a socket."""
-        result = []
-        for batch, descriptors in self.store.exported(units):
-            result += [
-                GivenUnit(info.unit, info.size, os.dup(descriptor))
-                for info, descriptor in zip(batch, descriptors, strict=True)
-            ]
-        return result
+        return [
+            GivenUnit(info.unit, info.size, os.dup(descriptor))
+            for batch, descriptors in self.store.exported(units)
+            for info, descriptor in zip(batch, descriptors, strict=True)
+        ]
 
     def private_units(self, sizes: Sequence[int], *, mid_iteration: bool) -> list[GivenUnit]:
         """Return new private units of these sizes."""

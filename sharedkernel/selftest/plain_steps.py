@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -63,22 +63,9 @@ def two_processes() -> None:
         check_losses(own, _SEED + number)
 
 
-class _Trainer:
-    """Has a process train for one pass at a time, over two pipes."""
-
-    def __init__(self, to: int, back: int) -> None:
-        self._to, self._back = to, back
-
-    def __call__(self) -> float:
-        os.write(self._to, b"1")
-        answer = os.read(self._back, 100)
-        if not answer:
-            raise RuntimeError("one of two processes on the device has ended")
-        return float(answer)
-
-
 @contextlib.contextmanager
-def _trainer(seed: int) -> Iterator[_Trainer]:
+def _trainer(seed: int) -> Iterator[Callable[[], float]]:
+    """Yield what has a process train for one pass, over two pipes, and returns its loss."""
     orders, to = os.pipe()
     back, answers = os.pipe()
 
@@ -91,11 +78,18 @@ def _trainer(seed: int) -> Iterator[_Trainer]:
             torch.cuda.synchronize()
             os.write(answers, f"{loss!r}".encode())
 
+    def train_once() -> float:
+        os.write(to, b"1")
+        answer = os.read(back, 100)
+        if not answer:
+            raise RuntimeError("one of two processes on the device has ended")
+        return float(answer)
+
     pid = fork_child(train)
     os.close(orders)
     os.close(answers)
     try:
-        yield _Trainer(to, back)
+        yield train_once
     finally:
         os.close(to)
         os.close(back)

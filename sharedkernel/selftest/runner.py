@@ -163,7 +163,7 @@ class SelfTest:
         load_seconds: float = LOAD_SECONDS,
     ) -> None:
         self._identity = identity
-        self._trust = None if trust is None else TrustFile(trust)
+        self._trust = [] if trust is None else [TrustFile(trust)]
         self._python = python
         self._seconds = seconds
         self._load_seconds = load_seconds
@@ -186,29 +186,25 @@ class SelfTest:
         trusts_own
             Whether that is trusted as well, since sessions of the executor before this are still on the card.
         """
-        notes: list[str] = []
-        files = [] if self._trust is None else [self._trust]
-        own_file = None if own is None else TrustFile(own)
-        if own_file is not None and trusts_own:
-            files.append(own_file)
+        notes: dict[str, None] = {}
+        ours = [] if own is None else [TrustFile(own)]
         trusted: set[str] = set()
-        for file in files:
+        for file in (*self._trust, *(ours if trusts_own else ())):
             try:
                 trusted |= file.passed(self._identity)
             except TrustUnusable as error:
-                notes.append(str(error))
+                notes[str(error)] = None
         steps = [step.name for step in steps_up_to(best)]
         results = [StepResult(step=name, outcome=Outcome.TRUSTED) for name in steps if name in trusted]
         results += await self._try([name for name in steps if name not in trusted])
         # also steps that were not to be tried now: they passed when they were
         passed = trusted | {result.step for result in results if result.outcome is Outcome.PASSED}
-        for file in dict.fromkeys([*files, *([own_file] if own_file is not None else [])]):
+        for file in (*self._trust, *ours):
             try:
                 file.record(self._identity, passed)
             except TrustUnusable as error:
-                if str(error) not in notes:
-                    notes.append(str(error))
-        return judge(results, best, why_not_better=why_not_better, notes=notes)
+                notes[str(error)] = None
+        return judge(results, best, why_not_better=why_not_better, notes=list(notes))
 
     async def _try(self, names: Sequence[str]) -> list[StepResult]:
         """Run steps in a process of their own; return a result for each."""
@@ -231,7 +227,7 @@ class SelfTest:
                     start_new_session=True,
                 )
             except OSError as error:
-                return _not_run(names, f"its process did not start: {error.strerror}")
+                return [StepResult.not_run(name, f"its process did not start: {error.strerror}") for name in names]
             try:
                 async with asyncio.timeout(self._load_seconds) as limit:
                     assert process.stdout is not None
@@ -253,11 +249,7 @@ class SelfTest:
         if said:
             log.info("the self-test's processes wrote:\n%s", said)
         done = {result.step for result in results}
-        return results + _not_run([name for name in names if name not in done], ended)
-
-
-def _not_run(names: Sequence[str], why: str) -> list[StepResult]:
-    return [StepResult(step=name, outcome=Outcome.NOT_RUN, why=why) for name in names]
+        return results + [StepResult.not_run(name, ended) for name in names if name not in done]
 
 
 def _describe_end(status: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -66,6 +67,11 @@ class StepResult:
     seconds: float = 0.0
     #: why it failed or did not run; without a full stop
     why: str = ""
+
+    @classmethod
+    def not_run(cls, step: str, why: str) -> StepResult:
+        """Return the result of a step that did not run, and why."""
+        return cls(step=step, outcome=Outcome.NOT_RUN, why=why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,24 +145,16 @@ def judge(
     """
     by_name = {result.step: result for result in results}
     tried = steps_up_to(best)
-    ordered = []
-    for step in STEPS:
-        if step not in tried:
-            ordered.append(StepResult(step=step.name, outcome=Outcome.NOT_RUN, why=why_not_better))
-        else:
-            missing = StepResult(step=step.name, outcome=Outcome.NOT_RUN, why="it has no result")
-            ordered.append(by_name.get(step.name, missing))
-    untrusted = {
-        step.mode
-        for step, result in zip(STEPS, ordered, strict=True)
-        if result.outcome not in (Outcome.PASSED, Outcome.TRUSTED)
-    }
-    mode = DeviceMemoryMode.PLAIN
-    for candidate in _UPWARDS[: _UPWARDS.index(best) + 1]:
-        if candidate in untrusted:
-            break
-        mode = candidate
-    return Verdict(results=tuple(ordered), mode=mode, best=best, notes=tuple(notes))
+    ordered = tuple(
+        by_name.get(step.name, StepResult.not_run(step.name, "it has no result"))
+        if step in tried
+        else StepResult.not_run(step.name, why_not_better)
+        for step in STEPS
+    )
+    good = {result.step for result in ordered if result.outcome in (Outcome.PASSED, Outcome.TRUSTED)}
+    untrusted = {step.mode for step in STEPS if step.name not in good}
+    trusted = itertools.takewhile(lambda mode: mode not in untrusted, _UPWARDS)
+    return Verdict(results=ordered, mode=[DeviceMemoryMode.PLAIN, *trusted][-1], best=best, notes=tuple(notes))
 
 
 def table(verdict: Verdict) -> str:

@@ -9,7 +9,6 @@ descriptors beside it.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -18,6 +17,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+import msgspec
 import torch
 
 from sharedkernel.device_memory.cuda_driver import CudaDriver
@@ -46,11 +46,11 @@ def send(connection: socket.socket, message: dict[str, Any], descriptors: Sequen
     connection
         One end of :func:`socket_pair`.
     message
-        Anything that JSON has.
+        Anything that has a form in JSON.
     descriptors
         Copies of them travel with it.
     """
-    socket.send_fds(connection, [json.dumps(message).encode()], list(descriptors))
+    socket.send_fds(connection, [msgspec.json.encode(message)], list(descriptors))
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -59,7 +59,7 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
         data, descriptors = receive_packet(connection, most=_MAX_BYTES)
     except ConnectionError:
         return {}, []
-    return (json.loads(data) if data else {}), descriptors
+    return (msgspec.json.decode(data) if data else {}), descriptors
 
 
 def receive_units(connection: socket.socket, count: int) -> list[GivenUnit]:
@@ -82,14 +82,9 @@ def receive_units(connection: socket.socket, count: int) -> list[GivenUnit]:
         message, descriptors = receive(connection)
         if "refused" in message or not message:
             raise RuntimeError(message.get("refused", "the process that gives device memory has ended"))
-        for (unit, size), descriptor in zip(message["units"], descriptors, strict=True):
-            given.append(GivenUnit(unit, size, descriptor))
+        pairs = zip(message["units"], descriptors, strict=True)
+        given += [GivenUnit(**unit, descriptor=descriptor) for unit, descriptor in pairs]
     return given
-
-
-def _names(units: Sequence[UnitInfo]) -> list[tuple[int, int]]:
-    """Return numbers and sizes."""
-    return [(unit.unit, unit.size) for unit in units]
 
 
 class RemoteSupplier:
@@ -184,10 +179,9 @@ class Tenant:
             else:
                 send(self._connection, {"done": answer})
 
-    def set_lane(self, units: list[list[int]], count: int) -> None:
+    def set_lane(self, layout: dict[str, Any], count: int) -> None:
         """Show a lane."""
-        layout = LaneLayout(tuple(UnitInfo(*unit) for unit in units))
-        self._memory.set_lane(layout, receive_units(self._connection, count))
+        self._memory.set_lane(msgspec.convert(layout, LaneLayout), receive_units(self._connection, count))
 
     def begin_turn(self, must_scrub: bool) -> None:
         """Begin a turn and an iteration in it."""
@@ -317,7 +311,7 @@ class TenantConnection:
     def _set_lane(self) -> None:
         """Let the session show the lane as it is now."""
         layout, new = self.store.layout(LANE), self.store.share_lane(LANE, self.name)
-        send(self.connection, {"do": "set_lane", "units": _names(layout.units), "count": len(new)})
+        send(self.connection, {"do": "set_lane", "layout": layout, "count": len(new)})
         self._send_units(new)
         self.answer()
 
@@ -332,25 +326,21 @@ class TenantConnection:
     def _send_units(self, units: Sequence[UnitInfo]) -> None:
         """Send units with their descriptors, in batches."""
         for batch, descriptors in self.store.exported(units):
-            send(self.connection, {"units": _names(batch)}, descriptors)
+            send(self.connection, {"units": batch}, descriptors)
 
     def begin_turn(self) -> None:
         """Give it the lane."""
         self._set_lane()
         self.do("begin_turn", must_scrub=self.store.begin_turn(LANE, self.name, self._user))
 
-    def hand_over(self, at: Literal["boundary", "cell", "yield"] = "boundary") -> None:
-        """Take the lane from it."""
+    @contextlib.contextmanager
+    def turn(self, at: Literal["boundary", "cell", "yield"] = "boundary") -> Iterator[None]:
+        """Give it the lane for a while, and take it back."""
+        self.begin_turn()
+        yield
         self.do("hand_over", at=at)
         self.store.end_turn(LANE, self.name)
         self.store.validate()
-
-    @contextlib.contextmanager
-    def turn(self, at: Literal["boundary", "cell", "yield"] = "boundary") -> Iterator[None]:
-        """Give it the lane for a while."""
-        self.begin_turn()
-        yield
-        self.hand_over(at)
 
     def warm_up(self) -> None:
         """Let the first iterations of a job pass."""

@@ -88,7 +88,6 @@ class ClassPlan:
             now += length + pause
         return SimulatedSession(
             name=name,
-            user=name,
             cells=cells,
             persistent=self.persistent,
             ephemeral=self.ephemeral,
@@ -97,16 +96,13 @@ class ClassPlan:
             ends=False,
         )
 
-    def contexts(self) -> int:
-        """Return the bytes of all contexts."""
-        return sum(session.framework for session in self.sessions())
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassForecast:
     """The outcome of a simulated class."""
 
     plan: ClassPlan
+    #: bytes of all contexts
     contexts: int
     num_cells: int
     #: those of them that were short and served
@@ -147,7 +143,8 @@ def forecast_class(
         Told how many cells are over whenever one is.
     """
     config = SchedulerConfig(capacity=plan.capacity, policy=plan.policy, quantum=_QUANTUM, preempt_patience=PATIENCE)
-    device = SimulatedDevice(config, plan.sessions(), on_progress=on_progress)
+    sessions = plan.sessions()
+    device = SimulatedDevice(config, sessions, on_progress=on_progress)
     runs = device.run(until=plan.seconds + _OVERTIME)
     refused = sum(bool(run.refused) for run in runs)
     served = [run for run in runs if not run.refused]
@@ -155,7 +152,7 @@ def forecast_class(
     stretched = sorted(run.jct / run.duration for run in served if run.duration >= SHORT)
     forecast = ClassForecast(
         plan=plan,
-        contexts=plan.contexts(),
+        contexts=sum(session.framework for session in sessions),
         num_cells=len(runs),
         num_short=len(late),
         median=_quantile(late, 0.5),
@@ -175,7 +172,7 @@ def forecast_class(
         "p95_delay_seconds": _finite(forecast.p95),
         "p95_stretch": _finite(forecast.stretch),
     }
-    return forecast, outcome_of(runs, plan.policy, added=added)
+    return forecast, outcome_of(runs, plan.policy, added)
 
 
 def _within(found: Sequence[float], bounds: Sequence[float]) -> bool:

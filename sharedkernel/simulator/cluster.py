@@ -1,7 +1,7 @@
 """Whole jobs on a cluster of like devices, under simulated time.
 
 The policies of `scheduling/policies/whole_jobs.py` are asked whenever something changes: a job comes, ends, crosses a
-threshold or is promoted. Between two such moments nothing does, so time jumps from one to the next. Preempting costs
+threshold. Between two such moments nothing does, so time jumps from one to the next. Preempting costs
 nothing, and running beside others slows nobody: like Tiresias's own simulator, so figures can be compared, and like it
 kind to policies that preempt.
 
@@ -18,32 +18,21 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sharedkernel.errors import ConfigError
-from sharedkernel.scheduling.policies.levels import (
-    Levels,
-    Promotion,
-    ServiceDistribution,
-    ServiceHistory,
-    learned_levels,
-)
+from sharedkernel.scheduling.policies.levels import Levels, ServiceDistribution, ServiceHistory, learned_levels
 from sharedkernel.scheduling.policies.whole_jobs import (
     FifoJobs,
-    GittinsJobs,
     Job,
-    JobId,
     JobPolicy,
     JobPolicyName,
     LasJobs,
     SrtfJobs,
     choose,
 )
-from sharedkernel.simulator.report import JobRun, SimulationResult, result_of
+from sharedkernel.simulator.report import JobRun, SimulationResult
 from sharedkernel.simulator.traces import TraceJob
 
 #: seconds that do not count: sums of times are not exact
 _ROUNDING = 1e-6
-#: least ratio of successive stages' ends: finer ones preempt more and gain next to nothing
-_GRAIN = 1.25
 
 
 class Cluster:
@@ -90,7 +79,6 @@ class Cluster:
         while self._coming or self._active:
             self._pass_time(self._next_moment())
             self._finish()
-            self._promote()
             while self._coming and self._coming[0][0].submitted <= self.now + _ROUNDING:
                 self._come(*self._coming.popleft())
             self._take_turns()
@@ -102,22 +90,18 @@ class Cluster:
 
     def _next_moment(self) -> float:
         moments = [self._coming[0][0].submitted] if self._coming else []
-        for job in self._active:
-            if job.is_running:
-                moments.append(self.now + min(job.remaining, self.policy.changes_in(job)))
-            else:
-                moments.append(self.policy.promoted_at(job))
+        moments += [self.now + min(job.remaining, self.policy.changes_in(job)) for job in self._running]
         return max(self.now, min(moments))
 
     def _pass_time(self, until: float) -> None:
         elapsed = until - self.now
         for job in self._running:
             job.executed += elapsed
-            job.recent += elapsed
+            job.aged += elapsed
             job.remaining -= elapsed
             # A threshold that was aimed at is reached, whatever the rounding.
             if 0 < self.policy.changes_in(job) <= _ROUNDING:
-                job.recent += _ROUNDING
+                job.aged += _ROUNDING
         self.now = until
 
     def _finish(self) -> None:
@@ -129,17 +113,9 @@ class Cluster:
             self._on_finished(job.executed * job.devices)
             self._on_progress(self._done)
 
-    def _promote(self) -> None:
-        for job in self._active:
-            if not job.is_running and self.policy.promoted_at(job) <= self.now + _ROUNDING:
-                job.recent = 0.0
-
     def _come(self, job: TraceJob, run: JobRun) -> None:
         arrival = len(self._active) + self._done
-        active = Job(
-            id=JobId(job.id), devices=job.devices, arrival=arrival, remaining=job.duration, waiting_since=self.now
-        )
-        self._active[active] = run
+        self._active[Job(devices=job.devices, arrival=arrival, remaining=job.duration)] = run
 
     def _take_turns(self) -> None:
         chosen = choose(self.policy, self._active, self.devices)
@@ -148,7 +124,6 @@ class Cluster:
             run = self._active[job]
             run.preemptions += 1
             self._stop(job, run)
-            job.waiting_since = self.now
         for job in chosen:
             if not job.is_running:
                 job.is_running = True
@@ -172,7 +147,7 @@ class ClusterOptions:
         With a sentence that says which value cannot be used.
     """
 
-    #: how many like devices there are
+    #: how many like devices there are, at least one
     devices: int
     #: with `fifo`: whether later jobs that fit overtake
     backfill: bool = False
@@ -182,15 +157,10 @@ class ClusterOptions:
     samples: tuple[float, ...] | None = None
     #: whether what is learned is taken from the whole trace instead of the run so far
     from_trace: bool = False
-    #: with `las` and `gittins`: Tiresias's knob, see :class:`.Promotion`; infinite: off
-    promotion: float = math.inf
 
     def __post_init__(self) -> None:
-        if self.devices < 1:
-            raise ConfigError(f"a cluster of {self.devices} devices runs nothing; give at least 1.")
         if self.las_thresholds is not None:
             Levels(thresholds=self.las_thresholds)
-        Promotion(knob=self.promotion)
 
 
 def simulate_cluster(
@@ -212,21 +182,17 @@ def simulate_cluster(
         How.
     on_progress
         Told how many jobs are done whenever one is.
-
-    Raises
-    ------
-    ConfigError
-        When there is no such policy.
     """
     history = ServiceHistory(lambda: cluster.ages())
-    made = _policy(policy, jobs, options, history)
+    made = _policy(JobPolicyName(policy), jobs, options, history)
     cluster = Cluster(jobs, devices=options.devices, policy=made, on_finished=history.add, on_progress=on_progress)
     label = f"{policy} with backfill" if policy == JobPolicyName.FIFO and options.backfill else policy
-    return result_of(cluster.run(), label, devices=options.devices)
+    return SimulationResult(policy=label, runs=cluster.run(), devices=options.devices)
 
 
-def _policy(name: str, jobs: Sequence[TraceJob], options: ClusterOptions, history: ServiceHistory) -> JobPolicy:
-    promotion = Promotion(knob=options.promotion)
+def _policy(
+    name: JobPolicyName, jobs: Sequence[TraceJob], options: ClusterOptions, history: ServiceHistory
+) -> JobPolicy:
     samples = options.samples
     if samples is None and options.from_trace:
         samples = tuple(job.duration * job.devices for job in jobs)
@@ -237,10 +203,9 @@ def _policy(name: str, jobs: Sequence[TraceJob], options: ClusterOptions, histor
         case JobPolicyName.SRTF:
             return SrtfJobs()
         case JobPolicyName.LAS if options.las_thresholds is not None:
-            return LasJobs(Levels(thresholds=options.las_thresholds), promotion=promotion)
+            return LasJobs(Levels(thresholds=options.las_thresholds))
         case JobPolicyName.LAS:
-            return LasJobs(learned_levels(distribution) if distribution else history.levels, promotion=promotion)
+            return LasJobs(learned_levels(distribution) if distribution else history.levels)
         case JobPolicyName.GITTINS:
-            stages = distribution.stages(grain=_GRAIN) if distribution else history.stages
-            return GittinsJobs(stages, promotion=promotion)
-    raise ConfigError(f"there is no policy {name!r} for whole jobs; choose one of {', '.join(JobPolicyName)}.")
+            stages = distribution.stages() if distribution else history.stages
+            return LasJobs(stages)

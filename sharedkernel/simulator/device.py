@@ -22,7 +22,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sharedkernel.scheduling import MemoryProfile, Scheduler, SchedulerConfig, SessionId, UserId
 from sharedkernel.scheduling.model.actions import Action, ForceYield, Grant, Offload, Refuse, Restore, Revoke
@@ -64,11 +64,9 @@ class SimulatedCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedSession:
-    """One session and all that it will do."""
+    """One session, of a user of its own, and all that it will do."""
 
     name: str
-    #: whose it is
-    user: str
     cells: Sequence[SimulatedCell]
     #: bytes that it keeps between iterations, from its first one on
     persistent: int = 0
@@ -91,17 +89,10 @@ class SimulatedSession:
 class CellRun(JobRun):
     """The outcome of one cell, which came when it was sent."""
 
-    session: SimulatedSession
-    cell: SimulatedCell
     #: when it was first granted the device; infinite: it was not
     granted: float = math.inf
     #: why it was refused; empty: it was not
     refused: str = ""
-
-
-def shared_in_proportion(utilisations: Sequence[float]) -> float:
-    """Return the speed of sessions that run at once: full while their utilisations sum to at most 1."""
-    return 1.0 / max(1.0, sum(utilisations))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -119,8 +110,8 @@ class _Actor:
     done: float = 0.0
     #: iterations of it that were reported
     reported: int = 0
-    #: since when it runs; negative: it does not
-    since: float = -1.0
+    #: since when it runs, or when it did last
+    since: float = 0.0
     is_revoked: bool = False
     #: whether its memory is as it will be: its first iteration is over
     is_settled: bool = False
@@ -233,7 +224,7 @@ class SimulatedDevice:
     # --- what sessions do -----------------------------------
 
     def _arrive(self, actor: _Actor) -> None:
-        user, framework = UserId(actor.session.user), actor.session.framework
+        user, framework = UserId(actor.session.name), actor.session.framework
         self._tell(SessionStarted(session=actor.id, user=user, domain="all", framework=framework))
         self._send(actor)
 
@@ -243,7 +234,7 @@ class SimulatedDevice:
             self._tell(OffloadDeclined(session=actor.id, for_now=True))
         actor.turn += 1
         actor.done, actor.reported = 0.0, 0
-        actor.run = CellRun(session=actor.session, cell=actor.cell, came=self.now, duration=actor.cell.seconds)
+        actor.run = CellRun(came=self.now, duration=actor.cell.seconds)
         self.runs.append(actor.run)
         self._tell(CellOpened(session=actor.id))
         if not actor.offloaded:
@@ -290,7 +281,6 @@ class SimulatedDevice:
     def _release(self, actor: _Actor, at: ReleasePoint, *, live: int = 0) -> None:
         actor.run.stretches.append((actor.since, self.now))
         del self._running[actor.id]
-        actor.since = -1.0
         actor.turn += 1
         self._set_speed()
         iterations = max(actor.iterations, 1) if at == "cell" else actor.iterations
@@ -327,10 +317,7 @@ class SimulatedDevice:
     def _offloaded(self, actor: _Actor) -> None:
         self.num_offloads += 1
         actor.is_leaving = False
-        actor.offloaded, actor.profile = (
-            actor.profile.persistent,
-            MemoryProfile(ephemeral=actor.profile.ephemeral, framework=actor.profile.framework),
-        )
+        actor.offloaded, actor.profile = actor.profile.persistent, replace(actor.profile, persistent=0)
         self._tell(Offloaded(session=actor.id, memory=actor.profile, offloaded=actor.offloaded))
 
     def _restored(self, actor: _Actor) -> None:
@@ -384,8 +371,8 @@ class SimulatedDevice:
     # --- speed -----------------------------------
 
     def _set_speed(self) -> None:
-        utilisations = [actor.session.utilisation for actor in self._running.values()]
-        speed = shared_in_proportion(utilisations) if len(utilisations) > 1 else 1.0
+        # full while the utilisations of those that run sum to at most 1
+        speed = 1.0 / max(1.0, sum(actor.session.utilisation for actor in self._running.values()))
         if speed != self._speed:
             self._speed = speed
             for actor in self._running.values():

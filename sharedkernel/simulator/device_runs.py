@@ -12,7 +12,7 @@ trace-100
     lengths from the one, five and ten minutes that were measured of each, all alike likely, arrivals a Poisson process
     of two a minute, as in Tiresias's published trace.
 
-A session is one job, in a trust domain with all others, of a user of its own.
+A session is one job, in a trust domain with all others.
 
 Models are those whose memory and speed Salus's authors published beside "Salus: Fine-Grained GPU Sharing Primitives for
 Deep Learning Applications" (MLSys 2020), measured on a P100 of 16 GB with TensorFlow 1: what a model keeps between
@@ -38,10 +38,9 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.simulator.device import CellRun, SimulatedCell, SimulatedDevice, SimulatedSession
-from sharedkernel.simulator.report import Figure, JobSpan, SimulationResult, result_of
+from sharedkernel.simulator.report import Figure, SimulationResult
 
 _MEBIBYTE = 1 << 20
 
@@ -197,10 +196,10 @@ def simulate_device(
     device = SimulatedDevice(config, sessions, on_progress=on_progress)
     runs = device.run()
     label = f"{config.policy} with backfill" if config.backfill else str(config.policy)
-    return outcome_of(runs, label, added=_devices_needed(sessions, config.capacity - config.reserve))
+    return outcome_of(runs, label, _devices_needed(sessions, config.capacity - config.reserve))
 
 
-def outcome_of(runs: Sequence[CellRun], policy: str, *, added: Mapping[str, Figure] | None = None) -> SimulationResult:
+def outcome_of(runs: Sequence[CellRun], policy: str, added: Mapping[str, Figure]) -> SimulationResult:
     """Return the result of one simulated device.
 
     Parameters
@@ -212,7 +211,7 @@ def outcome_of(runs: Sequence[CellRun], policy: str, *, added: Mapping[str, Figu
     added
         More figures to report.
     """
-    return result_of(runs, policy, devices=1, used=_busy, added=added)
+    return SimulationResult(policy=policy, runs=runs, devices=1, used=_busy(runs), added=added)
 
 
 def _session(
@@ -220,7 +219,6 @@ def _session(
 ) -> SimulatedSession:
     return SimulatedSession(
         name=name,
-        user=name,
         cells=cells,
         persistent=model.persistent,
         ephemeral=model.ephemeral,
@@ -231,22 +229,16 @@ def _session(
 
 def _devices_needed(sessions: Sequence[SimulatedSession], capacity: int) -> dict[str, Figure]:
     """Return how many devices hold all of *sessions* at once, by each rule; None where one of them fits none."""
-    needed: dict[str, Figure] = {}
-    for rule in RULES:
-        name = "devices_needed" if rule == "lanes" else f"devices_needed_{rule}"
-        try:
-            needed[name] = devices_needed(sessions, capacity, rule)
-        except ConfigError:
-            needed[name] = None
-    return needed
+    names = {"lanes": "devices_needed", "peaks": "devices_needed_peaks", "exclusive": "devices_needed_exclusive"}
+    return {name: devices_needed(sessions, capacity, rule) for rule, name in names.items()}
 
 
-def _busy(spans: Sequence[JobSpan]) -> float:
-    """Return for how long at least one of *spans* lasted, seconds."""
+def _busy(runs: Sequence[CellRun]) -> float:
+    """Return for how long at least one of *runs* had the device, seconds."""
     busy, until = 0.0, -math.inf
-    for span in sorted(spans, key=lambda span: span.started):
-        busy += max(0.0, span.ended - max(span.started, until))
-        until = max(until, span.ended)
+    for started, ended in sorted((each for run in runs for each in run.stretches), key=lambda each: each[0]):
+        busy += max(0.0, ended - max(started, until))
+        until = max(until, ended)
     return busy
 
 
@@ -260,8 +252,8 @@ RULES: Mapping[str, Callable[[Sequence[ModelProfile | SimulatedSession], int], b
 }
 
 
-def devices_needed(models: Sequence[ModelProfile | SimulatedSession], capacity: int, rule: str) -> int:
-    """Return how many devices first fit takes for *models*.
+def devices_needed(models: Sequence[ModelProfile | SimulatedSession], capacity: int, rule: str) -> int | None:
+    """Return how many devices first fit takes for *models*; None: one of them fits none.
 
     Parameters
     ----------
@@ -271,17 +263,12 @@ def devices_needed(models: Sequence[ModelProfile | SimulatedSession], capacity: 
         Memory of each device, bytes.
     rule
         One of :data:`RULES`.
-
-    Raises
-    ------
-    ConfigError
-        When a model fits no device.
     """
     fits = RULES[rule]
     devices: list[list[ModelProfile | SimulatedSession]] = []
     for model in sorted(models, key=lambda model: -model.peak):
         if not fits([model], capacity):
-            raise ConfigError(f"{model.name} needs {model.peak} bytes and fits no device of {capacity} bytes.")
+            return None
         device = next((device for device in devices if fits([*device, model], capacity)), None)
         if device is None:
             devices.append([model])

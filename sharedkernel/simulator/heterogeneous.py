@@ -20,13 +20,15 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 
 import numpy
 
 from sharedkernel.errors import ConfigError
 from sharedkernel.scheduling.matching import AlloX, MatchedDevice, MatchedJob
-from sharedkernel.simulator.report import JobRun, SimulationResult, result_of
+from sharedkernel.simulator.report import JobRun, SimulationResult
 from sharedkernel.simulator.traces import TraceJob
 
 #: which jobs the idle devices start now: (waiting, devices, attained by user, now) -> device id -> job
@@ -60,7 +62,7 @@ def simulate_heterogeneous(
     policy
         A :class:`HeterogeneousPolicyName`.
     devices
-        How many there are of each kind.
+        How many there are of each kind, at least one.
     alpha
         With `allox`: part of the users who take part.
     on_progress
@@ -69,10 +71,8 @@ def simulate_heterogeneous(
     Raises
     ------
     ConfigError
-        When there is no such policy, no device, or a job that needs several.
+        When a job needs several devices.
     """
-    if not devices or min(devices.values()) < 1:
-        raise ConfigError("give at least one device of each kind, such as `fast=2,slow=2`.")
     large = next((job for job in jobs if job.devices != 1), None)
     if large is not None:
         raise ConfigError(f"on unlike devices a job gets one device, but job {large.id} needs {large.devices}.")
@@ -85,34 +85,27 @@ def simulate_heterogeneous(
         )
         for number, job in enumerate(jobs)
     ]
-    places = [MatchedDevice(id=f"{kind}-{n}", kind=kind) for kind, count in devices.items() for n in range(count)]
-    started = _run(matched, places, _dispatch(policy, alpha), on_progress)
-    return _outcome(policy, started, len(places))
-
-
-def _dispatch(policy: str, alpha: float) -> Dispatch:
-    match policy:
-        case HeterogeneousPolicyName.ALLOX:
-            allox = AlloX(alpha=alpha)
-            return lambda waiting, devices, attained, now: allox.start(waiting, devices, attained=attained, now=now)
-        case HeterogeneousPolicyName.SRTF:
-            return lambda waiting, devices, attained, now: _greedy(waiting, devices, now, _shortest)
-        case HeterogeneousPolicyName.FIFO:
-            return lambda waiting, devices, attained, now: _greedy(waiting, devices, now, _oldest)
-    raise ConfigError(
-        f"there is no policy {policy!r} for unlike devices; choose one of {', '.join(HeterogeneousPolicyName)}."
-    )
+    dispatches: Mapping[str, Dispatch] = {
+        HeterogeneousPolicyName.ALLOX: AlloX(alpha=alpha).start,
+        HeterogeneousPolicyName.SRTF: partial(_greedy, _shortest),
+        HeterogeneousPolicyName.FIFO: partial(_greedy, _oldest),
+    }
+    names = {f"{kind}-{n}": kind for kind, count in devices.items() for n in range(count)}
+    places = {name: MatchedDevice(id=name, kind=kind) for name, kind in names.items()}
+    return _outcome(policy, _run(matched, places, dispatches[policy], on_progress), len(places))
 
 
 def _run(
-    jobs: Sequence[MatchedJob], devices: list[MatchedDevice], dispatch: Dispatch, on_progress: Callable[[int], None]
+    jobs: Sequence[MatchedJob],
+    devices: dict[str, MatchedDevice],
+    dispatch: Dispatch,
+    on_progress: Callable[[int], None],
 ) -> list[tuple[MatchedJob, JobRun]]:
     coming = sorted(jobs, key=lambda job: job.arrived)[::-1]
     waiting: dict[str, MatchedJob] = {}
     running: list[tuple[float, int, str]] = []
     started: list[tuple[MatchedJob, JobRun]] = []
     attained = _Attained()
-    now = 0.0
     while coming or running:
         now = min([job.arrived for job in coming[-1:]] + [end for end, _, _ in running[:1]])
         while running and running[0][0] <= now:
@@ -123,11 +116,10 @@ def _run(
             waiting[job.id] = job
         if not waiting:
             continue
-        for device_id, job in dispatch(list(waiting.values()), devices, attained.by_user, now).items():
-            place = next(number for number, device in enumerate(devices) if device.id == device_id)
-            seconds = job.seconds[devices[place].kind]
+        for name, job in dispatch(list(waiting.values()), list(devices.values()), attained.by_user, now).items():
+            seconds = job.seconds[devices[name].kind]
             run = JobRun(came=job.arrived, duration=seconds, ended=now + seconds, stretches=[(now, now + seconds)])
-            devices[place] = MatchedDevice(id=device_id, kind=devices[place].kind, available=run.ended)
+            devices[name] = replace(devices[name], available=run.ended)
             attained.by_user[job.user] += job.best
             heapq.heappush(running, (run.ended, len(started), job.user))
             started.append((job, run))
@@ -155,20 +147,19 @@ class _Attained:
 
 
 def _greedy(
+    worth: Callable[[MatchedJob, MatchedDevice], tuple[float, ...]],
     waiting: Sequence[MatchedJob],
     devices: Sequence[MatchedDevice],
+    attained: Mapping[str, float],
     now: float,
-    worth: Callable[[MatchedJob, MatchedDevice], tuple[float, ...]],
 ) -> dict[str, MatchedJob]:
     """Start the best pair of job and idle device, and go on with the rest."""
     idle = [device for device in devices if device.available <= now]
     pairs = sorted(((worth(job, device), job, device) for job in waiting for device in idle), key=lambda pair: pair[0])
     chosen: dict[str, MatchedJob] = {}
-    taken: set[str] = set()
     for _, job, device in pairs:
-        if device.id not in chosen and job.id not in taken:
+        if device.id not in chosen and job not in chosen.values():
             chosen[device.id] = job
-            taken.add(job.id)
     return chosen
 
 
@@ -186,9 +177,9 @@ def _outcome(policy: str, started: Sequence[tuple[MatchedJob, JobRun]], devices:
     for job, run in in_order:
         by_user.setdefault(job.user, []).append((run.jct, run.jct / job.best))
     means = [numpy.mean(values, axis=0) for values in by_user.values()]
-    return result_of(
-        [run for _, run in in_order],
-        policy,
+    return SimulationResult(
+        policy=policy,
+        runs=[run for _, run in in_order],
         devices=devices,
         services=[1 / float(slowdown) for _, slowdown in means],
         added={

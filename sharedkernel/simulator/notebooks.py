@@ -32,7 +32,7 @@ from sharedkernel.scheduling import SchedulerConfig
 from sharedkernel.scheduling.model.config import DEFAULT_POLICY
 from sharedkernel.scheduling.placement import PLACEMENTS, Demand, DeviceId, DeviceState, PlacementName
 from sharedkernel.simulator.device import CellRun, SimulatedCell, SimulatedDevice, SimulatedSession
-from sharedkernel.simulator.device_runs import TRAINING, outcome_of
+from sharedkernel.simulator.device_runs import TRAINING
 from sharedkernel.simulator.report import Figure, SimulationResult
 from sharedkernel.simulator.traces import TraceJob
 
@@ -63,7 +63,7 @@ class SharedOptions:
         With a sentence that says which value cannot be used.
     """
 
-    #: how many there are
+    #: how many there are, at least one
     devices: int
     #: memory of each, bytes
     capacity: int
@@ -76,8 +76,6 @@ class SharedOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.devices < 1:
-            raise ConfigError(f"{self.devices} devices cannot be shared; give at least 1.")
         if self.placement not in PLACEMENTS:
             raise ConfigError(f"there is no placement {self.placement!r}; choose one of {', '.join(PLACEMENTS)}.")
         self.config()
@@ -240,19 +238,18 @@ class _Place:
 
     id: DeviceId
     sessions: list[SimulatedSession] = field(default_factory=list)
-    #: (end of its presence, persistent bytes, utilisation) of each notebook on it
-    present: list[tuple[float, int, float]] = field(default_factory=list)
+    #: (end of its presence, utilisation) of each notebook on it
+    present: list[tuple[float, float]] = field(default_factory=list)
 
     def state(self, capacity: int, now: float) -> DeviceState:
         self.present = [entry for entry in self.present if entry[0] > now]
         return DeviceState(
             id=self.id,
             capacity=capacity,
-            # What is idle can be offloaded: no notebook is turned away for memory.
-            free=max(capacity, capacity - sum(entry[1] for entry in self.present)),
+            free=capacity,  # what is idle can be offloaded: no notebook is turned away for memory
             active=len(self.present),
-            utilisation=sum(entry[2] for entry in self.present),
-            backlog=sum(entry[2] for entry in self.present),
+            utilisation=sum(busy for _, busy in self.present),
+            backlog=sum(busy for _, busy in self.present),
         )
 
 
@@ -262,24 +259,19 @@ def _spread(notebooks: Sequence[Sequence[TraceJob]], options: SharedOptions) -> 
     models = [model for model in TRAINING.values() if model.peak <= options.capacity]
     if not models:
         raise ConfigError(f"no published model fits a device of {options.capacity} bytes; give it more memory.")
-    rule = PLACEMENTS[options.placement]()
     places = [_Place(id=DeviceId(str(number))) for number in range(options.devices)]
     for number, cells in enumerate(sorted(notebooks, key=lambda cells: cells[0].submitted)):
         model = rng.choice(models)
         began, ended = _present(cells)
         busy = sum(cell.duration for cell in cells) / (ended - began)
         states = [place.state(options.capacity, began) for place in places]
-        chosen = rule.place(Demand(memory=model.peak, utilisation=min(1.0, busy)), states)
+        chosen = PLACEMENTS[options.placement](Demand(memory=model.peak, utilisation=min(1.0, busy)), states)
         assert chosen is not None, "every device has room for a model that fits it"
-        place = places[int(chosen[0])]
-        place.present.append((ended, model.persistent, busy))
+        place = places[int(chosen.id)]
+        place.present.append((ended, busy))
         place.sessions.append(
             SimulatedSession(
-                name=f"notebook-{number}",
-                user=f"user-{number}",
-                cells=_cells(cells),
-                persistent=model.persistent,
-                ephemeral=model.ephemeral,
+                name=f"notebook-{number}", cells=_cells(cells), persistent=model.persistent, ephemeral=model.ephemeral
             )
         )
     return [place.sessions for place in places]
@@ -324,5 +316,5 @@ def _outcome(
         "p50_slowdown": float(numpy.percentile(slowdowns, 50)) if ended else None,
         "p95_slowdown": float(numpy.percentile(slowdowns, 95)) if ended else None,
     }
-    outcome = outcome_of(runs, options.policy, added=added)
-    return replace(outcome, devices=options.devices, used=sum(run.duration for run in ended))
+    used = sum(run.duration for run in ended)
+    return SimulationResult(policy=options.policy, runs=runs, devices=options.devices, used=used, added=added)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,28 +84,45 @@ class SimulationResult:
     """One policy's run. Times are seconds; the finished jobs' come in the same order in every list."""
 
     policy: str
-    #: jobs of the workload, those that could not run included
-    jobs: int
-    #: from a job's coming to its being done
-    completion_times: Sequence[float]
-    #: how long of that it did not run
-    waits: Sequence[float]
-    #: how long it would have taken on its own
-    durations: Sequence[float]
-    #: when the first job came and when the last one was done
-    began: float
-    ended: float
-    preemptions: int
+    #: of all jobs of the workload, those that could not run included, in the order in which they came
+    runs: Sequence[JobRun]
     #: devices there were
     devices: float
-    #: device-seconds in which they were used
-    used: float
+    #: device-seconds in which they were used; None: the sum of all spans'
+    used: float | None = None
     #: of whom fairness is computed: what each was served, over what it should have been; None: the jobs' speeds
     services: Sequence[float] | None = None
     #: what the scenario adds to the figures
     added: Mapping[str, Figure] = field(default_factory=dict)
-    #: who ran when
-    spans: Sequence[JobSpan] = ()
+
+    @property
+    def finished(self) -> list[JobRun]:
+        """The runs that came to their end."""
+        return [run for run in self.runs if run.ended < math.inf]
+
+    @property
+    def completion_times(self) -> list[float]:
+        """Time from each finished job's coming to its being done."""
+        return [run.jct for run in self.finished]
+
+    @property
+    def began(self) -> float:
+        """Time at which the first job came."""
+        return min((run.came for run in self.runs), default=0.0)
+
+    @property
+    def ended(self) -> float:
+        """Time at which the last job was done."""
+        return max((run.ended for run in self.finished), default=0.0)
+
+    @property
+    def spans(self) -> list[JobSpan]:
+        """The stretches in which jobs ran, job by job."""
+        return [
+            JobSpan(job=number, started=started, ended=ended, devices=run.devices)
+            for number, run in enumerate(self.runs)
+            for started, ended in run.stretches
+        ]
 
     def figures(self) -> dict[str, Figure]:
         """Return the figures by name; programs that read the JSON rely on these names.
@@ -114,68 +131,28 @@ class SimulationResult:
         jobs were slowed: Jain's index of duration over completion time, or of the services where the scenario has any.
         Figures of jobs are None when none finished.
         """
-        times = numpy.asarray(self.completion_times, dtype=float)
+        finished, times = self.finished, numpy.asarray(self.completion_times, dtype=float)
         makespan = self.ended - self.began
-        speeds = [d / t if t > 0 else 1.0 for d, t in zip(self.durations, self.completion_times, strict=True)]
+        used = (
+            sum((span.ended - span.started) * span.devices for span in self.spans) if self.used is None else self.used
+        )
+        speeds = [run.duration / run.jct if run.jct > 0 else 1.0 for run in finished]
         fairness = speeds if self.services is None else list(self.services)
         return {
             "policy": self.policy,
-            "jobs": self.jobs,
-            "finished": len(times),
-            "avg_jct_seconds": float(times.mean()) if len(times) else None,
+            "jobs": len(self.runs),
+            "finished": len(finished),
+            "avg_jct_seconds": float(times.mean()) if finished else None,
             "p50_jct_seconds": _percentile(times, 50),
             "p95_jct_seconds": _percentile(times, 95),
             "max_jct_seconds": _percentile(times, 100),
-            "makespan_seconds": makespan if len(times) else None,
-            "avg_wait_seconds": float(numpy.mean(self.waits)) if len(times) else None,
-            "preemptions": self.preemptions,
-            "utilization": self.used / (self.devices * makespan) if len(times) and makespan > 0 else None,
+            "makespan_seconds": makespan if finished else None,
+            "avg_wait_seconds": float(numpy.mean([run.waited for run in finished])) if finished else None,
+            "preemptions": sum(run.preemptions for run in self.runs),
+            "utilization": used / (self.devices * makespan) if finished and makespan > 0 else None,
             "jain_index": jain_index(fairness) if fairness else None,
             **self.added,
         }
-
-
-def result_of(
-    runs: Sequence[JobRun],
-    policy: str,
-    *,
-    devices: float,
-    used: Callable[[Sequence[JobSpan]], float] | None = None,
-    services: Sequence[float] | None = None,
-    added: Mapping[str, Figure] | None = None,
-) -> SimulationResult:
-    """Return the result of a simulation.
-
-    Parameters
-    ----------
-    runs
-        Of all jobs, in the order in which they came.
-    used
-        Device-seconds in which devices were used; None: the sum of all spans'.
-    policy, devices, services, added
-        As :class:`SimulationResult` has them.
-    """
-    finished = [run for run in runs if run.ended < math.inf]
-    spans = [
-        JobSpan(job=number, started=started, ended=ended, devices=run.devices)
-        for number, run in enumerate(runs)
-        for started, ended in run.stretches
-    ]
-    return SimulationResult(
-        policy=policy,
-        jobs=len(runs),
-        completion_times=[run.jct for run in finished],
-        waits=[run.waited for run in finished],
-        durations=[run.duration for run in finished],
-        began=min((run.came for run in runs), default=0.0),
-        ended=max((run.ended for run in finished), default=0.0),
-        preemptions=sum(run.preemptions for run in runs),
-        devices=devices,
-        used=used(spans) if used else sum((span.ended - span.started) * span.devices for span in spans),
-        services=services,
-        added=added or {},
-        spans=spans,
-    )
 
 
 def jain_index(values: Sequence[float]) -> float:
@@ -318,7 +295,7 @@ def draw(outcomes: Sequence[SimulationResult]) -> Any:
     unit, length = time_unit(ended - began)
     uses = []
     for panel, outcome in zip(panels, outcomes, strict=False):
-        if outcome.jobs <= _MOST_ROWS:
+        if len(outcome.runs) <= _MOST_ROWS:
             _draw_rows(panel, outcome, length)
         else:
             _draw_use(panel, outcome, length)

@@ -1,8 +1,9 @@
 """Traces: jobs and cell events, read from CSV files or generated.
 
 One layout is read, Tiresias's: ``job_id,num_gpu,submit_time,iterations,model_name,duration,interval``, in any order of
-columns. Others are ignored, but for ``user`` and, on clusters of unlike devices, ``duration_KIND``. Only ``job_id``,
-``num_gpu``, ``submit_time`` and ``duration`` must be there. Times are in the unit the caller names; seconds come out.
+columns; the number of iterations and the model are of no use here. Others are ignored, but for ``user`` and, on
+clusters of unlike devices, ``duration_KIND``. Only ``job_id``, ``num_gpu``, ``submit_time`` and ``duration`` must be
+there. Times are in the unit the caller names; seconds come out.
 
 A row that cannot be used is an error that names file, line and column, or is skipped and counted if the caller says so.
 Nothing is guessed: a job that never ends, needs no device, or comes before time 0 is a bad row.
@@ -28,7 +29,6 @@ notebooks
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import math
 import random
@@ -63,10 +63,6 @@ class TraceJob:
     submitted: float
     #: how long it runs when it is never interrupted, seconds
     duration: float
-    #: iterations in all; 0 where the trace does not say
-    iterations: int = 0
-    #: name of its model; empty where the trace does not say
-    model: str = ""
     #: who sent it; empty where the trace does not say
     user: str = ""
     #: its duration by kind of device, seconds, where the trace tells kinds apart
@@ -101,18 +97,15 @@ def read_trace(path: Path | str, *, time_unit: str = "s", skip_bad: bool = False
         When the file cannot be read, has no usable row, or has a bad one, with file, line and column.
     """
     path = Path(path)
-    if time_unit not in TIME_UNITS:
-        raise TraceError(f"{time_unit!r} is no unit of time for a trace; use one of {', '.join(TIME_UNITS)}.")
     skipped: list[str] = []
     jobs: list[TraceJob] = []
-    with _reading(f"the trace {path}"), path.open(newline="", encoding="utf-8-sig") as lines:
-        for number, row in _rows(path, lines):
-            try:
-                jobs.append(_Row(path, number, row, TIME_UNITS[time_unit]).job())
-            except TraceError as error:
-                if not skip_bad:
-                    raise
-                skipped.append(str(error))
+    for row in _rows(path, f"the trace {path}", TIME_UNITS[time_unit]):
+        try:
+            jobs.append(row.job())
+        except TraceError as error:
+            if not skip_bad:
+                raise
+            skipped.append(str(error))
     if not jobs:
         raise TraceError(f"the trace {path} has no usable row below its line of column names.")
     return Trace(jobs=tuple(jobs), skipped=tuple(skipped))
@@ -127,19 +120,28 @@ def read_samples(path: Path | str) -> list[float]:
         When the file cannot be read or has a bad row, with file, line and column.
     """
     path = Path(path)
-    with _reading(f"the samples' file {path}"), path.open(newline="", encoding="utf-8-sig") as lines:
-        rows = _rows(path, lines, required=("duration",))
-        samples = [_Row(path, number, row, 1.0).number("duration", above=0.0) for number, row in rows]
+    rows = _rows(path, f"the samples' file {path}", required=("duration",))
+    samples = [row.number("duration", above=0.0) for row in rows]
     if not samples:
         raise TraceError(f"the samples {path} have no row below the line of column names.")
     return samples
 
 
-@contextlib.contextmanager
-def _reading(what: str) -> Iterator[None]:
-    """Say in a sentence why a file cannot be read: *what* it is, with its path."""
+def _rows(path: Path, what: str, unit: float = 1.0, *, required: tuple[str, ...] = _REQUIRED) -> Iterator[_Row]:
+    """Yield each row of a file that is not empty; a sentence about the file says *what* it is, with its path."""
     try:
-        yield
+        with path.open(newline="", encoding="utf-8-sig") as lines:
+            reader = csv.DictReader(lines, restkey="")
+            names = [name.strip() for name in reader.fieldnames or ()]
+            reader.fieldnames = names
+            missing = [name for name in required if name not in names]
+            if missing:
+                raise TraceError(
+                    f"{path}, line 1: there is no column {', '.join(missing)}; a trace begins with a line that names "
+                    f"its columns, at least {', '.join(required)}."
+                )
+            for row in reader:
+                yield _Row(path, reader.line_num, row, unit)
     except OSError as error:
         raise TraceError(f"{what} cannot be read: {error.strerror}; give the path of a CSV file.") from None
     except UnicodeDecodeError:
@@ -148,42 +150,23 @@ def _reading(what: str) -> Iterator[None]:
         raise TraceError(f"{what} is no CSV file: {error}.") from None
 
 
-def _rows(
-    path: Path, lines: Iterator[str], *, required: tuple[str, ...] = _REQUIRED
-) -> Iterator[tuple[int, dict[str, str | None]]]:
-    """Yield (line number, row) for each row that is not empty."""
-    reader = csv.DictReader(lines, restkey="")
-    names = [name.strip() for name in reader.fieldnames or ()]
-    reader.fieldnames = names
-    missing = [name for name in required if name not in names]
-    if missing:
-        raise TraceError(
-            f"{path}, line 1: there is no column {', '.join(missing)}; a trace begins with a line that names its "
-            f"columns, at least {', '.join(required)}."
-        )
-    for row in reader:
-        yield reader.line_num, row
-
-
+@dataclass(frozen=True, slots=True)
 class _Row:
     """One row, and where it stands."""
 
-    def __init__(self, path: Path, number: int, row: Mapping[str, str | None], unit: float) -> None:
-        self._path = path
-        self._number = number
-        self._row = row
-        self._unit = unit
+    _path: Path
+    _number: int
+    _row: Mapping[str, str | None]
+    #: seconds of the unit of its times
+    _unit: float
 
     def job(self) -> TraceJob:
-        devices = self.whole("num_gpu", least=1)
         kinds = [name for name in self._row if name.startswith(_KIND_PREFIX) and self._row[name]]
         return TraceJob(
             id=self.text("job_id"),
-            devices=devices,
+            devices=self.whole("num_gpu", least=1),
             submitted=self.number("submit_time") * self._unit,
             duration=self.number("duration", above=0.0) * self._unit,
-            iterations=self.whole("iterations") if self._row.get("iterations") else 0,
-            model=(self._row.get("model_name") or "").strip(),
             user=(self._row.get("user") or "").strip(),
             durations={name.removeprefix(_KIND_PREFIX): self.number(name, above=0.0) * self._unit for name in kinds},
         )
@@ -205,7 +188,7 @@ class _Row:
             self._refuse(column, f"{text!r} is not {wanted}")
         return value
 
-    def whole(self, column: str, *, least: int = 0) -> int:
+    def whole(self, column: str, *, least: int) -> int:
         text = self.text(column)
         if not text.isdecimal() or int(text) < least:
             self._refuse(column, f"{text!r} is not a whole number of at least {least}")

@@ -31,6 +31,7 @@ from sharedkernel.scheduling.model.events import (
     UsedWithoutGrant,
     UserConfigured,
 )
+from sharedkernel.scheduling.model.session import Session
 from tests.scheduling.invariants import validate
 
 
@@ -190,7 +191,7 @@ class Desk:
 
     def offload(self, name: str, *, stays: int = 0) -> list[Action]:
         """Report that the session's memory and what is live was moved away, but for what *stays*."""
-        away = self._memory[name].persistent - stays + self.scheduler.sessions[SessionId(name)].iteration.live
+        away = self._memory[name].persistent - stays + self.session(name).iteration.live
         memory = self.profile(name, persistent=stays)
         return self.send(Offloaded(session=SessionId(name), memory=memory, offloaded=away))
 
@@ -202,7 +203,7 @@ class Desk:
 
     def restored(self, name: str) -> list[Action]:
         """Report that what was moved away is back."""
-        persistent = self._memory[name].persistent + self.view(name).offloaded
+        persistent = self._memory[name].persistent + self.session(name).offload.size
         return self.send(Restored(session=SessionId(name), memory=self.profile(name, persistent=persistent)))
 
     def not_restored(self, name: str) -> list[Action]:
@@ -261,6 +262,10 @@ class Desk:
         """Start a session whose *size* bytes were moved away."""
         self.keep(name, size=size, **measured)
         self.offload(name)
+
+    def session(self, name: str) -> Session:
+        """Return the scheduler's record of a session."""
+        return self.scheduler.sessions[SessionId(name)]
 
     def view(self, name: str) -> SessionView:
         """Return the session as people see it now."""

@@ -201,10 +201,10 @@ class Device:
                 if is_waiting:
                     notebook.away_since = self.desk.now
                     if notebook.persistent:
-                        notebook.carried += self.desk.scheduler.sessions[SessionId(notebook.name)].iteration.live
+                        notebook.carried += self.desk.session(notebook.name).iteration.live
                 self._do(self.desk.offload(notebook.name))
 
-        view = self.desk.scheduler.sessions[SessionId(notebook.name)]
+        view = self.desk.session(notebook.name)
         self._at(self._moving(view.memory.persistent + view.iteration.live), answered)
 
     def _on_restore(self, notebook: Notebook) -> None:
@@ -220,7 +220,7 @@ class Device:
             else:
                 self._begin(notebook)
 
-        self._at(self._moving(self.desk.view(notebook.name).offloaded), restored)
+        self._at(self._moving(self.desk.session(notebook.name).offload.size), restored)
 
     def _on_refuse(self, notebook: Notebook, refusal: Refuse) -> None:
         assert self.may_refuse, explain_shortage(refusal.shortage)

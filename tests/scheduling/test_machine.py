@@ -142,7 +142,7 @@ class Machine(RuleBasedStateMachine):
         actions = self.scheduler.handle(event, now=self.now)
         self.follow()
         for action in actions:
-            self.may_revoke = self.scheduler.policy.is_preemptive
+            self.may_revoke = POLICIES[self.scheduler.config.policy].is_preemptive
             self.carry_out(action)
 
     def follow(self) -> None:
@@ -483,7 +483,7 @@ class Machine(RuleBasedStateMachine):
             self.send(SessionEnded(session=session))
         validate(self.scheduler)
         snapshot = self.scheduler.snapshot(self.now)
-        assert (snapshot.used, snapshot.lanes, snapshot.sessions) == (snapshot.shelf, (), ())
+        assert (self.scheduler.ledger.used, snapshot.lanes, snapshot.sessions) == (snapshot.shelf, (), ())
         assert self.scheduler.next_deadline() is None
         assert self.lanes == {}
         assert self.granted == {}

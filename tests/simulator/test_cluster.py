@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sharedkernel.errors import ConfigError
-from sharedkernel.scheduling.policies.levels import Levels, Promotion
+from sharedkernel.scheduling.policies.levels import Levels
 from sharedkernel.scheduling.policies.whole_jobs import JobPolicyName, LasJobs, SrtfJobs
 from sharedkernel.simulator.cluster import Cluster, ClusterOptions, JobRun, simulate_cluster
 from sharedkernel.simulator.traces import TraceJob, alike, heavy_tailed
@@ -41,19 +39,6 @@ def test_las_demotes_at_the_threshold() -> None:
     runs = Cluster(jobs_of((0, 30, 2), (5, 10, 2)), devices=2, policy=las).run()
     assert ends(runs) == [40, 30]
     assert [round(part, 3) for stretch in runs[0].stretches for part in stretch] == [0, 20, 30, 40]
-
-
-def test_promotion_ends_starvation() -> None:
-    """While young jobs keep coming, an old one waits for their end, or for its promotion."""
-    stream = [(float(t), 10.0, 1) for t in range(0, 1000, 10)]
-    jobs = jobs_of((0.0, 100.0, 1), *stream)
-    levels = Levels(thresholds=(50.0,))
-    starved = Cluster(jobs, devices=1, policy=LasJobs(levels)).run()[0]
-    promoted = Cluster(jobs, devices=1, policy=LasJobs(levels, promotion=Promotion(knob=1))).run()[0]
-    assert starved.ended >= 1000
-    assert promoted.stretches[0] == (0.0, pytest.approx(50, abs=1e-3))
-    # It ran for 50 s, so it waits for 50 s, and then for those that were before it in the highest queue.
-    assert promoted.ended < starved.ended
 
 
 def test_a_job_that_is_too_large_is_left_out() -> None:
@@ -93,21 +78,13 @@ def test_nothing_finished_has_no_figures() -> None:
 @pytest.mark.parametrize(
     ("values", "what"),
     [
-        ({"devices": 0}, "give at least 1"),
         ({"devices": 1, "las_thresholds": (2.0, 1.0)}, "increase"),
-        ({"devices": 1, "promotion": -1.0}, "greater than 0"),
     ],
 )
 def test_options_that_cannot_be_used_are_refused(values: dict[str, object], what: str) -> None:
     """With one sentence."""
     with pytest.raises(ConfigError, match=what):
         ClusterOptions(**values)  # type: ignore[arg-type]
-
-
-def test_an_unknown_policy_is_refused() -> None:
-    """The sentence names those there are."""
-    with pytest.raises(ConfigError, match="choose one of fifo, srtf, las, gittins"):
-        simulate_cluster(jobs_of((0, 1, 1)), "lottery", ClusterOptions(devices=1))
 
 
 described_jobs = st.lists(st.tuples(st.floats(0, 50), st.floats(0.5, 80), st.integers(1, 4)), min_size=1, max_size=15)
@@ -117,7 +94,6 @@ cluster_options = st.builds(
     backfill=st.booleans(),
     las_thresholds=st.sampled_from([None, (5.0,), (10.0, 20.0, 40.0)]),
     from_trace=st.booleans(),
-    promotion=st.sampled_from([math.inf, 1.0, 8.0]),
 )
 
 

@@ -23,7 +23,7 @@ def test_times_come_out_in_seconds(tmp_path: Path) -> None:
     path = write(tmp_path, HEADER + "7,4,1500,20,vgg19,3000,0\n")
     (job,) = read_trace(path, time_unit="ms").jobs
     assert (job.id, job.devices, job.submitted, job.duration) == ("7", 4, 1.5, 3.0)
-    assert (job.iterations, job.model, job.user) == (20, "vgg19", "")
+    assert job.user == ""
 
 
 def test_columns_may_come_in_any_order_and_others_are_ignored(tmp_path: Path) -> None:
@@ -89,8 +89,6 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     for read in (read_trace, read_samples):
         with pytest.raises(TraceError, match="no UTF-8 text"):
             read(tmp_path / "picture")
-    with pytest.raises(TraceError, match="use one of ms, s, min"):
-        read_trace(write(tmp_path, HEADER), time_unit="h")
 
 
 def test_samples(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ class Admission:
     def _is_about_to_be_helped(self, session: Session) -> bool:
         """Return whether others are making room for *session*, or will when their quantum is over."""
         is_coming = session.wait.has_room_made and self.turns.coming(self._now) > 0
-        return is_coming or self.offloading.eviction.waiting is session
+        return is_coming or self.offloading.choice.eviction.waiting is session
 
     def next_deadline(self) -> float | None:
         """Return when the next queued session is refused for having waited too long; None: none will be."""
@@ -344,7 +344,7 @@ class Admission:
         return self._served.get(now, lambda: (all(map(self._is_without_hope, self.queue())), self.same_until(now)))
 
     def _is_without_hope(self, session: Session) -> bool:
-        return not self.is_attainable(session) and session not in self.offloading.helped
+        return not self.is_attainable(session) and session not in self.offloading.choice.helped
 
     def freeing(self, session: Session) -> Lane | None:
         """Return a lane whose next boundary lets *session* fit; None: there is none."""

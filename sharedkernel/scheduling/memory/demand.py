@@ -84,11 +84,12 @@ class MemoryDemand:
         Those without a lane need one for the rest of their iterations. While the most demanding of them fits the
         device, all do, one after the other; parked too tightly, none would.
         """
-        room = self.ledger.room_without_lanes() - (lane.occupant.iteration.unparked if lane.occupant is not None else 0)
+        occupant, room = lane.occupant, self.ledger.free + self.ledger.lanes
         stranded = [s for s in self.ledger.parked_sessions.values() if s.lane is None or s.lane is lane]
-        needs = [session.need for session in stranded if session is not lane.occupant]
-        if lane.occupant is not None:
-            needs.append(max(0, lane.occupant.need - lane.occupant.iteration.unparked))
+        needs = [session.need for session in stranded if session is not occupant]
+        if occupant is not None:
+            room -= occupant.iteration.unparked
+            needs.append(max(0, occupant.need - occupant.iteration.unparked))
         return gain(lane) > 0 and max(needs, default=0) <= room
 
     def is_beside(self, session: Session) -> bool:
@@ -272,8 +273,7 @@ def least(session: Session) -> int:
 
 def gain(lane: Lane) -> int:
     """Return the bytes that clearing *lane* frees, with its live bytes parked."""
-    is_live = lane.occupant is not None and lane.holder is None
-    return lane.size - (lane.occupant.iteration.unparked if is_live and lane.occupant is not None else 0)
+    return lane.size - (lane.occupant.iteration.unparked if lane.occupant is not None and lane.holder is None else 0)
 
 
 def _left_by(gone: Collection[Session]) -> int:

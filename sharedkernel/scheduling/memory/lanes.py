@@ -301,7 +301,6 @@ class LanePlanner(LaneTable):
         return left
 
     def _tidy(self, lane: Lane) -> list[Session]:
-        self.stale.pop(lane.id, None)
         size = lane.size + max(0, self.ledger.free)
         left: list[Session] = []
         if lane.need > size:

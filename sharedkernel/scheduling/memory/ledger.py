@@ -67,10 +67,6 @@ class Ledger:
         """Return the bytes that the only lane of *domain* could have; negative when there are none."""
         return self.free + self.lanes_by_domain.get(domain, 0)
 
-    def room_without_lanes(self) -> int:
-        """Return the bytes that the only lane of the device could have; negative when there are none."""
-        return self.free + self.lanes
-
     def charge_context(self, session: Session) -> None:
         """Charge *session* for the context, if any, that its first operation makes; there is room beside all lanes."""
         if not session.context or session.is_measured:

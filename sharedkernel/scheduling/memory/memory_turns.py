@@ -313,7 +313,8 @@ class MemoryTurns:
         moments = [now, *sorted({end for end in ends.values() if now < end < math.inf})]
 
         def is_enough(moment: float) -> bool:
-            return self._is_enough(session, [other for other in candidates if ends[other] <= moment], gone, coming)
+            due = [other for other in candidates if ends[other] <= moment]
+            return self._demand.missing(session, gone.union(due)) <= coming + sum(map(freeable, due))
 
         place = bisect_left(moments, True, key=is_enough)  # the later, the more are due
         if place == len(moments):
@@ -335,9 +336,6 @@ class MemoryTurns:
             if coming >= least_missing and coming >= self._demand.missing(session, gone.union(chosen)):
                 break
         return chosen
-
-    def _is_enough(self, session: Session, chosen: list[Session], gone: set[Session], coming: int) -> bool:
-        return self._demand.missing(session, gone.union(chosen)) <= coming + sum(map(freeable, chosen))
 
     def _worth(self, session: Session, now: float) -> tuple[bool, float, int]:
         """Return the sort key of sessions to evict, the first to leave first."""

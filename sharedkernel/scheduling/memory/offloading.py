@@ -40,15 +40,17 @@ from sharedkernel.scheduling.model.types import SessionId, SessionState
 
 
 @dataclass(slots=True, kw_only=True)
-class _Choice:
+class OffloadChoice:
     """The sessions to offload for the memory queue, and the consequences."""
 
     sessions: list[Session] = field(default_factory=list)
-    #: as of :class:`Offloading`
+    #: when the next session that is needed will have been idle for long enough; None: none is needed
     offloadable_at: float | None = None
-    helped: set[Session] = field(default_factory=set)
-    #: the idle session that will have been idle for long enough at `offloadable_at`
+    #: the idle session that is offloaded then
     ripens: Session | None = None
+    #: queued sessions that would fit if all offloadable idle memory were gone
+    helped: set[Session] = field(default_factory=set)
+    #: sessions to evict, of those whose memory quantum is over
     eviction: Eviction = field(default_factory=Eviction)
 
 
@@ -66,36 +68,26 @@ class Offloading:
     ) -> None:
         self.demand = demand
         self.turns = turns
-        self._choices: RevisionCache[_Choice] = RevisionCache(demand.ledger, holders)
+        self._choices: RevisionCache[OffloadChoice] = RevisionCache(demand.ledger, holders)
         #: all sessions that are `idle`, the longest idle first
         self.idle = idle
-        #: sessions to evict, of those whose memory quantum is over
-        self.eviction = Eviction()
-        #: when the next session that is needed will have been idle for long enough; None: none is needed
-        self.offloadable_at: float | None = None
-        #: the idle session that is offloaded then
-        self.ripens: Session | None = None
-        #: queued sessions that would fit if all offloadable idle memory were gone
-        self.helped: set[Session] = set()
+        #: the last one
+        self.choice = OffloadChoice()
 
     def forget(self) -> None:
-        """Forget all choices: the memory queue is empty."""
-        self._apply(_Choice())
+        """Forget the last choice: the memory queue is empty."""
+        self._apply(OffloadChoice())
 
     def is_coming(self) -> bool:
         """Return whether memory is being offloaded, or will be without another event."""
-        if self.offloadable_at is not None:
-            return True
-        return any(s.offload.is_asked for some in (self.idle, self.demand.open) for s in some.values())
+        asked = (s.offload.is_asked for some in (self.idle, self.demand.open) for s in some.values())
+        return self.choice.offloadable_at is not None or any(asked)
 
     def own(self, user: User) -> int:
         """Return the bytes that *user*'s idle sessions can offload, or are offloading, of those that count."""
-        idle = self._counted_idle(user)
-        return sum(session.memory.persistent for session in idle if session.offload.is_asked or may_ask(session))
-
-    def _counted_idle(self, user: User) -> list[Session]:
         own = user.sessions.values()
-        return [session for session in own if session.state is SessionState.IDLE and not session.is_detached]
+        idle = [session for session in own if session.state is SessionState.IDLE and not session.is_detached]
+        return _sum(session for session in idle if session.offload.is_asked or may_ask(session))
 
     def choose(self, queue: list[Session], now: float, *, queue_until: Callable[[float], float]) -> list[Session]:
         """Return the sessions to ask to offload for the memory queue.
@@ -109,16 +101,9 @@ class Offloading:
         queue_until
             Returns until when, seconds, the queue stays the same, see :meth:`.Admission.same_until`.
         """
-        choice = self._choices.get(now, lambda: self._compute(queue, now, queue_until))
+        choice = self._choices.get(now, lambda: self._choose(queue, now, queue_until))
         self._apply(choice)
         return choice.sessions
-
-    def _compute(
-        self, queue: list[Session], now: float, queue_until: Callable[[float], float]
-    ) -> tuple[_Choice, float]:
-        choice = self._choose(queue, now)
-        due_at = math.inf if choice.eviction.due_at is None else choice.eviction.due_at
-        return choice, min(self._same_until(now), queue_until(now), due_at)
 
     def expected_waits(self, queue: list[Session], now: float) -> dict[SessionId, float]:
         """Return how many seconds queued sessions may still wait for memory; those without an estimate are missing.
@@ -145,10 +130,10 @@ class Offloading:
 
     def room_from(self, session: Session) -> Session | None:
         """Return whose memory is expected to leave the device next for *session*, which waits; None: not known."""
-        if session not in self.helped:
+        if session not in self.choice.helped:
             return None
         asked = (other for other in self.idle.values() if other.offload.is_asked)
-        return next(asked, None) or next(iter(self.turns.leaving.values()), None) or self.ripens
+        return next(asked, None) or next(iter(self.turns.leaving.values()), None) or self.choice.ripens
 
     def is_leaving(self, session: Session) -> bool:
         """Return whether *session* was asked to move its memory away."""
@@ -157,22 +142,25 @@ class Offloading:
     def _room_at(self, session: Session, now: float) -> float | None:
         """Return when there should be room for *session*, first in the queue; None: there is no estimate."""
         if session.wait.has_room_made:
-            out = max(map(self.turns.speed.seconds_out, self.turns.leaving.values()), default=0.0)
-            return now + out
-        if self.eviction.waiting is session and self.eviction.due_at is not None:
-            return self.eviction.due_at
-        return self.offloadable_at if session in self.helped else None
+            return now + max(map(self.turns.speed.seconds_out, self.turns.leaving.values()), default=0.0)
+        eviction = self.choice.eviction
+        if eviction.waiting is session and eviction.due_at is not None:
+            return eviction.due_at
+        return self.choice.offloadable_at if session in self.choice.helped else None
 
-    def _apply(self, choice: _Choice) -> None:
-        self.offloadable_at, self.eviction = choice.offloadable_at, choice.eviction
-        self.ripens = choice.ripens
-        if choice.helped != self.helped:
-            self.helped = choice.helped
+    def _apply(self, choice: OffloadChoice) -> None:
+        if choice.helped != self.choice.helped:
             self.demand.ledger.revision += 1
+        self.choice = choice
 
-    def _choose(self, queue: list[Session], now: float) -> _Choice:
+    def _choose(
+        self, queue: list[Session], now: float, queue_until: Callable[[float], float]
+    ) -> tuple[OffloadChoice, float]:
+        """Return what to offload, and until when that is so if nothing happens, seconds."""
         over = [session for session in queue if session.is_over_quota]
-        choice = _Choice(sessions=list(dict.fromkeys(other for session in over for other in self._for_quota(session))))
+        choice = OffloadChoice(
+            sessions=list(dict.fromkeys(other for session in over for other in self._for_quota(session)))
+        )
         gone = self.turns.leaving.values()
         wanting = [(session, self.demand.missing(session, gone)) for session in queue if not session.is_over_quota]
         if any(missing > 0 or self.demand.persistent_claim(session) for session, missing in wanting):
@@ -184,9 +172,10 @@ class Offloading:
             choice.eviction = self.turns.choose(staying, coming, choice.sessions, now)
             if choice.eviction.waiting is not None:
                 choice.helped.add(choice.eviction.waiting)
-        return choice
+        due_at = math.inf if choice.eviction.due_at is None else choice.eviction.due_at
+        return choice, min(self._same_until(now), queue_until(now), due_at)
 
-    def _coming(self, choice: _Choice, now: float) -> int:
+    def _coming(self, choice: OffloadChoice, now: float) -> int:
         """Return the bytes that are being offloaded, or will be with *choice*."""
         asked = _sum(session for session in self.idle.values() if session.offload.is_asked)
         return asked + _sum(choice.sessions) + self.turns.coming(now)
@@ -234,7 +223,7 @@ class Offloading:
         missing = session.over_quota_by - _sum(other for other in own if other.offload.is_asked)
         return _first([other for other in own if may_ask(other)], missing)
 
-    def _for_room(self, wanting: list[tuple[Session, int]], choice: _Choice, now: float) -> None:
+    def _for_room(self, wanting: list[tuple[Session, int]], choice: OffloadChoice, now: float) -> None:
         """Choose idle sessions to offload for those *wanting* memory, pairs of session and missing bytes."""
         chosen = choice.sessions
         coming = self._coming(choice, now)

@@ -50,7 +50,6 @@ class Reclaimer:
 
     def __init__(self, admission: Admission) -> None:
         self.admission = admission
-        self.policy = admission.policy
         self.ledger = admission.ledger
         self.lanes = admission.lanes
         self.demand = admission.demand
@@ -108,7 +107,7 @@ class Reclaimer:
         return any(lane.size - lane.need >= missing for lane in self.lanes.by_id.values())
 
     def _first_attainable(self, now: float) -> Session | None:
-        if not self.admission.waiting or not self.policy.is_preemptive:
+        if not self.admission.waiting or not self.admission.policy.is_preemptive:
             return None
         if self.admission.behind:  # they may be others for the same revision, before and after turns were taken
             return self._find_first()
@@ -135,7 +134,9 @@ class Reclaimer:
         """Return the sort key of lanes, the first to be taken first."""
         if lane.holder is not None and lane.holder.state is SessionState.PREEMPTING:
             return (0, ())
-        ranks = [self.policy.rank(session) for session in lane.sessions.values() if session.state in ACTIVE_STATES]
+        ranks = [
+            self.admission.policy.rank(session) for session in lane.sessions.values() if session.state in ACTIVE_STATES
+        ]
         if not ranks:
             return (1, (-lane.id,))
         return (2, tuple(-part for part in min(ranks)))

@@ -15,7 +15,8 @@ _IDLE, _WAITING, _READY = SessionState.IDLE, SessionState.WAITING, SessionState.
 _QUEUED, _RUNNING, _PREEMPTING = SessionState.QUEUED, SessionState.RUNNING, SessionState.PREEMPTING
 _OFFLOADED, _RESTORING = SessionState.OFFLOADED, SessionState.RESTORING
 _DEAD = SessionState.DEAD
-_RESIDENT = (_IDLE, _READY, _WAITING, _QUEUED, _RUNNING, _PREEMPTING)
+_WITHOUT_GRANT, _HOLDING = (_READY, _WAITING, _QUEUED), (_RUNNING, _PREEMPTING)
+_RESIDENT = (_IDLE, *_WITHOUT_GRANT, *_HOLDING)
 _LIVE = (*_RESIDENT, _OFFLOADED, _RESTORING)
 
 #: (state, event) → state in which the event itself leaves the session, before decisions
@@ -25,21 +26,13 @@ TRANSITIONS: dict[tuple[SessionState, type[events.SessionEvent]], SessionState] 
     (_OFFLOADED, events.CellOpened): _RESTORING,
     (_READY, events.DeviceWanted): _WAITING,
     # A withdrawal may cross with a refusal or a grant on its way: there is nothing left to withdraw.
-    (_READY, events.DeviceWantWithdrawn): _READY,
-    (_WAITING, events.DeviceWantWithdrawn): _READY,
-    (_QUEUED, events.DeviceWantWithdrawn): _READY,
-    (_RUNNING, events.DeviceWantWithdrawn): _RUNNING,
-    (_PREEMPTING, events.DeviceWantWithdrawn): _PREEMPTING,
-    (_RUNNING, events.GrantReleased): _READY,
-    (_PREEMPTING, events.GrantReleased): _READY,
-    (_RUNNING, events.HolderIdle): _RUNNING,
-    (_PREEMPTING, events.HolderIdle): _PREEMPTING,
+    **{(state, events.DeviceWantWithdrawn): _READY for state in _WITHOUT_GRANT},
+    **{(state, events.DeviceWantWithdrawn): state for state in _HOLDING},
+    **{(state, events.GrantReleased): _READY for state in _HOLDING},
+    **{(state, events.HolderIdle): state for state in _HOLDING},
     # It cannot ask for itself.
-    (_RUNNING, events.ProcessStopped): _WAITING,
-    (_PREEMPTING, events.ProcessStopped): _WAITING,
-    (_READY, events.CellClosed): _IDLE,
-    (_WAITING, events.CellClosed): _IDLE,
-    (_QUEUED, events.CellClosed): _IDLE,
+    **{(state, events.ProcessStopped): _WAITING for state in _HOLDING},
+    **{(state, events.CellClosed): _IDLE for state in _WITHOUT_GRANT},
     # What is being restored is all back, or nothing of it.
     (_RESTORING, events.CellClosed): _OFFLOADED,
     (_RESTORING, events.Restored): _READY,

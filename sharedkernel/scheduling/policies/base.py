@@ -44,7 +44,7 @@ class Policy(ABC):
     foreseen_by: ClassVar[Foresight] = None
     #: whether grants and lanes are ever taken back; decides which other methods are called
     is_preemptive: ClassVar[bool]
-    #: whether :meth:`keeps_place` is ever true
+    #: whether a cell that has begun keeps its place before those ranked after it while its plain Python runs
     reserves: ClassVar[bool] = False
     #: whether ranks of queued sessions depend on cells that have ended
     learns: ClassVar[bool] = False
@@ -79,10 +79,6 @@ class Policy(ABC):
     def may_overtake(self) -> bool:
         """Return whether a later session may be admitted while an earlier one's memory does not fit yet."""
         return True
-
-    def keeps_place(self, session: Session) -> bool:
-        """Return whether *session*, which is ready, keeps its place before those ranked after it."""
-        return False
 
     def may_pass(self, session: Session, now: float) -> bool:
         """Return whether later sessions may start while an earlier one lacks a running place.

@@ -96,13 +96,10 @@ def foreseen_slowdown(session: Session, holders: Collection[Session]) -> float |
     """
     if session not in holders:
         return None
-    total = 0.0
-    for holder in holders:
-        utilisation = holder.stats.utilisation
-        if utilisation is None:
-            return None if len(holders) > 1 else 1.0
-        total += utilisation
-    return max(1.0, total) if len(holders) > 1 else 1.0
+    if len(holders) == 1:
+        return 1.0
+    known = [holder.stats.utilisation for holder in holders if holder.stats.utilisation is not None]
+    return max(1.0, sum(known)) if len(known) == len(holders) else None
 
 
 def seen_slowdown(session: Session) -> float | None:

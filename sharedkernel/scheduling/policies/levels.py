@@ -2,9 +2,7 @@
 
 Least attained service first, taken literally, switches whenever two jobs draw level, which is time-sharing. Tiresias
 (NSDI'19 §4.3) cuts attained service into K levels: a job starts in the highest queue, is *demoted* when its service
-crosses a threshold, and those of the same queue take their turns in a fixed order. Optionally a job that has waited
-long enough since it last ran, compared with what it was served, is *promoted*: put back to the highest queue with its
-age forgotten (Tiresias's knob), so that no job waits for ever.
+crosses a threshold, and those of the same queue take their turns in a fixed order.
 
 Thresholds are given, or learned of what was seen, at the ages where the Gittins index drops. Known is a sample of the
 service that jobs needed in all, never how much a given job will need. The *Gittins index* of a job that has attained
@@ -71,25 +69,8 @@ class Levels:
         return self.thresholds[level] - service if level < len(self.thresholds) else math.inf
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stages(Levels):
-    """Ages between which a job's index does not drop, and the index of each: a stage ends at each threshold.
-
-    Raises
-    ------
-    ValueError
-        When the number of indexes does not match the thresholds'.
-    """
-
-    #: index of each stage, decreasing, one more than thresholds: the last is for ages beyond
-    indexes: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        Levels.__post_init__(self)
-        if len(self.indexes) != len(self.thresholds) + 1:
-            raise ValueError(
-                f"{len(self.thresholds)} stages need {len(self.thresholds) + 1} indexes, not {len(self.indexes)}."
-            )
+#: least ratio of each stage's end to the one before, and of each threshold of learned levels
+_STAGE_GRAIN, _LEVEL_GRAIN = 1.25, 4.0
 
 
 class ServiceDistribution:
@@ -115,33 +96,24 @@ class ServiceDistribution:
         finished = Counter(samples)
         if not finished:
             raise ValueError("a distribution needs at least one sample.")
-        #: the different samples, increasing
-        self.values = tuple(sorted(finished))
-        if not (self.values[0] > 0 and math.isfinite(self.values[-1])):
+        values = sorted(finished)
+        if not (values[0] > 0 and math.isfinite(values[-1])):
             raise ValueError("samples of service must be numbers greater than 0.")
+        #: 0, and the different samples, increasing
+        self._values = [0.0, *values]
         ages = sorted(unfinished)
         left, alive = finished.total() + len(ages), 1.0
         #: for each k from 0: the share of jobs that need more than the k-th value, and the mean service until then
         self._alive, self._spent = [alive], [0.0]
         gone = 0
-        for k, value in enumerate(self.values):
+        for before, value in itertools.pairwise(self._values):
             while gone < len(ages) and ages[gone] < value:
                 gone += 1
                 left -= 1
-            self._spent.append(self._spent[-1] + alive * (value - (self.values[k - 1] if k else 0.0)))
+            self._spent.append(self._spent[-1] + alive * (value - before))
             alive *= (left - finished[value]) / left
             left -= finished[value]
             self._alive.append(alive)
-
-    def index(self, age: float) -> float:
-        """Return the Gittins index at *age*, per unit of service; 0 beyond the largest sample.
-
-        Costs time in proportion to the samples; use :meth:`stages` to rank many jobs.
-        """
-        done = bisect_right(self.values, age)
-        alive, spent = self._at(done, age)
-        later = range(done + 1, len(self._alive))
-        return max(((alive - self._alive[k]) / (self._spent[k] - spent) for k in later), default=0.0)
 
     def mean_residual(self, age: float) -> float:
         """Return how much more service a job of *age* may be expected to need; its own age beyond all samples.
@@ -149,38 +121,28 @@ class ServiceDistribution:
         A job older than any known is expected to need as much again: the estimate that is off by the same factor
         whatever the scale.
         """
-        done = bisect_right(self.values, age)
-        if done == len(self.values):
+        done = bisect_right(self._values, age) - 1
+        if done == len(self._values) - 1:
             return age
-        alive, spent = self._at(done, age)
+        alive = self._alive[done]
+        spent = self._spent[done] + alive * (age - self._values[done])
         return (self._spent[-1] - spent) / alive
 
-    def stages(self, *, grain: float = 1.0) -> Stages:
+    def stages(self, *, grain: float = _STAGE_GRAIN) -> Levels:
         """Return the ages at which the index drops.
 
         Parameters
         ----------
         grain
             Least ratio of each stage's end to the one before; 1: as fine as the samples. Coarser stages preempt less.
-
-        Raises
-        ------
-        ValueError
-            When *grain* is less than 1.
         """
-        if not grain >= 1:
-            raise ValueError(f"the grain of stages is {grain}; it must be at least 1.")
-        kept: list[int] = []
+        ends: list[float] = []
         # From the last, which stays: beyond it nothing is known.
         for corner in reversed(self._corners()):
-            if not kept or self._value(corner) * grain <= self._value(kept[-1]):
-                kept.append(corner)
-        kept.reverse()
-        slopes = [
-            (self._alive[a] - self._alive[b]) / (self._spent[b] - self._spent[a])
-            for a, b in zip([0, *kept[:-1]], kept, strict=True)
-        ]
-        return Stages(thresholds=tuple(self._value(corner) for corner in kept), indexes=(*slopes, 0.0))
+            end = self._values[corner]
+            if not ends or end * grain <= ends[-1]:
+                ends.append(end)
+        return Levels(thresholds=tuple(reversed(ends)))
 
     def _corners(self) -> list[int]:
         """Return the corners of the least concave majorant of the share that is done over the mean service spent."""
@@ -195,14 +157,6 @@ class ServiceDistribution:
         """Return whether the point b lies on or below the line from a to c."""
         done, spent = self._alive, self._spent
         return (done[a] - done[b]) * (spent[c] - spent[a]) <= (done[a] - done[c]) * (spent[b] - spent[a])
-
-    def _at(self, done: int, age: float) -> tuple[float, float]:
-        """Return the share that needs more than *age*, which is beyond the value *done*, and the service until then."""
-        alive = self._alive[done]
-        return alive, self._spent[done] + alive * (age - self._value(done))
-
-    def _value(self, k: int) -> float:
-        return self.values[k - 1] if k else 0.0
 
 
 #: Tiresias's thresholds, device-seconds
@@ -220,7 +174,7 @@ def learned_levels(distribution: ServiceDistribution) -> Levels:
     distribution
         Of the service that jobs need in all, device-seconds.
     """
-    return Levels(thresholds=distribution.stages(grain=_LEVEL_GRAIN).thresholds)
+    return distribution.stages(grain=_LEVEL_GRAIN)
 
 
 def doubling_levels(first: float, *, largest: float = 1e9) -> Levels:
@@ -237,42 +191,10 @@ def doubling_levels(first: float, *, largest: float = 1e9) -> Levels:
     return Levels(thresholds=tuple(powers))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Promotion:
-    """The rule by which a waiting job is put back to the highest queue.
-
-    Raises
-    ------
-    ConfigError
-        When the knob is not greater than 0.
-    """
-
-    #: how many times its executed time it must have waited since it last ran; infinite: never
-    knob: float = math.inf
-
-    def __post_init__(self) -> None:
-        if not self.knob > 0:
-            raise ConfigError(f"the promotion knob is {self.knob}; it must be greater than 0 (infinite: never).")
-
-    def due_at(self, *, waiting_since: float, executed: float) -> float:
-        """Return when a job that has run for *executed* seconds since its last promotion is promoted.
-
-        Parameters
-        ----------
-        waiting_since
-            When it last stopped running, seconds.
-        executed
-            Seconds that it ran since it came or was promoted; one that never ran is in the highest queue anyway.
-        """
-        return waiting_since + self.knob * executed if executed > 0 else math.inf
-
-
 #: finished jobs from which on something is learned
 _LEAST_SAMPLES = 20
 #: and those that are remembered
 _MOST_SAMPLES = 2000
-#: least ratio of each stage's end to the one before, and of each threshold of learned levels
-_STAGE_GRAIN, _LEVEL_GRAIN = 1.25, 4.0
 
 
 class ServiceHistory:
@@ -286,20 +208,12 @@ class ServiceHistory:
         First threshold while nothing is known, device-seconds.
     """
 
-    def __init__(
-        self,
-        unfinished: Callable[[], Iterable[float]] = tuple,
-        *,
-        first_threshold: float = 60.0,
-    ) -> None:
+    def __init__(self, unfinished: Callable[[], Iterable[float]] = tuple, *, first_threshold: float = 60.0) -> None:
         self._unfinished = unfinished
         self._samples: deque[float] = deque(maxlen=_MOST_SAMPLES)
         #: samples that came since something was learned last
         self._fresh = 0
-        self._levels = doubling_levels(first_threshold)
-        # younger first, as the levels rank
-        indexes = (*(1 / threshold for threshold in self._levels.thresholds), 0.0)
-        self._stages = Stages(thresholds=self._levels.thresholds, indexes=indexes)
+        self._levels = self._stages = doubling_levels(first_threshold)
         self._distribution: ServiceDistribution | None = None
 
     def add(self, service: float) -> None:
@@ -313,8 +227,8 @@ class ServiceHistory:
         self.learn()
         return self._levels
 
-    def stages(self) -> Stages:
-        """Return the stages of the Gittins index."""
+    def stages(self) -> Levels:
+        """Return the ages at which the Gittins index drops."""
         self.learn()
         return self._stages
 
@@ -330,5 +244,5 @@ class ServiceHistory:
         self._fresh = 0
         self._distribution = ServiceDistribution(self._samples, unfinished=self._unfinished())
         self._levels = learned_levels(self._distribution)
-        self._stages = self._distribution.stages(grain=_STAGE_GRAIN)
+        self._stages = self._distribution.stages()
         return True

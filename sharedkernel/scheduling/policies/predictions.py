@@ -71,7 +71,7 @@ class Predictions:
             lambda: [session.cell_service for session in in_cells()], first_threshold=_FIRST_THRESHOLD
         )
         #: device-seconds of a source's runs, by user and source, the last used last
-        self._by_source: OrderedDict[tuple[UserId, str], float] = OrderedDict()
+        self._by_source: OrderedDict[tuple[UserId, str | None], float] = OrderedDict()
 
     def cell_closed(self, session: Session) -> bool:
         """Learn from *session*'s ended cell; return whether thresholds and stages changed by it."""
@@ -95,45 +95,38 @@ class Predictions:
     def estimate(self, session: Session) -> Estimate:
         """Return what *session*'s open cell may still need."""
         guess = self._guess(session)
-        if guess is None or self._has_exceeded(session, guess):
+        if guess is None or guess[2] < 0:
             return Estimate(seconds=self.services.mean_residual(session.cell_service), origin="residual")
-        expected, since, origin = guess
         # A cell that exceeds its guess by a little is about to end.
-        return Estimate(seconds=max(expected - (session.service.attained - since), 0.0), origin=origin)
+        return Estimate(seconds=max(guess[0], 0.0), origin=guess[1])
 
     def holds_for(self, session: Session) -> float | None:
         """Return after how much more service the guess about *session* is exceeded; None: there is no guess."""
         guess = self._guess(session)
-        if guess is None or self._has_exceeded(session, guess):
-            return None
-        expected, since, _ = guess
-        return _limit(session, expected) - (session.service.attained - since)
+        return None if guess is None or guess[2] < 0 else guess[2]
 
     def has_exceeded(self, session: Session) -> bool:
         """Return whether *session*'s cell has exceeded its guess."""
         guess = self._guess(session)
-        return guess is not None and self._has_exceeded(session, guess)
+        return guess is not None and guess[2] < 0
 
-    def _guess(self, session: Session) -> tuple[float, float, PredictionOrigin] | None:
-        """Return the expected service, since which attained service, and its origin; None: there is no guess."""
-        if session.forecast.is_misjudged:
+    def _guess(self, session: Session) -> tuple[float, PredictionOrigin, float] | None:
+        """Return what is left of a guess, its origin, and after how much more service it is exceeded; None: no guess.
+
+        Either may be less than 0: there has been more than that.
+        """
+        forecast, each = session.forecast, session.stats.expected_iteration_seconds
+        origin: PredictionOrigin
+        if forecast.is_misjudged:
             return None
-        each = session.stats.expected_iteration_seconds
-        if session.forecast.declared is not None and each is not None:
-            return session.forecast.declared * each, session.forecast.declared_at, "declared"
-        if session.cell.source is not None:
-            took = self._by_source.get((session.user.id, session.cell.source))
-            if took is not None:
-                return took, session.service.attained - session.cell_service, "earlier"
-        return None
-
-    def _has_exceeded(self, session: Session, guess: tuple[float, float, PredictionOrigin]) -> bool:
-        expected, since, _ = guess
-        return session.service.attained - since > _limit(session, expected)
-
-
-def _limit(session: Session, expected: float) -> float:
-    return expected * (1 + _TOLERANCE) + (session.stats.expected_iteration_seconds or 0.0)
+        if forecast.declared is not None and each is not None:
+            expected, origin = forecast.declared * each, "declared"
+            had = session.service.attained - forecast.declared_at
+        elif (took := self._by_source.get((session.user.id, session.cell.source))) is not None:
+            expected, had, origin = took, session.cell_service, "earlier"
+        else:
+            return None
+        return expected - had, origin, expected * (1 + _TOLERANCE) + (each or 0.0) - had
 
 
 #: by what factor a cell is older at each mark, and seconds that are at least between two: some turns

@@ -110,10 +110,6 @@ class Fifo(Policy):
         """See :meth:`Policy.may_overtake`: with backfill only."""
         return self.config.backfill
 
-    def keeps_place(self, session: Session) -> bool:
-        """See :meth:`Policy.keeps_place`: a cell that has begun does."""
-        return session.cell.started
-
 
 class Pack(Policy):
     """In the order of arrival, each cell to its end, on as many lanes as are bearable: for throughput (Salus §4, PACK).

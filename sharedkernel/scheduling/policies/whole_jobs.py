@@ -16,9 +16,8 @@ fifo with backfill
 srtf
     long jobs starve while shorter ones keep coming. By design.
 las, gittins
-    old jobs starve while young ones keep coming, unless the knob is finite: then a job that has run for x since it last
-    was in the highest queue waits at most knob * x before it is there again, where only those are before it that were
-    there already. One that was never served is there anyway and waits like with fifo and backfill.
+    old jobs starve while young ones keep coming. By design; Tiresias's knob, which puts jobs that have waited for long
+    back to the highest queue, is left out. One that was never served is there and waits like with fifo and backfill.
 """
 
 from __future__ import annotations
@@ -28,11 +27,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, NewType
+from typing import ClassVar
 
-from sharedkernel.scheduling.policies.levels import Levels, Promotion
+from sharedkernel.scheduling.policies.levels import Levels
 
-JobId = NewType("JobId", str)
 #: what jobs are sorted by, smaller first
 JobRank = tuple[float, ...]
 
@@ -50,7 +48,6 @@ class JobPolicyName(StrEnum):
 class Job:
     """A job as the policies see it. What it will need in all is known to `srtf` alone."""
 
-    id: JobId
     #: devices it needs, all of them at once
     devices: int
     #: number of its arrival, counted over all jobs
@@ -59,19 +56,17 @@ class Job:
     remaining: float = math.inf
     #: seconds it ran so far
     executed: float = 0.0
-    #: seconds it ran since it came or was promoted
-    recent: float = 0.0
+    #: the same, but for rounding: beyond each threshold that it was to reach
+    aged: float = 0.0
     is_running: bool = False
     #: the queue it was in when it was chosen last who runs, and its place there; infinite: it was in none
     queue: int = 0
     place: float = math.inf
-    #: since when it waits; when it came, or last stopped running
-    waiting_since: float = 0.0
 
     @property
     def age(self) -> float:
-        """Attained service since it came or was promoted, device-seconds: Tiresias's two dimensions."""
-        return self.recent * self.devices
+        """Attained service, device-seconds: Tiresias's two dimensions."""
+        return self.aged * self.devices
 
 
 class JobPolicy(ABC):
@@ -88,10 +83,6 @@ class JobPolicy(ABC):
 
     def changes_in(self, job: Job) -> float:
         """Return after how many more seconds of running *job*'s rank changes; infinite: it does not by running."""
-        return math.inf
-
-    def promoted_at(self, job: Job) -> float:
-        """Return when *job*, which waits, is to be promoted; infinite: never."""
         return math.inf
 
     def note_chosen(self, ranked: Sequence[Job], chosen: Sequence[Job]) -> None:
@@ -137,21 +128,22 @@ class SrtfJobs(JobPolicy):
 class LasJobs(JobPolicy):
     """Least attained service first, in discretised queues: Tiresias's 2D-LAS (NSDI'19 §4.3).
 
-    A queue is first come, first served: who is demoted or promoted into it stands at its end, whether it runs or not.
+    A queue is first come, first served: who is demoted into it stands at its end, whether it runs or not.
     Those of a queue that run come before those that wait, so that they go on until a higher queue needs their devices,
     or they leave the queue. So it is in Tiresias's published simulator, to the job.
+
+    With the stages of a distribution of service as levels it is largest Gittins index first: Tiresias's 2D-Gittins,
+    done right. Tiresias's published simulator looks ahead by one fixed amount of service; here each stage ends where
+    the index drops, so that stages are queues: inside one the index of a job that runs is at least that of its start.
 
     Parameters
     ----------
     levels
         Thresholds of attained service, or what returns them: they may be learned as jobs end.
-    promotion
-        When a waiting job comes back to the highest queue.
     """
 
-    def __init__(self, levels: Levels | Callable[[], Levels], *, promotion: Promotion | None = None) -> None:
+    def __init__(self, levels: Levels | Callable[[], Levels]) -> None:
         self._levels: Callable[[], Levels] = (lambda: levels) if isinstance(levels, Levels) else levels
-        self._promotion = promotion or Promotion()
 
     @property
     def levels(self) -> Levels:
@@ -167,23 +159,11 @@ class LasJobs(JobPolicy):
         """See :meth:`JobPolicy.changes_in`: when its service crosses the next threshold."""
         return self.levels.room(job.age) / job.devices
 
-    def promoted_at(self, job: Job) -> float:
-        """See :meth:`JobPolicy.promoted_at`."""
-        return self._promotion.due_at(waiting_since=job.waiting_since, executed=job.recent)
-
     def note_chosen(self, ranked: Sequence[Job], chosen: Sequence[Job]) -> None:
         """See :meth:`JobPolicy.note_chosen`."""
         running = set(chosen)
         for place, job in enumerate(sorted(ranked, key=lambda job: job not in running)):
             job.queue, job.place = self.levels.level(job.age), place
-
-
-class GittinsJobs(LasJobs):
-    """Largest Gittins index first, in the stages of a distribution of service: Tiresias's 2D-Gittins, done right.
-
-    Tiresias's published simulator looks ahead by one fixed amount of service; here each stage ends where the index
-    drops, so that stages are queues: inside one the index of a job that runs is at least that of its start.
-    """
 
 
 def choose(policy: JobPolicy, jobs: Iterable[Job], devices: int) -> list[Job]:

@@ -121,11 +121,8 @@ class Decisions:
             The action, with its reason.
         """
         session.wait.end_want()
-        if session.state is SessionState.RESTORING:
-            self._records.admission.dequeue(session)
-            self._records.decide(session, "refuse to restore")
-        else:
-            self._records.decide(session, "refuse")
+        self._records.admission.dequeue(session)
+        self._records.decide(session, "refuse to restore" if session.state is SessionState.RESTORING else "refuse")
         self._actions.append(refusal)
 
     def offload(self, session: Session) -> None:

@@ -25,9 +25,10 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from sharedkernel.scheduling.memory.admission import Admission
 from sharedkernel.scheduling.memory.lanes import LanePlanner, Spot
 from sharedkernel.scheduling.model.config import SchedulerConfig
 from sharedkernel.scheduling.model.session import Session, User
@@ -213,37 +214,24 @@ class DispatchPlan:
     is_unfinished: bool = False
 
 
-def choose(
-    *,
-    config: SchedulerConfig,
-    policy: Policy,
-    lanes: LanePlanner,
-    run_queue: RunQueue,
-    keepers: Iterable[Session],
-    holders: Iterable[Session],
-    may_move: Callable[[], bool],
-    now: float,
-) -> DispatchPlan:
+def choose(admission: Admission, run_queue: RunQueue, ready: Iterable[Session], now: float) -> DispatchPlan:
     """Return which grants to give and to revoke.
 
     Parameters
     ----------
-    config, policy, lanes
-        The scheduler's.
-    run_queue
-        The sessions that want a grant and have a lane.
-    keepers
-        Sessions that want none now but keep their place, see :meth:`.Policy.keeps_place`.
-    holders
-        Sessions that hold a grant, their service accrued.
-    may_move
-        Whether no session in the memory queue could use the lane memory that a move takes.
+    admission, run_queue
+        The scheduler's; the service of holders is accrued.
+    ready
+        All sessions that are `ready`.
     now
         Seconds.
     """
+    config, policy, lanes = admission.config, admission.policy, admission.lanes
     turns = DispatchPlan()
     free = lanes.ledger.free
-    running = list(holders)
+    running = list(admission.holders.values())
+    # sessions that want no grant now but keep their place
+    keepers = [session for session in ready if session.cell.started] if policy.reserves else []
     places = [(policy.rank(keeper), keeper) for keeper in keepers]
     before: set[LaneId] = set()
     for rank, session in run_queue.firsts(running):
@@ -255,7 +243,8 @@ def choose(
         before.add(lane.id)
         has_place = len(running) + len(ahead) < config.parallel_lanes and _is_bearable(session, running, config)
         if lane.holder is not None:
-            can_move = config.parallel_lanes > 1 and lanes.is_movable(session) and may_move()
+            # No session in the memory queue could use the lane memory that a move takes.
+            can_move = config.parallel_lanes > 1 and lanes.is_movable(session) and admission.is_served(now)
             spot = None
             if can_move and has_place:
                 kept = before.union(keeper.lane.id for keeper in ahead if keeper.lane is not None)

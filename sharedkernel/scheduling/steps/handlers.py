@@ -87,15 +87,14 @@ class EventHandlers:
     def _on_session_started(self, event: events.SessionStarted) -> None:
         records = self._records
         user = records.user(event.user)
-        session = Session(id=event.session, user=user, domain=event.domain)
+        session = Session(id=event.session, user=user, domain=event.domain, state=SessionState.DEAD)
         session.service.attained = session.cell.attained_before = event.attained
         session.cell.closed_at = records.clock.now
         # Reported, but not part of fairness: service before the others came is no debt to them.
         user.service.attained += event.attained
         user.sessions[session.id] = records.sessions[session.id] = session
         records.ledger.set_memory(session, MemoryProfile(framework=event.framework))
-        records.offloading.idle[session.id] = session
-        records.record_event(session, event)
+        records.move(session, event)
 
     def _on_cell_opened(self, event: events.CellOpened) -> None:
         records, session = self._records, self._records.sessions[event.session]
@@ -212,7 +211,7 @@ class EventHandlers:
     def _on_memory_measured(self, event: events.MemoryMeasured) -> None:
         session = self._records.sessions[event.session]
         self._records.measure(session, event.memory)
-        self._records.record_event(session, event)
+        self._records.move(session, event)
 
     def _on_work_foreseen(self, event: events.WorkForeseen) -> None:
         records, session = self._records, self._records.sessions[event.session]
@@ -242,13 +241,13 @@ class EventHandlers:
         if is_queued:
             records.run_queue.add(session)
         records.run_queue.user_changed(session.user)
-        records.record_event(session, event)
+        records.move(session, event)
 
     # --- moving memory away and back -----------------------------------
 
     def _on_offload_requested(self, event: events.OffloadRequested) -> None:
         session = self._records.sessions[event.session]
-        self._records.record_event(session, event)
+        self._records.move(session, event)
         if session.state is SessionState.IDLE and not session.offload.is_asked:
             self._decisions.offload(session)
 
@@ -277,12 +276,12 @@ class EventHandlers:
         is_for_now = event.for_now or session.state not in (SessionState.IDLE, SessionState.WAITING)
         session.offload.is_declined = not is_for_now
         session.offload.ask_again_at = self._records.clock.now + _ASK_AGAIN
-        self._records.record_event(session, event)
+        self._records.move(session, event)
 
     def _on_session_detached(self, event: events.SessionDetached) -> None:
         session = self._records.sessions[event.session]
         session.is_detached = event.detached
-        self._records.record_event(session, event)
+        self._records.move(session, event)
 
     def _on_restored(self, event: events.Restored) -> None:
         records, session = self._records, self._records.sessions[event.session]
@@ -303,14 +302,14 @@ class EventHandlers:
         records, session = self._records, self._records.sessions[event.session]
         session.offload.is_returning = False  # what was charged for it is others' again
         records.measure(session, event.memory)
-        records.record_event(session, event)
+        records.move(session, event)
         if session.id not in records.admission.waiting:
             records.enqueue(session)
 
     def _on_cell_interrupted(self, event: events.CellInterrupted) -> None:
         session = self._records.sessions[event.session]
         session.offload.is_interrupted = True
-        self._records.record_event(session, event)
+        self._records.move(session, event)
 
 
 def _declare(session: Session, iterations: int | None) -> None:

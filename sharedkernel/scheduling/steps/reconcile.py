@@ -8,7 +8,6 @@ for each other, one of them is offloaded or refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 from sharedkernel.scheduling.memory.demand import is_movable
 from sharedkernel.scheduling.memory.memory_turns import late_at
@@ -38,8 +37,7 @@ class Reconciler:
     def reconcile(self) -> None:
         """Decide about lanes, the memory queue, grants and offloading, in this order."""
         records = self._records
-        for session in records.lanes.reconcile():
-            records.send_back(session)
+        self._correct_lanes()
         self._admit()
         self._dispatch()
         while records.admission.waiting and self._make_room():
@@ -54,33 +52,35 @@ class Reconciler:
 
     def next_deadline(self) -> float | None:
         """Return when to reconcile again if nothing happens before; None: time alone changes nothing."""
-        records = self._records
-        deadlines = [
-            holder.preemption.force_at
-            for holder in records.clock.holders.values()
-            if holder.preemption.force_at < math.inf
-        ]
-        if self._turn_deadline is not None:
-            deadlines.append(self._turn_deadline)
+        records, now = self._records, self._records.clock.now
+        deadlines: list[float | None] = [self._turn_deadline]
+        deadlines += [holder.preemption.force_at for holder in records.clock.holders.values()]
         if records.admission.waiting:
-            waited_for = (
-                records.reclaimer.next_deadline(records.clock.now),
+            deadlines += [
+                records.reclaimer.next_deadline(now),
                 records.admission.next_deadline(),
-                records.offloading.offloadable_at,
-                records.offloading.eviction.due_at,
+                records.offloading.choice.offloadable_at,
+                records.offloading.choice.eviction.due_at,
                 self._deadlock_ends(),
-            )
-            deadlines += [deadline for deadline in waited_for if deadline is not None]
-            if self._is_still(beside_turns=True):
-                deadlines += [moment for moment in self._settled_at() if moment > records.clock.now]
-            for session in records.turns.leaving.values():
-                moments = (late_at(session), session.residence.call_at if session.id in records.ready else math.inf)
-                deadlines += [moment for moment in moments if records.clock.now < moment < math.inf]
-        return min(deadlines, default=None)
+            ]
+            leaving = records.turns.leaving.values()
+            moments = [late_at(session) for session in leaving]
+            moments += [session.residence.call_at for session in leaving if session.id in records.ready]
+            if self._is_still(beside_turns=True):  # restored sessions that wait again may be offloaded from then on
+                moments += map(
+                    records.turns.settled_at, (*records.admission.waiting.values(), *records.queued.values())
+                )
+            deadlines += [moment for moment in moments if moment > now]
+        return min((deadline for deadline in deadlines if deadline is not None and deadline < math.inf), default=None)
 
     def is_stuck(self) -> bool:
         """Return whether a session waits to grow and nothing will change by itself."""
         return self._is_still() and self._records.admission.latest_growing() is not None
+
+    def _correct_lanes(self) -> None:
+        """Correct the lanes; sessions that must leave theirs are sent back."""
+        for session in self._records.lanes.reconcile():
+            self._records.send_back(session)
 
     # --- the memory queue -----------------------------------
 
@@ -118,7 +118,7 @@ class Reconciler:
         for session in records.offloading.choose(queue, records.clock.now, queue_until=queue_until):
             self._decisions.offload(session)
         self._evict()
-        if records.offloading.eviction.due_at is not None and self._is_still(beside_turns=True):
+        if records.offloading.choice.eviction.due_at is not None and self._is_still(beside_turns=True):
             self._make_way()  # nothing else will happen until that quantum is over
         while self.is_stuck():
             if self._unstick():
@@ -140,7 +140,7 @@ class Reconciler:
     def _evict(self) -> None:
         """Evict sessions whose memory quantum is over and whose memory a queued session lacks."""
         records = self._records
-        eviction = records.offloading.eviction
+        eviction = records.offloading.choice.eviction
         if eviction.waiting is None or not eviction.sessions:
             return
         eviction.waiting.wait.has_room_made = True
@@ -150,8 +150,7 @@ class Reconciler:
                 self._decisions.offload(session)
             else:
                 self._decisions.evict(session)
-        for session in records.lanes.reconcile():
-            records.send_back(session)
+        self._correct_lanes()
         self._dispatch()
 
     def _clear(self, reclaim: LaneReclaim) -> bool:
@@ -172,7 +171,7 @@ class Reconciler:
             Whether to ignore memory quanta that will be over some time.
         """
         records = self._records
-        if records.offloading.eviction.due_at is not None and not beside_turns:
+        if records.offloading.choice.eviction.due_at is not None and not beside_turns:
             return False
         if records.clock.holders or records.ready or not records.admission.waiting or records.offloading.is_coming():
             return False
@@ -186,12 +185,6 @@ class Reconciler:
         admission = self._records.admission
         latest = admission.latest_in_the_way() if self._is_still() else None
         return None if latest is None else admission.patience.ends(latest)
-
-    def _settled_at(self) -> Iterator[float]:
-        """Yield from when on restored sessions that wait again may be offloaded."""
-        records = self._records
-        for session in (*records.admission.waiting.values(), *records.queued.values()):
-            yield records.turns.settled_at(session)
 
     def _unstick(self) -> bool:
         """Take back what lanes can give, or what later sessions in the queue hold; else refuse the latest to grow.
@@ -215,14 +208,11 @@ class Reconciler:
             waiting.wait.has_room_made = True
         for session in chosen:
             if session.state is SessionState.QUEUED:
-                records.ledger.set_parked(
-                    session, session.iteration.live
-                )  # its live bytes are to be offloaded, its lane's are not
-                records.send_back(session)
-            self._decisions.offload(session)
+                self._decisions.move_out(session)
+            else:
+                self._decisions.offload(session)
         if chosen:
-            for session in records.lanes.reconcile():
-                records.send_back(session)
+            self._correct_lanes()
             self._dispatch()
         return bool(chosen)
 
@@ -236,19 +226,7 @@ class Reconciler:
 
     def _dispatch(self) -> None:
         records = self._records
-        keepers: list[Session] = []
-        if records.policy.reserves:
-            keepers = [session for session in records.ready.values() if records.policy.keeps_place(session)]
-        chosen = dispatch.choose(
-            config=records.config,
-            policy=records.policy,
-            lanes=records.lanes,
-            run_queue=records.run_queue,
-            keepers=keepers,
-            holders=records.clock.holders.values(),
-            may_move=lambda: records.admission.is_served(records.clock.now),
-            now=records.clock.now,
-        )
+        chosen = dispatch.choose(records.admission, records.run_queue, records.ready.values(), records.clock.now)
         self._turn_deadline = chosen.deadline
         for session in chosen.asked:
             self._decisions.revoke(session)

@@ -88,7 +88,6 @@ class Records:
         self.policy = make_policy(config, self.predictions)
         self.admission.config, self.admission.policy = config, self.policy
         self.turns.config, self.turns.policy = config, self.policy
-        self.reclaimer.policy = self.policy
         self.run_queue.rebuild(self.policy, self.queued.values())
 
     def begin(self, event: Event) -> None:
@@ -117,7 +116,7 @@ class Records:
         self.enter(session, after, decision)
 
     def move(self, session: Session, event: SessionEvent) -> None:
-        """Change a session's state by an event.
+        """Change a session's state by an event, or only write it into its story.
 
         Parameters
         ----------
@@ -127,16 +126,6 @@ class Records:
             One of the session's.
         """
         self.enter(session, TRANSITIONS[session.state, type(event)], type(event).__name__)
-
-    def record_event(self, session: Session, event: SessionEvent) -> None:
-        """Write an event that changes no state into a session's story.
-
-        Parameters
-        ----------
-        session, event
-            The session, and one of its events.
-        """
-        session.story.append((self.clock.now, type(event).__name__, session.state))
 
     def enter(self, session: Session, state: SessionState, reason: str) -> None:
         """Change a session's state, its indexes and its story.

@@ -174,7 +174,7 @@ def test_what_a_signal_interrupts_is_parked_for_one_whose_memory_is_due(sched: D
         CreateLane(lane=2, size=500, domain="all"),
         Grant(session="bob", lane=2),
     ]
-    assert sched.view("ada").parked == 400
+    assert sched.session("ada").iteration.parked == 400
     sched.want("ada")
     assert sched.state("ada") == "waiting"
     # The rest of its iteration needs 200 bytes, which is more than is left; and then 600 again.
@@ -184,7 +184,7 @@ def test_what_a_signal_interrupts_is_parked_for_one_whose_memory_is_due(sched: D
         Grant(session="ada", lane=3),
     ]
     assert sched.release("ada", iterations=1) == [ResizeLane(lane=3, size=600)]
-    assert sched.view("ada").parked == 0
+    assert sched.session("ada").iteration.parked == 0
 
 
 def test_domains_that_do_not_fit_together_share_the_time() -> None:
@@ -221,7 +221,7 @@ def test_facts_may_exceed_the_capacity(sched: Desk) -> None:
     assert sched.state("bob") == "waiting"
     assert sched.measure("ada", persistent=1050) == []
     assert sched.begin("cleo", ephemeral=0) == []
-    assert sched.scheduler.snapshot(0.0).used == 1050
+    assert sched.scheduler.ledger.used == 1050
     assert sched.close("ada", persistent=0) == [
         CreateLane(lane=3, size=100, domain="all"),
         CreateLane(lane=4, size=0, domain="all"),
@@ -244,7 +244,7 @@ def test_what_runs_keeps_its_lane_whatever_others_keep(sched: Desk) -> None:
     sched.begin("ada", ephemeral=900)
     sched.start("bob")
     assert sched.measure("bob", persistent=500) == []
-    assert sched.scheduler.snapshot(0.0).used == 1400
+    assert sched.scheduler.ledger.used == 1400
     assert sched.release("ada") == [RemoveLane(lane=1)]
 
 

@@ -31,7 +31,7 @@ def refused(actions: list[Action]) -> Refuse:
 
 def used(sched: Desk) -> int:
     """Return what is charged, in MiB."""
-    return sched.scheduler.snapshot(sched.now).used // MIB
+    return sched.scheduler.ledger.used // MIB
 
 
 def start_elsewhere(sched: Desk, name: str, ephemeral: int) -> None:
@@ -43,10 +43,10 @@ def test_what_is_free_is_given_at_once_until_the_boundary(sched: Desk) -> None:
     """It is charged beside the lane while the iteration lasts; then its truth is measured."""
     sched.begin("ada", ephemeral=300 * MIB)
     assert sched.grow("ada", 200 * MIB, live=250 * MIB) == [Grant(session="ada", lane=1)]
-    assert (sched.view("ada").parked, sched.view("ada").ephemeral) == (200 * MIB, 450 * MIB)
+    assert (sched.session("ada").iteration.parked, sched.view("ada").ephemeral) == (200 * MIB, 450 * MIB)
     assert used(sched) == 500
     sched.release("ada", "boundary", ephemeral=450 * MIB, persistent=40 * MIB)
-    assert sched.view("ada").parked == 0
+    assert sched.session("ada").iteration.parked == 0
     assert used(sched) == 490
 
 
@@ -57,7 +57,7 @@ def test_what_was_promised_stays_promised_while_the_iteration_is_interrupted(sch
     sched.at(1.0).begin("bob", ephemeral=100 * MIB)
     sched.tick_at_deadline()
     sched.release("ada", "yield", live=450 * MIB, ephemeral=300 * MIB)
-    assert (sched.view("ada").parked, sched.view("ada").ephemeral) == (200 * MIB, 450 * MIB)
+    assert (sched.session("ada").iteration.parked, sched.view("ada").ephemeral) == (200 * MIB, 450 * MIB)
     sched.measure("ada", ephemeral=300 * MIB)
     assert sched.view("ada").ephemeral == 450 * MIB
 
@@ -84,7 +84,7 @@ def test_what_its_lane_has_to_spare_is_used_where_nothing_else_is_free(sched: De
     """Alone on the device, a session that was never measured grows inside the lane that has everything."""
     sched.begin("ada")
     assert sched.grow("ada", 500 * MIB, live=400 * MIB) == [Grant(session="ada", lane=1)]
-    assert (sched.view("ada").parked, sched.view("ada").ephemeral) == (0, 900 * MIB)
+    assert (sched.session("ada").iteration.parked, sched.view("ada").ephemeral) == (0, 900 * MIB)
 
 
 def test_growth_waits_without_a_grant_and_others_go_on(sched: Desk) -> None:
@@ -193,7 +193,7 @@ def test_of_two_that_grow_one_gives_its_lane_where_lanes_are_taken_back(sched: D
     assert sched.state("bob") == "running"
     actions = sched.grow("bob", 300 * MIB, live=100 * MIB)
     assert actions == [RemoveLane(lane=2), Grant(session="ada", lane=1)]
-    assert (sched.state("bob"), sched.view("bob").parked) == ("waiting", 100 * MIB)
+    assert (sched.state("bob"), sched.session("bob").iteration.parked) == ("waiting", 100 * MIB)
     sched.finish("ada", ephemeral=650 * MIB)
     assert sched.state("bob") == "running"
 
@@ -237,13 +237,13 @@ def test_the_latest_of_two_that_grow_gives_way(make_sched: Callable[..., Desk]) 
     sched.grow("ada", 200 * MIB, live=450 * MIB)
     assert sched.grow("bob", 300 * MIB, live=450 * MIB) == [Offload(session="bob")]
     assert Grant(session="ada", lane=1) in sched.offload("bob")
-    assert (sched.state("bob"), sched.view("bob").offloaded) == ("restoring", 450 * MIB)
+    assert (sched.state("bob"), sched.session("bob").offload.size) == ("restoring", 450 * MIB)
     assert sched.finish("ada", ephemeral=650 * MIB)[-1] == Restore(session="bob")
     sched.restored("bob")
-    assert (sched.state("bob"), sched.view("bob").parked) == ("ready", 300 * MIB)
+    assert (sched.state("bob"), sched.session("bob").iteration.parked) == ("ready", 300 * MIB)
     assert sched.want("bob")[-1] == Grant(session="bob", lane=3)
     sched.release("bob", "cell", persistent=100 * MIB)
-    assert sched.view("bob").parked == 0
+    assert sched.session("bob").iteration.parked == 0
 
 
 def test_nobody_gives_way_in_vain(make_sched: Callable[..., Desk]) -> None:
@@ -373,7 +373,7 @@ def test_what_finds_no_room_to_come_back_is_charged_for_nothing_and_waits_again(
     assert sched.view("bob").persistent == 750 * MIB
     sched.keep("cleo", size=600 * MIB)  # what the figures did not show
     assert sched.not_restored("bob") == []
-    assert (sched.view("bob").persistent, sched.view("bob").offloaded) == (0, 450 * MIB)
+    assert (sched.view("bob").persistent, sched.session("bob").offload.size) == (0, 450 * MIB)
     assert sched.end("cleo")[-1] == Restore(session="bob")
     sched.restored("bob")
-    assert (sched.state("bob"), sched.view("bob").parked) == ("ready", 300 * MIB)
+    assert (sched.state("bob"), sched.session("bob").iteration.parked) == ("ready", 300 * MIB)

@@ -82,7 +82,7 @@ def test_one_without_a_boundary_is_asked_by_the_signal(sched: Desk) -> None:
     assert sched.tick_at_deadline() == [ForceYield(session="bob")]
     assert Offload(session="bob") in sched.pause("bob", "yield", live=50 * MIB)
     assert Restore(session="ada") in sched.offload("bob")
-    assert sched.view("bob").offloaded == 750 * MIB
+    assert sched.session("bob").offload.size == 750 * MIB
 
 
 def test_plain_python_is_called_to_the_gate(sched: Desk) -> None:
@@ -141,7 +141,7 @@ def test_a_user_whose_memory_never_moves_keeps_it(sched: Desk, is_open: bool) ->
     assert sched.reopen("cleo") == []
     while (deadline := sched.scheduler.next_deadline()) is not None and deadline < 1000.0:
         assert not only(Offload, sched.tick(deadline))
-        assert not sched.scheduler.sessions["bob"].residence.is_ending  # type: ignore[index]
+        assert not sched.session("bob").residence.is_ending  # type: ignore[index]
 
 
 @pytest.mark.parametrize("config", [{"policy": "fifo"}, {"memory_quantum": None}], ids=["fifo", "never"])
@@ -206,7 +206,7 @@ def test_what_a_running_iteration_has_grown_by_is_asked_for(sched: Desk) -> None
     train(sched, "bob", size=100, need=300)
     sched.grow("bob", 300 * MIB, live=300 * MIB)
     assert sched.state("bob") == "running"
-    assert sched.scheduler.sessions["bob"].iteration.parked == 300 * MIB
+    assert sched.session("bob").iteration.parked == 300 * MIB
     asked = sched.begin("ada", ephemeral=800 * MIB)
     while Revoke(session="bob") not in asked:
         assert sched.state("ada") == "waiting"
@@ -321,7 +321,7 @@ def test_a_restore_for_which_there_will_never_be_room_is_refused_with_figures(sc
         "user bob keeps 500 MiB, 100 MiB are set aside for iterations; free tensors, use smaller batches, or try again "
         "when other notebooks have finished or were offloaded."
     )
-    assert (sched.state("ada"), sched.view("ada").offloaded) == ("restoring", 600 * MIB)
+    assert (sched.state("ada"), sched.session("ada").offload.size) == ("restoring", 600 * MIB)
 
 
 # --- who comes back first -----------------------------------

@@ -80,7 +80,7 @@ def test_a_session_in_the_middle_of_an_iteration_stays(make_sched: Callable[...,
     assert sched.release("ada", "yield", live=150) == [Grant(session="bob", lane=1)]
     assert sched.want("ada") == []
     sched.measure("zoe", persistent=0)
-    assert (sched.state("ada"), sched.view("ada").parked, sched.view("ada").lane) == ("queued", 150, 1)
+    assert (sched.state("ada"), sched.session("ada").iteration.parked, sched.view("ada").lane) == ("queued", 150, 1)
     assert sched.at(2.0).pause("bob", "yield", live=400) == []
     assert (sched.state("ada"), sched.view("ada").lane) == ("running", 1)
 

@@ -80,7 +80,7 @@ def test_the_longest_idle_is_moved_away_first_and_no_more_than_are_missing(sched
         CreateLane(lane=1, size=300 * MIB, domain="all"),
         Grant(session="cleo", lane=1),
     ]
-    assert (sched.state("ada"), sched.view("ada").offloaded, sched.view("ada").persistent) == (
+    assert (sched.state("ada"), sched.session("ada").offload.size, sched.view("ada").persistent) == (
         "offloaded",
         400 * MIB,
         0,
@@ -171,7 +171,7 @@ def test_a_detached_session_counts_for_no_quota_until_it_is_had_back(sched: Desk
     sched.begin("ada2")
     assert isinstance(sched.grow("ada2", 450 * MIB)[-1], Grant)
     sched.finish("ada2", persistent=450 * MIB)
-    assert sched.scheduler.snapshot(sched.now).used == 850 * MIB
+    assert sched.scheduler.ledger.used == 850 * MIB
     sched.detach("ada1", detached=False)
     sched.open("ada2")
     (refusal,) = sched.want("ada2")
@@ -184,7 +184,7 @@ def test_what_stays_is_charged(sched: Desk) -> None:
     keep(sched, "ada", "bob")
     sched.at(100.0).begin("cleo", ephemeral=300 * MIB)
     assert sched.offload("ada", stays=350 * MIB) == [Offload(session="bob")]
-    assert sched.view("ada").offloaded == 50 * MIB
+    assert sched.session("ada").offload.size == 50 * MIB
 
 
 def test_a_cell_may_cross_with_the_request(sched: Desk) -> None:
@@ -225,12 +225,16 @@ def test_a_cell_of_an_offloaded_session_brings_its_memory_back(sched: Desk) -> N
     sched.away("ada", 400 * MIB)
     assert sched.reopen("ada") == [Restore(session="ada")]
     assert (sched.state("ada"), sched.view("ada").waiting_for) == ("restoring", "restore")
-    assert sched.scheduler.snapshot(sched.now).used == 400 * MIB
+    assert sched.scheduler.ledger.used == 400 * MIB
     sched.measure("ada", persistent=100 * MIB)  # on its way
-    assert sched.scheduler.snapshot(sched.now).used == 400 * MIB
+    assert sched.scheduler.ledger.used == 400 * MIB
     sched.profile("ada", persistent=0)
     assert sched.restored("ada") == []
-    assert (sched.state("ada"), sched.view("ada").offloaded, sched.view("ada").persistent) == ("ready", 0, 400 * MIB)
+    assert (sched.state("ada"), sched.session("ada").offload.size, sched.view("ada").persistent) == (
+        "ready",
+        0,
+        400 * MIB,
+    )
 
 
 def test_a_restore_waits_in_line_and_makes_others_move(sched: Desk) -> None:
@@ -249,12 +253,12 @@ def test_a_restore_that_was_cut_short_leaves_the_session_offloaded(sched: Desk) 
     keep(sched, "bob")
     sched.reopen("ada")
     sched.close("ada")
-    assert (sched.state("ada"), sched.view("ada").offloaded) == ("offloaded", 700 * MIB)
+    assert (sched.state("ada"), sched.session("ada").offload.size) == ("offloaded", 700 * MIB)
     sched.end("bob")
     assert sched.reopen("ada") == [Restore(session="ada")]
     sched.close("ada")
-    assert (sched.state("ada"), sched.view("ada").offloaded) == ("offloaded", 700 * MIB)
-    assert sched.scheduler.snapshot(sched.now).used == 0
+    assert (sched.state("ada"), sched.session("ada").offload.size) == ("offloaded", 700 * MIB)
+    assert sched.scheduler.ledger.used == 0
 
 
 def test_a_session_that_is_taken_over_says_that_it_is_offloaded(sched: Desk) -> None:
@@ -264,7 +268,7 @@ def test_a_session_that_is_taken_over_says_that_it_is_offloaded(sched: Desk) -> 
     assert sched.reopen("ada") == []
     sched.restored("ada")
     assert sched.state("ada") == "ready"
-    assert sched.scheduler.snapshot(sched.now).used == 1400 * MIB
+    assert sched.scheduler.ledger.used == 1400 * MIB
 
 
 def test_a_restore_leaves_room_for_those_who_run(sched: Desk) -> None:

@@ -19,13 +19,13 @@ def test_others_run_in_the_lane_once_what_is_live_is_parked(sched: Desk) -> None
     """Where it fits beside all lanes, an interrupted iteration is kept apart and charged until its boundary."""
     share_a_lane(sched, need=600)
     assert sched.release("ada", "yield", live=300) == [Grant(session="bob", lane=1)]
-    assert sched.view("ada").parked == 300
-    assert sched.scheduler.snapshot(sched.now).used == 900
+    assert sched.session("ada").iteration.parked == 300
+    assert sched.scheduler.ledger.used == 900
     sched.want("ada")
     assert sched.release("bob", "cell") == [Grant(session="ada", lane=1)]
-    assert sched.view("ada").parked == 300
+    assert sched.session("ada").iteration.parked == 300
     sched.release("ada", "boundary")
-    assert sched.view("ada").parked == 0
+    assert sched.session("ada").iteration.parked == 0
 
 
 def test_a_lane_is_its_interrupted_sessions_own_where_parking_does_not_fit(sched: Desk) -> None:
@@ -34,7 +34,7 @@ def test_a_lane_is_its_interrupted_sessions_own_where_parking_does_not_fit(sched
     assert sched.release("ada", "yield", live=500) == []
     assert sched.state("bob") == "queued"
     assert sched.want("ada") == [Grant(session="ada", lane=1)]
-    assert sched.view("ada").parked == 0
+    assert sched.session("ada").iteration.parked == 0
 
 
 def test_a_lane_of_everything_makes_room_for_what_is_parked_from_it(sched: Desk) -> None:
@@ -43,7 +43,7 @@ def test_a_lane_of_everything_makes_room_for_what_is_parked_from_it(sched: Desk)
     sched.at(1.0).begin("bob", ephemeral=300)
     sched.tick_at_deadline()
     assert sched.release("ada", "yield", live=400) == [ResizeLane(lane=1, size=600), Grant(session="bob", lane=1)]
-    assert sched.scheduler.snapshot(sched.now).used == 1000
+    assert sched.scheduler.ledger.used == 1000
 
 
 def test_what_is_parked_counts_for_the_rest_of_the_iteration(sched: Desk) -> None:
@@ -61,8 +61,8 @@ def test_closing_the_cell_drops_what_is_parked(sched: Desk) -> None:
     share_a_lane(sched, need=600)
     sched.release("ada", "yield", live=300)
     sched.close("ada")
-    assert sched.view("ada").parked == 0
-    assert sched.scheduler.snapshot(sched.now).used == 600
+    assert sched.session("ada").iteration.parked == 0
+    assert sched.scheduler.ledger.used == 600
 
 
 def test_a_second_interruption_parks_only_what_is_new(sched: Desk) -> None:
@@ -74,7 +74,7 @@ def test_a_second_interruption_parks_only_what_is_new(sched: Desk) -> None:
     sched.at(sched.now + 10).tick()
     sched.tick_at_deadline()
     assert sched.release("ada", "yield", live=350) == [Grant(session="bob", lane=1)]
-    assert sched.view("ada").parked == 350
+    assert sched.session("ada").iteration.parked == 350
 
 
 def test_an_unmeasured_newcomer_does_not_wait_for_iterations_that_do_not_end(sched: Desk) -> None:

@@ -195,8 +195,8 @@ def test_status_counts_service_up_to_now(sched: Desk) -> None:
     """Iterations and their mean device time are reported; a running session's service grows between events."""
     sched.begin("ada", ephemeral=10)
     sched.at(2.0).release("ada", iterations=20)
-    view = sched.view("ada")
-    assert (view.iterations, view.iteration_seconds, view.attained) == (20, pytest.approx(0.1), pytest.approx(2.0))
+    view, stats = sched.view("ada"), sched.session("ada").stats
+    assert (stats.iterations, view.iteration_seconds, view.attained) == (20, pytest.approx(0.1), pytest.approx(2.0))
     sched.want("ada")
     snapshot = sched.scheduler.snapshot(5.0)
     assert snapshot.sessions[0].attained == pytest.approx(5.0)

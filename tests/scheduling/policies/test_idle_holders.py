@@ -21,7 +21,7 @@ def test_an_idle_holder_yields_at_once_where_grants_are_asked_back(policy: str) 
     desk.want("ada", ephemeral=10)
     assert desk.send(HolderIdle(session=SessionId("ada"))) == [], "nobody waits"
     desk.want("grace", ephemeral=10)
-    is_asked = desk.scheduler.policy.is_preemptive
+    is_asked = POLICIES[policy].is_preemptive
     assert desk.scheduler.is_contended is is_asked
     asked = desk.send(HolderIdle(session=SessionId("ada")))
     assert [action for action in asked if isinstance(action, ForceYield)] == [

@@ -90,7 +90,8 @@ def test_a_measurement_that_crossed_with_a_release_says_nothing(make_sched: Make
     sched = make_sched()
     sched.ready("ada")
     measure(sched, "ada", 10, 0.5)
-    assert (sched.view("ada").iterations, sched.view("ada").utilisation) == (0, None)
+    stats = sched.session("ada").stats
+    assert (stats.iterations, stats.utilisation) == (0, None)
 
 
 def test_what_is_left_counts_down_while_the_device_is_held(make_sched: MakeSched) -> None:
@@ -119,7 +120,7 @@ def test_what_an_earlier_scheduler_learned_holds(make_sched: MakeSched) -> None:
     sched = make_sched(policy="las")
     cells = [(UserId("ada"), "abc", 7.0), *((UserId("bob"), None, 0.5 * n) for n in range(1, 41))]
     sched.send(HistoryRecalled(cells=tuple(cells)))
-    policy = sched.scheduler.policy
+    policy = sched.scheduler._records.policy
     assert isinstance(policy, Las)
     assert max(policy.levels.thresholds) == 20.0
     sched.send(SessionStarted(session=SessionId("ada1"), user=UserId("ada"), domain="all"))
