@@ -84,6 +84,8 @@ class SessionView:
     ephemeral: int | None
     #: bytes
     framework: int
+    #: bytes that are moved away
+    offloaded: int
     #: device-seconds held under grants
     attained: float
     #: how busy it keeps the device alone (0 to 1), as measured of the source that runs and of the one before; None: it
@@ -153,6 +155,7 @@ def take_snapshot(records: Records, now: float) -> Snapshot:
             persistent=session.memory.persistent,
             ephemeral=session.memory.ephemeral,
             framework=session.memory.framework,
+            offloaded=session.offload.size,
             iteration_seconds=session.stats.expected_iteration_seconds,
             attained=session.service.attained + (elapsed if session.state in HOLDING_STATES else 0.0),
             queue_position=positions.get(session.id),
