@@ -133,7 +133,7 @@ class Front:
         hosts = self.hosts.answering()
         lists = await self.requests.fetch_all(hosts, user, uri)
         for host in hosts:
-            if host.name not in lists and host.num_sessions(user.username):
+            if host.name not in lists and host.of(user.username).sessions:
                 raise HostAway(f"{host.name}, which has sessions of yours, does not list them now; try again.")
         return [entry for name in sorted(lists) for entry in lists[name]]
 
@@ -260,7 +260,7 @@ class Front:
                 answer = await self.requests.fetch(host, user, "POST", uri, body=body, headers=noted, **patience)
                 if answer.code not in _ELSEWHERE:
                     # A summary that was on its way when the request came there did not count it.
-                    if answer.code == HTTPStatus.CREATED and host.num_sessions(user.username) <= counted.sessions:
+                    if answer.code == HTTPStatus.CREATED and host.of(user.username).sessions <= counted.sessions:
                         host.users[user.username] = counted
                     return answer
             if host.heard == heard:  # no summary has come since it was counted there
@@ -289,7 +289,7 @@ class Front:
             if all(host.is_cordoned for host in self.hosts.answering()):
                 raise HostAway("all hosts of this cluster that answer are being drained; wait for another one.")
             raise HostAway("no host of this cluster can start a session now; try again.")
-        punctual = [host for host in hosts if not host.is_late or host.has_left(user)]
+        punctual = [host for host in hosts if not host.is_late or host.of(user).has_left]
         return choose_device(self._executors.placement, punctual or hosts, user)
 
     async def _some_device(self) -> None:
@@ -327,18 +327,18 @@ class Front:
         if allowed is None or self._num_sessions(user) < allowed:
             return
         # A summary may be older than the end of a session.
-        hosts = {host.name: host for host in self.hosts.answering() if host.num_sessions(user)}
+        hosts = {host.name: host for host in self.hosts.answering() if host.of(user).sessions}
         starting, begun = self._num_starting.copy(), self._num_begun[user]
         lists = await self.requests.fetch_all(hosts.values(), GatewayUser(user), "/api/kernels")
         if self._num_begun[user] == begun:  # else the lists may lack a session that has started meanwhile
             for name, kernels in lists.items():
                 there = len(kernels) + starting[user, name]
-                hosts[name].count(user, min(0, there - hosts[name].num_sessions(user)))
+                hosts[name].count(user, min(0, there - hosts[name].of(user).sessions))
         if (existing := self._num_sessions(user)) >= allowed:
             raise QuotaExceeded(explain_session_limit(user, allowed, existing))
 
     def _num_sessions(self, user: str) -> int:
-        return sum(host.num_sessions(user) for host in self.hosts.all())
+        return sum(host.of(user).sessions for host in self.hosts.all())
 
     def _lost_start(self, user: str, client_key: str) -> Host | None:
         """Return the host that may have started a session for a client without its hearing of it; None: there is none.
