@@ -172,7 +172,7 @@ class ClusterUpApp(RayCommandApp):
         """Return the hosts once all are up, or after *seconds*."""
         deadline = time.monotonic() + seconds
         while True:
-            hosts = merge_hosts_known((), connection.hosts())
+            hosts = merge_hosts_known((), connection.ask("hosts"))
             if (hosts and all(map(_is_up, hosts))) or time.monotonic() >= deadline:
                 return hosts
             time.sleep(_INTERVAL)
@@ -277,11 +277,10 @@ def merge_hosts_known(at_front: Sequence[dict[str, Any]], in_ray: Sequence[dict[
         Of the directory; empty where Ray was not asked, or does not answer.
     """
     fronts, members = ({host["name"]: host for host in hosts} for hosts in (at_front, in_ray))
-    return [_merge(name, fronts.get(name), members.get(name)) for name in sorted({*fronts, *members})]
+    return [_merge(name, fronts.get(name, {}), members.get(name, {})) for name in sorted({*fronts, *members})]
 
 
-def _merge(name: str, front: dict[str, Any] | None, member: dict[str, Any] | None) -> dict[str, Any]:
-    said = member or {}
+def _merge(name: str, front: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     host = {
         "name": name,
         "answering": None,
@@ -293,14 +292,10 @@ def _merge(name: str, front: dict[str, Any] | None, member: dict[str, Any] | Non
         "in_ray": None,
         "adopted": None,
         "message": None,
-        **(front or {}),
+        **front,
     }
-    if member is not None:
-        host["in_ray"] = member["in_ray"]
-        if member.get("adopted") is not None:
-            host["adopted"] = member["adopted"]
-        host["message"] = member.get("problem") or host["message"]
-    return host
+    in_ray = {"in_ray": said.get("in_ray"), "adopted": said.get("adopted"), "message": said.get("problem")}
+    return host | {field: value for field, value in in_ray.items() if value is not None}
 
 
 def host_entry(host: dict[str, Any]) -> HostEntry:

@@ -215,7 +215,14 @@ class ClusterConnection:
                 "no sharedkernel is in this Ray cluster; start it with `sharedkernel cluster up`."
             ) from None
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Return what a method of :class:`Directory` returns there.
+
+        Raises
+        ------
+        RayUnavailable
+            When it does not answer, or there is none.
+        """
         try:
             return ray.get(getattr(self._directory(), method).remote(*arguments), timeout=_ANSWER)
         except RayError as error:
@@ -239,23 +246,11 @@ class ClusterConnection:
             max_concurrency=4,
             resources={f"node:{here}": 0.001},
         ).remote(plain)
-        self._ask("configure", plain)
-
-    def hosts(self) -> list[dict[str, Any]]:
-        """Return what the directory knows of each host."""
-        return self._ask("hosts")
-
-    def undrain(self, host: str) -> None:
-        """Have an agent on *host* again."""
-        self._ask("undrain", host)
-
-    def forget(self, host: str) -> None:
-        """Forget *host*."""
-        self._ask("forget", host)
+        self.ask("configure", plain)
 
     def stop_hosts(self, seconds: float) -> list[str]:
         """End the services of all hosts that answer; return those that did not end within *seconds*."""
-        names = [host["name"] for host in self.hosts() if host["in_ray"]]
+        names = [host["name"] for host in self.ask("hosts") if host["in_ray"]]
         asked: dict[Any, str] = {}
         for name in names:
             try:
@@ -274,7 +269,7 @@ class ClusterConnection:
     def end(self) -> None:
         """End the agents and the directory; hosts and sessions run on."""
         directory = self._directory()
-        self._ask("end_agents")
+        self.ask("end_agents")
         ray.kill(directory, no_restart=True)
 
 

@@ -9,8 +9,7 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 from traitlets import Bool, Unicode
@@ -22,9 +21,6 @@ from sharedkernel.cluster.commands import connect, merge_hosts_known, report
 from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.status.text import safe_text
 from sharedkernel.units import format_seconds, parse_duration
-
-if TYPE_CHECKING:
-    from sharedkernel.cluster.directory import ClusterConnection
 
 #: of a front: its hosts
 HOSTS_PATH = "/sharedkernel/api/hosts"
@@ -65,12 +61,12 @@ class _HostCommandApp(GatewayCommandApp):
         """
         return fetch(self.credentials(), HOSTS_PATH + path, method=method, body=body, timeout=_ANSWER)
 
-    def with_ray(self, act: Callable[[ClusterConnection], Any]) -> Any:
-        """Return what *act* returns, given Ray's connection; None, and a line that says why, where Ray is not there."""
+    def ask_ray(self, method: str, *arguments: str) -> Any:
+        """Return what the directory in Ray answers; None, and a line that says why, where Ray is not there."""
         if importlib.util.find_spec("ray") is None:
             return None
         try:
-            return act(connect(self.address))
+            return connect(self.address).ask(method, *arguments)
         except SharedKernelError as error:
             print(f"sharedkernel: without Ray: {error}", file=sys.stderr)  # noqa: T201
             return None
@@ -103,17 +99,14 @@ class ClusterStatusApp(_HostCommandApp):
         SharedKernelError
             When neither the front nor Ray answers.
         """
-        why: SharedKernelError | None = None
+        in_ray = None if self.no_ray else self.ask_ray("hosts")
         at_front: list[dict[str, Any]] = []
         try:
             at_front = self.ask_front()["hosts"]
         except SharedKernelError as error:
-            why = error
-        in_ray = None if self.no_ray else self.with_ray(lambda connection: connection.hosts())
-        if in_ray is None and why is not None:
-            raise why
-        if why is not None:
-            print(f"sharedkernel: without a front: {why}", file=sys.stderr)  # noqa: T201
+            if in_ray is None:
+                raise
+            print(f"sharedkernel: without a front: {error}", file=sys.stderr)  # noqa: T201
         hosts = merge_hosts_known(at_front, in_ray or ())
         report(hosts, as_json=self.as_json)
         if not hosts and not self.as_json:
@@ -215,7 +208,7 @@ class UndrainApp(_HostCommandApp):
         """
         name = self.host()
         self.ask_front(f"/{quote(name, safe='')}", "PUT", json.dumps({"cordoned": False}))
-        self.with_ray(lambda connection: connection.undrain(name))
+        self.ask_ray("undrain", name)
         print(f"{safe_text(name)} gets new sessions again.")  # noqa: T201
 
 
@@ -241,7 +234,7 @@ class ForgetApp(_HostCommandApp):
         """
         name = self.host()
         self.ask_front(f"/{quote(name, safe='')}", "DELETE")
-        self.with_ray(lambda connection: connection.forget(name))
+        self.ask_ray("forget", name)
         print(f"{safe_text(name)} is forgotten.")  # noqa: T201
 
 
