@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 #: seconds between two looks at what is waited for
 _INTERVAL = 1.0
-#: seconds in which hosts end
-_STOP_TIMEOUT = 160.0
 
 
 class RayCommandApp(CommandApp):
@@ -184,14 +182,10 @@ class ClusterDownApp(RayCommandApp):
     name = "cluster down"
     description = """
         End the directory and the agents in Ray. The hosts serve on, and so do the sessions: Ray is not needed for
-        either. With --stop-hosts the hosts' gateways and executors end, too; sessions run on all the same.
+        either. To end a host's gateway and executors, stop `sharedkernel host` there afterwards; sessions run on all
+        the same.
     """
-    examples = """
-        sharedkernel cluster down
-        sharedkernel cluster down --stop-hosts
-    """
-
-    stop_hosts = Bool(False, help="End the gateways and executors of all hosts that are in Ray, too.").tag(config=True)
+    examples = "sharedkernel cluster down"
 
     def start(self) -> None:
         """End it.
@@ -200,15 +194,9 @@ class ClusterDownApp(RayCommandApp):
         ------
         RayUnavailable
             When Ray does not answer, or there is nothing to end.
-        SystemExit
-            With 1 when a host's services have not ended.
         """
-        connection = connect(self.address)
-        left = connection.stop_hosts(_STOP_TIMEOUT) if self.stop_hosts else []
-        connection.end()
+        connect(self.address).end()
         print("The agents have ended; sessions run on.")  # noqa: T201
-        if left:
-            fail(f"the services of {', '.join(left)} have not ended; stop `sharedkernel host` there.")
 
 
 class ClusterCommandApp(CommandApp):

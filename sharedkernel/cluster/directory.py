@@ -248,24 +248,6 @@ class ClusterConnection:
         ).remote(plain)
         self.ask("configure", plain)
 
-    def stop_hosts(self, seconds: float) -> list[str]:
-        """End the services of all hosts that answer; return those that did not end within *seconds*."""
-        names = [host["name"] for host in self.ask("hosts") if host["in_ray"]]
-        asked: dict[Any, str] = {}
-        for name in names:
-            try:
-                asked[ray.get_actor(f"{NAMESPACE}-host-{name}", namespace=NAMESPACE).stop_host.remote()] = name
-            except ValueError:
-                continue
-        done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=seconds) if asked else ([], [])
-        ended = set()
-        for answer in done:
-            try:
-                ended |= {asked[answer]} if ray.get(answer) else set()
-            except RayError:
-                continue
-        return sorted(set(asked.values()) - ended)
-
     def end(self) -> None:
         """End the agents and the directory; hosts and sessions run on."""
         directory = self._directory()
