@@ -1,8 +1,8 @@
 """The gateway's two roles in a cluster: a front, which has no kernels itself, or a host.
 
 A host registers at the fronts with a summary, and keeps its agent informed. One that is cordoned gets no new sessions,
-and its users are told once. The host itself keeps this, in a file, and says so in its summaries: so all fronts know,
-also those that start later.
+and its gateway tells its users once. The host itself keeps that it is cordoned, in a file, and says so in its
+summaries: so all fronts know, also those that start later.
 """
 
 from __future__ import annotations
@@ -44,8 +44,6 @@ _INTERVAL = 2.0
 
 
 class _CordonState(msgspec.Struct, frozen=True, kw_only=True):
-    #: sessions whose users were told, by kernel id
-    told: set[str] = set()
     leaves_shelves: bool = False
 
 
@@ -67,6 +65,8 @@ class Cordon:
         self._manager = manager
         self._host = host
         self._state = _read_cordon(path)
+        #: kernel ids of the sessions whose users were told
+        self._told: set[str] = set()
         self._manager.starter.is_cordoned = self.is_set
 
     @property
@@ -87,8 +87,7 @@ class Cordon:
         Refused
             When it cannot be kept.
         """
-        told = set[str]() if self._state is None else self._state.told
-        state = _CordonState(told=told, leaves_shelves=leaves_shelves) if is_set else None
+        state = _CordonState(leaves_shelves=leaves_shelves) if is_set else None
         if state == self._state:
             return
         try:
@@ -96,6 +95,7 @@ class Cordon:
                 replace_file(self._path, msgspec.json.encode(state))
             else:
                 self._path.unlink(missing_ok=True)
+                self._told.clear()
         except OSError as error:
             raise Refused(f"{self._path} cannot be written ({error.strerror}); nothing was changed.") from None
         self._state = state
@@ -112,21 +112,14 @@ class Cordon:
             "machine."
         )
         kernels = {str(kernel.kernel_id): kernel for kernel in self._manager.registry.all()}
-        told = self._state.told & set(kernels)  # those that have ended are nobody's concern
-        for kernel_id in sorted(set(kernels) - told):
-            kernel = kernels[kernel_id]
+        self._told &= set(kernels)  # those that have ended are nobody's concern
+        for kernel_id in sorted(set(kernels) - self._told):
             try:
-                await self._manager.executors[kernel.device].notify_session(kernel.session_id, sentence)
+                await kernels[kernel_id].notify(sentence)
             except SharedKernelError as error:
                 log.info("the user of session %s is not told yet: %s", kernel_id, error)
             else:
-                told.add(kernel_id)
-        if self._state is not None and told != self._state.told:
-            self._state = msgspec.structs.replace(self._state, told=told)
-            try:
-                replace_file(self._path, msgspec.json.encode(self._state), durable=False)
-            except OSError as error:
-                log.warning("%s cannot be written (%s); some may be told twice.", self._path, error.strerror)
+                self._told.add(kernel_id)
 
 
 class CordonHandler(GatewayHandler):
