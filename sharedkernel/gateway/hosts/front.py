@@ -12,7 +12,7 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -25,7 +25,7 @@ from sharedkernel.gateway.auth.identity import GatewayUser
 from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.gateway.hosts.registry import ClusterHosts, Host, HostAway, choose_device, merge_hosts
-from sharedkernel.gateway.hosts.requests import IF_PROMPT, HostRequests, HostRules, StartLost, reached
+from sharedkernel.gateway.hosts.requests import IF_PROMPT, HostRequests, HostRules, HostUnreached, StartLost
 from sharedkernel.gateway.http.splice import connect
 from sharedkernel.gateway.kernels.starting import COLOUR_HEADER, NOTE_HEADER
 from sharedkernel.status.document import StatusDocument, read_status
@@ -42,7 +42,7 @@ _DEVICE_PATIENCE, _LOOK = 5.0, 0.1
 
 
 #: URI, body and headers of a request for a session
-_StartRequest = tuple[str, bytes, list[tuple[str, str]]]
+StartRequest = tuple[str, bytes, list[tuple[str, str]]]
 
 
 class Front:
@@ -169,14 +169,7 @@ class Front:
     # --- new sessions -------------------------------------------------------------------------------------------------
 
     async def start(
-        self,
-        user: GatewayUser,
-        uri: str,
-        body: bytes,
-        headers: Iterable[tuple[str, str]],
-        *,
-        client_key: str | None = None,
-        path: str | None = None,
+        self, user: GatewayUser, request: StartRequest, *, client_key: str | None = None, path: str | None = None
     ) -> HTTPResponse:
         """Have a session started, and return the answer of the host that was asked last.
 
@@ -184,7 +177,7 @@ class Front:
         ----------
         user
             Its owner.
-        uri, body, headers
+        request
             The request that starts it.
         client_key, path
             Names of the client and of the notebook, if the session that they have already is to be returned.
@@ -194,7 +187,6 @@ class Front:
         SharedKernelError
             When the user has as many sessions as they may, or no host answers.
         """
-        request = uri, body, list(headers)
         if client_key is None and path is None:
             return await self._start_new(user, request)
         key = user.username, client_key, path
@@ -204,7 +196,7 @@ class Front:
         return await asyncio.shield(starting)
 
     async def _start_once(
-        self, user: GatewayUser, client_key: str | None, path: str | None, request: _StartRequest
+        self, user: GatewayUser, client_key: str | None, path: str | None, request: StartRequest
     ) -> HTTPResponse:
         uri, body, headers = request
         key = user.username, str(client_key)
@@ -236,7 +228,7 @@ class Front:
                 del self._kernels[next(iter(self._kernels))]
         return answer
 
-    async def _start_new(self, user: GatewayUser, request: _StartRequest) -> HTTPResponse:
+    async def _start_new(self, user: GatewayUser, request: StartRequest) -> HTTPResponse:
         uri, body, headers = request
         await self._some_device()
         # Nothing is awaited between the check and the session's being counted in its host's summary, so parallel
@@ -254,10 +246,16 @@ class Front:
                 return answer
             counted, heard = host.users[user.username], host.heard
             patience = {} if len(self._placeable(refused)) == 1 else {"connect_seconds": IF_PROMPT}
-            with reached(host), self._counting(user.username, host.name):
-                note = self.hosts.note_on_others(user.username, host)
-                noted = [*headers, (NOTE_HEADER, note)] if note else headers
-                answer = await self.requests.fetch(host, user, "POST", uri, body=body, headers=noted, **patience)
+            note = self.hosts.note_on_others(user.username, host)
+            noted = [*headers, (NOTE_HEADER, note)] if note else headers
+            try:
+                with self._counting(user.username, host.name):
+                    answer = await self.requests.fetch(host, user, "POST", uri, body=body, headers=noted, **patience)
+            except HostUnreached:
+                pass
+            except HostAway as error:
+                raise StartLost(str(error), host) from None
+            else:
                 if answer.code not in _ELSEWHERE:
                     # A summary that was on its way when the request came there did not count it.
                     if answer.code == HTTPStatus.CREATED and host.of(user.username).sessions <= counted.sessions:
@@ -359,10 +357,8 @@ class Front:
     async def _host_of_client(self, user: GatewayUser, client_key: str) -> Host | None:
         """Return the host that has the session of a client; None if it has none."""
         kernel = self._kernels.get((user.username, client_key))
-        if kernel is not None:
-            self.hosts.check_client(kernel)
-        host = None if kernel is None else self.hosts.of_kernel(kernel)
-        if kernel is not None and host is not None and host.is_answering:
+        host = None if kernel is None else self.hosts.of_client(kernel)
+        if host is not None:
             found = await self.requests.fetch(host, user, "GET", f"/api/kernels/{kernel}")
             if found.code == HTTPStatus.OK:
                 return host

@@ -64,11 +64,8 @@ class FrontHandler(handlers.GatewayHandler):
         """Answer with what the host of a kernel answers, or any host."""
         host = self.front.host_of(kernel_id) if kernel_id else self.front.any_host()
         user, request = self.current_user, self.request
-        self.pass_on(
-            await self.front.requests.fetch(
-                host, user, request.method or "GET", uri_of(self), body=request.body or None, headers=self.headers
-            )
-        )
+        method, body = request.method or "GET", request.body or None
+        self.pass_on(await self.front.requests.fetch(host, user, method, uri_of(self), body=body, headers=self.headers))
 
     def pass_on(self, answer: HTTPResponse) -> None:
         """Answer with a host's *answer*."""
@@ -116,11 +113,8 @@ class ListedHandler(FrontHandler):
             return
         key = body.get("env", {}).get("KERNEL_CLIENT_KEY")
         path = body.get("path") if self.request.path.endswith("sessions") else None
-        self.pass_on(
-            await self.front.start(
-                self.current_user, uri_of(self), self.request.body, self.headers, client_key=key and str(key), path=path
-            )
-        )
+        request = uri_of(self), self.request.body, self.headers
+        self.pass_on(await self.front.start(self.current_user, request, client_key=key and str(key), path=path))
 
 
 class FrontPolicyHandler(ForwardedHandler):
@@ -314,7 +308,7 @@ class FrontTimelineHandler(TimelineHandler):
         return [
             {**device, "device": "/".join(filter(None, (host, device["device"])))}
             for host in sorted(answers)
-            for device in _devices(answers[host])
+            for device in answers[host]["devices"]
         ]
 
 
@@ -431,12 +425,6 @@ class FrontAuditTailHandler(AuditTailHandler):
             is_cut = is_cut or answer["older"]
         entries.sort(key=lambda entry: str(entry.get("time")), reverse=True)  # all are in UTC
         return entries[:most], is_cut or len(entries) > most
-
-
-def _devices(answer: Any) -> list[dict[str, Any]]:
-    """Return what a host answered of its devices."""
-    devices = answer.get("devices") if isinstance(answer, dict) else None
-    return [device for device in devices or [] if isinstance(device, dict) and "device" in device]
 
 
 _PORTS, _KERNEL = "/sharedkernel/api/ports", kernels._kernel_id_regex

@@ -238,19 +238,20 @@ class ClusterHosts:
                 notes.append(f"Your shelf is on {host.name}, which {host.why_not_chosen()}; it stays there.")
         return " ".join(notes)
 
-    def check_client(self, kernel_id: str) -> None:
-        """Check that the kernel of a client, which asks for it by the client's key, is on no host that is away.
+    def of_client(self, kernel_id: str) -> Host | None:
+        """Return the host of the kernel of a client, which asks for it by the client's key; None if it is given up.
 
         Raises
         ------
         HostAway
-            When it is; not for ever, since that host may never come back.
+            When that host is away; not for ever, since it may never come back.
         """
         host = self.of_kernel(kernel_id)
-        if host is None or host.is_answering or host.heard is None:
-            return
-        if time.monotonic() < host.heard + _LIST_PATIENCE:
+        if host is None or host.is_answering:
+            return host
+        if host.heard is not None and time.monotonic() < host.heard + _LIST_PATIENCE:
             raise HostAway(f"the session of this notebook is on another machine: {host.why_away()}")
+        return None
 
     def check_listed(self, user: str) -> None:
         """Check that what the hosts list is complete for *user*: clients give up a kernel that is not listed.

@@ -15,7 +15,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -57,23 +57,6 @@ class StartLost(HostAway):
     def __init__(self, message: str, host: Host) -> None:
         super().__init__(message)
         self.host = host
-
-
-@contextlib.contextmanager
-def reached(host: Host) -> Iterator[None]:
-    """Go on where *host* has not got a request to start a session.
-
-    Raises
-    ------
-    StartLost
-        When it may have got it.
-    """
-    try:
-        yield
-    except HostUnreached:
-        pass
-    except HostAway as error:
-        raise StartLost(str(error), host) from None
 
 
 class HostRequests:
