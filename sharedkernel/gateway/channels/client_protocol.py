@@ -153,7 +153,6 @@ class ClientWriter:
         self._loop = asyncio.get_running_loop()
         #: pieces of frames that are written at the end of this turn
         self._pieces: list[bytes] = []
-        self._flush_due: asyncio.Handle | None = None
         self._num_unsent_bytes = 0
 
     def send(self, pieces: Sequence[bytes], *, is_text: bool = False) -> None:
@@ -169,15 +168,12 @@ class ClientWriter:
         protocol: ClientProtocol | None = self._handler.ws_connection
         if protocol is None:  # the client went away
             return
+        if not self._pieces:
+            self._loop.call_soon(self.flush)
         self._pieces += protocol.frame(TEXT if is_text else BINARY, pieces)
-        if self._flush_due is None:
-            self._flush_due = self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
         """Write at once what waits."""
-        if self._flush_due is not None:
-            self._flush_due.cancel()
-            self._flush_due = None
         pieces, self._pieces = self._pieces, []
         protocol: ClientProtocol | None = self._handler.ws_connection
         if not pieces or protocol is None or protocol.is_closing():
