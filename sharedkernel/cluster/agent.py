@@ -20,7 +20,6 @@ import msgspec
 import ray
 from ray.exceptions import RayError
 
-from sharedkernel._version import __version__
 from sharedkernel.cluster.launch import ends_with_ray, host_environment, start_detached
 from sharedkernel.cluster.settings import DIRECTORY, INTERVAL, NAMESPACE, RESOURCE, ClusterSettings
 from sharedkernel.errors import SharedKernelError
@@ -83,18 +82,11 @@ class HostAgent:
         write_state(settings.directory(self._host), AGENT_STATE, AgentState(has_adopted=bool(self._has_adopted)))
 
     def _describe(self) -> dict[str, Any]:
-        state, is_fresh = None, False
+        said: dict[str, Any] = {"problem": self._problem, "adopted": self._has_adopted, "is_drained": False}
         if self._settings is not None:
             state, is_fresh = read_state(self._settings.directory(self._host), HOST_STATE, HostState)
-        said: dict[str, Any] = {
-            "problem": self._problem,
-            "adopted": self._has_adopted,
-            "agent_version": __version__,
-            "is_serving": is_fresh,
-            "is_drained": False,
-        }
-        if state is not None and is_fresh:
-            said |= msgspec.to_builtins(state)
+            if is_fresh:
+                said |= msgspec.to_builtins(state)
         return said
 
     def _ensure(self, settings: ClusterSettings) -> str | None:
