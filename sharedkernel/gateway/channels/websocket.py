@@ -82,9 +82,8 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
     _replayed = ReplayFilter([])
     _notified_of_buffers = Bool(False)
 
-    @default("limit_rate")
-    def _default_limit_rate(self) -> bool:
-        return False  # a session that sends too fast is slowed down, and loses nothing
+    # A session that sends too fast is slowed down, and loses nothing.
+    _default_limit_rate = default("limit_rate")(lambda self: False)
 
     # --- opening and closing ------------------------------------------------------------------------------------------
 

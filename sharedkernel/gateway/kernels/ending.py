@@ -100,11 +100,10 @@ class SessionEnder:
         self._detached.add(ended, seconds)
         try:
             await kernel.linger(seconds, restarted=is_restarted)
-        except SessionNotFound:  # it ended just now
+        except SharedKernelError as error:
             self._detached.forget(ended.session)
-        except SharedKernelError:
-            self._detached.forget(ended.session)
-            raise
+            if not isinstance(error, SessionNotFound):  # it ended just now
+                raise
         is_there = self._detached.get(ended.session) is not None  # one that has run nothing ends at once
         if is_restarted and is_there:  # end what earlier restarts of the notebook have left
             for earlier in self._detached.of_user(ended.user):
