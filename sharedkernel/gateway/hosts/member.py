@@ -67,12 +67,7 @@ class Cordon:
         self._state = _read_cordon(path)
         #: kernel ids of the sessions whose users were told
         self._told: set[str] = set()
-        self._manager.starter.is_cordoned = self.is_set
-
-    @property
-    def is_set(self) -> bool:
-        """Whether this host gets no new sessions."""
-        return self._state is not None
+        self._manager.starter.is_cordoned = self._state is not None
 
     @property
     def leaves_shelves(self) -> bool:
@@ -263,7 +258,7 @@ class HostMember:
                 for user in sorted(owners | detached | shelves)
             },
             is_complete=not manager.recovery.missing() and len(documents) == len(list(manager.executors)),
-            is_cordoned=self.cordon.is_set,
+            is_cordoned=manager.starter.is_cordoned,
             leaves_shelves=self.cordon.leaves_shelves,
             ray=None if agent is None else RaySummary(is_in=is_fresh, has_adopted=agent.has_adopted),
         )
@@ -273,9 +268,6 @@ class HostMember:
             try:
                 summary = await self._summarize()
                 await self.cordon.tell()
-            except SharedKernelError as error:
-                log.debug("no state for the agent: %s", error)
-            else:
                 state = HostState(
                     name=summary.name,
                     version=__version__,
@@ -285,4 +277,6 @@ class HostMember:
                     is_drained=summary.is_drained,
                 )
                 write_state(self._directory, HOST_STATE, state)
+            except SharedKernelError as error:
+                log.debug("no state for the agent: %s", error)
             await asyncio.sleep(_INTERVAL)
