@@ -128,10 +128,9 @@ def check_not_ended(registry: SessionRegistry, detached: DetachedSessions, kerne
         return
     farewell = registry.farewells.find(kernel_id, user)
     found = detached.get(kernel_id if farewell is None else farewell.session)
-    if found is not None and (found.is_restarted or found.user != user):
-        found = None
+    is_there = found is not None and found.user == user and not found.is_restarted
     text = "" if farewell is None else farewell.text
-    if found is not None and "%shared attach" not in text:
+    if is_there and "%shared attach" not in text:
         # No time: this may be read much later.
         text = f"{text or 'This session was shut down.'} `%shared attach` brings it back with its variables, if it is "
         text += "still there."

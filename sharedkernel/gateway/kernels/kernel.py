@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from traitlets import Dict, Unicode
 
 from sharedkernel.errors import ExecutorUnavailable, SessionNotFound, SharedKernelError
 from sharedkernel.gateway.channels.activity import KernelActivity
+from sharedkernel.gateway.channels.backlog import Backlog
 from sharedkernel.gateway.channels.outputs import SessionOutputs
 from sharedkernel.gateway.channels.replay import MissedRequests
 from sharedkernel.ipc.executor_client import ExecutorClient
@@ -372,6 +373,10 @@ class SessionKernel(ServerKernelManager):
             connected.identity = identity
         connected.connect(self._make_url(channel))
         return SessionSocket(connected, channel, hold_unread)
+
+    def keep_backlog(self, session_key: str, channels: Mapping[str, SessionSocket]) -> None:
+        """Keep its messages for the client *session_key*, with *channels* of its own, until it comes back."""
+        self.outputs.keep_backlog(Backlog(session_key, channels, limit_bytes=self._manager.backlog_bytes))
 
     async def wait_until_settled(self) -> None:
         """Return when its process is not being ended or replaced."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.gateway.channels.backlog import ANYBODY, Backlog
+from sharedkernel.gateway.channels.backlog import ANYBODY
 from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.gateway.kernels.detached import DetachedSessions
@@ -45,8 +45,6 @@ class SessionRecovery:
         Makes a kernel for a session.
     tasks
         Runs what takes longer.
-    backlog_bytes
-        Output kept for each recovered session until its client comes back.
     """
 
     def __init__(
@@ -57,8 +55,6 @@ class SessionRecovery:
         rules: FleetRules,
         make_kernel: Callable[..., SessionKernel],
         tasks: BackgroundTasks,
-        *,
-        backlog_bytes: int,
     ) -> None:
         self._registry = registry
         self._detached = detached
@@ -66,7 +62,6 @@ class SessionRecovery:
         self._rules = rules
         self._make_kernel = make_kernel
         self._tasks = tasks
-        self._backlog_bytes = backlog_bytes
         #: devices whose sessions are known
         self._recovered: set[str] = set()
         #: recoveries by device, the last one of each
@@ -196,5 +191,5 @@ class SessionRecovery:
         kernel.follow(record, busy=busy)
         kernel.outputs.has_unheard = True
         self._registry.register(kernel)
-        kernel.outputs.keep_backlog(Backlog(ANYBODY, {}, limit_bytes=self._backlog_bytes))
+        kernel.keep_backlog(ANYBODY, {})
         log.info("adopted kernel %s of %s", kernel_id, record.user)
