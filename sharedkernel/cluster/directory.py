@@ -88,17 +88,14 @@ class Directory:
     def hosts(self) -> list[dict[str, Any]]:
         """Return what is known of each host: what its agent said last, and what is wrong."""
         with self._lock:
-            names = sorted({*self._nodes, *self._said, *self._left})
-            return [self._describe(name) for name in names]
+            return [self._describe(name) for name in sorted({*self._nodes, *self._said, *self._left})]
 
     def _describe(self, name: str) -> dict[str, Any]:
         said, heard = self._said.get(name, ({}, float("-inf")))
-        problem = said.get("problem")
         nodes = self._nodes.get(name, [])
+        problem = (_refuse(name) if nodes else None) or said.get("problem")
         if len(nodes) > 1:
             problem = f"{len(nodes)} nodes have the label {LABEL}={name}; give each host a name of its own."
-        elif nodes and (refusal := _refuse(name)):
-            problem = refusal
         is_in = time.monotonic() < heard + PATIENCE and name not in self._left
         return {**said, "name": name, "in_ray": is_in, "has_left": name in self._left, "problem": problem}
 

@@ -8,11 +8,10 @@ at the same moment may have one too many.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -248,9 +247,10 @@ class Front:
             patience = {} if len(self._placeable(refused)) == 1 else {"connect_seconds": IF_PROMPT}
             note = self.hosts.note_on_others(user.username, host)
             noted = [*headers, (NOTE_HEADER, note)] if note else headers
+            self._num_starting[user.username, host.name] += 1
+            self._num_begun[user.username] += 1
             try:
-                with self._counting(user.username, host.name):
-                    answer = await self.requests.fetch(host, user, "POST", uri, body=body, headers=noted, **patience)
+                answer = await self.requests.fetch(host, user, "POST", uri, body=body, headers=noted, **patience)
             except HostUnreached:
                 pass
             except HostAway as error:
@@ -261,6 +261,9 @@ class Front:
                     if answer.code == HTTPStatus.CREATED and host.of(user.username).sessions <= counted.sessions:
                         host.users[user.username] = counted
                     return answer
+            finally:
+                self._num_starting[user.username, host.name] -= 1
+                self._num_starting += Counter()  # drops zeros
             if host.heard == heard:  # no summary has come since it was counted there
                 host.count(user.username, -1)
             refused.add(host.name)
@@ -309,16 +312,6 @@ class Front:
             for host in self.hosts.answering()
             if host.devices and not host.is_cordoned and host.name not in without
         ]
-
-    @contextlib.contextmanager
-    def _counting(self, user: str, host: str) -> Iterator[None]:
-        self._num_starting[user, host] += 1
-        self._num_begun[user] += 1
-        try:
-            yield
-        finally:
-            self._num_starting[user, host] -= 1
-            self._num_starting += Counter()  # drops zeros
 
     async def _check_number(self, user: str) -> None:
         allowed = self._rules.quotas.max_sessions(user)

@@ -205,8 +205,7 @@ class FrontReadyHandler(HealthHandler):
     def get(self) -> None:
         """Return 200 if one does, else 503."""
         is_ready = any(host.devices for host in self.settings["front"].hosts.answering())
-        if not is_ready:
-            self.set_status(503)
+        self.set_status(200 if is_ready else 503)
         self.finish("ok\n" if is_ready else "no host\n")
 
 

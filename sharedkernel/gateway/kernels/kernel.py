@@ -156,9 +156,7 @@ class SessionKernel(ServerKernelManager):
         for client in list(self.outputs.clients):
             client.close_for_good()
 
-    async def restart_kernel(  # type: ignore[override]
-        self, now: bool = False, newports: bool = False, **_: Any
-    ) -> None:
+    async def restart_kernel(self, now: bool = False, **_: Any) -> None:  # type: ignore[override]
         """Replace the session's process by a new one, which the clients' websockets follow.
 
         Raises

@@ -248,12 +248,7 @@ class SessionKernels(AsyncMappingKernelManager):
     # --- starting and ending ------------------------------------------------------------------------------------------
 
     async def start_kernel(  # type: ignore[override]
-        self,
-        *,
-        kernel_name: str | None = None,
-        path: str | None = None,
-        env: Mapping[str, str] | None = None,
-        **_: Any,
+        self, *, kernel_name: str | None = None, path: str | None = None, env: Mapping[str, str] | None = None, **_: Any
     ) -> str:
         """Start a session for the requesting user and return its kernel id.
 
