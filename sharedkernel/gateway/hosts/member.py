@@ -44,6 +44,7 @@ _INTERVAL = 2.0
 
 
 class _CordonState(msgspec.Struct, frozen=True, kw_only=True):
+    #: whether the host does not wait for users of whom nothing is there but a shelf
     leaves_shelves: bool = False
 
 
@@ -64,15 +65,11 @@ class Cordon:
         self._path = path
         self._manager = manager
         self._host = host
-        self._state = _read_cordon(path)
+        #: None: this host is not cordoned
+        self.state = _read_cordon(path)
         #: kernel ids of the sessions whose users were told
         self._told: set[str] = set()
-        self._manager.starter.is_cordoned = self._state is not None
-
-    @property
-    def leaves_shelves(self) -> bool:
-        """Whether the host does not wait for users of whom nothing is there but a shelf."""
-        return self._state is not None and self._state.leaves_shelves
+        self._manager.starter.is_cordoned = self.state is not None
 
     def set(self, is_set: bool, *, leaves_shelves: bool) -> None:
         """Begin or end it.
@@ -83,7 +80,7 @@ class Cordon:
             When it cannot be kept.
         """
         state = _CordonState(leaves_shelves=leaves_shelves) if is_set else None
-        if state == self._state:
+        if state == self.state:
             return
         try:
             if state is not None:
@@ -93,13 +90,13 @@ class Cordon:
                 self._told.clear()
         except OSError as error:
             raise Refused(f"{self._path} cannot be written ({error.strerror}); nothing was changed.") from None
-        self._state = state
+        self.state = state
         self._manager.starter.is_cordoned = is_set
         log.info("this host is cordoned: it starts no sessions" if is_set else "this host starts sessions again")
 
     async def tell(self) -> None:
         """Tell each notebook that was not told yet; one whose executor is away is told later."""
-        if self._state is None:
+        if self.state is None:
             return
         sentence = (
             f"The machine of this notebook, {self._host}, is to be taken out of service. Nothing is lost yet: save "
@@ -259,7 +256,7 @@ class HostMember:
             },
             is_complete=not manager.recovery.missing() and len(documents) == len(list(manager.executors)),
             is_cordoned=manager.starter.is_cordoned,
-            leaves_shelves=self.cordon.leaves_shelves,
+            leaves_shelves=self.cordon.state is not None and self.cordon.state.leaves_shelves,
             ray=None if agent is None else RaySummary(is_in=is_fresh, has_adopted=agent.has_adopted),
         )
 
