@@ -367,7 +367,6 @@ class Front:
     def forget(self, name: str) -> None:
         """Forget a host that is gone for good; see :meth:`ClusterHosts.forget`."""
         self.hosts.forget(name)
-        self.requests.forget(name)
         self.host_rules.forget(name)
 
 

@@ -157,10 +157,6 @@ class HostRequests:
 
         return dict(await asyncio.gather(*map(ask, hosts)))
 
-    def forget(self, name: str) -> None:
-        """Forget a host."""
-        self._http.pop(name, None)
-
 
 def no_trust(host: Host) -> HostAway:
     """Return the error for a host that does not believe a ticket: its user's token is not what is wrong."""

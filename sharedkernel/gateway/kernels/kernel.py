@@ -24,7 +24,7 @@ from traitlets import Dict, Unicode
 from sharedkernel.errors import ExecutorUnavailable, SessionNotFound, SharedKernelError
 from sharedkernel.gateway.channels.activity import KernelActivity
 from sharedkernel.gateway.channels.backlog import Backlog
-from sharedkernel.gateway.channels.outputs import SessionOutputs
+from sharedkernel.gateway.channels.outputs import OutputFlow, SessionOutputs
 from sharedkernel.gateway.channels.replay import MissedRequests
 from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.jupyter.session_socket import SessionSocket
@@ -64,14 +64,12 @@ class SessionKernel(ServerKernelManager):
         self.was_ended, self.farewell = False, ""
         self.activity = KernelActivity(self._manager.track_message_type)
         self.last_activity = self.activity.last
-        #: its published messages and its clients
-        self.outputs = SessionOutputs(
-            self.kernel_id,
-            self.activity,
-            self._publish_activity,
+        flow = OutputFlow(
             messages_per_second=self._manager.output_messages_per_second,
             bytes_per_second=self._manager.output_bytes_per_second,
         )
+        #: its published messages and its clients
+        self.outputs = SessionOutputs(self.kernel_id, self.activity, self._publish_activity, flow)
         #: whether its client has been told of it
         self.is_known = True
         self._alive = False
