@@ -45,9 +45,7 @@ _INTERVAL = 1.0
 class RayCommandApp(CommandApp):
     """Base of the commands that need Ray."""
 
-    address = Unicode(help="Address of the Ray cluster, such as 10.0.0.1:6379. Default: the one of this machine.").tag(
-        config=True
-    )
+    address = Unicode(help="Address of the Ray cluster, such as 10.0.0.1:6379. Default: the one of this machine.")
 
 
 def connect(address: str) -> ClusterConnection:
@@ -84,33 +82,29 @@ class ClusterUpApp(RayCommandApp):
         sharedkernel cluster up --cluster-key cluster.key --fronts https://gpu.example.org:8585 --supervised
     """
 
-    cluster_key = Unicode(help="The file with the cluster's secret, on this machine; it stays here.").tag(config=True)
-    fronts = Unicode(help="URLs of the fronts, with commas between them.").tag(config=True)
+    cluster_key = Unicode(help="The file with the cluster's secret, on this machine; it stays here.")
+    fronts = Unicode(help="URLs of the fronts, with commas between them.")
     devices = Unicode(
         help="Names of each host's devices, such as cuda:0,cuda:1 or host; as many as its resource says are served. "
         "Default: its GPUs."
-    ).tag(config=True)
+    )
     executor_options = Unicode(
         help='Options for each executor, in quotes after a =, such as ="--policy srtf --isolate users".'
-    ).tag(config=True)
+    )
     gateway_options = Unicode(
         help="Options for each host's gateway, in quotes after a =, such as "
         '="--ip 0.0.0.0 --certfile /etc/{host}.crt --keyfile /etc/{host}.key".'
-    ).tag(config=True)
+    )
     runtime_dir = Unicode(
         help="Private directory on each host where gateway and executors meet. Default: the account's usual one."
-    ).tag(config=True)
-    supervised = Bool(
-        False, help="Start nothing: systemd or a container does. The agents only say what runs where."
-    ).tag(config=True)
-    single_user = Bool(False, help="One person uses the whole cluster, so that nobody has to be kept apart.").tag(
-        config=True
     )
+    supervised = Bool(False, help="Start nothing: systemd or a container does. The agents only say what runs where.")
+    single_user = Bool(False, help="One person uses the whole cluster, so that nobody has to be kept apart.")
     insecure = Bool(
         False, help="Go on where a cluster is open to others, and say so: they own every session. For experiments."
-    ).tag(config=True)
-    timeout = Unicode("2m", help="How long to wait for the hosts.").tag(config=True)
-    as_json = Bool(False, help="Print JSON instead of a table.").tag(config=True, option="json")
+    )
+    timeout = Unicode("2m", help="How long to wait for the hosts.")
+    as_json = Bool(False, help="Print JSON instead of a table.").tag(option="json")
 
     def start(self) -> None:
         """Start it, and return once every host's services run.

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 #: seconds that Ray may take to let this process in, and an actor to answer
 _CONNECT, _ANSWER = 45.0, 30.0
+#: options of actors that outlive who made them, and are made once
+_DETACHED: dict[str, Any] = {"lifetime": "detached", "get_if_exists": True, "num_cpus": 0, "max_restarts": -1}
 
 
 class Directory:
@@ -147,13 +149,7 @@ class Directory:
             # Returns the one that is there; makes one if it was killed for good. By its label and not by its node: a
             # raylet that was started again is another node.
             options = ray.remote(HostAgent).options(
-                name=f"{NAMESPACE}-host-{name}",
-                namespace=NAMESPACE,
-                lifetime="detached",
-                get_if_exists=True,
-                num_cpus=0,
-                max_restarts=-1,
-                label_selector={LABEL: name},
+                name=f"{NAMESPACE}-host-{name}", namespace=NAMESPACE, label_selector={LABEL: name}, **_DETACHED
             )
             agent = options.remote(name)
             with self._lock:
@@ -235,13 +231,7 @@ class ClusterConnection:
         plain = msgspec.to_builtins(settings)
         here = ray.util.get_node_ip_address()
         ray.remote(Directory).options(
-            name=DIRECTORY,
-            lifetime="detached",
-            get_if_exists=True,
-            num_cpus=0,
-            max_restarts=-1,
-            max_concurrency=4,
-            resources={f"node:{here}": 0.001},
+            name=DIRECTORY, max_concurrency=4, resources={f"node:{here}": 0.001}, **_DETACHED
         ).remote(plain)
         self.ask("configure", plain)
 

@@ -15,7 +15,6 @@ from urllib.parse import quote
 from traitlets import Bool, Unicode
 
 from sharedkernel.cli.base import GatewayCommandApp, fail
-from sharedkernel.client.gateway.connection import fetch
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
 from sharedkernel.cluster.commands import connect, merge_hosts_known, report
 from sharedkernel.errors import ConfigError, SharedKernelError
@@ -26,16 +25,13 @@ from sharedkernel.units import format_seconds, parse_duration
 HOSTS_PATH = "/sharedkernel/api/hosts"
 #: seconds between two looks at what is waited for, and for which a front that went away is waited for
 _INTERVAL, _PATIENCE = 1.0, 60.0
-#: seconds that an answer may take: a front waits for the host
-_ANSWER = 20.0
 
 
 class _HostCommandApp(GatewayCommandApp):
     """Base of the commands about hosts."""
 
-    address = Unicode(help="Address of the Ray cluster. Default: the one of this machine, if there is one.").tag(
-        config=True
-    )
+    address = Unicode(help="Address of the Ray cluster. Default: the one of this machine, if there is one.")
+    patience = 20.0  # a front waits for the host
     #: what it does to a host; empty: it is about all of them
     verb: ClassVar[str] = ""
 
@@ -50,16 +46,6 @@ class _HostCommandApp(GatewayCommandApp):
         if len(self.extra_args) != 1:
             fail(f"name the host to {self.verb}, such as `sharedkernel {self.name} h2`.", status=2)
         return str(self.extra_args[0])
-
-    def ask_front(self, path: str = "", method: str = "GET", body: str | None = None) -> dict[str, Any]:
-        """Return what the front answers about its hosts.
-
-        Raises
-        ------
-        SharedKernelError
-            When it does not answer, or refuses.
-        """
-        return fetch(self.credentials(), HOSTS_PATH + path, method=method, body=body, timeout=_ANSWER)
 
     def ask_ray(self, method: str, *arguments: str) -> Any:
         """Return what the directory in Ray answers; None, and a line that says why, where Ray is not there."""
@@ -88,8 +74,8 @@ class ClusterStatusApp(_HostCommandApp):
         sharedkernel cluster status --no-ray      # what the front knows
     """
 
-    no_ray = Bool(False, help="Do not ask Ray.").tag(config=True)
-    as_json = Bool(False, help="Print JSON instead of a table.").tag(config=True, option="json")
+    no_ray = Bool(False, help="Do not ask Ray.")
+    as_json = Bool(False, help="Print JSON instead of a table.").tag(option="json")
 
     def start(self) -> None:
         """Ask once and print the answers.
@@ -102,7 +88,7 @@ class ClusterStatusApp(_HostCommandApp):
         in_ray = None if self.no_ray else self.ask_ray("hosts")
         at_front: list[dict[str, Any]] = []
         try:
-            at_front = self.ask_front()["hosts"]
+            at_front = self.ask(HOSTS_PATH)["hosts"]
         except SharedKernelError as error:
             if in_ray is None:
                 raise
@@ -134,9 +120,9 @@ class DrainApp(_HostCommandApp):
     """
     accepts_arguments = True
 
-    timeout = Unicode("10m", help="How long to wait until no user has a session or a shelf there.").tag(config=True)
-    leave_shelves = Bool(False, help="Do not wait for users of whom nothing is there but a shelf.").tag(config=True)
-    as_json = Bool(False, help="Print the host as JSON in the end.").tag(config=True, option="json")
+    timeout = Unicode("10m", help="How long to wait until no user has a session or a shelf there.")
+    leave_shelves = Bool(False, help="Do not wait for users of whom nothing is there but a shelf.")
+    as_json = Bool(False, help="Print the host as JSON in the end.").tag(option="json")
 
     def start(self) -> None:
         """Drain the host.
@@ -154,7 +140,7 @@ class DrainApp(_HostCommandApp):
         except ConfigError as error:
             fail(f"--timeout: {error}", status=2)
         order = {"cordoned": True, "leave_shelves": self.leave_shelves}
-        self.ask_front(f"/{quote(name, safe='')}", "PUT", json.dumps(order))
+        self.ask(f"{HOSTS_PATH}/{quote(name, safe='')}", "PUT", order)
         if not self.as_json:
             print(f"{safe_text(name)} gets no new sessions, and its notebooks are told.", flush=True)  # noqa: T201
         host = self._wait(name, seconds)
@@ -176,7 +162,7 @@ class DrainApp(_HostCommandApp):
         heard = time.monotonic()
         while True:
             try:
-                host = next((host for host in self.ask_front()["hosts"] if host["name"] == name), None)
+                host = next((host for host in self.ask(HOSTS_PATH)["hosts"] if host["name"] == name), None)
                 heard = time.monotonic()
             except (GatewayUnreachable, GatewayRefused):
                 if time.monotonic() > heard + _PATIENCE:
@@ -207,7 +193,7 @@ class UndrainApp(_HostCommandApp):
             When the front does not answer, or refuses.
         """
         name = self.host()
-        self.ask_front(f"/{quote(name, safe='')}", "PUT", json.dumps({"cordoned": False}))
+        self.ask(f"{HOSTS_PATH}/{quote(name, safe='')}", "PUT", {"cordoned": False})
         self.ask_ray("undrain", name)
         print(f"{safe_text(name)} gets new sessions again.")  # noqa: T201
 
@@ -233,7 +219,7 @@ class ForgetApp(_HostCommandApp):
             When the front does not answer, or refuses: the host answers, or there is none of that name.
         """
         name = self.host()
-        self.ask_front(f"/{quote(name, safe='')}", "DELETE")
+        self.ask(f"{HOSTS_PATH}/{quote(name, safe='')}", "DELETE")
         self.ask_ray("forget", name)
         print(f"{safe_text(name)} is forgotten.")  # noqa: T201
 
