@@ -17,7 +17,7 @@ from tornado.iostream import StreamClosedError
 from tornado.websocket import WebSocketProtocol13
 
 from sharedkernel.gateway.channels.outputs import OutputFlow
-from sharedkernel.gateway.channels.user_bytes import TooManyBytes, UserBudgets, UserBytes
+from sharedkernel.gateway.channels.user_bytes import TooManyBytes, UserBytes
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +84,7 @@ class ClientProtocol(WebSocketProtocol13):
 
     @property
     def _budget(self) -> UserBytes:
-        budgets: UserBudgets = self.handler.settings["user_budgets"]
-        return budgets.frames
+        return self.handler.settings["user_budgets"].frames
 
     @property
     def _num_fragment_bytes(self) -> int:
@@ -147,6 +146,7 @@ class ClientWriter:
 
     def __init__(self, handler: Any, *, flow: OutputFlow, budget: UserBytes, max_unsent_bytes: int) -> None:
         self._handler = handler
+        self._user: str = handler.current_user.username
         self._flow = flow
         self._budget = budget
         self._max_unsent_bytes = max_unsent_bytes
@@ -211,7 +211,3 @@ class ClientWriter:
         """Count bytes that wait for the client, or no longer do; raises TooManyBytes."""
         self._budget.hold(self._user, self, self._num_unsent_bytes + num_bytes)
         self._num_unsent_bytes += num_bytes
-
-    @property
-    def _user(self) -> str:
-        return self._handler.current_user.username
