@@ -7,7 +7,6 @@ does, nobody notices.
 from __future__ import annotations
 
 import logging
-import signal
 import subprocess
 import sys
 import threading
@@ -21,7 +20,6 @@ import msgspec
 import ray
 from ray.exceptions import RayError
 
-from sharedkernel._version import __version__
 from sharedkernel.cluster.launch import ends_with_ray, host_environment, start_detached
 from sharedkernel.cluster.settings import DIRECTORY, INTERVAL, NAMESPACE, RESOURCE, ClusterSettings
 from sharedkernel.errors import SharedKernelError
@@ -35,12 +33,10 @@ log = logging.getLogger(__name__)
 
 #: seconds that the directory may take to answer, and before a host's services are started again: at first, at most
 _ANSWER, _PAUSES = 10.0, (4.0, 60.0)
-#: seconds in which a host's services end
-_STOP_TIMEOUT = 150.0
 
 
 class HostAgent:
-    """Keeps the services of one host running. Its methods are called through Ray.
+    """Keeps the services of one host running, in a thread of its own: nothing calls this actor.
 
     Parameters
     ----------
@@ -57,27 +53,11 @@ class HostAgent:
         self._problem: str | None = None
         #: when to start the services at the earliest, and how long to wait the next time
         self._next_start, self._pause = 0.0, _PAUSES[0]
-        self._is_ending = threading.Event()
         self._directory: Any = None
         threading.Thread(target=self._run, daemon=True).start()
 
-    def stop_host(self) -> bool:
-        """End the host's services, and return whether they have ended; sessions run on."""
-        self._is_ending.set()
-        process = self._find() if self._settings is not None else None
-        if process is None:
-            return True
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(_STOP_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-
-    # --- in the background --------------------------------------------------------------------------------------------
-
     def _run(self) -> None:
-        while not self._is_ending.is_set():
+        while True:
             if self._settings is not None:  # also while the directory does not answer
                 self._problem = self._attempt(partial(self._ensure, self._settings))
             if (failure := self._attempt(self._check_in)) is not None:
@@ -102,27 +82,16 @@ class HostAgent:
         write_state(settings.directory(self._host), AGENT_STATE, AgentState(has_adopted=bool(self._has_adopted)))
 
     def _describe(self) -> dict[str, Any]:
-        state, is_fresh = None, False
+        said: dict[str, Any] = {"problem": self._problem, "adopted": self._has_adopted, "is_drained": False}
         if self._settings is not None:
             state, is_fresh = read_state(self._settings.directory(self._host), HOST_STATE, HostState)
-        said: dict[str, Any] = {
-            "problem": self._problem,
-            "adopted": self._has_adopted,
-            "agent_version": __version__,
-            "is_serving": is_fresh,
-            "is_drained": False,
-        }
-        if state is not None and is_fresh:
-            said |= msgspec.to_builtins(state)
+            if is_fresh:
+                said |= msgspec.to_builtins(state)
         return said
-
-    def _find(self) -> RunningProcess | None:
-        assert self._settings is not None
-        return RunningProcess.holding(self._settings.directory(self._host) / HOST_LOCK)
 
     def _ensure(self, settings: ClusterSettings) -> str | None:
         """See to it that the host's services run; return a sentence if they do not, and cannot be started."""
-        runs = self._find() is not None
+        runs = RunningProcess.holding(settings.directory(self._host) / HOST_LOCK) is not None
         if settings.is_supervised and not runs:  # its lock may be another container's, which cannot be seen here
             runs = read_state(settings.directory(self._host), HOST_STATE, HostState)[1]
         if runs:

@@ -40,16 +40,12 @@ if TYPE_CHECKING:
 
 #: seconds between two looks at what is waited for
 _INTERVAL = 1.0
-#: seconds in which hosts end
-_STOP_TIMEOUT = 160.0
 
 
 class RayCommandApp(CommandApp):
     """Base of the commands that need Ray."""
 
-    address = Unicode(help="Address of the Ray cluster, such as 10.0.0.1:6379. Default: the one of this machine.").tag(
-        config=True
-    )
+    address = Unicode(help="Address of the Ray cluster, such as 10.0.0.1:6379. Default: the one of this machine.")
 
 
 def connect(address: str) -> ClusterConnection:
@@ -86,33 +82,29 @@ class ClusterUpApp(RayCommandApp):
         sharedkernel cluster up --cluster-key cluster.key --fronts https://gpu.example.org:8585 --supervised
     """
 
-    cluster_key = Unicode(help="The file with the cluster's secret, on this machine; it stays here.").tag(config=True)
-    fronts = Unicode(help="URLs of the fronts, with commas between them.").tag(config=True)
+    cluster_key = Unicode(help="The file with the cluster's secret, on this machine; it stays here.")
+    fronts = Unicode(help="URLs of the fronts, with commas between them.")
     devices = Unicode(
         help="Names of each host's devices, such as cuda:0,cuda:1 or host; as many as its resource says are served. "
         "Default: its GPUs."
-    ).tag(config=True)
+    )
     executor_options = Unicode(
         help='Options for each executor, in quotes after a =, such as ="--policy srtf --isolate users".'
-    ).tag(config=True)
+    )
     gateway_options = Unicode(
         help="Options for each host's gateway, in quotes after a =, such as "
         '="--ip 0.0.0.0 --certfile /etc/{host}.crt --keyfile /etc/{host}.key".'
-    ).tag(config=True)
+    )
     runtime_dir = Unicode(
         help="Private directory on each host where gateway and executors meet. Default: the account's usual one."
-    ).tag(config=True)
-    supervised = Bool(
-        False, help="Start nothing: systemd or a container does. The agents only say what runs where."
-    ).tag(config=True)
-    single_user = Bool(False, help="One person uses the whole cluster, so that nobody has to be kept apart.").tag(
-        config=True
     )
+    supervised = Bool(False, help="Start nothing: systemd or a container does. The agents only say what runs where.")
+    single_user = Bool(False, help="One person uses the whole cluster, so that nobody has to be kept apart.")
     insecure = Bool(
         False, help="Go on where a cluster is open to others, and say so: they own every session. For experiments."
-    ).tag(config=True)
-    timeout = Unicode("2m", help="How long to wait for the hosts.").tag(config=True)
-    as_json = Bool(False, help="Print JSON instead of a table.").tag(config=True, option="json")
+    )
+    timeout = Unicode("2m", help="How long to wait for the hosts.")
+    as_json = Bool(False, help="Print JSON instead of a table.").tag(option="json")
 
     def start(self) -> None:
         """Start it, and return once every host's services run.
@@ -172,7 +164,7 @@ class ClusterUpApp(RayCommandApp):
         """Return the hosts once all are up, or after *seconds*."""
         deadline = time.monotonic() + seconds
         while True:
-            hosts = merge_hosts_known((), connection.hosts())
+            hosts = merge_hosts_known((), connection.ask("hosts"))
             if (hosts and all(map(_is_up, hosts))) or time.monotonic() >= deadline:
                 return hosts
             time.sleep(_INTERVAL)
@@ -184,14 +176,10 @@ class ClusterDownApp(RayCommandApp):
     name = "cluster down"
     description = """
         End the directory and the agents in Ray. The hosts serve on, and so do the sessions: Ray is not needed for
-        either. With --stop-hosts the hosts' gateways and executors end, too; sessions run on all the same.
+        either. To end a host's gateway and executors, stop `sharedkernel host` there afterwards; sessions run on all
+        the same.
     """
-    examples = """
-        sharedkernel cluster down
-        sharedkernel cluster down --stop-hosts
-    """
-
-    stop_hosts = Bool(False, help="End the gateways and executors of all hosts that are in Ray, too.").tag(config=True)
+    examples = "sharedkernel cluster down"
 
     def start(self) -> None:
         """End it.
@@ -200,15 +188,9 @@ class ClusterDownApp(RayCommandApp):
         ------
         RayUnavailable
             When Ray does not answer, or there is nothing to end.
-        SystemExit
-            With 1 when a host's services have not ended.
         """
-        connection = connect(self.address)
-        left = connection.stop_hosts(_STOP_TIMEOUT) if self.stop_hosts else []
-        connection.end()
+        connect(self.address).end()
         print("The agents have ended; sessions run on.")  # noqa: T201
-        if left:
-            fail(f"the services of {', '.join(left)} have not ended; stop `sharedkernel host` there.")
 
 
 class ClusterCommandApp(CommandApp):
@@ -277,11 +259,10 @@ def merge_hosts_known(at_front: Sequence[dict[str, Any]], in_ray: Sequence[dict[
         Of the directory; empty where Ray was not asked, or does not answer.
     """
     fronts, members = ({host["name"]: host for host in hosts} for hosts in (at_front, in_ray))
-    return [_merge(name, fronts.get(name), members.get(name)) for name in sorted({*fronts, *members})]
+    return [_merge(name, fronts.get(name, {}), members.get(name, {})) for name in sorted({*fronts, *members})]
 
 
-def _merge(name: str, front: dict[str, Any] | None, member: dict[str, Any] | None) -> dict[str, Any]:
-    said = member or {}
+def _merge(name: str, front: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     host = {
         "name": name,
         "answering": None,
@@ -293,14 +274,10 @@ def _merge(name: str, front: dict[str, Any] | None, member: dict[str, Any] | Non
         "in_ray": None,
         "adopted": None,
         "message": None,
-        **(front or {}),
+        **front,
     }
-    if member is not None:
-        host["in_ray"] = member["in_ray"]
-        if member.get("adopted") is not None:
-            host["adopted"] = member["adopted"]
-        host["message"] = member.get("problem") or host["message"]
-    return host
+    in_ray = {"in_ray": said.get("in_ray"), "adopted": said.get("adopted"), "message": said.get("problem")}
+    return host | {field: value for field, value in in_ray.items() if value is not None}
 
 
 def host_entry(host: dict[str, Any]) -> HostEntry:

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 #: seconds that Ray may take to let this process in, and an actor to answer
 _CONNECT, _ANSWER = 45.0, 30.0
+#: options of actors that outlive who made them, and are made once
+_DETACHED: dict[str, Any] = {"lifetime": "detached", "get_if_exists": True, "num_cpus": 0, "max_restarts": -1}
 
 
 class Directory:
@@ -88,17 +90,14 @@ class Directory:
     def hosts(self) -> list[dict[str, Any]]:
         """Return what is known of each host: what its agent said last, and what is wrong."""
         with self._lock:
-            names = sorted({*self._nodes, *self._said, *self._left})
-            return [self._describe(name) for name in names]
+            return [self._describe(name) for name in sorted({*self._nodes, *self._said, *self._left})]
 
     def _describe(self, name: str) -> dict[str, Any]:
         said, heard = self._said.get(name, ({}, float("-inf")))
-        problem = said.get("problem")
         nodes = self._nodes.get(name, [])
+        problem = (_refuse(name) if nodes else None) or said.get("problem")
         if len(nodes) > 1:
             problem = f"{len(nodes)} nodes have the label {LABEL}={name}; give each host a name of its own."
-        elif nodes and (refusal := _refuse(name)):
-            problem = refusal
         is_in = time.monotonic() < heard + PATIENCE and name not in self._left
         return {**said, "name": name, "in_ray": is_in, "has_left": name in self._left, "problem": problem}
 
@@ -150,13 +149,7 @@ class Directory:
             # Returns the one that is there; makes one if it was killed for good. By its label and not by its node: a
             # raylet that was started again is another node.
             options = ray.remote(HostAgent).options(
-                name=f"{NAMESPACE}-host-{name}",
-                namespace=NAMESPACE,
-                lifetime="detached",
-                get_if_exists=True,
-                num_cpus=0,
-                max_restarts=-1,
-                label_selector={LABEL: name},
+                name=f"{NAMESPACE}-host-{name}", namespace=NAMESPACE, label_selector={LABEL: name}, **_DETACHED
             )
             agent = options.remote(name)
             with self._lock:
@@ -215,7 +208,14 @@ class ClusterConnection:
                 "no sharedkernel is in this Ray cluster; start it with `sharedkernel cluster up`."
             ) from None
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Return what a method of :class:`Directory` returns there.
+
+        Raises
+        ------
+        RayUnavailable
+            When it does not answer, or there is none.
+        """
         try:
             return ray.get(getattr(self._directory(), method).remote(*arguments), timeout=_ANSWER)
         except RayError as error:
@@ -231,50 +231,14 @@ class ClusterConnection:
         plain = msgspec.to_builtins(settings)
         here = ray.util.get_node_ip_address()
         ray.remote(Directory).options(
-            name=DIRECTORY,
-            lifetime="detached",
-            get_if_exists=True,
-            num_cpus=0,
-            max_restarts=-1,
-            max_concurrency=4,
-            resources={f"node:{here}": 0.001},
+            name=DIRECTORY, max_concurrency=4, resources={f"node:{here}": 0.001}, **_DETACHED
         ).remote(plain)
-        self._ask("configure", plain)
-
-    def hosts(self) -> list[dict[str, Any]]:
-        """Return what the directory knows of each host."""
-        return self._ask("hosts")
-
-    def undrain(self, host: str) -> None:
-        """Have an agent on *host* again."""
-        self._ask("undrain", host)
-
-    def forget(self, host: str) -> None:
-        """Forget *host*."""
-        self._ask("forget", host)
-
-    def stop_hosts(self, seconds: float) -> list[str]:
-        """End the services of all hosts that answer; return those that did not end within *seconds*."""
-        names = [host["name"] for host in self.hosts() if host["in_ray"]]
-        asked: dict[Any, str] = {}
-        for name in names:
-            try:
-                asked[ray.get_actor(f"{NAMESPACE}-host-{name}", namespace=NAMESPACE).stop_host.remote()] = name
-            except ValueError:
-                continue
-        done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=seconds) if asked else ([], [])
-        ended = set()
-        for answer in done:
-            try:
-                ended |= {asked[answer]} if ray.get(answer) else set()
-            except RayError:
-                continue
-        return sorted(set(asked.values()) - ended)
+        self.ask("configure", plain)
 
     def end(self) -> None:
         """End the agents and the directory; hosts and sessions run on."""
         directory = self._directory()
-        self._ask("end_agents")
+        self.ask("end_agents")
         ray.kill(directory, no_restart=True)
 
 

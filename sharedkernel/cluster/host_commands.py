@@ -9,37 +9,29 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 from traitlets import Bool, Unicode
 
 from sharedkernel.cli.base import GatewayCommandApp, fail
-from sharedkernel.client.gateway.connection import fetch
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
 from sharedkernel.cluster.commands import connect, merge_hosts_known, report
 from sharedkernel.errors import ConfigError, SharedKernelError
 from sharedkernel.status.text import safe_text
 from sharedkernel.units import format_seconds, parse_duration
 
-if TYPE_CHECKING:
-    from sharedkernel.cluster.directory import ClusterConnection
-
 #: of a front: its hosts
 HOSTS_PATH = "/sharedkernel/api/hosts"
 #: seconds between two looks at what is waited for, and for which a front that went away is waited for
 _INTERVAL, _PATIENCE = 1.0, 60.0
-#: seconds that an answer may take: a front waits for the host
-_ANSWER = 20.0
 
 
 class _HostCommandApp(GatewayCommandApp):
     """Base of the commands about hosts."""
 
-    address = Unicode(help="Address of the Ray cluster. Default: the one of this machine, if there is one.").tag(
-        config=True
-    )
+    address = Unicode(help="Address of the Ray cluster. Default: the one of this machine, if there is one.")
+    patience = 20.0  # a front waits for the host
     #: what it does to a host; empty: it is about all of them
     verb: ClassVar[str] = ""
 
@@ -55,22 +47,12 @@ class _HostCommandApp(GatewayCommandApp):
             fail(f"name the host to {self.verb}, such as `sharedkernel {self.name} h2`.", status=2)
         return str(self.extra_args[0])
 
-    def ask_front(self, path: str = "", method: str = "GET", body: str | None = None) -> dict[str, Any]:
-        """Return what the front answers about its hosts.
-
-        Raises
-        ------
-        SharedKernelError
-            When it does not answer, or refuses.
-        """
-        return fetch(self.credentials(), HOSTS_PATH + path, method=method, body=body, timeout=_ANSWER)
-
-    def with_ray(self, act: Callable[[ClusterConnection], Any]) -> Any:
-        """Return what *act* returns, given Ray's connection; None, and a line that says why, where Ray is not there."""
+    def ask_ray(self, method: str, *arguments: str) -> Any:
+        """Return what the directory in Ray answers; None, and a line that says why, where Ray is not there."""
         if importlib.util.find_spec("ray") is None:
             return None
         try:
-            return act(connect(self.address))
+            return connect(self.address).ask(method, *arguments)
         except SharedKernelError as error:
             print(f"sharedkernel: without Ray: {error}", file=sys.stderr)  # noqa: T201
             return None
@@ -92,8 +74,8 @@ class ClusterStatusApp(_HostCommandApp):
         sharedkernel cluster status --no-ray      # what the front knows
     """
 
-    no_ray = Bool(False, help="Do not ask Ray.").tag(config=True)
-    as_json = Bool(False, help="Print JSON instead of a table.").tag(config=True, option="json")
+    no_ray = Bool(False, help="Do not ask Ray.")
+    as_json = Bool(False, help="Print JSON instead of a table.").tag(option="json")
 
     def start(self) -> None:
         """Ask once and print the answers.
@@ -103,17 +85,14 @@ class ClusterStatusApp(_HostCommandApp):
         SharedKernelError
             When neither the front nor Ray answers.
         """
-        why: SharedKernelError | None = None
+        in_ray = None if self.no_ray else self.ask_ray("hosts")
         at_front: list[dict[str, Any]] = []
         try:
-            at_front = self.ask_front()["hosts"]
+            at_front = self.ask(HOSTS_PATH)["hosts"]
         except SharedKernelError as error:
-            why = error
-        in_ray = None if self.no_ray else self.with_ray(lambda connection: connection.hosts())
-        if in_ray is None and why is not None:
-            raise why
-        if why is not None:
-            print(f"sharedkernel: without a front: {why}", file=sys.stderr)  # noqa: T201
+            if in_ray is None:
+                raise
+            print(f"sharedkernel: without a front: {error}", file=sys.stderr)  # noqa: T201
         hosts = merge_hosts_known(at_front, in_ray or ())
         report(hosts, as_json=self.as_json)
         if not hosts and not self.as_json:
@@ -141,9 +120,9 @@ class DrainApp(_HostCommandApp):
     """
     accepts_arguments = True
 
-    timeout = Unicode("10m", help="How long to wait until no user has a session or a shelf there.").tag(config=True)
-    leave_shelves = Bool(False, help="Do not wait for users of whom nothing is there but a shelf.").tag(config=True)
-    as_json = Bool(False, help="Print the host as JSON in the end.").tag(config=True, option="json")
+    timeout = Unicode("10m", help="How long to wait until no user has a session or a shelf there.")
+    leave_shelves = Bool(False, help="Do not wait for users of whom nothing is there but a shelf.")
+    as_json = Bool(False, help="Print the host as JSON in the end.").tag(option="json")
 
     def start(self) -> None:
         """Drain the host.
@@ -161,7 +140,7 @@ class DrainApp(_HostCommandApp):
         except ConfigError as error:
             fail(f"--timeout: {error}", status=2)
         order = {"cordoned": True, "leave_shelves": self.leave_shelves}
-        self.ask_front(f"/{quote(name, safe='')}", "PUT", json.dumps(order))
+        self.ask(f"{HOSTS_PATH}/{quote(name, safe='')}", "PUT", order)
         if not self.as_json:
             print(f"{safe_text(name)} gets no new sessions, and its notebooks are told.", flush=True)  # noqa: T201
         host = self._wait(name, seconds)
@@ -183,7 +162,7 @@ class DrainApp(_HostCommandApp):
         heard = time.monotonic()
         while True:
             try:
-                host = next((host for host in self.ask_front()["hosts"] if host["name"] == name), None)
+                host = next((host for host in self.ask(HOSTS_PATH)["hosts"] if host["name"] == name), None)
                 heard = time.monotonic()
             except (GatewayUnreachable, GatewayRefused):
                 if time.monotonic() > heard + _PATIENCE:
@@ -214,8 +193,8 @@ class UndrainApp(_HostCommandApp):
             When the front does not answer, or refuses.
         """
         name = self.host()
-        self.ask_front(f"/{quote(name, safe='')}", "PUT", json.dumps({"cordoned": False}))
-        self.with_ray(lambda connection: connection.undrain(name))
+        self.ask(f"{HOSTS_PATH}/{quote(name, safe='')}", "PUT", {"cordoned": False})
+        self.ask_ray("undrain", name)
         print(f"{safe_text(name)} gets new sessions again.")  # noqa: T201
 
 
@@ -240,8 +219,8 @@ class ForgetApp(_HostCommandApp):
             When the front does not answer, or refuses: the host answers, or there is none of that name.
         """
         name = self.host()
-        self.ask_front(f"/{quote(name, safe='')}", "DELETE")
-        self.with_ray(lambda connection: connection.forget(name))
+        self.ask(f"{HOSTS_PATH}/{quote(name, safe='')}", "DELETE")
+        self.ask_ray("forget", name)
         print(f"{safe_text(name)} is forgotten.")  # noqa: T201
 
 

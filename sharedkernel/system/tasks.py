@@ -16,9 +16,9 @@ class BackgroundTasks:
     """The running background tasks of one owner; a task that fails is logged."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
         """Start *work* on the running event loop and return its task."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -30,7 +30,7 @@ class BackgroundTasks:
         for task in self._tasks - {asyncio.current_task()}:
             task.cancel()
 
-    def _on_done(self, task: asyncio.Task[None]) -> None:
+    def _on_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if task.cancelled() or (error := task.exception()) is None:
             return

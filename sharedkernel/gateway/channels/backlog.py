@@ -15,8 +15,8 @@ from typing import Any
 from sharedkernel.jupyter.session_socket import SessionSocket
 from sharedkernel.jupyter.wire import read_object
 
-#: updates of one comm that are searched for values that a later one sets again; older ones are kept
-_MOST_UPDATES = 64
+#: updates that are searched for values that a later one of their comm sets again; older ones are kept
+_MOST_UPDATES = 100
 
 #: the client is not known, since the gateway found the session running: the first client of its user gets everything
 ANYBODY = ""
@@ -48,11 +48,9 @@ class Backlog:
         self._bytes = 0
         self._reply_bytes = 0
         self._numbers = itertools.count()
-        #: by comm: the updates kept since its last other message, by their number, each with the names of the values
-        #: that no later one has set
-        self._updates: dict[str, dict[int, set[str]]] = {}
-        #: the comms of those updates, by their number
-        self._comms: dict[int, str] = {}
+        #: the newest updates kept since the last other message of their comm, by their number, each with its comm and
+        #: the names of the values that no later one has set
+        self._updates: dict[int, tuple[str, set[str]]] = {}
         for channel, socket in self.channels.items():
             socket.on_recv(partial(self._keep_reply, channel))
 
@@ -89,30 +87,21 @@ class Backlog:
     def _drop_outdated(self, number: int, message_type: str, content: dict[str, Any], *, has_buffers: bool) -> None:
         comm = str(content.get("comm_id"))
         values = _values_set(content) if message_type == "comm_msg" and not has_buffers else None
-        if values is None:
-            # Updates before this message must not be replaced by ones after it.
-            for earlier in self._updates.pop(comm, {}):
-                del self._comms[earlier]
-            return
-        for earlier, left in list(self._updates.get(comm, {}).items()):
-            left -= values
-            if not left:
+        for earlier, left in [(each, left) for each, (of, left) in self._updates.items() if of == comm]:
+            if values is None:  # updates before this message must not be replaced by ones after it
+                del self._updates[earlier]
+            elif left <= values:
                 self._drop(earlier)
-        updates = self._updates.setdefault(comm, {})
-        updates[number] = values
-        self._comms[number] = comm
-        if len(updates) > _MOST_UPDATES:
-            self._forget_update(next(iter(updates)))
+            else:
+                left -= values
+        if values is not None:
+            self._updates[number] = comm, values
+        if len(self._updates) > _MOST_UPDATES:
+            del self._updates[next(iter(self._updates))]
 
     def _drop(self, number: int) -> None:
         self._bytes -= _size(self.outputs.pop(number))
-        self._forget_update(number)
-
-    def _forget_update(self, number: int) -> None:
-        if (comm := self._comms.pop(number, None)) is not None:
-            del self._updates[comm][number]
-            if not self._updates[comm]:
-                del self._updates[comm]
+        self._updates.pop(number, None)
 
     def close(self) -> None:
         """Close the sockets: the client will not come back."""

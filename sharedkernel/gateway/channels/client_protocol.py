@@ -17,7 +17,7 @@ from tornado.iostream import StreamClosedError
 from tornado.websocket import WebSocketProtocol13
 
 from sharedkernel.gateway.channels.outputs import OutputFlow
-from sharedkernel.gateway.channels.user_bytes import TooManyBytes, UserBudgets, UserBytes
+from sharedkernel.gateway.channels.user_bytes import TooManyBytes, UserBytes
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +84,7 @@ class ClientProtocol(WebSocketProtocol13):
 
     @property
     def _budget(self) -> UserBytes:
-        budgets: UserBudgets = self.handler.settings["user_budgets"]
-        return budgets.frames
+        return self.handler.settings["user_budgets"].frames
 
     @property
     def _num_fragment_bytes(self) -> int:
@@ -147,13 +146,13 @@ class ClientWriter:
 
     def __init__(self, handler: Any, *, flow: OutputFlow, budget: UserBytes, max_unsent_bytes: int) -> None:
         self._handler = handler
+        self._user: str = handler.current_user.username
         self._flow = flow
         self._budget = budget
         self._max_unsent_bytes = max_unsent_bytes
         self._loop = asyncio.get_running_loop()
         #: pieces of frames that are written at the end of this turn
         self._pieces: list[bytes] = []
-        self._flush_due: asyncio.Handle | None = None
         self._num_unsent_bytes = 0
 
     def send(self, pieces: Sequence[bytes], *, is_text: bool = False) -> None:
@@ -169,15 +168,12 @@ class ClientWriter:
         protocol: ClientProtocol | None = self._handler.ws_connection
         if protocol is None:  # the client went away
             return
+        if not self._pieces:
+            self._loop.call_soon(self.flush)
         self._pieces += protocol.frame(TEXT if is_text else BINARY, pieces)
-        if self._flush_due is None:
-            self._flush_due = self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
         """Write at once what waits."""
-        if self._flush_due is not None:
-            self._flush_due.cancel()
-            self._flush_due = None
         pieces, self._pieces = self._pieces, []
         protocol: ClientProtocol | None = self._handler.ws_connection
         if not pieces or protocol is None or protocol.is_closing():
@@ -215,7 +211,3 @@ class ClientWriter:
         """Count bytes that wait for the client, or no longer do; raises TooManyBytes."""
         self._budget.hold(self._user, self, self._num_unsent_bytes + num_bytes)
         self._num_unsent_bytes += num_bytes
-
-    @property
-    def _user(self) -> str:
-        return self._handler.current_user.username

@@ -70,23 +70,20 @@ class OutputFlow:
 
     Parameters
     ----------
-    handle
-        Called with the zmq frames of each message.
     messages_per_second, bytes_per_second
         Most that is read; 0: no limit.
     """
 
-    def __init__(
-        self, handle: Callable[[list[bytes]], None], *, messages_per_second: float, bytes_per_second: float
-    ) -> None:
-        self._handle = handle
+    _handle: Callable[[list[bytes]], None]
+
+    def __init__(self, *, messages_per_second: float, bytes_per_second: float) -> None:
         self._messages, self._bytes = TokenBucket(messages_per_second), TokenBucket(bytes_per_second)
         self._socket: SessionSocket | None = None
         self._holding: set[Hashable] = set()
 
-    def follow(self, socket: SessionSocket | None) -> None:
-        """Read *socket* instead of the one before; None: read nothing."""
-        self._socket = socket
+    def follow(self, socket: SessionSocket, handle: Callable[[list[bytes]], None]) -> None:
+        """Read *socket* instead of the one before, until it is closed; call *handle* with each message's zmq frames."""
+        self._socket, self._handle = socket, handle
         self._update()
 
     def hold(self, who: Hashable) -> None:
@@ -130,18 +127,12 @@ class SessionOutputs:
         Records what the messages say.
     on_activity
         Called after *activity* has recorded messages.
-    messages_per_second, bytes_per_second
-        Most that is read; 0: no limit.
+    flow
+        Decides when the subscription is read.
     """
 
     def __init__(
-        self,
-        kernel_id: str | None,
-        activity: KernelActivity,
-        on_activity: Callable[[], None],
-        *,
-        messages_per_second: float,
-        bytes_per_second: float,
+        self, kernel_id: str | None, activity: KernelActivity, on_activity: Callable[[], None], flow: OutputFlow
     ) -> None:
         self._kernel_id = kernel_id
         self._activity = activity
@@ -155,8 +146,7 @@ class SessionOutputs:
         self._was_left = False
         #: the subscription; None while the session has no process
         self.socket: SessionSocket | None = None
-        #: decides when the subscription is read
-        self.flow = OutputFlow(self._handle, messages_per_second=messages_per_second, bytes_per_second=bytes_per_second)
+        self.flow = flow
         #: whether the session ran while this gateway did not, and no client has had its outputs of that time yet
         self.has_unheard = False
         self._backlog: Backlog | None = None
@@ -181,7 +171,7 @@ class SessionOutputs:
             log.warning("cannot listen to session %s, and tries again: %s", self._kernel_id, error)
             self._retry = asyncio.get_running_loop().call_later(_RETRY_INTERVAL, self._subscribe_late, connect)
         else:
-            self.flow.follow(self.socket)
+            self.flow.follow(self.socket, self._handle)
 
     def _subscribe_late(self, connect: Callable[[], SessionSocket]) -> None:
         self._retry = None
@@ -201,7 +191,6 @@ class SessionOutputs:
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
-        self.flow.follow(None)
         if self.socket is not None:
             self.socket.close()
             self.socket = None

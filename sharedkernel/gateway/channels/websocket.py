@@ -82,9 +82,8 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
     _replayed = ReplayFilter([])
     _notified_of_buffers = Bool(False)
 
-    @default("limit_rate")
-    def _default_limit_rate(self) -> bool:
-        return False  # a session that sends too fast is slowed down, and loses nothing
+    # A session that sends too fast is slowed down, and loses nothing.
+    _default_limit_rate = default("limit_rate")(lambda self: False)
 
     # --- opening and closing ------------------------------------------------------------------------------------------
 
@@ -175,9 +174,10 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
         held = [(stream.channel, frames) for stream, frames in self._held or ()]
         has_stopped = self._held_bytes > self.multi_kernel_manager.backlog_bytes
         self._held = None
-        self._resume_reading()
+        self._outputs.flow.release(self._replaying)
         if self._closed:
             return
+        self._read_channels()
         if missed.is_cut:
             self.write_stderr(
                 "The oldest outputs of this session were dropped: it keeps a limited number of bytes while no gateway "
@@ -229,13 +229,6 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
             self._outputs.flow.hold(self._replaying)
             for channel in self.channels.values():
                 channel.stop_on_recv()
-
-    def _resume_reading(self) -> None:
-        """Read the session's messages again, after too many were held back."""
-        self._held_bytes = 0
-        self._outputs.flow.release(self._replaying)
-        if not self._closed:
-            self._read_channels()
 
     def _read_channels(self) -> None:
         for socket in self.channels.values():
@@ -308,16 +301,14 @@ class SessionWebsocket(ZMQChannelsWebsocketConnection):
             if sentence := self._why_refused(channel, len(incoming_msg), is_cell=is_cell):
                 self._refuse(channel, header, sentence)
                 return
-            try:
-                if self._is_plain:
-                    self.channels[channel].send_multipart(wire.to_frames((), parts, self._signer))
-                else:
-                    super().handle_incoming_message(incoming_msg)  # type: ignore[arg-type]
-            except TooManyBytes as refusal:
-                self._refuse(channel, header, str(refusal))
-                return
+            if self._is_plain:
+                self.channels[channel].send_multipart(wire.to_frames((), parts, self._signer))
+            else:
+                super().handle_incoming_message(incoming_msg)  # type: ignore[arg-type]
             if is_cell:
                 self.kernel_manager.activity.record_request(header)
+        except TooManyBytes as refusal:
+            self._refuse(channel, header, str(refusal))
         except (ProtocolError, ValueError, KeyError, TypeError, AttributeError) as error:
             self.log.info("a client of kernel %s sent an invalid message: %r", self.kernel_id, error)
             self.write_stderr(f"The gateway received something that is no Jupyter message and ignored it: {error}", {})

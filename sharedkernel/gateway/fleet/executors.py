@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from sharedkernel.errors import ConfigError, ExecutorUnavailable, SharedKernelError
 from sharedkernel.gateway.fleet.merged_status import away_entry, merge
@@ -92,8 +91,6 @@ class Executors:
         self._history = NotebookHistory()
         #: names of users with entries on each device's shelf, at its last answer
         self._shelf_owners: dict[str, set[str]] = {}
-        #: unanswered requests for the status by device, with the time of each
-        self._asked: dict[str, dict[asyncio.Task[StatusDocument], float]] = {name: {} for name in self._clients}
         #: tasks that end at the next change, by device
         self._changes: dict[str, asyncio.Task[None]] = {}
 
@@ -139,9 +136,6 @@ class Executors:
         """Disconnect from all executors."""
         for client in self._clients.values():
             await client.close()
-        for tasks in self._asked.values():
-            for task in tasks:
-                task.cancel()
         for change in self._changes.values():
             change.cancel()
 
@@ -164,7 +158,7 @@ class Executors:
             return await self._only_status()
         documents = await self.documents()
         if not documents:
-            raise self._none_answers(self._clients)
+            raise self.unavailable()
         away = {
             name: away_entry(name, client.device, count_sessions(name), self._why_away(name))
             for name, client in self._clients.items()
@@ -183,13 +177,10 @@ class Executors:
     async def documents(self) -> dict[str, StatusDocument]:
         """Return the status document of each executor that answers in time, by device, in the configuration's order."""
         # Callers never share an answer: a caller that has changed something must see the change.
-        asked = {name: self._ask(name) for name in self.connected() if self._is_answering(name)}
-        if asked:
-            await asyncio.wait(asked.values(), timeout=_STATUS_TIMEOUT)
-        return self._answers(asked)
+        return await self._ask([name for name in self.connected() if self._clients[name].is_answering], _STATUS_TIMEOUT)
 
-    def _answers(self, asked: Mapping[str, asyncio.Task[StatusDocument]]) -> dict[str, StatusDocument]:
-        documents = {name: asked[name].result() for name in self._clients if name in asked and _succeeded(asked[name])}
+    async def _ask(self, names: Iterable[str], seconds: float) -> dict[str, StatusDocument]:
+        documents, _ = await ask_each(self, names, ExecutorClient.status, seconds=seconds)
         for name, document in documents.items():
             self._history.observe(name, document)
             self._shelf_owners[name] = shelf_owners(document)
@@ -206,29 +197,14 @@ class Executors:
             return
         await asyncio.wait(self._changes.values(), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for name in [name for name, change in self._changes.items() if change.done()]:
-            _succeeded(self._changes.pop(name))
+            with contextlib.suppress(SharedKernelError):
+                self._changes.pop(name).result()
         self._listen()  # now, so that a change while the caller asks for the status is a change after it
 
     def _listen(self) -> None:
         for name in self.connected():
             if name not in self._changes:
                 self._changes[name] = asyncio.create_task(self._clients[name].wait_for_change())
-
-    def _ask(self, name: str) -> asyncio.Task[StatusDocument]:
-        task = asyncio.create_task(self._clients[name].status())
-        self._asked[name][task] = asyncio.get_running_loop().time()
-        task.add_done_callback(partial(self._answered, name))
-        return task
-
-    def _answered(self, name: str, task: asyncio.Task[StatusDocument]) -> None:
-        del self._asked[name][task]
-        if not task.cancelled():
-            task.exception()  # or asyncio would log it, if no caller waits any longer
-
-    def _is_answering(self, name: str) -> bool:
-        """Whether no request has been unanswered for longer than the timeout."""
-        oldest = min(self._asked[name].values(), default=math.inf)
-        return asyncio.get_running_loop().time() < oldest + _STATUS_TIMEOUT
 
     def _why_away(self, name: str) -> str:
         client = self._clients[name]
@@ -238,12 +214,11 @@ class Executors:
 
     def unavailable(self) -> ExecutorUnavailable:
         """Return an error that says that no executor answers."""
-        return self._none_answers(self._clients) if self.several else next(iter(self._clients.values())).unavailable()
-
-    def _none_answers(self, names: Collection[str]) -> ExecutorUnavailable:
-        since = [self._clients[name].away_since for name in names]
+        if not self.several:
+            return next(iter(self._clients.values())).unavailable()
+        since = [client.away_since for client in self._clients.values()]
         return ExecutorUnavailable(
-            f"none of {self.describe(names)} answers; start one with `sharedkernel executor --device NAME`, "
+            f"none of {self.describe(self._clients)} answers; start one with `sharedkernel executor --device NAME`, "
             f"or wait for them; {ELSEWHERE}.",
             since=max((moment for moment in since if moment is not None), default=None),
         )
@@ -271,7 +246,7 @@ class Executors:
         """
         if not self.several:
             if without:
-                raise self._none_answers(self._clients)
+                raise self.unavailable()
             return next(iter(self._clients))
         documents = {name: found for name, found in (await self.documents()).items() if name not in without}
         late = set(self.connected()).difference(without, documents)
@@ -279,21 +254,18 @@ class Executors:
         if late and (has_shelf or not documents):
             documents |= await self._wait_for_any(has_shelf or late)
         if not documents:
-            raise self._none_answers(self._clients)
+            raise self.unavailable()
         # A shelf's entries can be used on its device only, which matters more than load.
         documents = {name: found for name, found in documents.items() if user in shelf_owners(found)} or documents
         demand = self._history.demand(user, notebook, documents)
         return choose(self.placement, demand, documents, {name: count_in_use(name) for name in documents})
 
     async def _wait_for_any(self, names: Collection[str]) -> dict[str, StatusDocument]:
-        """Return the status documents of those of *names* that answer first; none after the timeout."""
-        asked = {name: self._ask(name) for name in names}
-        pending: set[asyncio.Task[StatusDocument]] = set(asked.values())
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_PLACEMENT_TIMEOUT):
-                while pending and not any(map(_succeeded, asked.values())):
-                    _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-        return self._answers(asked)
+        """Return the status document of that of *names* which answers first; none after the timeout."""
+        for asked in asyncio.as_completed([self._ask([name], _PLACEMENT_TIMEOUT) for name in names]):
+            if documents := await asked:
+                return documents
+        return {}
 
 
 def no_answer(executors: Executors, name: str, what: str = "does not answer") -> ExecutorUnavailable:
@@ -336,13 +308,3 @@ async def ask_each(
     found = dict(zip(names, await asyncio.gather(*map(one, names)), strict=True))
     away = {name: answer for name, answer in found.items() if isinstance(answer, SharedKernelError)}
     return {name: answer for name, answer in found.items() if not isinstance(answer, SharedKernelError)}, away
-
-
-def _succeeded(task: asyncio.Task[Any]) -> bool:
-    """Whether there is an answer; raises errors that are not of this package."""
-    if not task.done() or task.cancelled():
-        return False
-    error = task.exception()
-    if error is not None and not isinstance(error, SharedKernelError):
-        raise error
-    return error is None

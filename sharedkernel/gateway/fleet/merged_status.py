@@ -114,16 +114,9 @@ def away_entry(name: str, last_seen: Device | None, num_sessions: int, message: 
     message
         Why it does not answer, and what to do.
     """
-    return DeviceEntry(
-        name=name,
-        description=None if last_seen is None else last_seen.name,
-        kind=None if last_seen is None else last_seen.kind,
-        capacity_bytes=None if last_seen is None else last_seen.capacity_bytes,
-        reserve_bytes=None if last_seen is None else last_seen.reserve_bytes,
-        available=False,
-        message=message,
-        num_sessions=num_sessions,
-    )
+    seen: dict[str, Any] = {"name": None} if last_seen is None else msgspec.structs.asdict(last_seen)
+    named = {"name": name, "description": seen["name"], "num_sessions": num_sessions}
+    return DeviceEntry(**{**seen, **named}, available=False, message=message)
 
 
 def _entry(name: str, document: StatusDocument) -> DeviceEntry:

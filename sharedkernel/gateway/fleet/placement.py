@@ -56,18 +56,15 @@ class NotebookHistory:
         """
         for session in status.sessions:
             if session.notebook is not None:
-                self._observe(device, session.notebook, session)
+                key = session.user, session.notebook
+                seen = self._notebooks[key] = self._notebooks.pop(key, _Observed())
+                seen.memory = max(seen.memory, memory_of(session) + (session.iteration_bytes or 0))
+                if (utilisation := utilisation_of(session)) is not None:
+                    seen.utilisation = utilisation
+                if session.iteration_seconds:
+                    seen.seconds[device] = session.iteration_seconds
         while len(self._notebooks) > _MAX_NOTEBOOKS:
             del self._notebooks[next(iter(self._notebooks))]
-
-    def _observe(self, device: str, notebook: str, session: SessionStatus) -> None:
-        key = session.user, notebook
-        seen = self._notebooks[key] = self._notebooks.pop(key, _Observed())
-        seen.memory = max(seen.memory, memory_of(session) + (session.iteration_bytes or 0))
-        if (utilisation := utilisation_of(session)) is not None:
-            seen.utilisation = utilisation
-        if session.iteration_seconds:
-            seen.seconds[device] = session.iteration_seconds
 
     def demand(self, user: str, notebook: str | None, devices: Collection[str]) -> Demand:
         """Return the demand of a new session.

@@ -8,11 +8,10 @@ at the same moment may have one too many.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -25,7 +24,7 @@ from sharedkernel.gateway.auth.identity import GatewayUser
 from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.gateway.hosts.registry import ClusterHosts, Host, HostAway, choose_device, merge_hosts
-from sharedkernel.gateway.hosts.requests import IF_PROMPT, HostRequests, HostRules, StartLost, reached
+from sharedkernel.gateway.hosts.requests import IF_PROMPT, HostRequests, HostRules, HostUnreached, StartLost
 from sharedkernel.gateway.http.splice import connect
 from sharedkernel.gateway.kernels.starting import COLOUR_HEADER, NOTE_HEADER
 from sharedkernel.status.document import StatusDocument, read_status
@@ -42,7 +41,7 @@ _DEVICE_PATIENCE, _LOOK = 5.0, 0.1
 
 
 #: URI, body and headers of a request for a session
-_StartRequest = tuple[str, bytes, list[tuple[str, str]]]
+StartRequest = tuple[str, bytes, list[tuple[str, str]]]
 
 
 class Front:
@@ -133,7 +132,7 @@ class Front:
         hosts = self.hosts.answering()
         lists = await self.requests.fetch_all(hosts, user, uri)
         for host in hosts:
-            if host.name not in lists and host.num_sessions(user.username):
+            if host.name not in lists and host.of(user.username).sessions:
                 raise HostAway(f"{host.name}, which has sessions of yours, does not list them now; try again.")
         return [entry for name in sorted(lists) for entry in lists[name]]
 
@@ -169,14 +168,7 @@ class Front:
     # --- new sessions -------------------------------------------------------------------------------------------------
 
     async def start(
-        self,
-        user: GatewayUser,
-        uri: str,
-        body: bytes,
-        headers: Iterable[tuple[str, str]],
-        *,
-        client_key: str | None = None,
-        path: str | None = None,
+        self, user: GatewayUser, request: StartRequest, *, client_key: str | None = None, path: str | None = None
     ) -> HTTPResponse:
         """Have a session started, and return the answer of the host that was asked last.
 
@@ -184,7 +176,7 @@ class Front:
         ----------
         user
             Its owner.
-        uri, body, headers
+        request
             The request that starts it.
         client_key, path
             Names of the client and of the notebook, if the session that they have already is to be returned.
@@ -194,7 +186,6 @@ class Front:
         SharedKernelError
             When the user has as many sessions as they may, or no host answers.
         """
-        request = uri, body, list(headers)
         if client_key is None and path is None:
             return await self._start_new(user, request)
         key = user.username, client_key, path
@@ -204,7 +195,7 @@ class Front:
         return await asyncio.shield(starting)
 
     async def _start_once(
-        self, user: GatewayUser, client_key: str | None, path: str | None, request: _StartRequest
+        self, user: GatewayUser, client_key: str | None, path: str | None, request: StartRequest
     ) -> HTTPResponse:
         uri, body, headers = request
         key = user.username, str(client_key)
@@ -236,7 +227,7 @@ class Front:
                 del self._kernels[next(iter(self._kernels))]
         return answer
 
-    async def _start_new(self, user: GatewayUser, request: _StartRequest) -> HTTPResponse:
+    async def _start_new(self, user: GatewayUser, request: StartRequest) -> HTTPResponse:
         uri, body, headers = request
         await self._some_device()
         # Nothing is awaited between the check and the session's being counted in its host's summary, so parallel
@@ -254,15 +245,25 @@ class Front:
                 return answer
             counted, heard = host.users[user.username], host.heard
             patience = {} if len(self._placeable(refused)) == 1 else {"connect_seconds": IF_PROMPT}
-            with reached(host), self._counting(user.username, host.name):
-                note = self.hosts.note_on_others(user.username, host)
-                noted = [*headers, (NOTE_HEADER, note)] if note else headers
+            note = self.hosts.note_on_others(user.username, host)
+            noted = [*headers, (NOTE_HEADER, note)] if note else headers
+            self._num_starting[user.username, host.name] += 1
+            self._num_begun[user.username] += 1
+            try:
                 answer = await self.requests.fetch(host, user, "POST", uri, body=body, headers=noted, **patience)
+            except HostUnreached:
+                pass
+            except HostAway as error:
+                raise StartLost(str(error), host) from None
+            else:
                 if answer.code not in _ELSEWHERE:
                     # A summary that was on its way when the request came there did not count it.
-                    if answer.code == HTTPStatus.CREATED and host.num_sessions(user.username) <= counted.sessions:
+                    if answer.code == HTTPStatus.CREATED and host.of(user.username).sessions <= counted.sessions:
                         host.users[user.username] = counted
                     return answer
+            finally:
+                self._num_starting[user.username, host.name] -= 1
+                self._num_starting += Counter()  # drops zeros
             if host.heard == heard:  # no summary has come since it was counted there
                 host.count(user.username, -1)
             refused.add(host.name)
@@ -289,7 +290,7 @@ class Front:
             if all(host.is_cordoned for host in self.hosts.answering()):
                 raise HostAway("all hosts of this cluster that answer are being drained; wait for another one.")
             raise HostAway("no host of this cluster can start a session now; try again.")
-        punctual = [host for host in hosts if not host.is_late or host.has_left(user)]
+        punctual = [host for host in hosts if not host.is_late or host.of(user).has_left]
         return choose_device(self._executors.placement, punctual or hosts, user)
 
     async def _some_device(self) -> None:
@@ -312,33 +313,23 @@ class Front:
             if host.devices and not host.is_cordoned and host.name not in without
         ]
 
-    @contextlib.contextmanager
-    def _counting(self, user: str, host: str) -> Iterator[None]:
-        self._num_starting[user, host] += 1
-        self._num_begun[user] += 1
-        try:
-            yield
-        finally:
-            self._num_starting[user, host] -= 1
-            self._num_starting += Counter()  # drops zeros
-
     async def _check_number(self, user: str) -> None:
         allowed = self._rules.quotas.max_sessions(user)
         if allowed is None or self._num_sessions(user) < allowed:
             return
         # A summary may be older than the end of a session.
-        hosts = {host.name: host for host in self.hosts.answering() if host.num_sessions(user)}
+        hosts = {host.name: host for host in self.hosts.answering() if host.of(user).sessions}
         starting, begun = self._num_starting.copy(), self._num_begun[user]
         lists = await self.requests.fetch_all(hosts.values(), GatewayUser(user), "/api/kernels")
         if self._num_begun[user] == begun:  # else the lists may lack a session that has started meanwhile
             for name, kernels in lists.items():
                 there = len(kernels) + starting[user, name]
-                hosts[name].count(user, min(0, there - hosts[name].num_sessions(user)))
+                hosts[name].count(user, min(0, there - hosts[name].of(user).sessions))
         if (existing := self._num_sessions(user)) >= allowed:
             raise QuotaExceeded(explain_session_limit(user, allowed, existing))
 
     def _num_sessions(self, user: str) -> int:
-        return sum(host.num_sessions(user) for host in self.hosts.all())
+        return sum(host.of(user).sessions for host in self.hosts.all())
 
     def _lost_start(self, user: str, client_key: str) -> Host | None:
         """Return the host that may have started a session for a client without its hearing of it; None: there is none.
@@ -359,10 +350,8 @@ class Front:
     async def _host_of_client(self, user: GatewayUser, client_key: str) -> Host | None:
         """Return the host that has the session of a client; None if it has none."""
         kernel = self._kernels.get((user.username, client_key))
-        if kernel is not None:
-            self.hosts.check_client(kernel)
-        host = None if kernel is None else self.hosts.of_kernel(kernel)
-        if kernel is not None and host is not None and host.is_answering:
+        host = None if kernel is None else self.hosts.of_client(kernel)
+        if host is not None:
             found = await self.requests.fetch(host, user, "GET", f"/api/kernels/{kernel}")
             if found.code == HTTPStatus.OK:
                 return host
@@ -378,7 +367,6 @@ class Front:
     def forget(self, name: str) -> None:
         """Forget a host that is gone for good; see :meth:`ClusterHosts.forget`."""
         self.hosts.forget(name)
-        self.requests.forget(name)
         self.host_rules.forget(name)
 
 

@@ -18,7 +18,6 @@ from jupyter_server.services.kernels import handlers as kernels
 from jupyter_server.services.sessions import handlers as sessions
 from tornado import web
 from tornado.httpclient import HTTPResponse
-from tornado.httputil import HTTPHeaders
 from tornado.iostream import IOStream
 
 from sharedkernel.errors import Refused
@@ -63,29 +62,22 @@ class FrontHandler(handlers.GatewayHandler):
     async def forward(self, kernel_id: str = "") -> None:
         """Answer with what the host of a kernel answers, or any host."""
         host = self.front.host_of(kernel_id) if kernel_id else self.front.any_host()
-        user, request = self.current_user, self.request
-        self.pass_on(
-            await self.front.requests.fetch(
-                host, user, request.method or "GET", uri_of(self), body=request.body or None, headers=self.headers
-            )
-        )
-
-    def pass_on(self, answer: HTTPResponse) -> None:
-        """Answer with a host's *answer*."""
-        self.set_status(answer.code, answer.reason)
-        copy_headers(answer.headers, self)
-        if answer.code == HTTPStatus.NO_CONTENT:
-            self.clear_header("Content-Type")
-            self.finish()
-        else:
-            self.finish(answer.body)
+        user, method, body = self.current_user, self.request.method or "GET", self.request.body or None
+        answer = await self.front.requests.fetch(host, user, method, uri_of(self), body=body, headers=self.headers)
+        pass_on(self, answer)
 
 
-def copy_headers(headers: HTTPHeaders, handler: web.RequestHandler) -> None:
-    """Answer with those *headers* of a host's answer that its client gets."""
+def pass_on(handler: web.RequestHandler, answer: HTTPResponse | WebsocketRefused) -> None:
+    """Answer with a host's *answer*, and those of its headers that its client gets."""
+    handler.set_status(answer.code, answer.reason)
     for name in _ANSWERED:
-        if name in headers:
-            handler.set_header(name, headers[name])
+        if name in answer.headers:
+            handler.set_header(name, answer.headers[name])
+    if answer.code == HTTPStatus.NO_CONTENT:
+        handler.clear_header("Content-Type")
+        handler.finish()
+    else:
+        handler.finish(answer.body)
 
 
 class ForwardedHandler(FrontHandler):
@@ -116,11 +108,8 @@ class ListedHandler(FrontHandler):
             return
         key = body.get("env", {}).get("KERNEL_CLIENT_KEY")
         path = body.get("path") if self.request.path.endswith("sessions") else None
-        self.pass_on(
-            await self.front.start(
-                self.current_user, uri_of(self), self.request.body, self.headers, client_key=key and str(key), path=path
-            )
-        )
+        request = uri_of(self), self.request.body, self.headers
+        pass_on(self, await self.front.start(self.current_user, request, client_key=key and str(key), path=path))
 
 
 class FrontPolicyHandler(ForwardedHandler):
@@ -138,7 +127,7 @@ class FrontPolicyHandler(ForwardedHandler):
         if passed is None:
             raise HostAway("no host has answered; nothing was changed, try again.")
         if passed.code >= HTTPStatus.BAD_REQUEST:
-            self.pass_on(passed)
+            pass_on(self, passed)
             return
         notes = rules.hold(user, answers, policy=json.loads(body)["policy"])
         self.finish(json.dumps(json.loads(passed.body) | ({"notes": notes} if notes else {})))
@@ -199,7 +188,7 @@ class HostHandler(FrontHandler):
         answer = await self.front.requests.fetch(host, self.current_user, "PUT", CORDON_PATH, body=self.request.body)
         if answer.code < HTTPStatus.BAD_REQUEST:
             host.is_cordoned = json.loads(self.request.body)["cordoned"]  # its next summary says the same
-        self.pass_on(answer)
+        pass_on(self, answer)
 
     @handlers.for_users
     async def delete(self, name: str) -> None:
@@ -216,8 +205,7 @@ class FrontReadyHandler(HealthHandler):
     def get(self) -> None:
         """Return 200 if one does, else 503."""
         is_ready = any(host.devices for host in self.settings["front"].hosts.answering())
-        if not is_ready:
-            self.set_status(503)
+        self.set_status(200 if is_ready else 503)
         self.finish("ok\n" if is_ready else "no host\n")
 
 
@@ -248,9 +236,7 @@ class SpliceHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
             except WebsocketRefused as refused:
                 if refused.code == HTTPStatus.FORBIDDEN:
                     raise no_trust(host) from None
-                self.set_status(refused.code, refused.reason)
-                copy_headers(refused.headers, self)
-                self.finish(refused.body)
+                pass_on(self, refused)
                 return
             except OSError as error:
                 raise HostAway(f"{host.name} does not answer ({error}); its sessions run on, try again.") from None
@@ -314,7 +300,7 @@ class FrontTimelineHandler(TimelineHandler):
         return [
             {**device, "device": "/".join(filter(None, (host, device["device"])))}
             for host in sorted(answers)
-            for device in _devices(answers[host])
+            for device in answers[host]["devices"]
         ]
 
 
@@ -361,7 +347,7 @@ class FrontShelvesHandler(FrontHandler):
             elif answer.code == HTTPStatus.SERVICE_UNAVAILABLE:
                 away[name] = json.loads(answer.body)["message"]
             elif answer.code != HTTPStatus.OK:  # a user's mistake, which all hosts refuse
-                self.pass_on(answer)
+                pass_on(self, answer)
                 return
             else:
                 body = json.loads(answer.body)
@@ -395,7 +381,7 @@ class FrontShelvesHandler(FrontHandler):
             key=lambda answer: (answer.code >= HTTPStatus.INTERNAL_SERVER_ERROR, answer.code == HTTPStatus.OK),
         )
         if worst.code != HTTPStatus.OK:
-            self.pass_on(worst)
+            pass_on(self, worst)
             return
         done = {name: json.loads(answer.body) for name, answer in given.items() if answer.code == HTTPStatus.OK}
         removed = [
@@ -431,12 +417,6 @@ class FrontAuditTailHandler(AuditTailHandler):
             is_cut = is_cut or answer["older"]
         entries.sort(key=lambda entry: str(entry.get("time")), reverse=True)  # all are in UTC
         return entries[:most], is_cut or len(entries) > most
-
-
-def _devices(answer: Any) -> list[dict[str, Any]]:
-    """Return what a host answered of its devices."""
-    devices = answer.get("devices") if isinstance(answer, dict) else None
-    return [device for device in devices or [] if isinstance(device, dict) and "device" in device]
 
 
 _PORTS, _KERNEL = "/sharedkernel/api/ports", kernels._kernel_id_regex

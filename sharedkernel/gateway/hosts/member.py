@@ -1,8 +1,8 @@
 """The gateway's two roles in a cluster: a front, which has no kernels itself, or a host.
 
 A host registers at the fronts with a summary, and keeps its agent informed. One that is cordoned gets no new sessions,
-and its users are told once. The host itself keeps this, in a file, and says so in its summaries: so all fronts know,
-also those that start later.
+and its gateway tells its users once. The host itself keeps that it is cordoned, in a file, and says so in its
+summaries: so all fronts know, also those that start later.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ _INTERVAL = 2.0
 
 
 class _CordonState(msgspec.Struct, frozen=True, kw_only=True):
-    #: sessions whose users were told, by kernel id
-    told: set[str] = set()
+    #: whether the host does not wait for users of whom nothing is there but a shelf
     leaves_shelves: bool = False
 
 
@@ -66,18 +65,11 @@ class Cordon:
         self._path = path
         self._manager = manager
         self._host = host
-        self._state = _read_cordon(path)
-        self._manager.starter.is_cordoned = self.is_set
-
-    @property
-    def is_set(self) -> bool:
-        """Whether this host gets no new sessions."""
-        return self._state is not None
-
-    @property
-    def leaves_shelves(self) -> bool:
-        """Whether the host does not wait for users of whom nothing is there but a shelf."""
-        return self._state is not None and self._state.leaves_shelves
+        #: None: this host is not cordoned
+        self.state = _read_cordon(path)
+        #: kernel ids of the sessions whose users were told
+        self._told: set[str] = set()
+        self._manager.starter.is_cordoned = self.state is not None
 
     def set(self, is_set: bool, *, leaves_shelves: bool) -> None:
         """Begin or end it.
@@ -87,24 +79,24 @@ class Cordon:
         Refused
             When it cannot be kept.
         """
-        told = set[str]() if self._state is None else self._state.told
-        state = _CordonState(told=told, leaves_shelves=leaves_shelves) if is_set else None
-        if state == self._state:
+        state = _CordonState(leaves_shelves=leaves_shelves) if is_set else None
+        if state == self.state:
             return
         try:
             if state is not None:
                 replace_file(self._path, msgspec.json.encode(state))
             else:
                 self._path.unlink(missing_ok=True)
+                self._told.clear()
         except OSError as error:
             raise Refused(f"{self._path} cannot be written ({error.strerror}); nothing was changed.") from None
-        self._state = state
+        self.state = state
         self._manager.starter.is_cordoned = is_set
         log.info("this host is cordoned: it starts no sessions" if is_set else "this host starts sessions again")
 
     async def tell(self) -> None:
         """Tell each notebook that was not told yet; one whose executor is away is told later."""
-        if self._state is None:
+        if self.state is None:
             return
         sentence = (
             f"The machine of this notebook, {self._host}, is to be taken out of service. Nothing is lost yet: save "
@@ -112,21 +104,14 @@ class Cordon:
             "machine."
         )
         kernels = {str(kernel.kernel_id): kernel for kernel in self._manager.registry.all()}
-        told = self._state.told & set(kernels)  # those that have ended are nobody's concern
-        for kernel_id in sorted(set(kernels) - told):
-            kernel = kernels[kernel_id]
+        self._told &= set(kernels)  # those that have ended are nobody's concern
+        for kernel_id in sorted(set(kernels) - self._told):
             try:
-                await self._manager.executors[kernel.device].notify_session(kernel.session_id, sentence)
+                await kernels[kernel_id].notify(sentence)
             except SharedKernelError as error:
                 log.info("the user of session %s is not told yet: %s", kernel_id, error)
             else:
-                told.add(kernel_id)
-        if self._state is not None and told != self._state.told:
-            self._state = msgspec.structs.replace(self._state, told=told)
-            try:
-                replace_file(self._path, msgspec.json.encode(self._state), durable=False)
-            except OSError as error:
-                log.warning("%s cannot be written (%s); some may be told twice.", self._path, error.strerror)
+                self._told.add(kernel_id)
 
 
 class CordonHandler(GatewayHandler):
@@ -270,8 +255,8 @@ class HostMember:
                 for user in sorted(owners | detached | shelves)
             },
             is_complete=not manager.recovery.missing() and len(documents) == len(list(manager.executors)),
-            is_cordoned=self.cordon.is_set,
-            leaves_shelves=self.cordon.leaves_shelves,
+            is_cordoned=manager.starter.is_cordoned,
+            leaves_shelves=self.cordon.state is not None and self.cordon.state.leaves_shelves,
             ray=None if agent is None else RaySummary(is_in=is_fresh, has_adopted=agent.has_adopted),
         )
 
@@ -280,9 +265,6 @@ class HostMember:
             try:
                 summary = await self._summarize()
                 await self.cordon.tell()
-            except SharedKernelError as error:
-                log.debug("no state for the agent: %s", error)
-            else:
                 state = HostState(
                     name=summary.name,
                     version=__version__,
@@ -292,4 +274,6 @@ class HostMember:
                     is_drained=summary.is_drained,
                 )
                 write_state(self._directory, HOST_STATE, state)
+            except SharedKernelError as error:
+                log.debug("no state for the agent: %s", error)
             await asyncio.sleep(_INTERVAL)

@@ -109,21 +109,13 @@ class Host:
         """Whether it gets no new sessions, and nobody has anything there that it waits for."""
         return self.is_cordoned and self.summary.is_drained
 
-    def num_sessions(self, user: str) -> int:
-        """Return the number of *user*'s sessions that count towards their limit."""
-        return self.users[user].sessions if user in self.users else 0
-
-    def has_left(self, user: str) -> bool:
-        """Whether something waits for *user* here: tensors on a shelf, or a session that they can have back."""
-        return user in self.users and self.users[user].has_left
-
-    def has_shelf(self, user: str) -> bool:
-        """Whether *user* has tensors on a shelf here."""
-        return user in self.users and self.users[user].has_shelf
+    def of(self, user: str) -> UserSummary:
+        """Return what *user* has here."""
+        return self.users.get(user, UserSummary(sessions=0))
 
     def count(self, user: str, change: int) -> None:
         """Count sessions of *user* that have started or ended here since the last summary."""
-        had = self.users.get(user, UserSummary(sessions=0))
+        had = self.of(user)
         self.users[user] = msgspec.structs.replace(had, sessions=max(0, had.sessions + change))
         if self.users[user] == UserSummary(sessions=0):
             del self.users[user]
@@ -189,11 +181,10 @@ class ClusterHosts:
                 raise Refused(f"this cluster has {MAX_HOSTS} hosts, which is the most; forget those that are gone.")
             if (other := self._by_prefix.get(host_prefix(summary.name))) is not None:
                 raise Refused(f"{summary.name} and {other.name} would have the same ids; call one of them otherwise.")
-            host = Host(name=summary.name, address=summary.address)
+            host = Host(name=summary.name, address="")
             self._add(host)
             log.info("host %s at %s has joined", host.name, summary.address)
-            self._file.write({host.name: host.address for host in self.all()})
-        elif host.address != summary.address:
+        if host.address != summary.address:
             if host.is_answering:
                 raise Refused(
                     f"{host.name} is registered from {host.address}, which answers; give each host a name of its own."
@@ -243,23 +234,24 @@ class ClusterHosts:
             there = host.users[user]
             if not host.is_answering and (there.sessions or there.lingers):
                 notes.append(f"An earlier session of this notebook may be on another machine: {host.why_away()}")
-            if there.has_shelf and not chosen.has_shelf(user):
+            if there.has_shelf and not chosen.of(user).has_shelf:
                 notes.append(f"Your shelf is on {host.name}, which {host.why_not_chosen()}; it stays there.")
         return " ".join(notes)
 
-    def check_client(self, kernel_id: str) -> None:
-        """Check that the kernel of a client, which asks for it by the client's key, is on no host that is away.
+    def of_client(self, kernel_id: str) -> Host | None:
+        """Return the host of the kernel of a client, which asks for it by the client's key; None if it is given up.
 
         Raises
         ------
         HostAway
-            When it is; not for ever, since that host may never come back.
+            When that host is away; not for ever, since it may never come back.
         """
         host = self.of_kernel(kernel_id)
-        if host is None or host.is_answering or host.heard is None:
-            return
-        if time.monotonic() < host.heard + _LIST_PATIENCE:
+        if host is None or host.is_answering:
+            return host
+        if host.heard is not None and time.monotonic() < host.heard + _LIST_PATIENCE:
             raise HostAway(f"the session of this notebook is on another machine: {host.why_away()}")
+        return None
 
     def check_listed(self, user: str) -> None:
         """Check that what the hosts list is complete for *user*: clients give up a kernel that is not listed.
@@ -274,7 +266,7 @@ class ClusterHosts:
             if host.heard is None:
                 is_awaited = now < self._began + _FIRST_PATIENCE
             else:
-                is_awaited = host.num_sessions(user) > 0 and now < host.heard + _LIST_PATIENCE
+                is_awaited = host.of(user).sessions > 0 and now < host.heard + _LIST_PATIENCE
             if is_awaited and not host.is_answering:
                 raise HostAway(host.why_away())
 
@@ -291,7 +283,7 @@ def choose_device(rule: str, hosts: Sequence[Host], user: str) -> Host:
     user
         The session's owner; a host where something waits for them is preferred.
     """
-    hosts = [host for host in hosts if host.has_left(user)] or hosts
+    hosts = [host for host in hosts if host.of(user).has_left] or hosts
     chosen = place_session(rule, Demand(), [device for host in hosts for device in host.devices])
     name = chosen.partition("/")[0]
     host = next(host for host in hosts if host.name == name)

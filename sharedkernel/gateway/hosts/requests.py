@@ -15,7 +15,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -57,23 +57,6 @@ class StartLost(HostAway):
     def __init__(self, message: str, host: Host) -> None:
         super().__init__(message)
         self.host = host
-
-
-@contextlib.contextmanager
-def reached(host: Host) -> Iterator[None]:
-    """Go on where *host* has not got a request to start a session.
-
-    Raises
-    ------
-    StartLost
-        When it may have got it.
-    """
-    try:
-        yield
-    except HostUnreached:
-        pass
-    except HostAway as error:
-        raise StartLost(str(error), host) from None
 
 
 class HostRequests:
@@ -174,10 +157,6 @@ class HostRequests:
 
         return dict(await asyncio.gather(*map(ask, hosts)))
 
-    def forget(self, name: str) -> None:
-        """Forget a host."""
-        self._http.pop(name, None)
-
 
 def no_trust(host: Host) -> HostAway:
     """Return the error for a host that does not believe a ticket: its user's token is not what is wrong."""
@@ -203,7 +182,7 @@ def _is_unreached(error: Exception) -> bool:
     return is_other or getattr(error, "errno", None) in (errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
-class _KeptRules(msgspec.Struct, frozen=True, kw_only=True):
+class _KeptRules(msgspec.Struct, kw_only=True):
     #: hosts that have missed a change
     missed: set[str] = set()
     quotas: dict[str, Any] = {}
@@ -239,18 +218,17 @@ class HostRules:
         self._requests = requests
         self._rules = rules
         self._tasks = tasks
-        kept = self._file.read() or _KeptRules()
-        self._missed, self._policy, self._admin = set(kept.missed), kept.policy, kept.admin
+        self._kept = self._file.read() or _KeptRules()
         #: hosts that are getting what holds now
         self._sending: set[str] = set()
         try:
-            rules.quotas.put(kept.quotas)
+            rules.quotas.put(self._kept.quotas)
         except ConfigError as error:
             log.warning("quotas that were changed before this gateway's restart cannot be used: %s", error)
 
     async def send(self, user: GatewayUser, method: str, uri: str, body: bytes) -> dict[str, HTTPResponse]:
         """Send *user*'s change to all hosts, and return the answers of those that have got it, by name."""
-        now = [host for host in self._hosts.answering() if host.name not in self._missed]
+        now = [host for host in self._hosts.answering() if host.name not in self._kept.missed]
         found = await self._requests.fetch_from_each(now, user, method, uri, body=body or None, headers=_HEADERS)
         return {
             name: answer
@@ -271,9 +249,9 @@ class HostRules:
         policy
             The new one; None: quotas have changed.
         """
-        self._admin, self._policy = user.username, self._policy if policy is None else policy
+        self._kept.admin, self._kept.policy = user.username, self._kept.policy if policy is None else policy
         names = [host.name for host in self._hosts.all()]
-        self._missed.update(name for name in names if name not in answers)
+        self._kept.missed.update(name for name in names if name not in answers)
         self._write()
         return [f"{name} does not answer; it gets this once it is back." for name in names if name not in answers] + [
             f"{name} has refused this: {answer.code} {answer.reason}."
@@ -283,13 +261,13 @@ class HostRules:
 
     def update(self, host: Host) -> None:
         """Send a host, which has just been heard, what holds, if it has missed a change."""
-        if host.name in self._missed and host.name not in self._sending:
+        if host.name in self._kept.missed and host.name not in self._sending:
             self._sending.add(host.name)
             self._tasks.spawn(self._update(host))
 
     def forget(self, host: str) -> None:
         """Forget a host."""
-        self._missed.discard(host)
+        self._kept.missed.discard(host)
         self._write()
 
     async def _update(self, host: Host) -> None:
@@ -308,7 +286,7 @@ class HostRules:
 
     async def _send(self, host: Host, uri: str, body: dict[str, Any]) -> bool:
         """Send a host quotas or the policy; return whether it can use them now."""
-        user, data = GatewayUser(self._admin, admin=True), json.dumps(body).encode()
+        user, data = GatewayUser(self._kept.admin, admin=True), json.dumps(body).encode()
         answer = await self._requests.fetch(host, user, "PUT", uri, body=data, headers=_HEADERS, seconds=_RULES_ANSWER)
         if answer.code >= HTTPStatus.BAD_REQUEST:
             log.warning("%s, which is back, does not accept %s: %d %s", host.name, uri, answer.code, answer.reason)
@@ -316,11 +294,9 @@ class HostRules:
 
     def _in_force(self) -> list[tuple[str, dict[str, Any]]]:
         """Return the requests that give a host what holds here."""
-        policy = [(POLICY_PATH, {"policy": self._policy})] if self._policy else []
+        policy = [(POLICY_PATH, {"policy": self._kept.policy})] if self._kept.policy else []
         return [(f"{QUOTAS_PATH}?replace=true", self._rules.quotas.overrides()), *policy]
 
     def _write(self) -> None:
-        kept = _KeptRules(
-            missed=self._missed, quotas=self._rules.quotas.overrides(), policy=self._policy, admin=self._admin
-        )
-        self._file.write(kept)
+        self._kept.quotas = self._rules.quotas.overrides()
+        self._file.write(self._kept)

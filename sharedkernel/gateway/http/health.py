@@ -189,8 +189,7 @@ class MetricsHandler(ErrorResponseMixin, APIHandler):
         documents = await executors.documents()
         counts, _ = await ask_each(executors, documents, ExecutorClient.counts, seconds=_TIMEOUT)
         # a device's name in the configuration, or its kind if it has none
-        served = {name: executors[name].device for name in executors}
-        labels = {name: name or (device.kind if device is not None else "unknown") for name, device in served.items()}
+        labels = {name: name or getattr(executors[name].device, "kind", "unknown") for name in executors}
         metrics = DeviceMetrics(
             {labels[name]: document for name, document in documents.items()},
             {labels[name]: answer for name, answer in counts.items()},

@@ -62,12 +62,9 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         handler = CallContext.get(CallContext.JUPYTER_HANDLER)
-        user = getattr(record, "user", None)
-        session = getattr(record, "session", None)
         if handler is not None:
-            user = user or user_of(handler)
-            session = session or (handler.path_kwargs or {}).get("kernel_id")
-        entry |= {name: value for name, value in (("user", user), ("session", session)) if value is not None}
+            known = {"user": user_of(handler), "session": (handler.path_kwargs or {}).get("kernel_id")}
+            entry |= {name: value for name, value in known.items() if value is not None}
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry, default=str)

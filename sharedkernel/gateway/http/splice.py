@@ -178,8 +178,7 @@ class Splice:
         to_host: bytes = b"",
         no_answer: bytes = b"",
     ) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._closed = self._loop.create_future()
+        self._closed = asyncio.get_running_loop().create_future()
         self._client, self._host = _End(self, client), _End(self, host)
         self._to_client, self._to_host = to_client, to_host
         self._no_answer = no_answer
@@ -226,7 +225,7 @@ class Splice:
             end.pause()
         if last is self._client and not self.num_host_reads and self._no_answer:
             last.send(self._no_answer)
-        if last.is_sending:
+        if last.unsent:
             last.is_last = True
         else:
             self.close()
@@ -260,14 +259,9 @@ class _End:
         #: number of bytes that OpenSSL has decrypted already: the event loop does not know of them
         self._num_pending: Callable[[], int] | None = None
         #: what the connection does not take now; the other end receives no more meanwhile
-        self._unsent = b""
+        self.unsent = b""
         #: whether the other end has closed
         self.is_last = False
-
-    @property
-    def is_sending(self) -> bool:
-        """Whether there is something that the connection does not take now."""
-        return bool(self._unsent)
 
     def take(self) -> bytes:
         """Take the connection from its stream, and return what the stream has read of it.
@@ -294,7 +288,7 @@ class _End:
 
     def receive(self) -> None:
         """Have the other end send what has come."""
-        if self._fd < 0 or self.other._unsent:
+        if self._fd < 0 or self.other.unsent:
             return
         try:
             num_bytes = self._receive_into(_SHARED)
@@ -320,21 +314,21 @@ class _End:
             self._give_up_sending()
             return
         if num_bytes < len(data):
-            self._unsent = bytes(data[num_bytes:])
+            self.unsent = bytes(data[num_bytes:])
             self.other.pause()
             self._loop.add_writer(self._fd, self._send_rest)
 
     def _send_rest(self) -> None:
         try:
-            num_bytes = self._send(self._unsent)
+            num_bytes = self._send(self.unsent)
         except _NOT_NOW:
             return
         except OSError:
             self._loop.remove_writer(self._fd)
             self._give_up_sending()
             return
-        self._unsent = self._unsent[num_bytes:]
-        if not self._unsent:
+        self.unsent = self.unsent[num_bytes:]
+        if not self.unsent:
             self._loop.remove_writer(self._fd)
             if self.is_last:
                 self._splice.close()
@@ -343,7 +337,7 @@ class _End:
 
     def _give_up_sending(self) -> None:
         """Take what it has said last: a server may answer, and close, before all of a body has come."""
-        self._unsent = b""
+        self.unsent = b""
         self.other.pause()
         if self.is_last:
             self._splice.close()
@@ -357,7 +351,7 @@ class _End:
 
     def resume(self) -> None:
         """Receive, unless what has come before is still being sent."""
-        if self._fd >= 0 and not self.other._unsent:
+        if self._fd >= 0 and not self.other.unsent:
             self._loop.add_reader(self._fd, self.receive)
             self._loop.call_soon(self.receive)
 

@@ -8,9 +8,10 @@ other.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from jupyter_server.auth.decorator import ws_authenticated
@@ -34,16 +35,6 @@ _CLOSE_CODE = 1011
 _INTERVALS = (0.2, 1.0)
 
 
-class StatusWatcher(Protocol):
-    """A client of the status feed."""
-
-    def show(self, document: FeedText) -> None:
-        """Send *document*."""
-
-    def close(self, code: int | None = None, reason: str | None = None) -> None:
-        """Close the connection."""
-
-
 class StatusFeed:
     """Sends the status document to all watchers.
 
@@ -64,10 +55,10 @@ class StatusFeed:
         self._wait_for_change = wait_for_change
         #: the last document; None while there are no watchers
         self._document: FeedText | None = None
-        self._watchers: set[StatusWatcher] = set()
+        self._watchers: set[StatusFeedHandler] = set()
         self._task: asyncio.Task[None] | None = None
 
-    def add(self, watcher: StatusWatcher) -> None:
+    def add(self, watcher: StatusFeedHandler) -> None:
         """Send documents to *watcher* from now on."""
         self._watchers.add(watcher)
         if self._document is not None:
@@ -76,7 +67,7 @@ class StatusFeed:
             self._task = asyncio.create_task(self._run())
             self._task.add_done_callback(self._on_done)
 
-    def remove(self, watcher: StatusWatcher) -> None:
+    def remove(self, watcher: StatusFeedHandler) -> None:
         """Send no more documents to *watcher*."""
         self._watchers.discard(watcher)
 
@@ -142,8 +133,6 @@ class FeedText:
         has_hosts = isinstance(status, StatusDocument) and status.hosts is not UNSET
         # An admin of a large cluster has a document of their own, too: it begins with their sessions.
         key = user.username if has_hosts or not user.admin else None
-        if not isinstance(status, StatusDocument):
-            key = None
         if (key, user.admin) not in self._texts:
             shown = document_for(status, user) if isinstance(status, StatusDocument) else status
             self._texts[key, user.admin] = msgspec.json.encode(shown)
@@ -192,10 +181,7 @@ class StatusFeedHandler(ErrorResponseMixin, JupyterPingMixin, WebSocketMixin, We
         text = document.text_for(user)
         if text == self._last:
             return
-        try:
+        with contextlib.suppress(WebSocketClosedError):  # `on_close` is next
             self._sending = self.write_message(text)
-        except WebSocketClosedError:
-            self.settings["status_feed"].remove(self)
-        else:
             self._last = text
             self._sending.add_done_callback(lambda sent: sent.cancelled() or sent.exception())

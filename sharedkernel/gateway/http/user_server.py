@@ -14,7 +14,7 @@ import json
 import posixpath
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, cast
 from urllib.parse import unquote
 
@@ -101,13 +101,16 @@ class UserServerHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
             raise Refused("this address is for a websocket.", reason="bad_request")
         length = self._length_of_names()
         with self.settings["open_websockets"].place_for(self):
-            server, own = await self._connect()
+            with self._answered():
+                async with asyncio.timeout(_PATIENCE):
+                    server, own = await self.settings["connect_user_server"](self.current_user)
             method, headers = self.request.method or "", self.request.headers.get_all()
             head = request_head(method, uri_of(self), headers, own, upgrades=upgrades)
             _REQUESTS.labels(kind=self.switch).inc()
             if upgrades:  # what the client sends behind a request that is refused is another request, to be checked
                 self._record()
-                answer = await self._shake_hands(server, head)
+                with self._answered():
+                    answer = await shake_hands(server, head)
                 self._splice = Splice(cast("IOStream", self.detach()), server, answer)
             else:
                 client = cast("IOStream", self.detach())
@@ -149,18 +152,11 @@ class UserServerHandler(ErrorResponseMixin, AuditedHandler, JupyterHandler):
             paths = {"path": path, **_named(names)}
             self.settings["audit_log"].record(self.switch, method=method, **{key: _cut(paths[key]) for key in paths})
 
-    async def _connect(self) -> tuple[IOStream, Mapping[str, str]]:
-        """Return a connection to the user's server, and headers for it."""
+    @contextlib.contextmanager
+    def _answered(self) -> Iterator[None]:
+        """Refuse the request if the user's server does not answer, or refuses a websocket."""
         try:
-            async with asyncio.timeout(_PATIENCE):
-                return await self.settings["connect_user_server"](self.current_user)
-        except (TimeoutError, OSError, StreamClosedError):
-            raise Refused(f"what serves your {self.switch} does not answer; try again.", reason="start") from None
-
-    async def _shake_hands(self, server: IOStream, head: bytes) -> bytes:
-        """Return the answer that opens a websocket at the user's server."""
-        try:
-            return await shake_hands(server, head)
+            yield
         except WebsocketRefused as refused:
             raise web.HTTPError(refused.code, reason=refused.reason) from None
         except OSError:

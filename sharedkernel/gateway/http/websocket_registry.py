@@ -102,8 +102,7 @@ class WebsocketRegistry:
         finally:
             self._handlers.discard(handler)
             self._numbers[user] -= 1
-            if not self._numbers[user]:
-                del self._numbers[user]
+            self._numbers += Counter()  # drops zeros
 
     async def close_revoked(self) -> None:
         """Check the tokens of all open websockets again, and close those that the token would no longer open.

@@ -14,7 +14,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from enum import IntEnum
-from functools import partial
 from typing import Any
 
 from tornado.web import HTTPError
@@ -25,6 +24,7 @@ from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.gateway.kernels.kernel import SessionKernel
 from sharedkernel.gateway.kernels.registry import SessionRegistry
 from sharedkernel.status.document import SessionStatus, StatusDocument
+from sharedkernel.system.tasks import BackgroundTasks
 from sharedkernel.units import format_seconds
 
 log = logging.getLogger(__name__)
@@ -99,8 +99,9 @@ class IdleCuller:
         self._unclaimed_seconds = unclaimed_seconds
         #: stage that each session has reached since it last ran something, by its name
         self._done: dict[str, CullStage] = {}
+        self._tasks = BackgroundTasks()
         #: steps in progress, by session: one that does not respond delays no other
-        self._steps: dict[str, asyncio.Task[None]] = {}
+        self._steps: dict[str, asyncio.Task[Any]] = {}
 
     async def check(self) -> None:
         """Start the step that is due for each session; sessions of executors that do not answer are left alone."""
@@ -108,6 +109,7 @@ class IdleCuller:
             document = await self._status()
         except SharedKernelError:
             return
+        self._steps = {session: step for session, step in self._steps.items() if not step.done()}
         entries = {entry.id: entry for entry in document.sessions}
         for session in self._done.keys() - entries.keys():
             del self._done[session]
@@ -117,7 +119,8 @@ class IdleCuller:
                 continue
             if self._is_unclaimed(kernel, entry):
                 if kernel.session_id not in self._steps:
-                    self._begin(kernel, self._end_unclaimed(kernel))
+                    farewell = "This session was ended: it was not used, and its client was away."
+                    self._begin(kernel, self._end(kernel, "end unclaimed session", farewell))
             else:
                 self._check(kernel, entry)
 
@@ -144,47 +147,35 @@ class IdleCuller:
         due = self._done[session] = CullStage(done + 1)
         self._begin(kernel, self._step(kernel, due, idle, after or 0.0))
 
-    def _begin(self, kernel: SessionKernel, step: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, kernel: SessionKernel, step: Coroutine[Any, Any, object]) -> None:
         session = kernel.session_id
         if session in self._steps:
             self._steps[session].cancel()
-        task = self._steps[session] = asyncio.create_task(step)
-        task.add_done_callback(partial(self._on_step_done, session))
+        self._steps[session] = self._tasks.spawn(step)
 
-    def _on_step_done(self, session: str, task: asyncio.Task[None]) -> None:
-        if self._steps.get(session) is task:
-            del self._steps[session]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("culling session %s: unexpected %s", session, type(error).__name__, exc_info=error)
-
-    async def _end_unclaimed(self, kernel: SessionKernel) -> None:
-        if kernel.outputs.clients:  # it has just come
-            return
-        log.info("ending session %s of %s: its client is away for good", kernel.session_id, kernel.user)
-        farewell = "This session was ended: it was not used, and its client was away."
+    async def _end(self, kernel: SessionKernel, action: str, farewell: str) -> bool:
+        """End a session, and record *action*; return whether that has succeeded: else a later check tries again."""
+        log.info("ending session %s of %s: %s", kernel.session_id, kernel.user, farewell)
         ending = self._shut_down(str(kernel.kernel_id), linger=0, farewell=farewell)
-        if await succeeds(ending, f"session {kernel.session_id}"):  # else the next check tries again, if it is there
-            self._audit_log.record("end unclaimed session", session=kernel.kernel_id, owner=kernel.user)
+        if has_ended := await succeeds(ending, f"session {kernel.session_id}"):
+            self._audit_log.record(action, session=kernel.kernel_id, owner=kernel.user)
+        return has_ended
 
     async def _step(self, kernel: SessionKernel, due: CullStage, idle: float, after: float) -> None:
-        session = kernel.session_id
+        session, what = kernel.session_id, f"session {kernel.session_id}, idle for {idle:.0f} s"
         if due is CullStage.ENDED:
-            log.info("ending session %s of %s: idle for more than %g s", session, kernel.user, after)
             farewell = f"This session was ended: nothing has run in it for {format_seconds(idle)}."
-            work = self._shut_down(str(kernel.kernel_id), linger=0, farewell=farewell)
-        elif due is CullStage.WARNED:
-            work = kernel.notify(
+            if not await self._end(kernel, "cull session", farewell) and self._done.get(session) is due:
+                self._done[session] = CullStage.OFFLOADED
+        elif due is CullStage.OFFLOADED:
+            await succeeds(kernel.offload(), what)
+        else:
+            warning = (
                 f"Nothing has run in this notebook for {format_seconds(idle)}. If nothing does, its memory is moved "
                 f"away after {format_seconds(_SHARES[CullStage.OFFLOADED] * after)}, and its session ends after "
                 f"{format_seconds(after)}, with all its variables."
             )
-        else:
-            work = kernel.offload()
-        has_succeeded = await succeeds(work, f"session {session}, idle for {idle:.0f} s")
-        if has_succeeded and due is CullStage.ENDED:
-            self._audit_log.record("cull session", session=kernel.kernel_id, owner=kernel.user)
-        elif due is CullStage.ENDED and self._done.get(session) is due:
-            self._done[session] = CullStage.OFFLOADED  # the next check tries again
+            await succeeds(kernel.notify(warning), what)
 
 
 async def succeeds(work: Awaitable[None], what: str) -> bool:

@@ -184,21 +184,15 @@ class DetachedSessions:
         """
         if kernel.notebook is None:
             return None
-        detached = (found for found in self._sessions.values() if found.session not in self._reserved)
-        candidates = [found for found in (*detached, *self._alive(kernel)) if include_open or not found.is_open]
-        own = (kernel.user, kernel.notebook)
-        return max(
-            (found for found in candidates if (found.user, found.notebook) == own),
-            key=lambda found: found.incarnation,
-            default=None,
-        )
-
-    def _alive(self, other_than: SessionKernel) -> list[EarlierSession]:
-        return [
-            EarlierSession.of(kernel)
-            for kernel in self._registry.all()
-            if kernel is not other_than and kernel.has_kernel and kernel.session_id not in self._reserved
+        alive = [EarlierSession.of(each) for each in self._registry.all() if each is not kernel and each.has_kernel]
+        candidates = [
+            found
+            for found in (*self._sessions.values(), *alive)
+            if (found.user, found.notebook) == (kernel.user, kernel.notebook)
+            and found.session not in self._reserved
+            and (include_open or not found.is_open)
         ]
+        return max(candidates, key=lambda found: found.incarnation, default=None)
 
     def describe(self, kernel: SessionKernel, *, elsewhere: str | None = None) -> str | None:
         """Return the notice about an earlier session for *kernel*, which is about to start; None: there is none.

@@ -100,11 +100,10 @@ class SessionEnder:
         self._detached.add(ended, seconds)
         try:
             await kernel.linger(seconds, restarted=is_restarted)
-        except SessionNotFound:  # it ended just now
+        except SharedKernelError as error:
             self._detached.forget(ended.session)
-        except SharedKernelError:
-            self._detached.forget(ended.session)
-            raise
+            if not isinstance(error, SessionNotFound):  # it ended just now
+                raise
         is_there = self._detached.get(ended.session) is not None  # one that has run nothing ends at once
         if is_restarted and is_there:  # end what earlier restarts of the notebook have left
             for earlier in self._detached.of_user(ended.user):
@@ -129,10 +128,9 @@ def check_not_ended(registry: SessionRegistry, detached: DetachedSessions, kerne
         return
     farewell = registry.farewells.find(kernel_id, user)
     found = detached.get(kernel_id if farewell is None else farewell.session)
-    if found is not None and (found.is_restarted or found.user != user):
-        found = None
+    is_there = found is not None and found.user == user and not found.is_restarted
     text = "" if farewell is None else farewell.text
-    if found is not None and "%shared attach" not in text:
+    if is_there and "%shared attach" not in text:
         # No time: this may be read much later.
         text = f"{text or 'This session was shut down.'} `%shared attach` brings it back with its variables, if it is "
         text += "still there."

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,8 @@ from traitlets import Dict, Unicode
 
 from sharedkernel.errors import ExecutorUnavailable, SessionNotFound, SharedKernelError
 from sharedkernel.gateway.channels.activity import KernelActivity
-from sharedkernel.gateway.channels.outputs import SessionOutputs
+from sharedkernel.gateway.channels.backlog import Backlog
+from sharedkernel.gateway.channels.outputs import OutputFlow, SessionOutputs
 from sharedkernel.gateway.channels.replay import MissedRequests
 from sharedkernel.ipc.executor_client import ExecutorClient
 from sharedkernel.jupyter.session_socket import SessionSocket
@@ -63,14 +64,12 @@ class SessionKernel(ServerKernelManager):
         self.was_ended, self.farewell = False, ""
         self.activity = KernelActivity(self._manager.track_message_type)
         self.last_activity = self.activity.last
-        #: its published messages and its clients
-        self.outputs = SessionOutputs(
-            self.kernel_id,
-            self.activity,
-            self._publish_activity,
+        flow = OutputFlow(
             messages_per_second=self._manager.output_messages_per_second,
             bytes_per_second=self._manager.output_bytes_per_second,
         )
+        #: its published messages and its clients
+        self.outputs = SessionOutputs(self.kernel_id, self.activity, self._publish_activity, flow)
         #: whether its client has been told of it
         self.is_known = True
         self._alive = False
@@ -155,9 +154,7 @@ class SessionKernel(ServerKernelManager):
         for client in list(self.outputs.clients):
             client.close_for_good()
 
-    async def restart_kernel(  # type: ignore[override]
-        self, now: bool = False, newports: bool = False, **_: Any
-    ) -> None:
+    async def restart_kernel(self, now: bool = False, **_: Any) -> None:  # type: ignore[override]
         """Replace the session's process by a new one, which the clients' websockets follow.
 
         Raises
@@ -372,6 +369,10 @@ class SessionKernel(ServerKernelManager):
             connected.identity = identity
         connected.connect(self._make_url(channel))
         return SessionSocket(connected, channel, hold_unread)
+
+    def keep_backlog(self, session_key: str, channels: Mapping[str, SessionSocket]) -> None:
+        """Keep its messages for the client *session_key*, with *channels* of its own, until it comes back."""
+        self.outputs.keep_backlog(Backlog(session_key, channels, limit_bytes=self._manager.backlog_bytes))
 
     async def wait_until_settled(self) -> None:
         """Return when its process is not being ended or replaced."""

@@ -27,7 +27,6 @@ from traitlets import Float, Integer, default
 from sharedkernel.errors import ExecutorUnavailable, Refused
 from sharedkernel.gateway.auth.audit import AuditLog
 from sharedkernel.gateway.auth.identity import GatewayUser, requesting_user
-from sharedkernel.gateway.channels.backlog import Backlog
 from sharedkernel.gateway.config.quotas import Quotas
 from sharedkernel.gateway.fleet.executors import ONLY, Executors
 from sharedkernel.gateway.fleet.rules import FleetRules, UserColours
@@ -142,13 +141,7 @@ class SessionKernels(AsyncMappingKernelManager):
         self._ends = ProcessEnds(self.registry, self.detached, tasks)
         self._ender = SessionEnder(self.detached, self.executors, self.rules, tasks)
         self.recovery = SessionRecovery(
-            self.registry,
-            self.detached,
-            self.executors,
-            self.rules,
-            self._make_kernel,
-            tasks,
-            backlog_bytes=self.backlog_bytes,
+            self.registry, self.detached, self.executors, self.rules, self._make_kernel, tasks
         )
         self.starter = SessionStarter(
             self.registry,
@@ -255,12 +248,7 @@ class SessionKernels(AsyncMappingKernelManager):
     # --- starting and ending ------------------------------------------------------------------------------------------
 
     async def start_kernel(  # type: ignore[override]
-        self,
-        *,
-        kernel_name: str | None = None,
-        path: str | None = None,
-        env: Mapping[str, str] | None = None,
-        **_: Any,
+        self, *, kernel_name: str | None = None, path: str | None = None, env: Mapping[str, str] | None = None, **_: Any
     ) -> str:
         """Start a session for the requesting user and return its kernel id.
 
@@ -367,8 +355,7 @@ class SessionKernels(AsyncMappingKernelManager):
             for stream in channels.values():
                 stream.close()
             return
-        backlog = Backlog(session_key, channels, limit_bytes=self.backlog_bytes)
-        self._kernels[kernel_id].outputs.keep_backlog(backlog)
+        self._kernels[kernel_id].keep_backlog(session_key, channels)
 
     def start_culling(self, *, unclaimed_seconds: float) -> None:
         """Check every `cull_interval` seconds for idle sessions that are to end; see :class:`IdleCuller`."""

@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from sharedkernel.errors import SharedKernelError
-from sharedkernel.gateway.channels.backlog import ANYBODY, Backlog
+from sharedkernel.gateway.channels.backlog import ANYBODY
 from sharedkernel.gateway.fleet.executors import Executors
 from sharedkernel.gateway.fleet.rules import FleetRules
 from sharedkernel.gateway.kernels.detached import DetachedSessions
@@ -46,8 +45,6 @@ class SessionRecovery:
         Makes a kernel for a session.
     tasks
         Runs what takes longer.
-    backlog_bytes
-        Output kept for each recovered session until its client comes back.
     """
 
     def __init__(
@@ -58,8 +55,6 @@ class SessionRecovery:
         rules: FleetRules,
         make_kernel: Callable[..., SessionKernel],
         tasks: BackgroundTasks,
-        *,
-        backlog_bytes: int,
     ) -> None:
         self._registry = registry
         self._detached = detached
@@ -67,10 +62,9 @@ class SessionRecovery:
         self._rules = rules
         self._make_kernel = make_kernel
         self._tasks = tasks
-        self._backlog_bytes = backlog_bytes
         #: devices whose sessions are known
         self._recovered: set[str] = set()
-        #: recoveries in progress, by device
+        #: recoveries by device, the last one of each
         self._recovering: dict[str, asyncio.Future[None]] = {}
         #: the same while requests wait for them
         self._awaited: dict[str, asyncio.Future[Any]] = {}
@@ -90,7 +84,7 @@ class SessionRecovery:
 
     def is_recovering(self, device: str) -> bool:
         """Whether *device*'s executor is there and has not reported its sessions yet."""
-        return device in self._recovering
+        return device in self._recovering and not self._recovering[device].done()
 
     async def gathered(self) -> None:
         """Wait until all executors have reported their sessions, or have had their time."""
@@ -98,14 +92,14 @@ class SessionRecovery:
 
     async def wait(self) -> None:
         """Wait until the sessions of all connected executors are known."""
-        while self._awaited:
-            await asyncio.wait(self._awaited.values())
+        while awaited := [each for each in self._awaited.values() if not each.done()]:
+            await asyncio.wait(awaited)
         if self._executors.several:
             await self._gathered.wait()
 
     async def wait_for(self, device: str) -> None:
         """Wait until the sessions of *device*'s executor are known, if it has just connected."""
-        while device in self._awaited:
+        while device in self._awaited and not self._awaited[device].done():
             await asyncio.wait([self._awaited[device]])
 
     def abandon(self, session: str, device: str) -> None:
@@ -123,10 +117,8 @@ class SessionRecovery:
     def on_connected(self, device: str) -> None:
         """Ask the executor of *device*, which has just connected, for its sessions."""
         recovery = self._recovering[device] = self._tasks.spawn(self._recover_all(device))
-        recovery.add_done_callback(partial(_discard, self._recovering, device))
         # One that connects and then hangs must not delay requests that other executors can answer.
-        awaited = self._awaited[device] = asyncio.ensure_future(asyncio.wait([recovery], timeout=_RECOVERY_PATIENCE))
-        awaited.add_done_callback(partial(_discard, self._awaited, device))
+        self._awaited[device] = asyncio.ensure_future(asyncio.wait([recovery], timeout=_RECOVERY_PATIENCE))
 
     async def _recover_all(self, device: str) -> None:
         executor = self._executors[device]
@@ -169,17 +161,21 @@ class SessionRecovery:
     def _recover(self, record: SessionRecord, device: str, *, busy: bool) -> None:
         kernel_id = record.kernel or record.session
         kernel = self._registry.find(kernel_id)
-        if kernel is not None and not kernel.is_changing and kernel.session_id != record.session:
-            self._choose(kernel, record, device, busy=busy)
-            return
-        if kernel is not None:
-            if not kernel.is_changing and not kernel.follows(record):
+        if kernel is not None and not kernel.is_changing:
+            if kernel.session_id != record.session:
+                # A reattachment did not get that far: the later of both is kept. A reattached session gets a new
+                # incarnation, so it is the later one.
+                if record.incarnation < kernel.incarnation:
+                    self._tasks.spawn(self._executors[device].end_session(record.session))
+                    return
+                self._tasks.spawn(self._executors[kernel.device].end_session(kernel.session_id))
+                kernel.device, kernel.session_id = device, record.session
+            if not kernel.follows(record):
                 # As when an executor ended after it started a process and before it answered. Clients that came
                 # meanwhile have used the process before.
                 kernel.follow(record, busy=busy)
                 kernel.notify_restart()
-            return
-        if self._registry.is_starting(record.session):
+        if kernel is not None or self._registry.is_starting(record.session):
             return
         kernel = self._make_kernel(
             kernel_id,
@@ -195,24 +191,5 @@ class SessionRecovery:
         kernel.follow(record, busy=busy)
         kernel.outputs.has_unheard = True
         self._registry.register(kernel)
-        kernel.outputs.keep_backlog(Backlog(ANYBODY, {}, limit_bytes=self._backlog_bytes))
+        kernel.keep_backlog(ANYBODY, {})
         log.info("adopted kernel %s of %s", kernel_id, record.user)
-
-    def _choose(self, kernel: SessionKernel, record: SessionRecord, device: str, *, busy: bool) -> None:
-        """Keep the later of two sessions of one kernel, and end the other: a reattachment did not get that far.
-
-        A reattached session gets a new incarnation, so it is the later one.
-        """
-        if record.incarnation < kernel.incarnation:
-            self._tasks.spawn(self._executors[device].end_session(record.session))
-            return
-        self._tasks.spawn(self._executors[kernel.device].end_session(kernel.session_id))
-        kernel.device, kernel.session_id = device, record.session
-        kernel.follow(record, busy=busy)
-        kernel.notify_restart()
-
-
-def _discard(tasks: dict[str, asyncio.Future[Any]], device: str, done: asyncio.Future[Any]) -> None:
-    """Remove *done* from *tasks*, unless a later one of *device* has replaced it."""
-    if tasks.get(device) is done:
-        del tasks[device]

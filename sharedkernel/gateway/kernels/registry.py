@@ -17,7 +17,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 from jupyter_server.prometheus.metrics import KERNEL_CURRENTLY_RUNNING_TOTAL
@@ -163,13 +162,7 @@ class SessionRegistry:
         device
             Its executor's device, as in the configuration.
         """
-        # A session has its kernel's id, unless an earlier one has taken its place.
-        likely = [self._kernels[session]] if session in self._kernels else []
-        found = (
-            kernel
-            for kernel in chain(likely, self._kernels.values())
-            if (kernel.session_id, kernel.device) == (session, device)
-        )
+        found = (kernel for kernel in self.all() if (kernel.session_id, kernel.device) == (session, device))
         return next(found, None)
 
     def owners(self) -> set[str]:
@@ -249,19 +242,18 @@ async def wait_until_idle(registry: SessionRegistry, seconds: float, tell: Calla
     running
         Ids of the kernels whose cells still run.
     """
-    running = {name: kernel.incarnation for name, kernel in _busy(registry).items()}
+    running = _busy(registry)
     deadline = asyncio.get_running_loop().time() + seconds
     tell(told := len(running))
     while running and (not seconds or asyncio.get_running_loop().time() < deadline):
         await asyncio.sleep(_INTERVAL)
-        busy = _busy(registry)
-        for name, incarnation in list(running.items()):
-            if name not in busy or busy[name].incarnation != incarnation:
-                del running[name]
+        running &= _busy(registry)
         if len(running) != told:
             tell(told := len(running))
-    return list(running)
+    return [kernel_id for kernel_id, _ in running]
 
 
-def _busy(registry: SessionRegistry) -> dict[str, SessionKernel]:
-    return {str(kernel.kernel_id): kernel for kernel in registry.all() if kernel.execution_state == "busy"}
+def _busy(registry: SessionRegistry) -> set[tuple[str, int]]:
+    """Return id and incarnation of each kernel that runs something."""
+    kernels = [kernel for kernel in registry.all() if kernel.execution_state == "busy"]
+    return {(str(kernel.kernel_id), kernel.incarnation) for kernel in kernels}

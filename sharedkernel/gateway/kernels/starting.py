@@ -182,12 +182,10 @@ class SessionStarter:
 
     def _of_client(self, user: str, client_key: str | None) -> str | None:
         """Return the id of the kernel of *user*'s client; None if it has none, or does not name itself."""
-        ids = (
-            str(kernel.kernel_id)
-            for kernel in self._registry.all()
-            if client_key is not None and (kernel.user, kernel.client_key) == (user, client_key)
-        )
-        return next(ids, None)
+        if client_key is None:
+            return None
+        own = (kernel for kernel in self._registry.all() if (kernel.user, kernel.client_key) == (user, client_key))
+        return next((str(kernel.kernel_id) for kernel in own), None)
 
     async def _start(self, *, user: str, notebook: str | None, **session: Any) -> str:
         if self.is_cordoned:

@@ -45,7 +45,7 @@ class _Handler(JupyterPingMixin, WebSocketHandler):
 
     def open(self) -> None:  # type: ignore[override]
         self.set_nodelay(True)
-        flow = OutputFlow(lambda _: None, messages_per_second=0, bytes_per_second=0)
+        flow = OutputFlow(messages_per_second=0, bytes_per_second=0)
         budget = self.settings["user_budgets"].unsent
         self.writer = ClientWriter(self, flow=flow, budget=budget, max_unsent_bytes=MIB)
         self.settings["opened"].append(self)

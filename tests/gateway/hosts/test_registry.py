@@ -92,7 +92,7 @@ def test_only_sessions_make_a_host_awaited() -> None:
     """Not what was counted there and did not start, nor what a user has left there."""
     host = Host(name="h1", address="http://h1")
     host.count("ada", 1)
-    assert host.num_sessions("ada") == 1
+    assert host.of("ada").sessions == 1
     host.count("ada", -1)
     assert "ada" not in host.users
     host.users["ada"] = UserSummary(sessions=0, has_shelf=True)
