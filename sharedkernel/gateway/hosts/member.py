@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import socket
 from functools import partial
 from pathlib import Path
@@ -220,6 +221,7 @@ class HostMember:
         self._options = options
         self._manager = manager
         self._directory = deployment.runtime_directory
+        self._started = time.time()
         assert deployment.peers is not None
         fronts = parse_setting("fronts", options.fronts, ())
         context = deployment.peers.context
@@ -242,6 +244,7 @@ class HostMember:
             name=check_host_name(options.host_name),
             address=options.host_address or _default_address(options.ip, options.port, bool(options.certfile)),
             version=__version__,
+            started=self._started,
             devices=[
                 summarize_device(device, document, manager.starter.count_in_use(device))
                 for device, document in documents.items()

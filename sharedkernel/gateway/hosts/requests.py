@@ -183,8 +183,6 @@ def _is_unreached(error: Exception) -> bool:
 
 
 class _KeptRules(msgspec.Struct, kw_only=True):
-    #: hosts that have missed a change
-    missed: set[str] = set()
     quotas: dict[str, Any] = {}
     #: empty: none was chosen here
     policy: str = ""
@@ -195,10 +193,12 @@ class _KeptRules(msgspec.Struct, kw_only=True):
 class HostRules:
     """Applies changes of quotas and policy on all hosts, and knows which of them have missed one.
 
+    A host has them in memory: one that starts, like one that a front hears for the first time, gets what holds.
+
     Parameters
     ----------
     path
-        The file that keeps what absent hosts need; an invalid one is taken for empty.
+        The file that keeps what was changed here; an invalid one is taken for empty.
     hosts
         All hosts.
     requests
@@ -219,6 +219,9 @@ class HostRules:
         self._rules = rules
         self._tasks = tasks
         self._kept = self._file.read() or _KeptRules()
+        #: hosts that lack what holds now, and when the gateway of each that was heard has started
+        self._missed: set[str] = set()
+        self._started: dict[str, float] = {}
         #: hosts that are getting what holds now
         self._sending: set[str] = set()
         try:
@@ -228,8 +231,9 @@ class HostRules:
 
     async def send(self, user: GatewayUser, method: str, uri: str, body: bytes) -> dict[str, HTTPResponse]:
         """Send *user*'s change to all hosts, and return the answers of those that have got it, by name."""
-        now = [host for host in self._hosts.answering() if host.name not in self._kept.missed]
-        found = await self._requests.fetch_from_each(now, user, method, uri, body=body or None, headers=_HEADERS)
+        found = await self._requests.fetch_from_each(
+            self._hosts.answering(), user, method, uri, body=body or None, headers=_HEADERS
+        )
         return {
             name: answer
             for name, answer in found.items()
@@ -251,7 +255,7 @@ class HostRules:
         """
         self._kept.admin, self._kept.policy = user.username, self._kept.policy if policy is None else policy
         names = [host.name for host in self._hosts.all()]
-        self._kept.missed.update(name for name in names if name not in answers)
+        self._missed.update(name for name in names if name not in answers)
         self._write()
         return [f"{name} does not answer; it gets this once it is back." for name in names if name not in answers] + [
             f"{name} has refused this: {answer.code} {answer.reason}."
@@ -260,15 +264,19 @@ class HostRules:
         ]
 
     def update(self, host: Host) -> None:
-        """Send a host, which has just been heard, what holds, if it has missed a change."""
-        if host.name in self._kept.missed and host.name not in self._sending:
+        """Send a host, which has just been heard, what holds, if it has missed a change or has started anew."""
+        started = host.summary.started
+        if self._kept.admin and self._started.get(host.name) != started:
+            self._missed.add(host.name)
+        self._started[host.name] = started
+        if host.name in self._missed and host.name not in self._sending:
             self._sending.add(host.name)
             self._tasks.spawn(self._update(host))
 
     def forget(self, host: str) -> None:
         """Forget a host."""
-        self._kept.missed.discard(host)
-        self._write()
+        self._missed.discard(host)
+        self._started.pop(host, None)
 
     async def _update(self, host: Host) -> None:
         sent: list[tuple[str, dict[str, Any]]] = []
@@ -278,7 +286,7 @@ class HostRules:
                     if not await self._send(host, uri, body):
                         return  # its next summary is another occasion
                 sent = rules
-            self.forget(host.name)
+            self._missed.discard(host.name)
         except HostAway as error:
             log.info("%s still has to get quotas and policy: %s", host.name, error)
         finally:

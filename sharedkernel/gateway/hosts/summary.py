@@ -80,6 +80,8 @@ class HostSummary(msgspec.Struct, frozen=True, kw_only=True):
     #: the URL at which fronts reach it
     address: str
     version: str
+    #: when its gateway started, seconds since 1970
+    started: float = 0.0
     devices: list[DeviceSummary]
     users: dict[str, UserSummary] = {}
     #: whether all its executors have said which users have something there

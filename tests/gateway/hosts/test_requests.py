@@ -179,9 +179,13 @@ def test_a_host_that_was_away_gets_what_holds(cluster: Cluster) -> None:
 
     assert change("PUT", QUOTAS, {"users": {"mary": {"share": 5.0}, "rosa": {"share": 4.0}}}) == []
     wait_for(lambda: all(rules_of(host)[0] == {"mary": 5.0, "rosa": 4.0} for host in ("h1", "h2")))
-    restart_front()
-    wait_for(cluster.is_whole)
     gateway = cluster.hosts["h2"].gateway
+    gateway.kill()  # what was put there is gone
+    restart_front()
+    gateway.start()
+    gateway.wait_until_ready()
+    wait_for(lambda: rules_of("h2")[0] == {"mary": 5.0, "rosa": 4.0})
+    wait_for(cluster.is_whole)
     process = cast("Any", gateway.process)
     process.send_signal(signal.SIGSTOP)
     try:
