@@ -1,4 +1,4 @@
-"""The arguments of a relay: its command line, and the connection file that the client writes for its kernel."""
+"""The connection file that a client writes for its kernel."""
 
 from __future__ import annotations
 
@@ -7,25 +7,6 @@ from dataclasses import dataclass
 
 from sharedkernel.client.relay.start import SOCKETS
 from sharedkernel.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class Options:
-    """A relay's command line."""
-
-    #: path of what the Jupyter client wrote
-    connection_file: str
-    #: kernelspec whose gateway and token are used; None: the usual one
-    name: str | None = None
-    #: the gateway's Python environment; empty: its usual one
-    environment: str = ""
-    #: descriptors of the sockets that listen for the client already, separated by commas; see `start.py`
-    listening: str = ""
-
-    @property
-    def listeners(self) -> dict[str, int]:
-        """These descriptors by the socket's name."""
-        return dict(zip(SOCKETS, map(int, filter(None, self.listening.split(","))), strict=False))
 
 
 @dataclass(frozen=True, kw_only=True)
