@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import ssl
 from collections.abc import Callable
-from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
@@ -17,7 +16,7 @@ from jupyter_server.gateway.gateway_client import GatewayClient
 
 from sharedkernel.client.gateway.connection import STATUS_PATH, Gateway
 from sharedkernel.client.gateway.credentials import Credentials, check_url, find_credentials
-from sharedkernel.client.gateway.refusals import GatewayRefused, no_gateway
+from sharedkernel.client.gateway.refusals import no_gateway
 from sharedkernel.client.gateway.server import Server, client_context, to_thread
 from sharedkernel.jupyter.names import machine_digest
 from sharedkernel.status.document import StatusDocument, read_status
@@ -35,12 +34,7 @@ class Upstream(Gateway):
 
     async def host(self) -> dict[str, Any] | None:
         """Return the ``name`` of the gateway's machine, whether ``files`` and ``terminals`` are on; None: this one."""
-        try:
-            told = await self._fetch("GET", "/sharedkernel/api/host")
-        except GatewayRefused as error:
-            if error.status == HTTPStatus.NOT_FOUND:  # an earlier gateway
-                return None
-            raise
+        told = await self._fetch("GET", "/sharedkernel/api/host")
         if told.get("machine") == machine_digest():
             return None
         return {"name": str(told.get("name", "")), **{kind: told.get(kind) is True for kind in ("files", "terminals")}}
