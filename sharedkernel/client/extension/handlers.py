@@ -6,6 +6,7 @@ sites' forms. A gateway's refusal arrives as ``{"message", "reason"}`` with its 
 
 from __future__ import annotations
 
+import asyncio
 import json
 from http import HTTPStatus
 from typing import Any
@@ -80,8 +81,8 @@ class QuestionHandler(PassingOnHandler):
     @authorized
     async def get(self, name: str) -> None:
         """Answer what is set, or what sessions did in a window of the last hour, as far as the user may see it."""
-        known = [(word, self.get_query_argument(word, None)) for word in ("seconds", "columns", "end")]
-        query = urlencode([(word, value) for word, value in known if value is not None])
+        known = {word: self.get_query_argument(word, None) for word in ("seconds", "columns", "end")}
+        query = urlencode({word: value for word, value in known.items() if value is not None})
         self.finish(json.dumps(await self._find_upstream().ask("GET", f"{name}?{query}")))
 
     @web.authenticated
@@ -186,10 +187,9 @@ class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
     def initialize(self, follower: Follower) -> None:
         """Take what every page needs."""
         self._follower = follower
-        self._shown = ""
-        #: what is to be sent when the one being sent is through
-        self._next: str | None = None
-        self._sending: Any = None
+        #: what was sent last, and what is to be the last
+        self._sent = self._newest = ""
+        self._sending: asyncio.Task[None] | None = None
 
     def set_default_headers(self) -> None:
         """Set none: they make no sense for a websocket."""
@@ -213,23 +213,14 @@ class EventsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
 
     def show(self, view: str) -> None:
         """Send *view*, or let it wait while an earlier one is being sent; a later one then takes its place."""
-        self._next = view
-        if self._sending is None:
-            self._send_next()
+        self._newest = view
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send())
 
-    def _send_next(self) -> None:
-        view, self._next = self._next, None
-        if view is None or view == self._shown:
-            return
+    async def _send(self) -> None:
         try:
-            self._sending = self.write_message(view)
+            while self._sent != self._newest:
+                self._sent = self._newest
+                await self.write_message(self._sent)
         except WebSocketClosedError:
             self._follower.remove(self.show)
-            return
-        self._shown = view
-        self._sending.add_done_callback(self._sent)
-
-    def _sent(self, done: Any) -> None:
-        self._sending = None
-        if not done.cancelled() and done.exception() is None:
-            self._send_next()
