@@ -20,7 +20,7 @@ from urllib.parse import quote
 from sharedkernel.client.gateway import refusals
 from sharedkernel.client.gateway.credentials import Credentials, find_credentials
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
-from sharedkernel.client.gateway.server import Server, client_context, in_thread
+from sharedkernel.client.gateway.server import Server, client_context, cut_after, in_thread
 from sharedkernel.jupyter.names import (
     EXISTING,
     KERNEL_NAME,
@@ -48,6 +48,8 @@ QUOTAS_PATH, POLICY_PATH, SESSIONS_PATH, CLASS_PATH = (
 CONNECT_TIMEOUT = 10.0
 #: seconds that a gateway may take to start a session or to open its websocket
 REQUEST_TIMEOUT = 60.0
+#: most bytes of an answer's body: a status document, a kernel's model, a refusal
+MAX_BODY_BYTES = 16 * 1024**2
 #: seconds between a websocket's pings; one on which nothing comes for as long after that is lost
 PING_INTERVAL = 30.0
 
@@ -196,17 +198,26 @@ class Gateway:
         on_sent
             Called when the request is on its way.
         """
-        headers = {**self._headers, **({} if body is None else {"Content-Type": "application/json"})}
+        content = (body or "").encode()
+        headers = {"Content-Length": str(len(content))} | ({} if body is None else {"Content-Type": "application/json"})
         seconds = seconds or self._request_timeout
+        connection = self.connect(method, path, headers, seconds=seconds)
         try:
-            status, phrase, received = self._server.ask(
-                method, path, headers, (body or "").encode(),
-                connect_seconds=min(seconds, self._connect_timeout), seconds=seconds, on_sent=on_sent,
-            )  # fmt: skip
+            with cut_after(seconds, connection.sock):
+                connection.send(content)
+                on_sent()
+                response = connection.getresponse()
+                received = response.read(MAX_BODY_BYTES + 1)
+                if len(received) > MAX_BODY_BYTES:
+                    raise HTTPException
+                if response.length:
+                    raise IncompleteRead(received)
         except (OSError, HTTPException) as error:
             raise self.explain(error) from None
-        if not 200 <= status < 300:
-            raise refusals.refused(self.url, status, phrase, received, path)
+        finally:
+            connection.close()
+        if not 200 <= response.status < 300:
+            raise refusals.refused(self.url, response.status, response.reason, received, path)
         try:
             answer = json.loads(received or b"{}")
         except ValueError:

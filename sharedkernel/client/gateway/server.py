@@ -1,4 +1,4 @@
-"""The address of a gateway, the way there, and a request to it over a connection of its own (HTTP/1.1, `http.client`).
+"""The address of a gateway, and the way there.
 
 The way is direct, or by the proxy that the environment names: ``HTTPS_PROXY`` or ``HTTP_PROXY`` (by the gateway's
 address), else ``ALL_PROXY``; ``NO_PROXY`` lists the hosts that are reached without one, as this machine always is. Each
@@ -20,10 +20,10 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import cached_property, partial
-from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead
+from http.client import HTTPException, HTTPResponse
 from threading import Event, Thread, Timer
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, quote, unquote, urlsplit
@@ -31,9 +31,6 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 from sharedkernel.errors import ConfigError
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
-
-#: most bytes of an answer's body: a status document, a kernel's model, a refusal
-MAX_BODY_BYTES = 16 * 1024**2
 
 _Result = TypeVar("_Result")
 
@@ -242,65 +239,36 @@ class Server:
         finally:
             plain.close()  # nothing if `wrap_socket` has taken it over
 
-    def ask(
-        self,
-        method: str,
-        path: str,
-        headers: Mapping[str, str],
-        body: bytes,
-        *,
-        connect_seconds: float,
-        seconds: float,
-        on_sent: Callable[[], None],
-    ) -> tuple[int, str, bytes]:
-        """Return the status, phrase and body of the answer to a request; a redirect is an answer, too.
 
-        Parameters
-        ----------
-        method, path, headers, body
-            The request; *path* is relative to the server's and has only the characters that a path may have.
-        connect_seconds, seconds
-            To wait for a connection, and for the whole answer.
-        on_sent
-            Called when the request is on its way.
+@contextlib.contextmanager
+def cut_after(seconds: float, connected: socket.socket) -> Iterator[None]:
+    """Shut a socket down unless the block ends in time: a timeout of the socket would begin anew with each byte.
 
-        Raises
-        ------
-        OSError, http.client.HTTPException
-            When there is no answer.
-        """
-        connection, is_late = HTTPConnection(self.host, self.port), Event()
-        connection.sock = sock = self.connect_encrypted(connect_seconds)
+    Raises
+    ------
+    TimeoutError
+        When it did not.
+    """
+    is_late = Event()
 
-        def cut() -> None:
-            is_late.set()
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+    def cut() -> None:
+        is_late.set()
+        with contextlib.suppress(OSError):
+            connected.shutdown(socket.SHUT_RDWR)
 
-        timer = Timer(seconds, cut)  # a timeout of the socket would begin anew with each byte
-        timer.daemon = True
-        with contextlib.suppress(RuntimeError):  # its user may have no more threads now
-            timer.start()
-        try:
-            sock.settimeout(seconds)
-            connection.request(
-                method, self.path + path, body or None, {"Host": self.authority, "Connection": "close", **headers}
-            )
-            on_sent()
-            with connection.getresponse() as response:
-                received = response.read(MAX_BODY_BYTES + 1)
-                if len(received) > MAX_BODY_BYTES:
-                    raise HTTPException
-                if response.length or is_late.is_set():
-                    raise IncompleteRead(received)
-                return response.status, response.reason, received
-        except (OSError, HTTPException):
-            if is_late.is_set():
-                raise TimeoutError from None
+    timer = Timer(seconds, cut)
+    timer.daemon = True
+    with contextlib.suppress(RuntimeError):  # its user may have no more threads now
+        timer.start()
+    try:
+        yield
+    except (OSError, HTTPException):
+        if not is_late.is_set():
             raise
-        finally:
-            timer.cancel()
-            connection.close()
+    finally:
+        timer.cancel()
+    if is_late.is_set():
+        raise TimeoutError
 
 
 def in_thread(work: Callable[[], _Result]) -> Future[_Result]:
