@@ -30,8 +30,6 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from sharedkernel.errors import ConfigError
 
-_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
-
 _Result = TypeVar("_Result")
 
 
@@ -142,36 +140,12 @@ def check_fingerprint(text: str) -> str:
         When it is none.
     """
     fingerprint = re.sub(r"[:\s]", "", text).lower()
-    if not _FINGERPRINT.fullmatch(fingerprint):
+    if not re.fullmatch("[0-9a-f]{64}", fingerprint):
         raise ConfigError(
             f"{text!r} is no SHA-256 fingerprint, which has 64 hexadecimal digits; copy the command from the gateway's "
             "page again, whole."
         )
     return fingerprint
-
-
-def fetch_certificate(url: str, *, seconds: float) -> bytes:
-    """Return the certificate (DER) that a gateway presents, without checking who signed it.
-
-    Parameters
-    ----------
-    url
-        The gateway's address, with ``https://``.
-    seconds
-        To wait for each step.
-
-    Raises
-    ------
-    OSError
-        When there is no gateway, or it does not encrypt.
-    """
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with Server(url, lambda: context).connect_encrypted(seconds) as encrypted:
-        certificate = encrypted.getpeercert(binary_form=True) if isinstance(encrypted, ssl.SSLSocket) else None
-    if certificate is None:  # every server that encrypts presents one
-        raise ssl.SSLError("no certificate was presented")
-    return certificate
 
 
 class Server:
@@ -187,13 +161,7 @@ class Server:
         Whether connections go by the environment's proxy, if there is one.
     """
 
-    def __init__(
-        self,
-        url: str,
-        make_context: Callable[[], ssl.SSLContext] = lambda: client_context(None),
-        *,
-        uses_proxy: bool = True,
-    ) -> None:
+    def __init__(self, url: str, make_context: Callable[[], ssl.SSLContext], *, uses_proxy: bool = True) -> None:
         self.url = url
         parts = urlsplit(url)
         self.host = parts.hostname or ""
