@@ -161,14 +161,13 @@ def _connected() -> _View:
     return _view
 
 
-def executor_socket() -> str | None:
-    """Return the path of the executor's control socket; None when this process is no session."""
-    return None if _view is None else _view.executor_socket
-
-
 def channel() -> DescriptorClient | None:
     """Return this process's connection for descriptors, of which there is one; None when it is no session."""
-    return _view.channel if _view is not None and _view.channel.is_own() else None
+    if _view is None:
+        return None
+    if not _view.channel.is_own():  # a process that a session started, to be told so
+        _view.channel = DescriptorClient(_view.executor_socket)
+    return _view.channel
 
 
 def session_id() -> str:

@@ -28,9 +28,6 @@ class Shelf(MutableMapping[str, Any]):
     :class:`~sharedkernel.errors.ExecutorUnavailable` when no executor answers for a while.
     """
 
-    def __init__(self) -> None:
-        self._client: DescriptorClient | None = None
-
     def __getitem__(self, name: str) -> Any:
         """Return the value of *name*; its tensors are the memory on the shelf.
 
@@ -53,7 +50,7 @@ class Shelf(MutableMapping[str, Any]):
 
     def _read(self, name: str, *, private: bool) -> Any:
         _check_name(name)
-        client = self._connected()
+        client = _connected()
         from sharedkernel import protocol
         from sharedkernel.shelf import layout, memory
 
@@ -73,7 +70,7 @@ class Shelf(MutableMapping[str, Any]):
             When there is no room; nothing was changed.
         """
         _check_name(name)
-        client = self._connected()
+        client = _connected()
         from sharedkernel import protocol
         from sharedkernel.shelf import memory
 
@@ -99,7 +96,7 @@ class Shelf(MutableMapping[str, Any]):
             When it is not there.
         """
         _check_name(name)
-        client = self._connected()
+        client = _connected()
         from sharedkernel import protocol
 
         client.request(protocol.Unshelve(request=client.number(), name=name))
@@ -125,26 +122,20 @@ class Shelf(MutableMapping[str, Any]):
         return _table(listing)
 
     def _listing(self) -> protocol.ShelfListing:
-        client = self._connected()
+        client = _connected()
         from sharedkernel import protocol
 
         message, _ = client.request(protocol.ListShelf(request=client.number()))
         assert isinstance(message, protocol.ShelfListing)
         return message
 
-    def _connected(self) -> DescriptorClient:
-        """Return the way to the executor of this process."""
-        view = sys.modules.get("sharedkernel.ipc.current_session")
-        path = view.executor_socket() if view is not None else None
-        if path is None:
-            raise SharedKernelError(_NO_SESSION)
-        if view is not None and (channel := view.channel()) is not None:
-            return channel  # type: ignore[no-any-return]
-        if self._client is None or not self._client.is_own():  # a process that a session started, to be told so
-            from sharedkernel.ipc.fd_client import DescriptorClient
 
-            self._client = DescriptorClient(path)
-        return self._client
+def _connected() -> DescriptorClient:
+    """Return the way to the executor of this process."""
+    view = sys.modules.get("sharedkernel.ipc.current_session")
+    if view is None or (channel := view.channel()) is None:
+        raise SharedKernelError(_NO_SESSION)
+    return channel  # type: ignore[no-any-return]
 
 
 def _check_name(name: object) -> None:
