@@ -23,9 +23,8 @@ import contextlib
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Any
 
 from sharedkernel.client.gateway.connection import SessionRequest
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
@@ -38,6 +37,7 @@ from sharedkernel.client.relay.sockets import ClientSockets
 from sharedkernel.errors import ConfigError, ProtocolError, SessionEndedByUser
 from sharedkernel.jupyter import wire
 from sharedkernel.jupyter.names import ATTACHED, ENDED, RELAY, SEEN, SESSION_DIED
+from sharedkernel.system.tasks import BackgroundTasks
 from sharedkernel.units import format_seconds
 
 log = logging.getLogger(__name__)
@@ -105,9 +105,9 @@ class Relay:
         self._problem = problems.Problem("", "")
         #: what to say of the session before, and since when, in the loop's seconds (None: unknown)
         self._farewell: tuple[str, float | None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(self._fail)
         #: joins or rejoins
-        self._connecting = self._begin(self._join(request))
+        self._connecting = self._tasks.spawn(self._join(request))
 
     async def run(self) -> int:
         """Pass on until told to end; return this process's exit code."""
@@ -115,8 +115,7 @@ class Relay:
             return await self._exit
         finally:
             self._state = State.ENDED
-            for task in self._tasks:
-                task.cancel()
+            self._tasks.cancel()
             await self._upstream.close()
             self._client.close()
 
@@ -208,7 +207,7 @@ class Relay:
     def _handles(self, request: Request | None) -> bool:
         """Return whether a message was dealt with here and is not to be forwarded; None: it is no request."""
         if request is not None and request.message_type == "shutdown_request":
-            self._begin(self._shut_down(request))
+            self._tasks.spawn(self._shut_down(request))
             return True
         if request is not None and (request.channel, request.message_type) == ("control", "kernel_info_request"):
             self._learn_seen(request)
@@ -323,7 +322,7 @@ class Relay:
             self._upstream.drop()
             return
         self._state = State.JOINED
-        self._begin(self._read())
+        self._tasks.spawn(self._read())
         self._outage.end()
         self._meet_process(self._upstream.process)
         self._ask_what_was_lost()
@@ -348,7 +347,7 @@ class Relay:
         if await self._upstream.read() and self._state is State.JOINED:
             self._state = State.AWAY
             self._outage.begin(self._upstream.url)
-            self._connecting = self._begin(self._rejoin())
+            self._connecting = self._tasks.spawn(self._rejoin())
 
     def _meet_process(self, process: str | None) -> None:
         """Say again what may not have reached the session, if it is still the same process: it heeds each message once.
@@ -380,7 +379,7 @@ class Relay:
         """Ask for another session, for *cell* and what comes behind it."""
         self._say_farewell(cell)
         self._state = State.JOINING
-        self._connecting = self._begin(self._join(self._ask()))
+        self._connecting = self._tasks.spawn(self._join(self._ask()))
 
     async def _join(self, request: SessionRequest) -> None:
         """Get the session that is requested, and connect to it."""
@@ -466,19 +465,9 @@ class Relay:
         self._responder.publish("shutdown_reply", content, request.header)
         self.stop(0)
 
-    # --- tasks -----------------------------------
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
-        return task
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("unexpected %s", type(error).__name__, exc_info=error)
-            self.stop(1)  # its client starts another one, which finds the session
+    def _fail(self, error: BaseException) -> None:
+        log.error("unexpected %s", type(error).__name__, exc_info=error)
+        self.stop(1)  # its client starts another one, which finds the session
 
 
 def _id_of(header: bytes) -> str:
