@@ -63,9 +63,9 @@ class ExecutorClient:
         *,
         served: str | None = None,
         role: str = "command",
-        on_died: Callable[[protocol.SessionDied], None] | None = None,
-        on_connected: Callable[[], None] | None = None,
-        on_earlier_wanted: Callable[[str, int], None] | None = None,
+        on_died: Callable[[protocol.SessionDied], None] = lambda died: None,
+        on_connected: Callable[[], None] = lambda: None,
+        on_earlier_wanted: Callable[[str, int], None] = lambda session, question: None,
     ) -> None:
         self._runtime_directory = runtime_directory
         self._served = served
@@ -132,10 +132,8 @@ class ExecutorClient:
             self.path = paths.only_executor_directory(self._runtime_directory) / paths.EXECUTOR_SOCKET
         try:
             reader, writer = await asyncio.open_unix_connection(str(self.path))
-        except OSError as error:
-            raise ExecutorUnavailable(
-                f"no executor answers at {self.path} ({error.strerror}); start one with `{self._command}`."
-            ) from None
+        except OSError:
+            raise self.unavailable() from None
         decoder = protocol.Decoder(protocol.ToGateway, most=protocol.MAX_ANSWER_BYTES)
         writer.write(protocol.encode(protocol.Hello(version=protocol.PROTOCOL_VERSION, role=self.role)))
         messages: list[Any] = []
@@ -156,8 +154,7 @@ class ExecutorClient:
         self._known = welcome.requests
         self._writer, self.away_since = writer, None
         self._reader_task = asyncio.create_task(self._read(reader, decoder, messages))
-        if self.on_connected is not None:
-            self.on_connected()
+        self.on_connected()
 
     def keep_connected(self, interval: float = 0.5) -> None:
         """Connect in the background, again whenever the connection is lost, trying every *interval* seconds."""
@@ -218,12 +215,10 @@ class ExecutorClient:
 
     def _dispatch(self, message: Any) -> None:
         if isinstance(message, protocol.SessionDied):
-            if self.on_died is not None:
-                self.on_died(message)
+            self.on_died(message)
             return
         if isinstance(message, protocol.EarlierWanted):
-            if self.on_earlier_wanted is not None:
-                self.on_earlier_wanted(message.session, message.question)
+            self.on_earlier_wanted(message.session, message.question)
             return
         future = self._pending.pop(message.request, None)
         if future is None or future.done():
