@@ -65,17 +65,17 @@ def wait_for_end(small: PacketSocket, patience: float = PATIENCE) -> None:
         Seconds until one that hangs is killed.
     """
     small.set_timeout(patience)
-    for is_last in (False, True):
+    with contextlib.suppress(OSError):
         try:
-            while small.receive()[0] is not None:
-                pass
+            _read_to_end(small)
         except TimeoutError:
-            if not is_last:
-                kill_peer(small)
-                continue
-        except OSError:
-            pass
-        return
+            kill_peer(small)
+            _read_to_end(small)
+
+
+def _read_to_end(small: PacketSocket) -> None:
+    while small.receive()[0] is not None:
+        pass
 
 
 def kill_peer(small: PacketSocket) -> None:
