@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from sharedkernel import paths, protocol
-from sharedkernel.errors import ExecutorUnavailable, ProtocolError, QuotaExceeded, Refused, SessionNotFound
+from sharedkernel.errors import ExecutorUnavailable, ProtocolError, Refused
 from sharedkernel.status.document import StatusDocument, read_part, read_status
 from sharedkernel.status.timeline import DeviceTimeline, TimelineWindow
 
@@ -25,13 +25,6 @@ ELSEWHERE = "if this is not your machine, tell whoever runs it"
 
 #: seconds between questions whether an executor is alive, and for which it may leave one unanswered
 _PING_INTERVAL, _PING_TIMEOUT = 2.0, 5.0
-
-#: refusals that have a class of their own, by reason
-_REFUSALS: dict[str, Callable[[str], Exception]] = {
-    "quota": QuotaExceeded,
-    "session_not_found": SessionNotFound,
-    "executor_unavailable": ExecutorUnavailable,
-}
 
 
 class ExecutorClient:
@@ -224,9 +217,7 @@ class ExecutorClient:
         if future is None or future.done():
             return
         if isinstance(message, protocol.Failed):
-            refusal = _REFUSALS.get(message.reason)
-            text = message.message
-            future.set_exception(refusal(text) if refusal else Refused(text, reason=message.reason))
+            future.set_exception(message.error())
         else:
             future.set_result(message)
 
