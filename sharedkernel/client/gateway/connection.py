@@ -6,14 +6,11 @@ this gateway alone. A relay makes its :class:`SessionRequest` in a thread, befor
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import ssl
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from http.client import HTTPConnection, HTTPException, IncompleteRead, RemoteDisconnected
-from socket import gaierror
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -284,10 +281,7 @@ class Gateway:
             why = "the connection was closed" if ended else "its answer is no HTTP, or too long"
             return refusals.unreachable(self.url, why, hung_up=True)
         assert isinstance(error, OSError)
-        hung_up = isinstance(error, ConnectionResetError)
-        is_plain = error.errno in errno.errorcode and not hung_up and not isinstance(error, ssl.SSLError | gaierror)
-        # asyncio's text names the address, too, which the sentence has
-        return refusals.unreachable(self.url, os.strerror(error.errno or 0) if is_plain else error, hung_up=hung_up)
+        return refusals.unreachable(self.url, error.strerror or error, hung_up=isinstance(error, ConnectionResetError))
 
 
 def fetch(

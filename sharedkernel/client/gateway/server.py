@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import errno
 import hashlib
 import ipaddress
 import os
@@ -83,7 +82,7 @@ def _connect_by_proxy(variable: str, address: str, host: str, port: int, seconds
     except HTTPException:
         why = "does not answer in HTTP"
     except OSError as error:
-        why = f"cannot be reached ({os.strerror(error.errno or 0) if error.errno in errno.errorcode else error})"
+        why = f"cannot be reached ({error.strerror or error})"
     raise ProxyError(f"the proxy {proxy.hostname}:{proxy_port}, which {variable} names, {why}; {without}")
 
 
