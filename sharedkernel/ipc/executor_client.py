@@ -230,7 +230,7 @@ class ExecutorClient:
             if not future.done():
                 future.set_exception(ExecutorUnavailable("the executor went away before it answered; try again."))
 
-    async def _ask(self, message: protocol.ControlRequest) -> Any:
+    async def _ask(self, message: protocol.Numbered) -> Any:
         if self._writer is None:
             raise self.unavailable()
         number = next(self._numbers)

@@ -20,6 +20,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from sharedkernel import protocol
 from sharedkernel.errors import ExecutorUnavailable, ProtocolError
 from sharedkernel.ipc.seqpacket import PacketSocket, connect
@@ -79,10 +81,6 @@ class DescriptorClient:
         """Whether this process made it, and not the one that this was forked from."""
         return self._pid == os.getpid()
 
-    def number(self) -> int:
-        """Return a number for a request; no other of this process has it."""
-        return next(self._numbers)
-
     def request(self, message: Any, descriptors: Sequence[Descriptor] = ()) -> Answer:
         """Return the answer to *message* and the descriptors that came with it.
 
@@ -109,11 +107,12 @@ class DescriptorClient:
         be started for it, the future has failed.
         """
         answer: Future[Answer] = Future()
+        numbered = msgspec.structs.replace(message, request=next(self._numbers))
 
         def run() -> None:
             try:
                 with self._lock:
-                    result = self._exchange(message, descriptors)
+                    result = self._exchange(numbered, descriptors)
             except BaseException as error:
                 answer.set_exception(error)
             else:

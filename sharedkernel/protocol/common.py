@@ -35,8 +35,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
 class Numbered(Message, frozen=True, kw_only=True):
     """Base of requests, and of the answers to them."""
 
-    #: of the request; its answer repeats it
-    request: int
+    #: number of the request, which the client that sends it gives; its answer repeats it
+    request: int = 0
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

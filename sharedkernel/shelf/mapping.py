@@ -54,7 +54,7 @@ class Shelf(MutableMapping[str, Any]):
         from sharedkernel import protocol
         from sharedkernel.shelf import layout, memory
 
-        _, (descriptor,) = client.request(protocol.FetchShelved(request=client.number(), name=name))
+        _, (descriptor,) = client.request(protocol.FetchShelved(name=name))
         mapped = memory.map_shared(descriptor.fileno())
         descriptor.close()  # the mapping has its own
         return layout.read(mapped, private=private)
@@ -75,11 +75,10 @@ class Shelf(MutableMapping[str, Any]):
         from sharedkernel.shelf import memory
 
         plan = memory.plan(value)
-        reserve = protocol.ReserveShelf(request=client.number(), name=name, bytes=plan.size)
-        reserved, (descriptor,) = client.request(reserve)
+        reserved, (descriptor,) = client.request(protocol.ReserveShelf(name=name, bytes=plan.size))
         try:
             memory.write(plan, descriptor.fileno())
-            client.request(protocol.Shelve(request=client.number(), number=reserved.number))
+            client.request(protocol.Shelve(number=reserved.number))
         except OSError as error:
             raise SharedKernelError(
                 f"{name!r} could not be shelved: {error.strerror}; nothing was changed: free some memory and retry."
@@ -99,7 +98,7 @@ class Shelf(MutableMapping[str, Any]):
         client = _connected()
         from sharedkernel import protocol
 
-        client.request(protocol.Unshelve(request=client.number(), name=name))
+        client.request(protocol.Unshelve(name=name))
 
     def __iter__(self) -> Iterator[str]:
         return iter([entry.name for entry in self._listing().entries])
@@ -125,7 +124,7 @@ class Shelf(MutableMapping[str, Any]):
         client = _connected()
         from sharedkernel import protocol
 
-        message, _ = client.request(protocol.ListShelf(request=client.number()))
+        message, _ = client.request(protocol.ListShelf())
         assert isinstance(message, protocol.ShelfListing)
         return message
 
