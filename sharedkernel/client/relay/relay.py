@@ -31,7 +31,7 @@ from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreacha
 from sharedkernel.client.relay import problems
 from sharedkernel.client.relay.connection_file import ConnectionInfo
 from sharedkernel.client.relay.local_responder import LocalResponder, Outage, Request
-from sharedkernel.client.relay.pending import Held, HeldMessage, Key, PendingRequests
+from sharedkernel.client.relay.pending import Held, Key, PendingRequests
 from sharedkernel.client.relay.session_connection import SessionConnection
 from sharedkernel.client.relay.sockets import ClientSockets
 from sharedkernel.errors import ConfigError, ProtocolError, SessionEndedByUser
@@ -148,46 +148,40 @@ class Relay:
         message_id, message_type = header.get("msg_id"), header.get("msg_type")
         if not (isinstance(message_id, str) and isinstance(message_type, str)):
             raise ProtocolError("a message without an id or a type.")
-        request = None
-        if channel != "stdin" and message_type.endswith("_request"):
-            request = Request(
-                channel=channel,
-                identities=identities,
-                message_type=message_type,
-                parts=parts,
-                in_line=channel == "shell" and not header.get("subshell_id"),
-            )
+        request = Request(
+            channel=channel,
+            identities=identities,
+            message_type=message_type,
+            parts=parts,
+            wants_reply=channel != "stdin" and message_type.endswith("_request"),
+            in_line=channel == "shell" and not header.get("subshell_id"),
+        )
+        if request.wants_reply:
             self._pending.add(message_id, request)
-        if self._handles(request):
-            return
-        if request is not None and message_type == "interrupt_request" and not self._admit_interrupt():
-            self._pending.settle([request], problems.INTERRUPTED)
-            return
-        self._pass_on(HeldMessage(channel, parts, request))
+        if not self._handles(request):
+            self._pass_on(request)
 
     def interrupt(self) -> None:
         """Interrupt what runs, as a client's `interrupt_request` does."""
         if self._admit_interrupt():
             parts = wire.new_message("interrupt_request", {}, session=self._upstream.name)
-            self._pass_on(HeldMessage("control", parts, None))
+            self._pass_on(Request(channel="control", message_type="interrupt_request", parts=parts))
 
-    def _pass_on(self, message: HeldMessage) -> None:
+    def _pass_on(self, message: Request) -> None:
         is_crowded = self._state is State.JOINED and self._upstream.is_full
         if not is_crowded and self._state is State.JOINED and self._write(message):
             return
         if self._state is State.ENDED or (not is_crowded and self._held.add(message)):
             return
         log.warning("dropped a message on %s: too much waits for the gateway", message.channel)
-        if message.request is not None:
-            self._pending.settle([message.request], problems.CROWDED)
+        if message.wants_reply:
+            self._pending.settle([message], problems.CROWDED)
 
-    def _write(self, message: HeldMessage) -> bool:
+    def _write(self, message: Request) -> bool:
         """Hand *message* to the websocket; return whether that was possible. The probe finds what gets lost there."""
-        if not self._upstream.write(wire.to_websocket(message.channel, message.parts)):
-            return False
-        if message.request is not None:
-            message.request.sent = True
-        return True
+        is_written = self._upstream.write(wire.to_websocket(message.channel, message.parts))
+        message.sent |= is_written
+        return is_written
 
     def _admit_interrupt(self) -> bool:
         """Interrupt the cells that are held; return whether the interrupt is passed on to the session.
@@ -204,21 +198,25 @@ class Relay:
         self._interrupt_is_held = True
         return True
 
-    def _handles(self, request: Request | None) -> bool:
-        """Return whether a message was dealt with here and is not to be forwarded; None: it is no request."""
-        if request is not None and request.message_type == "shutdown_request":
+    def _handles(self, request: Request) -> bool:
+        """Return whether a message was dealt with here and is not to be forwarded."""
+        if not request.wants_reply:
+            return self._state is State.REFUSED
+        if request.message_type == "shutdown_request":
             self._tasks.spawn(self._shut_down(request))
             return True
-        if request is not None and (request.channel, request.message_type) == ("control", "kernel_info_request"):
+        if (request.channel, request.message_type) == ("control", "kernel_info_request"):
             self._learn_seen(request)
-        if self._state is not State.REFUSED:
-            return False
-        if request is not None and request.is_cell and not self._is_unasked(request):
-            self._join_next(request)
-            return False
-        if request is not None:
+        if self._state is State.REFUSED:
+            if request.is_cell and not self._is_unasked(request):
+                self._join_next(request)
+                return False
             self._pending.settle([request], self._problem)
-        return True
+            return True
+        if request.message_type == "interrupt_request" and not self._admit_interrupt():
+            self._pending.settle([request], problems.INTERRUPTED)
+            return True
+        return False
 
     def _learn_seen(self, request: Request) -> None:
         """Remember what the client has seen of the session, if *request* says it and it was not known."""
@@ -360,7 +358,7 @@ class Relay:
             self._pending.settle(sent, problems.session_died())
         elif process is not None and process == before:
             for request in sent:
-                self._write(HeldMessage(request.channel, request.parts, request))
+                self._write(request)
 
     def _ask_what_was_lost(self) -> None:
         """Send the session a probe behind all requests from before an outage.
@@ -373,7 +371,7 @@ class Relay:
             return
         parts = wire.new_message("kernel_info_request", {}, session=self._upstream.name)
         self._probe = (wire.read_object(parts[0])["msg_id"], sent)
-        self._write(HeldMessage("shell", parts, None))
+        self._write(Request(channel="shell", message_type="kernel_info_request", parts=parts))
 
     def _join_next(self, cell: Request) -> None:
         """Ask for another session, for *cell* and what comes behind it."""
