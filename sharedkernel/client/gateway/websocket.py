@@ -74,8 +74,8 @@ class WebSocket(ClientConnection):
         self._tasks.spawn(self._watch(seconds))
 
     async def _watch(self, seconds: float) -> None:
-        waited = 0
-        while not await self._ends_within(seconds):
+        waited, end = 0, self._tasks.spawn(self.wait_closed())
+        while not (await asyncio.wait([end], timeout=seconds))[0]:
             waiting = self.transport.get_write_buffer_size()
             # nothing comes where nothing is read, since who would take it does not
             if self._is_silent and waiting >= waited and self.transport.is_reading():
@@ -84,12 +84,6 @@ class WebSocket(ClientConnection):
             with contextlib.suppress(TimeoutError, ConnectionClosed):
                 async with asyncio.timeout(seconds):
                     await self.ping()
-
-    async def _ends_within(self, seconds: float) -> bool:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self.wait_closed()
-        return self.state is State.CLOSED
 
     async def _write(self, data: bytes) -> None:
         try:
