@@ -47,11 +47,9 @@ class _View:
     def __init__(self, link: ExecutorLink, session: str, channel: DescriptorClient) -> None:
         self.session = session
         self.channel = channel
-        self.executor_socket = link.path
         self._link = link
         self._lock = threading.Lock()
-        self._subscribers: dict[int, tuple[Callback, float]] = {}
-        self._numbers = 0
+        self._subscribers: dict[object, tuple[Callback, float]] = {}
         self._questions = itertools.count(1)
         #: gets the answer to a question for an earlier session, by its number, while a cell waits for it
         self._answers: dict[int, queue.SimpleQueue[str]] = {}
@@ -60,15 +58,14 @@ class _View:
         self._stays.set()
 
     def subscribe(self, callback: Callback, interval: float) -> Callable[[], None]:
+        subscription = object()
         with self._lock:
-            self._numbers += 1
-            number = self._numbers
-            self._subscribers[number] = (callback, interval)
+            self._subscribers[subscription] = (callback, interval)
         self.watch()
 
         def unsubscribe() -> None:
             with self._lock:
-                self._subscribers.pop(number, None)
+                self._subscribers.pop(subscription, None)
             self.watch()
 
         return unsubscribe
@@ -166,7 +163,7 @@ def channel() -> DescriptorClient | None:
     if _view is None:
         return None
     if not _view.channel.is_own():  # a process that a session started, to be told so
-        _view.channel = DescriptorClient(_view.executor_socket)
+        _view.channel = DescriptorClient(_view._link.path)
     return _view.channel
 
 
