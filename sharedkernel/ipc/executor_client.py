@@ -88,15 +88,6 @@ class ExecutorClient:
         """Whether an executor answers right now."""
         return self._writer is not None
 
-    @property
-    def _command(self) -> str:
-        words = ["sharedkernel executor"]
-        if self._served is not None:
-            words.append(f"--device {self._served}")
-        if self._runtime_directory != paths.default_runtime_directory():
-            words.append(f"--runtime-dir {self._runtime_directory}")
-        return " ".join(words)
-
     def absence(self) -> str:
         """Return the sentence that says where nobody answers and what to do, for those who run this machine."""
         others = paths.subdirectories_served(self._runtime_directory)
@@ -105,7 +96,10 @@ class ExecutorClient:
                 f"no executor answers at {self.path}, and several beside it ({', '.join(map(str, others))}); "
                 "name their devices in c.SharedKernelGateway.executors."
             )
-        return f"no executor answers at {self.path}; start one with `{self._command}`, or wait for it."
+        command = "sharedkernel executor" if self._served is None else f"sharedkernel executor --device {self._served}"
+        if self._runtime_directory != paths.default_runtime_directory():
+            command += f" --runtime-dir {self._runtime_directory}"
+        return f"no executor answers at {self.path}; start one with `{command}`, or wait for it."
 
     def unavailable(self) -> ExecutorUnavailable:
         """Return the error that says the same to anybody, since users are elsewhere as a rule."""
