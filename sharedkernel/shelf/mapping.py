@@ -49,8 +49,7 @@ class Shelf(MutableMapping[str, Any]):
         return self._read(name, private=True)
 
     def _read(self, name: str, *, private: bool) -> Any:
-        _check_name(name)
-        client = _connected()
+        client = _connected(name)
         from sharedkernel import protocol
         from sharedkernel.shelf import layout, memory
 
@@ -69,8 +68,7 @@ class Shelf(MutableMapping[str, Any]):
         QuotaExceeded, Refused
             When there is no room; nothing was changed.
         """
-        _check_name(name)
-        client = _connected()
+        client = _connected(name)
         from sharedkernel import protocol
         from sharedkernel.shelf import memory
 
@@ -94,8 +92,7 @@ class Shelf(MutableMapping[str, Any]):
         KeyError
             When it is not there.
         """
-        _check_name(name)
-        client = _connected()
+        client = _connected(name)
         from sharedkernel import protocol
 
         client.request(protocol.Unshelve(name=name))
@@ -129,17 +126,14 @@ class Shelf(MutableMapping[str, Any]):
         return message
 
 
-def _connected() -> DescriptorClient:
-    """Return the way to the executor of this process."""
+def _connected(name: object = "") -> DescriptorClient:
+    """Return the way to the executor of this process; raise TypeError where *name* cannot be on a shelf."""
+    if not isinstance(name, str):
+        raise TypeError(f"names on a shelf are text, not {type(name).__name__}.")
     view = sys.modules.get("sharedkernel.ipc.current_session")
     if view is None or (channel := view.channel()) is None:
         raise SharedKernelError(_NO_SESSION)
     return channel  # type: ignore[no-any-return]
-
-
-def _check_name(name: object) -> None:
-    if not isinstance(name, str):
-        raise TypeError(f"names on a shelf are text, not {type(name).__name__}.")
 
 
 def _table(listing: protocol.ShelfListing) -> str:
