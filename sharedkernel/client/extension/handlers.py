@@ -34,16 +34,13 @@ def http_status(error: SharedKernelError) -> int:
     """Return the HTTP status of the response that reports *error* to a page."""
     if isinstance(error, GatewayRefused):
         # A page takes 401, and 403 without a reason, for the end of its own login.
-        if error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN) and error.reason != "not_admin":
-            return HTTPStatus.BAD_GATEWAY
-        return error.status if error.status >= HTTPStatus.BAD_REQUEST else HTTPStatus.BAD_GATEWAY
+        ends_login = error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN) and error.reason != "not_admin"
+        return HTTPStatus.BAD_GATEWAY if ends_login or error.status < HTTPStatus.BAD_REQUEST else error.status
     if isinstance(error, Refused):
         return HTTPStatus.TOO_MANY_REQUESTS if error.reason == "busy" else HTTPStatus.BAD_REQUEST
     if isinstance(error, GatewayUnreachable | ConfigError):
         return HTTPStatus.SERVICE_UNAVAILABLE
-    if isinstance(error, ProtocolError):
-        return HTTPStatus.BAD_GATEWAY
-    return HTTPStatus.INTERNAL_SERVER_ERROR
+    return HTTPStatus.BAD_GATEWAY if isinstance(error, ProtocolError) else HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 class PassingOnHandler(APIHandler):
@@ -116,13 +113,12 @@ class SessionHandler(PassingOnHandler):
     async def _act(self, session: str, action: str) -> None:
         upstream = self._find_upstream()
         known = (await upstream.status()).sessions
-        kernel_ids = {other.id: other.kernel_id for other in known if not other.lingering}
-        name = str(kernel_ids.get(session) or session)
+        found = next((other for other in known if other.id == session), None)
         local = {other: kernel_id for kernel_id, other in self._local_kernels.sessions(known).items()}
-        if any(other.id == session and other.lingering for other in known):
+        if found is not None and found.lingering:
             await upstream.act_on(session, "end" if action == "shut down" else action)
-        elif action in ("offload", "end-programs", "attach", "ask-for-room") or session not in local:
-            await upstream.act_on(name, action)
+        elif action not in ("interrupt", "shut down") or session not in local:
+            await upstream.act_on(session if found is None else found.kernel_id or session, action)
         elif action == "interrupt":
             await self._local_kernels.interrupt(local[session])
         else:
