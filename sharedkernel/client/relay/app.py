@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 
 from sharedkernel.client.gateway.connection import SessionRequest
 from sharedkernel.client.relay.connection_file import ConnectionInfo
-from sharedkernel.client.relay.start import SOCKETS
 from sharedkernel.errors import ConfigError
 from sharedkernel.jupyter.names import FOLDER_VARIABLE, KERNEL_NAME, client_key
 
@@ -47,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if "-f" not in options:
             raise ConfigError("which connection file? Name what the Jupyter client wrote: -f FILE.")
-        return _run(options, ConnectionInfo.from_file(options["-f"]))
+        return _run(options, ConnectionInfo.from_file(options["-f"], options.get("--listening", "")))
     except ConfigError as error:
         print(f"sharedkernel relay: {error}", file=sys.stderr)  # noqa: T201
         return 2
@@ -91,8 +90,7 @@ def _run(options: Mapping[str, str], connection: ConnectionInfo) -> int:
     from sharedkernel.client.relay.relay import Relay
 
     async def main() -> int:
-        descriptors = map(int, filter(None, options.get("--listening", "").split(",")))
-        relay = Relay(connection, dict(zip(SOCKETS, descriptors, strict=False)), ask, request)
+        relay = Relay(connection, ask, request)
         loop = asyncio.get_running_loop()
         # Windows has no such handlers; its clients interrupt by message, which the kernelspec asks all of them to do.
         with contextlib.suppress(NotImplementedError):

@@ -22,10 +22,19 @@ class ConnectionInfo:
     #: how messages are signed
     key: bytes
     signature_scheme: str
+    #: descriptors of the sockets that listen there already, by name
+    listeners: dict[str, int]
 
     @classmethod
-    def from_file(cls, path: str) -> ConnectionInfo:
+    def from_file(cls, path: str, listening: str = "") -> ConnectionInfo:
         """Read a connection file.
+
+        Parameters
+        ----------
+        path
+            Of the file.
+        listening
+            Descriptors as `start.py` gives them, separated by commas; empty: none listens yet.
 
         Raises
         ------
@@ -41,6 +50,7 @@ class ConnectionInfo:
                 ports={name: int(info[f"{name}_port"]) for name in SOCKETS},
                 key=info.get("key", "").encode(),
                 signature_scheme=info.get("signature_scheme", "hmac-sha256"),
+                listeners=dict(zip(SOCKETS, map(int, filter(None, listening.split(","))), strict=False)),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path} is not a connection file ({type(error).__name__}: {error}).") from None

@@ -23,7 +23,7 @@ import contextlib
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import StrEnum
 
 from sharedkernel.client.gateway.connection import SessionRequest
@@ -62,22 +62,16 @@ class Relay:
 
     Parameters
     ----------
-    connection, listeners
-        Where the client expects its kernel; see :class:`.ClientSockets`.
+    connection
+        Where the client expects its kernel.
     ask
         Requests a session.
     request
         The first such request, which is on its way.
     """
 
-    def __init__(
-        self,
-        connection: ConnectionInfo,
-        listeners: Mapping[str, int],
-        ask: Callable[[], SessionRequest],
-        request: SessionRequest,
-    ) -> None:
-        self._client = ClientSockets(connection, listeners, self.receive)
+    def __init__(self, connection: ConnectionInfo, ask: Callable[[], SessionRequest], request: SessionRequest) -> None:
+        self._client = ClientSockets(connection, self.receive)
         self._ask = ask
         self._responder = LocalResponder(self._client, f"{RELAY}.{os.urandom(16).hex()}")
         self._loop = asyncio.get_running_loop()
