@@ -20,10 +20,10 @@ from typing import cast
 
 from jupyter_client.kernelspec import KernelSpecManager
 
-from sharedkernel.client.gateway.connection import CONNECT_TIMEOUT, Gateway
+from sharedkernel.client.gateway.connection import Gateway
 from sharedkernel.client.gateway.credentials import Credentials, certificate_path, find_kept, load_credentials
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
-from sharedkernel.client.gateway.server import Server, fingerprint_of
+from sharedkernel.client.gateway.server import USUAL_TIMEOUTS, Server, fingerprint_of
 from sharedkernel.client.relay import start
 from sharedkernel.errors import ConfigError
 from sharedkernel.jupyter.names import DISPLAY_NAME, KERNEL_NAME, LOGOS
@@ -46,7 +46,7 @@ def shown_certificate(url: str) -> tuple[str, str]:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
-        with Server(url, lambda: context).connect_encrypted(CONNECT_TIMEOUT) as encrypted:
+        with Server(url, lambda: context).connect_encrypted(USUAL_TIMEOUTS.connect) as encrypted:
             certificate = cast("ssl.SSLSocket", encrypted).getpeercert(binary_form=True) or b""
     except OSError as error:
         why = getattr(error, "reason", None) or error.strerror or error

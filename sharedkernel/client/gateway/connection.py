@@ -17,7 +17,7 @@ from urllib.parse import quote
 from sharedkernel.client.gateway import refusals
 from sharedkernel.client.gateway.credentials import Credentials, find_credentials
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
-from sharedkernel.client.gateway.server import Server, client_context, cut_after, in_thread
+from sharedkernel.client.gateway.server import USUAL_TIMEOUTS, Server, Timeouts, client_context, cut_after, in_thread
 from sharedkernel.jupyter.names import (
     EXISTING,
     KERNEL_NAME,
@@ -41,14 +41,8 @@ SHELVES_PATH = "/sharedkernel/api/shelves"
 QUOTAS_PATH, POLICY_PATH, SESSIONS_PATH, CLASS_PATH = (
     f"/sharedkernel/api/{name}" for name in ("quotas", "policy", "sessions", "class")
 )
-#: seconds until a gateway that does not even accept a connection counts as unreachable
-CONNECT_TIMEOUT = 10.0
-#: seconds that a gateway may take to start a session or to open its websocket
-REQUEST_TIMEOUT = 60.0
 #: most bytes of an answer's body: a status document, a kernel's model, a refusal
 MAX_BODY_BYTES = 16 * 1024**2
-#: seconds between a websocket's pings; one on which nothing comes for as long after that is lost
-PING_INTERVAL = 30.0
 
 
 class Gateway:
@@ -64,10 +58,8 @@ class Gateway:
         Where it is; None: as its address says.
     headers
         Of each request; None: the token's.
-    connect_timeout, request_timeout
-        Seconds that it may take to accept a connection, and to answer.
-    ping_interval
-        Seconds between the pings of a websocket.
+    timeouts
+        For each connection to it.
     """
 
     def __init__(
@@ -75,16 +67,12 @@ class Gateway:
         credentials: Credentials,
         server: Server | None = None,
         headers: Mapping[str, str] | None = None,
-        *,
-        connect_timeout: float = CONNECT_TIMEOUT,
-        request_timeout: float = REQUEST_TIMEOUT,
-        ping_interval: float = PING_INTERVAL,
+        timeouts: Timeouts = USUAL_TIMEOUTS,
     ) -> None:
         self.credentials, self.url = credentials, credentials.url
         self._server = server or Server(credentials.url, lambda: client_context(credentials.ca_file))
         self._headers = headers or {"Authorization": f"token {credentials.token}"}
-        self._connect_timeout, self._request_timeout = connect_timeout, request_timeout
-        self._ping_interval = ping_interval
+        self._timeouts = timeouts
 
     # --- sessions -----------------------------------
 
@@ -168,7 +156,7 @@ class Gateway:
 
     def check(self) -> list[str]:
         """Check that this is a gateway and accepts the token; return the Python environments that it offers by name."""
-        names = self.fetch("GET", "/api/kernelspecs", seconds=CONNECT_TIMEOUT).get("kernelspecs", ())
+        names = self.fetch("GET", "/api/kernelspecs", seconds=self._timeouts.connect).get("kernelspecs", ())
         if KERNEL_NAME not in names:
             raise refusals.no_gateway(self.url)
         return sorted(environment for environment in map(environment_of, names) if environment)
@@ -197,7 +185,7 @@ class Gateway:
         """
         content = (body or "").encode()
         headers = {"Content-Length": str(len(content))} | ({} if body is None else {"Content-Type": "application/json"})
-        seconds = seconds or self._request_timeout
+        seconds = seconds or self._timeouts.answer
         connection = self.connect(method, path, headers, seconds=seconds)
         try:
             with cut_after(seconds, connection.sock):
@@ -235,7 +223,7 @@ class Gateway:
         """
         connection = HTTPConnection(self._server.host, self._server.port)
         try:
-            connection.sock = self._server.connect_encrypted(min(seconds, self._connect_timeout))
+            connection.sock = self._server.connect_encrypted(min(seconds, self._timeouts.connect))
             connection.sock.settimeout(seconds)
             connection.putrequest(method, self._server.path + path, skip_host=True, skip_accept_encoding=True)
             own = {"Host": self._server.authority, "Connection": "close"}
@@ -264,9 +252,8 @@ class Gateway:
 
         try:
             return await open_websocket(
-                self._server, path, {**self._headers, **headers}, subprotocol,
-                connect_seconds=self._connect_timeout, seconds=self._request_timeout, ping_interval=self._ping_interval,
-            )  # fmt: skip
+                self._server, path, {**self._headers, **headers}, subprotocol, timeouts=self._timeouts
+            )
         except OSError as error:
             raise self.explain(error) from None
 

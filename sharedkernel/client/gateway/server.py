@@ -24,10 +24,24 @@ from concurrent.futures import Future
 from functools import cached_property, partial
 from http.client import HTTPException, HTTPResponse
 from threading import Event, Thread, Timer
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from sharedkernel.errors import ConfigError
+
+
+class Timeouts(NamedTuple):
+    """Seconds for which a client of a gateway waits."""
+
+    #: until one that does not even accept a connection counts as unreachable
+    connect: float = 10.0
+    #: for the answer to a request, such as for a session or its websocket
+    answer: float = 60.0
+    #: between a websocket's pings; one on which nothing comes for as long after that is lost
+    ping: float = 30.0
+
+
+USUAL_TIMEOUTS = Timeouts()
 
 _Result = TypeVar("_Result")
 

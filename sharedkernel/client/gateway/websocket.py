@@ -16,7 +16,7 @@ from websockets.protocol import State
 from websockets.typing import Subprotocol
 
 from sharedkernel.client.gateway.refusals import no_subprotocol, refused, unreachable
-from sharedkernel.client.gateway.server import Server, to_thread
+from sharedkernel.client.gateway.server import Server, Timeouts, to_thread
 from sharedkernel.jupyter.wire import MAX_OUTPUT_BYTES
 from sharedkernel.system.tasks import BackgroundTasks
 
@@ -94,14 +94,7 @@ class WebSocket(ClientConnection):
 
 
 async def open_websocket(
-    server: Server,
-    path: str,
-    headers: Mapping[str, str],
-    subprotocol: str,
-    *,
-    connect_seconds: float,
-    seconds: float,
-    ping_interval: float,
+    server: Server, path: str, headers: Mapping[str, str], subprotocol: str, *, timeouts: Timeouts
 ) -> WebSocket:
     """Open a websocket.
 
@@ -111,17 +104,15 @@ async def open_websocket(
         Where it is.
     headers, subprotocol
         Of the request; the latter may be empty.
-    connect_seconds, seconds
-        To wait for a connection, and for the answer.
-    ping_interval
-        Seconds between pings.
+    timeouts
+        For each step.
 
     Raises
     ------
     GatewayRefused, GatewayUnreachable, OSError
         When there is none.
     """
-    connected = await to_thread(server.connect, connect_seconds)
+    connected = await to_thread(server.connect, timeouts.connect)
     connected.setblocking(False)
     try:
         websocket = await connect(
@@ -133,7 +124,7 @@ async def open_websocket(
             subprotocols=[Subprotocol(subprotocol)] if subprotocol else None,
             compression=None,
             max_size=MAX_MESSAGE_BYTES,
-            open_timeout=seconds,
+            open_timeout=timeouts.answer,
             close_timeout=CLOSE_PATIENCE,
             ping_interval=None,
             create_connection=WebSocket,
@@ -159,5 +150,5 @@ async def open_websocket(
         await websocket.close()
         raise no_subprotocol(server.url, subprotocol)
     opened = cast(WebSocket, websocket)
-    opened.watch(ping_interval)
+    opened.watch(timeouts.ping)
     return opened

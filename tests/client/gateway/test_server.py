@@ -94,6 +94,6 @@ async def test_an_answer_that_comes_byte_by_byte_is_given_up() -> None:
                 await peer.writer.drain()
                 await asyncio.sleep(0.02)
 
-    async with serving(serve, request_timeout=0.5) as client:
+    async with serving(serve, answer=0.5) as client:
         with pytest.raises(GatewayUnreachable, match="took too long"):
             await asyncio.to_thread(client.gateway.fetch, "GET", "/api/me")
