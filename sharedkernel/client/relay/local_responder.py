@@ -23,7 +23,7 @@ from sharedkernel.jupyter import wire
 OUTAGE_PATIENCE = 3.0
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Request:
     """A message to the session; mostly a client's request that has no reply yet."""
 

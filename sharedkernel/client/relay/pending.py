@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sharedkernel.client.relay.local_responder import LocalResponder, Request
 from sharedkernel.client.relay.problems import Problem
@@ -112,23 +112,15 @@ class PendingRequests:
             del self._replies[next(iter(self._replies))]
         return came_before
 
-    def settle(self, requests: Collection[Request], problem: Problem) -> None:
-        """Answer *requests* with *problem*, and forget them."""
-        settled = {id(request) for request in requests}
-        self._by_key = {key: request for key, request in self._by_key.items() if id(request) not in settled}
-        self._responder.answer(requests, problem)
+    def settle(self, requests: Iterable[Request], problem: Problem) -> None:
+        """Answer those of *requests* that have no reply yet with *problem*, and forget them."""
+        settled, waiting = set(requests), self._by_key
+        self._by_key = {key: request for key, request in waiting.items() if request not in settled}
+        self._responder.answer([request for request in waiting.values() if request in settled], problem)
 
     def sent(self) -> list[Request]:
         """Return what was handed to the gateway."""
         return [request for request in self._by_key.values() if request.sent]
-
-    def sent_in_line(self) -> list[Key]:
-        """Return what was handed to the gateway and waits for its turn in the session's main shell."""
-        return [key for key, request in self._by_key.items() if request.sent and request.in_line]
-
-    def has_cell_there(self) -> bool:
-        """Whether the session has a cell to run."""
-        return any(request.is_cell for request in self.sent())
 
     def running_cell(self) -> bytes | None:
         """Return the header of the cell that runs, or is the first to; None if there is none."""

@@ -31,7 +31,7 @@ from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreacha
 from sharedkernel.client.relay import problems
 from sharedkernel.client.relay.connection_file import ConnectionInfo
 from sharedkernel.client.relay.local_responder import LocalResponder, Outage, Request
-from sharedkernel.client.relay.pending import Held, Key, PendingRequests
+from sharedkernel.client.relay.pending import Held, PendingRequests
 from sharedkernel.client.relay.session_connection import SessionConnection
 from sharedkernel.client.relay.sockets import ClientSockets
 from sharedkernel.errors import ConfigError, ProtocolError, SessionEndedByUser
@@ -94,7 +94,7 @@ class Relay:
         )
         self._outage = Outage(self._responder, self._pending.running_cell)
         #: message id of the question that tells which outcomes were lost, and whom it is about
-        self._probe: tuple[str, list[Key]] | None = None
+        self._probe: tuple[str, list[Request]] | None = None
         #: why there is no session, while refused
         self._problem = problems.Problem("", "")
         #: what to say of the session before, and since when, in the loop's seconds (None: unknown)
@@ -186,7 +186,7 @@ class Relay:
         if self._state not in (State.JOINING, State.AWAY):
             return self._state is State.JOINED
         self._pending.settle(self._held.remove_cells(), problems.INTERRUPTED)
-        may_run = self._succeeds if self._state is State.JOINING else self._pending.has_cell_there()
+        may_run = self._succeeds or any(request.is_cell for request in self._pending.sent())
         if not may_run or self._interrupt_is_held:
             return False
         self._interrupt_is_held = True
@@ -234,8 +234,7 @@ class Relay:
         asked = wire.read_object(parts[1])
         parent = asked.get("msg_id")
         if self._probe is not None and parent == self._probe[0]:
-            lost = [request for key in self._probe[1] if (request := self._pending.find(key))]
-            self._pending.settle(lost, problems.OUTCOME_LOST)
+            self._pending.settle(self._probe[1], problems.OUTCOME_LOST)
             self._probe = None
             return
         if self._succeeds and self._pending.is_repeated(_id_of(parts[0])):
@@ -360,7 +359,7 @@ class Relay:
         Its reply comes after theirs, so a request without a reply by then will never get one: the gateway buffers what
         it cannot send, but a gateway that was restarted has no buffer.
         """
-        sent = self._pending.sent_in_line()
+        sent = [request for request in self._pending.sent() if request.in_line]
         if not sent:
             return
         parts = wire.new_message("kernel_info_request", {}, session=self._upstream.name)
