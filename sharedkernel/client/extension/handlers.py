@@ -25,7 +25,7 @@ from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreacha
 from sharedkernel.client.ports import PortForwards, list_ports
 from sharedkernel.errors import ConfigError, ProtocolError, Refused, SharedKernelError
 
-_RESOURCE = "sharedkernel"
+_RESOURCE, _API = "sharedkernel", "/sharedkernel/api"
 #: the extension of a Jupyter server that serves a port of its machine at a path
 _PROXY = "jupyter_server_proxy"
 
@@ -80,13 +80,14 @@ class QuestionHandler(PassingOnHandler):
         """Answer what is set, or what sessions did in a window of the last hour, as far as the user may see it."""
         known = {word: self.get_query_argument(word, None) for word in ("seconds", "columns", "end")}
         query = urlencode({word: value for word, value in known.items() if value is not None})
-        self.finish(json.dumps(await self._find_upstream().ask("GET", f"{name}?{query}")))
+        self.finish(json.dumps(await self._find_upstream().ask("GET", f"{_API}/{name}?{query}")))
 
     @web.authenticated
     @authorized
     async def put(self, name: str) -> None:
         """Change it; the gateway lets admins do that."""
-        self.finish(json.dumps(await self._find_upstream().ask("PUT", name, json.dumps(self.get_json_body()))))
+        body = json.dumps(self.get_json_body())
+        self.finish(json.dumps(await self._find_upstream().ask("PUT", f"{_API}/{name}", body)))
 
 
 class SessionHandler(PassingOnHandler):

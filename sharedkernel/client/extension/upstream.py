@@ -27,35 +27,21 @@ class Upstream(Gateway):
 
     async def user(self) -> dict[str, Any]:
         """Return who the token's user is: ``name``, and whether they are ``admin``."""
-        identity = (await self._fetch("GET", "/api/me")).get("identity")
+        identity = (await self.ask("GET", "/api/me")).get("identity")
         if not isinstance(identity, dict):
             raise no_gateway(self.url)
         return {"name": str(identity.get("username", "")), "admin": identity.get("admin") is True}
 
     async def host(self) -> dict[str, Any] | None:
         """Return the ``name`` of the gateway's machine, whether ``files`` and ``terminals`` are on; None: this one."""
-        told = await self._fetch("GET", "/sharedkernel/api/host")
+        told = await self.ask("GET", "/sharedkernel/api/host")
         if told.get("machine") == machine_digest():
             return None
         return {"name": str(told.get("name", "")), **{kind: told.get(kind) is True for kind in ("files", "terminals")}}
 
     async def status(self) -> StatusDocument:
         """Return the status document."""
-        return read_status(await self._fetch("GET", STATUS_PATH), f"the gateway at {self.url}")
-
-    async def ask(self, method: str, name: str, body: str | None = None) -> dict[str, Any]:
-        """Return what the gateway's own API answers.
-
-        Parameters
-        ----------
-        method
-            ``"GET"`` or ``"PUT"``.
-        name
-            ``"quotas"``, ``"policy"`` or ``"timeline"``, with a query if there is one.
-        body
-            JSON, as the API takes it.
-        """
-        return await self._fetch(method, f"/sharedkernel/api/{name}", body)
+        return read_status(await self.ask("GET", STATUS_PATH), f"the gateway at {self.url}")
 
     async def act_on(self, session: str, action: str) -> None:
         """Do something to a session.
@@ -69,13 +55,14 @@ class Upstream(Gateway):
             ``"end"`` (it cannot).
         """
         if action == "interrupt":
-            await self._fetch("POST", f"/api/kernels/{quote(session, safe='')}/interrupt", "{}")
+            await self.ask("POST", f"/api/kernels/{quote(session, safe='')}/interrupt", "{}")
         elif action in ("shut down", "end"):
             await to_thread(self.end, session, at_once=action == "end")
         else:
             await to_thread(self.act, session, action)
 
-    async def _fetch(self, method: str, path: str, body: str | None = None) -> dict[str, Any]:
+    async def ask(self, method: str, path: str, body: str | None = None) -> dict[str, Any]:
+        """Return what :meth:`.Gateway.fetch` does."""
         return await to_thread(self.fetch, method, path, body)
 
 
