@@ -108,11 +108,8 @@ def _open_tunnel(connection: socket.socket, proxy: SplitResult, server: str) -> 
         lines.append(f"Proxy-Authorization: Basic {base64.b64encode(credentials).decode()}")
     connection.sendall("\r\n".join([*lines, "", ""]).encode())
     # Nothing follows its answer yet: with TLS as with HTTP, the client begins.
-    answer = HTTPResponse(connection, method="CONNECT")
-    try:
+    with HTTPResponse(connection, method="CONNECT") as answer:
         answer.begin()
-    finally:
-        answer.close()
     if answer.status == 407:
         raise ProxyError("wants a name and a password: write http://NAME:PASSWORD@ before its host")
     if not 200 <= answer.status < 300:
