@@ -254,7 +254,7 @@ class Gateway:
             return await open_websocket(
                 self._server, path, {**self._headers, **headers}, subprotocol, timeouts=self._timeouts
             )
-        except OSError as error:
+        except (OSError, HTTPException) as error:
             raise self.explain(error) from None
 
     def explain(self, error: Exception) -> GatewayRefused | GatewayUnreachable:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
+from http.client import HTTPException, RemoteDisconnected
 from typing import Any, cast
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -109,7 +110,7 @@ async def open_websocket(
 
     Raises
     ------
-    GatewayRefused, GatewayUnreachable, OSError
+    GatewayRefused, GatewayUnreachable, OSError, http.client.HTTPException
         When there is none.
     """
     connected = await to_thread(server.connect, timeouts.connect)
@@ -134,9 +135,7 @@ async def open_websocket(
     except NegotiationError:
         raise no_subprotocol(server.url, subprotocol) from None
     except InvalidMessage as error:
-        ended = isinstance(error.__cause__, EOFError)
-        why = "the connection was closed" if ended else "its answer is no HTTP, or too long"
-        raise unreachable(server.url, why, hung_up=True) from None
+        raise RemoteDisconnected if isinstance(error.__cause__, EOFError) else HTTPException from None
     except (WebSocketException, ValueError) as error:
         # The library would follow a redirect, and says by another error that it cannot with a socket of ours.
         answer = error if isinstance(error, InvalidStatus) else error.__context__
