@@ -126,11 +126,7 @@ class Follower:
         self._local_kernels = local_kernels
         self._watchers: set[Watcher] = set()
         self._task: asyncio.Task[None] | None = None
-        self._gateway: dict[str, str | float | None] = {}
-        self._user: dict[str, Any] | None = None
-        self._host: dict[str, Any] | None = None
         self._kernels: dict[str, str] = {}
-        self._status: StatusDocument | None = None
         self._forget()
 
     def add(self, watcher: Watcher) -> None:
@@ -170,8 +166,10 @@ class Follower:
 
     def _forget(self) -> None:
         """Start anew: what was true when the last page closed need not be true for the next one."""
-        self._gateway = {"state": "connecting", "message": None, "since": None}
-        self._user = self._host = self._status = None
+        self._gateway: dict[str, str | float | None] = {"state": "connecting", "message": None, "since": None}
+        self._user: dict[str, Any] | None = None
+        self._host: dict[str, Any] | None = None
+        self._status: StatusDocument | None = None
 
     async def _follow_both(self) -> None:
         async with asyncio.TaskGroup() as group:
