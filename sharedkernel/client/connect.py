@@ -128,10 +128,9 @@ def install_kernelspecs(
     manager.log = logging.getLogger(__name__)
     manager.log.setLevel(logging.ERROR)
     places = {}
+    short = "Shared GPU" if display_name == DISPLAY_NAME else display_name
     for environment in ("", *environments):
-        shown = display_name
-        if environment:
-            shown = f"{'Shared GPU' if display_name == DISPLAY_NAME else display_name} ({environment})"
+        shown = f"{short} ({environment})" if environment else display_name
         with tempfile.TemporaryDirectory() as directory:
             source = Path(directory) / "kernelspec"
             write_kernelspec(source, name=kernel_name, display_name=shown, environment=environment)
