@@ -78,13 +78,8 @@ def _read_to_end(small: PacketSocket) -> None:
         pass
 
 
-def kill_peer(small: PacketSocket) -> None:
-    """Kill the process that listened at the other end, if it is still there."""
-    signal_peer(small, signal.SIGKILL)
-
-
-def signal_peer(small: PacketSocket, signum: int) -> None:
-    """Send a signal to the process that listened at the other end; never to a later one with its id."""
+def kill_peer(small: PacketSocket, signum: int = signal.SIGKILL) -> None:
+    """Kill the process that listened at the other end, or send it another signal; never a later one with its id."""
     with contextlib.suppress(ProcessLookupError), closing_descriptor(os.pidfd_open(small.peer().pid)) as descriptor:
         if not small.is_at_end():  # its end of the connection is open, so its id was its own when that was opened
             signal.pidfd_send_signal(descriptor, signum)
