@@ -116,7 +116,6 @@ class Welcome(Message, frozen=True, kw_only=True):
 
     version: int
     device: Device
-    pid: int
     #: names of the Python environments that sessions can have besides the executor's own
     environments: list[str] = []
     #: names of the requests that it knows: it would hang up on any other, such as one that was added to this version of
