@@ -186,13 +186,12 @@ class Gateway:
         content = (body or "").encode()
         headers = {"Content-Length": str(len(content))} | ({} if body is None else {"Content-Type": "application/json"})
         seconds = seconds or self._timeouts.answer
-        connection = self.connect(method, path, headers, seconds=seconds)
+        connection = self.connect(method, path, headers, content, seconds=seconds)
         try:
             with cut_after(seconds, connection.sock):
-                connection.send(content)
                 on_sent()
-                response = connection.getresponse()
-                received = response.read(MAX_BODY_BYTES + 1)
+                with connection.getresponse() as response:
+                    received = response.read(MAX_BODY_BYTES + 1)
                 if len(received) > MAX_BODY_BYTES:
                     raise HTTPException
                 if response.length:
@@ -211,12 +210,14 @@ class Gateway:
             raise refusals.no_gateway(self.url)
         return answer
 
-    def connect(self, method: str, path: str, headers: Mapping[str, str], *, seconds: float) -> HTTPConnection:
-        """Return a connection on which the head of a request was sent; body and answer are the caller's to pass.
+    def connect(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"", *, seconds: float
+    ) -> HTTPConnection:
+        """Return a connection on which a request was sent; more of its body, and the answer, are the caller's to pass.
 
         Parameters
         ----------
-        method, path, headers
+        method, path, headers, body
             The request; the token comes by itself.
         seconds
             For which the gateway may be silent.
@@ -229,7 +230,7 @@ class Gateway:
             own = {"Host": self._server.authority, "Connection": "close"}
             for name, value in {**own, **self._headers, **headers}.items():
                 connection.putheader(name, value)
-            connection.endheaders()
+            connection.endheaders(body)
         except OSError as error:
             connection.close()
             raise self.explain(error) from None

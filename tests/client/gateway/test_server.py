@@ -8,8 +8,8 @@ import re
 
 import pytest
 
+from sharedkernel.client.gateway.connection import MAX_BODY_BYTES
 from sharedkernel.client.gateway.refusals import GatewayRefused, GatewayUnreachable
-from sharedkernel.client.gateway.server import MAX_BODY_BYTES
 from tests.client.gateway.test_websocket import Peer, serving
 
 _MODEL = b'{"id": "a-kernel"}'
